@@ -1,0 +1,26 @@
+"""Values that every layer shares: tensors, requests, responses, errors, statistics, devices."""
+
+from halimede.core.types.datatype import DataType
+from halimede.core.types.device import Device, DeviceKind, Placement
+from halimede.core.types.error import ErrorCode, InferenceError, Problem
+from halimede.core.types.request import InferenceRequest, InferenceResponse, ParameterValue
+from halimede.core.types.server import ModelIndexEntry, ModelReadyState, ServerMetadata
+from halimede.core.types.tensor import Buffer, Tensor
+
+__all__ = [
+    "Buffer",
+    "DataType",
+    "Device",
+    "DeviceKind",
+    "ErrorCode",
+    "InferenceError",
+    "InferenceRequest",
+    "InferenceResponse",
+    "ModelIndexEntry",
+    "ModelReadyState",
+    "ParameterValue",
+    "Placement",
+    "Problem",
+    "ServerMetadata",
+    "Tensor",
+]

@@ -1,0 +1,50 @@
+"""The tensor datatypes, under their names on the wire (`FP32`, `BYTES`) and in a configuration (`TYPE_FP32`)."""
+
+from enum import Enum
+
+import numpy as np
+
+
+class DataType(Enum):
+    """A tensor's element type. `number` is the protocol's, `itemsize` is in bytes and 0 where elements vary (BYTES)."""
+
+    INVALID = (0, 0, "O")
+    BOOL = (1, 1, "?")
+    UINT8 = (2, 1, "u1")
+    UINT16 = (3, 2, "<u2")
+    UINT32 = (4, 4, "<u4")
+    UINT64 = (5, 8, "<u8")
+    INT8 = (6, 1, "i1")
+    INT16 = (7, 2, "<i2")
+    INT32 = (8, 4, "<i4")
+    INT64 = (9, 8, "<i8")
+    FP16 = (10, 2, "<f2")
+    FP32 = (11, 4, "<f4")
+    FP64 = (12, 8, "<f8")
+    BYTES = (13, 0, "O")
+    # numpy has no bfloat16: its arrays carry the bits as uint16, and the datatype travels beside the array.
+    BF16 = (14, 2, "<u2")
+
+    number: int
+    itemsize: int
+    dtype: "np.dtype[np.generic]"
+    config_name: str
+
+    def __init__(self, number: int, itemsize: int, dtype: str) -> None:
+        self.number = number
+        self.itemsize = itemsize
+        self.dtype = np.dtype(dtype)
+        self.config_name = "TYPE_STRING" if number == 13 else f"TYPE_{self._name_}"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+FROM_WIRE: dict[str, DataType] = {t.name: t for t in DataType if t is not DataType.INVALID}
+"""Datatype by its wire name; a name that is not here is not a datatype."""
+
+FROM_CONFIG: dict[str, DataType] = {t.config_name: t for t in DataType}
+"""Datatype by its configuration name, TYPE_INVALID included."""
+
+FROM_NUMBER: dict[int, DataType] = {t.number: t for t in DataType}
+"""Datatype by the protocol's enum number."""

@@ -1,0 +1,39 @@
+"""Devices, and where a model instance goes."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class DeviceKind(Enum):
+    GPU = "GPU"
+    MIG = "MIG"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator that a process can open: a whole GPU, or a MIG slice of one.
+
+    `index` is the number by which `instance_group.gpus` names it; `uuid` is what `CUDA_VISIBLE_DEVICES` takes.
+    """
+
+    kind: DeviceKind
+    index: int
+    uuid: str
+    name: str = ""
+    memory_bytes: int = 0
+    compute_capability: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One model instance to create: `kind` is CPU, GPU or MODEL (AUTO is resolved before), `device` only for GPU.
+
+    `name` is what logs and errors call it (`digits_0_1`); `ordinal` counts the instances of the model from 0.
+    """
+
+    name: str
+    ordinal: int
+    kind: str
+    device: Device | None = None
+    profile: tuple[str, ...] = ()
+    passive: bool = False

@@ -1,0 +1,66 @@
+"""One error class with a code; only `core.wire.status_map` knows HTTP and gRPC numbers."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ErrorCode(Enum):
+    """Triton's error codes, under its names; the value is how a load error prints one (`Internal: …`)."""
+
+    UNKNOWN = "Unknown"
+    INTERNAL = "Internal"
+    NOT_FOUND = "Not found"
+    INVALID_ARG = "Invalid argument"
+    UNAVAILABLE = "Unavailable"
+    UNSUPPORTED = "Unsupported"
+    ALREADY_EXISTS = "Already exists"
+    CANCELLED = "Cancelled"
+
+
+class InferenceError(Exception):
+    """What went wrong, for the caller: a code and a text that says what, which one, and what would be right."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    def __repr__(self) -> str:
+        return f"<InferenceError {self.code.name} {self.message!r}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InferenceError) and (self.code, self.message) == (other.code, other.message)
+
+    def __hash__(self) -> int:
+        return hash((self.code, self.message))
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong in a file that a person wrote.
+
+    `path` names the field (`dynamic_batching.preferred_batch_size[1]`), "" for the file as a whole. `line` and `column`
+    count from 1 and are 0 where no place is known.
+    """
+
+    message: str
+    path: str = ""
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.line}:{self.column}: {self.message}" if self.line else self.message
+
+
+CLIENT_TEXT_LIMIT = 256
+
+
+def clip(text: str) -> str:
+    """Client data as an error may repeat it: cut at 256 bytes of UTF-8, `...` where it was cut.
+
+    Longer texts overflow the trailer of a gRPC status, and the client then sees another error than the one sent.
+    """
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= CLIENT_TEXT_LIMIT:
+        return text
+    return raw[:CLIENT_TEXT_LIMIT].decode("utf-8", "ignore") + "..."

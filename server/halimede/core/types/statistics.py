@@ -1,0 +1,59 @@
+"""Statistics of a model version, as a snapshot. Every `ns` is a sum over the counted events, in nanoseconds."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class FailureReason(Enum):
+    """Why a request failed, as the `reason` label of `nv_inference_request_failure` says it."""
+
+    REJECTED = "REJECTED"
+    CANCELED = "CANCELED"
+    BACKEND = "BACKEND"
+    OTHER = "OTHER"
+
+
+@dataclass(slots=True)
+class Duration:
+    count: int = 0
+    ns: int = 0
+
+
+@dataclass(slots=True)
+class InferStatistics:
+    """Sums per request, as Triton defines them: each request of a batch adds the whole compute time of its batch.
+
+    success counts cache hits too, and queue counts what success counts; compute_* count success minus cache hits.
+    """
+
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    cache_hit: Duration = field(default_factory=Duration)
+    cache_miss: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
+class BatchStatistics:
+    """Sums per execution of one total batch size."""
+
+    batch_size: int
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
+class ModelStatistics:
+    """`last_inference_ms` is a wall-clock time since the epoch; inference_count is a sum of batch sizes."""
+
+    name: str
+    version: str
+    last_inference_ms: int = 0
+    inference_count: int = 0
+    execution_count: int = 0
+    inference: InferStatistics = field(default_factory=InferStatistics)
+    batches: list[BatchStatistics] = field(default_factory=list)

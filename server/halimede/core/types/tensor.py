@@ -1,0 +1,77 @@
+"""A tensor as it travels: name, datatype, shape and its bytes in wire layout.
+
+Wire layout is little-endian and row-major; a BYTES tensor is the concatenation, in row-major order, of a 4-byte
+little-endian length and the bytes of each element. One layout everywhere (HTTP binary, gRPC raw, shared memory, worker
+channel, cache key) means that a tensor is never converted on its way; numpy views are made where a model needs them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halimede.core.types.datatype import DataType
+
+Buffer = bytes | bytearray | memoryview
+"""Contiguous bytes. A memoryview here is always one-dimensional with format "B", so that len() is a byte count."""
+
+
+@dataclass(slots=True)
+class Tensor:
+    """`data` is in wire layout and as long as datatype and shape say (BYTES: as its elements say)."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    data: Buffer
+
+    def array(self) -> NDArray[Any]:
+        """The elements as a numpy array of `shape`: a view of `data`, for BYTES a new object array of `bytes`."""
+        if self.datatype is DataType.BYTES:
+            elements = np.empty(self.shape, dtype=object)
+            elements.reshape(-1)[:] = split_bytes(self.data)
+            return elements
+        return np.frombuffer(self.data, dtype=self.datatype.dtype).reshape(self.shape)
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.name} {self.datatype.name}{list(self.shape)}>"
+
+
+def tensor_from_array(name: str, datatype: DataType, array: NDArray[Any]) -> Tensor:
+    """A tensor over the array's own memory where that is contiguous and little-endian, else over a copy.
+
+    The array's dtype must be the datatype's own; object arrays (BYTES) hold `bytes` or `str` (UTF-8).
+    """
+    if datatype is DataType.BYTES:
+        return Tensor(name, datatype, array.shape, join_bytes(array.reshape(-1)))
+    contiguous = np.ascontiguousarray(array, dtype=datatype.dtype)
+    # An empty array has no bytes to view; ascontiguousarray makes a scalar one-dimensional, so the shape is kept.
+    data: Buffer = contiguous.reshape(-1).view(np.uint8).data if contiguous.size else b""
+    return Tensor(name, datatype, array.shape, data)
+
+
+def join_bytes(elements: Iterable[bytes | str]) -> bytes:
+    """BYTES elements in wire layout."""
+    parts: list[bytes] = []
+    for element in elements:
+        raw = element.encode() if isinstance(element, str) else bytes(element)
+        parts.append(len(raw).to_bytes(4, "little"))
+        parts.append(raw)
+    return b"".join(parts)
+
+
+def split_bytes(data: Buffer) -> list[bytes]:
+    """The elements of a BYTES tensor. The layout was checked when the tensor came in; ValueError where it is broken."""
+    view = memoryview(data)
+    elements: list[bytes] = []
+    at, end = 0, len(view)
+    while at < end:
+        start = at + 4
+        stop = start + int.from_bytes(view[at:start], "little")
+        if stop > end:
+            raise ValueError(f"element {len(elements)} ends at byte {stop} of {end}")
+        elements.append(bytes(view[start:stop]))
+        at = stop
+    return elements

@@ -1,0 +1,73 @@
+"""The façade: all that a front end knows of the server.
+
+Arguments and results are plain data and buffers, requests are cancelled by ticket, and answers come through a
+callback, so that a second implementation over a socket can put several front-end processes before one core. All methods
+are called on the event loop's thread and all callbacks come on it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from halimede.core.config.model_view import ModelView
+from halimede.core.types import (
+    InferenceRequest,
+    InferenceResponse,
+    ModelIndexEntry,
+    ServerMetadata,
+)
+from halimede.core.types.statistics import ModelStatistics
+
+OnResponse = Callable[[InferenceResponse], None]
+LoadParameter = bool | int | str | bytes
+
+
+class Server(Protocol):
+    """A model server. Errors are InferenceError; `infer` alone never raises one but answers with it."""
+
+    def metadata(self) -> ServerMetadata:
+        """Name, version and the extensions that are really there."""
+
+    def is_live(self) -> bool:
+        """The process works: true from the moment the ports are bound until it exits."""
+
+    def is_ready(self) -> bool:
+        """Every wanted model is ready (`--strict-readiness`) and the server is not draining."""
+
+    def is_draining(self) -> bool:
+        """SIGTERM has come: in-flight requests finish, `is_ready` is false, new requests answer UNAVAILABLE."""
+
+    def model(self, name: str, version: str = "") -> ModelView:
+        """The ready version (highest for "").
+
+        NOT_FOUND when unknown or without versions; UNAVAILABLE when not ready.
+        """
+
+    def is_model_ready(self, name: str, version: str = "") -> bool:
+        """Whether that version (any version for "") is ready. NOT_FOUND when the model is unknown."""
+
+    def infer(self, request: InferenceRequest, on_response: OnResponse) -> int:
+        """Start an inference and return its ticket.
+
+        `on_response` gets every answer, the last one with `final`; errors come the same way. It may be called before
+        this returns, and is never called again after the final answer. Tickets are never 0 and never reused.
+        """
+
+    def cancel(self, ticket: int) -> None:
+        """The caller lost interest: a queued request is dropped, a running one gets its flag.
+
+        The final answer, an error of code CANCELLED or the real one, still comes through the callback. Unknown tickets
+        are ignored.
+        """
+
+    def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
+        """Of one version, of all versions of a model (version ""), or of all models (name "").
+        INVALID_ARG `requested model '<m>' is not available` when unknown."""
+
+    def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
+        """Every model of the repositories, one entry per version that was ever loaded."""
+
+    async def load_model(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+        """Load or reload a model and return when it is ready; raises with the root cause when it is not."""
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        """Stop serving a model and return; its memory is freed when its last request is answered."""

@@ -1,0 +1,77 @@
+"""The contract between the pump and whatever runs an instance (a thread here, a process elsewhere).
+
+A worker takes one batch at a time and reports through one callback, always on the event loop's thread. The pump gathers
+nothing and scatters nothing: that is the worker's, off the loop.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from halimede.backends.api import CancelFlag
+from halimede.core.types import InferenceError, InferenceRequest, ParameterValue, Tensor
+
+
+@dataclass(slots=True)
+class BatchItem:
+    """One request of a batch. `rows` is its batch size."""
+
+    key: int
+    request: InferenceRequest
+    rows: int
+    cancel: CancelFlag
+
+
+@dataclass(slots=True)
+class BatchTimes:
+    """Monotonic nanoseconds: gather from start to input_end, compute to output_start, scatter to end."""
+
+    start: int
+    input_end: int
+    output_start: int
+    end: int
+
+
+Outputs = list[Tensor]
+
+
+@dataclass(slots=True)
+class BatchDone:
+    """The batch is over and the worker is free. `replies` are in the order of `items`; None where a decoupled model
+    answered (or will answer) through `Reply` events instead. `failed` is set when the execution itself failed, so that
+    statistics count no execution."""
+
+    worker: "Worker"
+    items: list[BatchItem]
+    replies: list[Outputs | InferenceError | None]
+    times: BatchTimes
+    failed: bool = False
+
+
+@dataclass(slots=True)
+class Reply:
+    """One answer ahead of, or instead of, the batch's own: decoupled models only. `outputs` None with `final` set ends
+    the stream without a response."""
+
+    worker: "Worker"
+    key: int
+    outputs: Outputs | InferenceError | None
+    parameters: dict[str, ParameterValue]
+    final: bool
+
+
+WorkerEvent = BatchDone | Reply
+OnEvent = Callable[[WorkerEvent], None]
+
+
+class Worker(Protocol):
+    """One model instance, running. `ordinal` is the instance number that the scheduler knows."""
+
+    ordinal: int
+    name: str
+
+    def execute(self, items: list[BatchItem], rows: int) -> None:
+        """Start a batch of `rows` rows in all; called on the loop, returns at once, never while a batch is running."""
+
+    async def stop(self) -> None:
+        """Wait for the running batch, close the instance, end the thread or process. Called once."""
