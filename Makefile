@@ -1,0 +1,44 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check bench .venv
+
+demo: .venv  ## train a small model, serve it, measure it
+	$(BIN)/python -m halimede.demo
+
+test: check  ## everything that a change must pass
+	$(BIN)/python -m pytest
+
+check: .venv  ## the part of it that runs no test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv  ## ratios and CPU per request, as JSON
+	$(BIN)/python tests/bench/run.py
+
+.venv: .venv/.stamp
+
+# Made anew when a dependency or an entry point changes; uv does it where it is installed, pip everywhere else.
+.venv/.stamp: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed; say which by make PYTHON=..."; exit 1; }
+	@if command -v uv >/dev/null; then \
+	  set -ex; \
+	  uv venv --quiet --seed --allow-existing --python "$$(command -v $(PYTHON))" .venv; \
+	  uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock; \
+	  uv pip install --quiet --python $(BIN)/python --no-deps -e .; \
+	else \
+	  if ! $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+	    [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	      || { echo "$(PYTHON) cannot make virtual environments: install the package python3-venv"; exit 1; }; \
+	    echo "Installing python3-venv, which this Python lacks"; \
+	    export DEBIAN_FRONTEND=noninteractive; apt-get update -qq && apt-get install -y -qq python3-venv || exit 1; \
+	  fi; \
+	  set -ex; \
+	  $(PYTHON) -m venv .venv; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .; \
+	fi
+	@touch $@

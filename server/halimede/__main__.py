@@ -1,0 +1,5 @@
+"""`python -m halimede` is `halimede`."""
+
+from halimede.cli import main
+
+main(prog_name="halimede")

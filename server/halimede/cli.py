@@ -1,0 +1,32 @@
+"""The command `halimede`: a name, a version, and the subcommands that installed packages bring."""
+
+from importlib.metadata import EntryPoint, entry_points
+
+import click
+
+from halimede import __version__
+
+COMMANDS = "halimede.commands"
+"""The entry point group whose members are subcommands: `serve = "halimede.commands.serve:serve"`."""
+
+
+class EntryPointGroup(click.Group):
+    """A group whose subcommands are entry points; one is imported only when it is called or listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return sorted(entry_points(group=COMMANDS).names)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        found: EntryPoint | None = next(iter(entry_points(group=COMMANDS, name=cmd_name)), None)
+        if found is None:
+            return None
+        command = found.load()
+        if not isinstance(command, click.Command):
+            raise TypeError(f"entry point {found.name} of {COMMANDS} is {found.value}, which is no click command")
+        return command
+
+
+@click.group(cls=EntryPointGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "--version", prog_name="halimede", message="%(prog)s %(version)s")
+def main() -> None:
+    """Serve trained models; a drop-in for Triton Inference Server."""

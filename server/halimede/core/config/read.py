@@ -1,0 +1,509 @@
+"""Configuration text into a ModelConfig, with every problem that the text has and the place of every field.
+
+The dataclasses of `model_config` say what may stand where: their type hints are the schema, compiled once per message.
+Rules are those of the protocol's own readers, text format for config.pbtxt and proto-JSON for JSON, except that enum
+numbers without a name are problems. Two rules of the text format surprise: a scalar may be given again after its
+default value (`max_batch_size: 0 max_batch_size: 4`), and of two equal map keys the last one wins.
+What cannot be read is left at its default, so that a validator can go on with the rest.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from enum import Enum, auto
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.text import (
+    JSON_NUMBER,
+    FieldNode,
+    ListNode,
+    MessageNode,
+    Node,
+    Scalar,
+    ScalarKind,
+    parse_json,
+    parse_pbtxt,
+    printable,
+)
+from halimede.core.types import DataType, Problem
+
+PROBLEM_LIMIT = 100
+"""A text with more problems gets these and a count of the rest: a JSON configuration may come from a client."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedConfig:
+    """`config` is what could be read. `problems` are in the order of the text.
+
+    `locations` has the line and column, from 1, of each field and list element that is there, by its path as in
+    Problem.path: `input`, `input[0].dims[1]`, `parameters["x"].string_value`.
+    """
+
+    config: ModelConfig
+    problems: tuple[Problem, ...]
+    locations: Mapping[str, tuple[int, int]]
+
+
+def read_pbtxt(text: str | bytes) -> ParsedConfig:
+    """Reads a config.pbtxt."""
+    return _read(*parse_pbtxt(text), _PBTXT)
+
+
+def read_json(text: str | bytes) -> ParsedConfig:
+    """Reads a configuration in proto-JSON, as a load request may carry it."""
+    return _read(*parse_json(text), _JSON)
+
+
+def locate(problems: tuple[Problem, ...], locations: Mapping[str, tuple[int, int]]) -> tuple[Problem, ...]:
+    """The problems; one that has only a path gets the place of the longest part of it that is in the text."""
+    return tuple(problem if problem.line else _located(problem, locations) for problem in problems)
+
+
+_PATH_STEP = re.compile(r'\.?[^].["]+|\["[^"]*"\]|\[[^]"]*\]')
+
+
+def _located(problem: Problem, locations: Mapping[str, tuple[int, int]]) -> Problem:
+    place = locations.get(problem.path)
+    if place is None:
+        end = 0
+        while step := _PATH_STEP.match(problem.path, end):
+            end = step.end()
+            place = locations.get(problem.path[:end], place)
+    return replace(problem, line=place[0], column=place[1]) if place else problem
+
+
+class _Kind(Enum):
+    BOOL = auto()
+    INTEGER = auto()
+    FLOAT = auto()
+    STRING = auto()
+    ENUM = auto()
+    MESSAGE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _ValueType:
+    """The type of one value. `zero` is its default; `low` and `high` bound an integer, both included."""
+
+    kind: _Kind
+    zero: object
+    low: int = 0
+    high: int = 0
+    members: Mapping[str, Enum] = field(default_factory=dict)
+    numbers: Mapping[int, Enum] = field(default_factory=dict)
+    # Any: a dataclass of model_config, called with whatever its fields are.
+    message: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _FieldType:
+    """A field of a message. `step` is what it adds to a path: the value of a map entry adds nothing.
+
+    An `explicit` field knows whether it was set; of those in `oneof` only one may be. Only a map has an `entry`.
+    """
+
+    name: str
+    attribute: str
+    step: str
+    value: _ValueType
+    repeated: bool = False
+    explicit: bool = False
+    oneof: tuple[str, ...] = ()
+    entry: "_MessageType | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class _MessageType:
+    """`by_json` has each field under both names that JSON may use."""
+
+    name: str
+    by_name: Mapping[str, _FieldType]
+    by_json: Mapping[str, _FieldType]
+
+
+@dataclass(frozen=True, slots=True)
+class _Dialect:
+    """What a scalar means in a language, None where it does not mean that."""
+
+    is_json: bool
+    message_word: str
+    integer: Callable[[Scalar], int | None]
+    number: Callable[[Scalar], float | None]
+    boolean: Callable[[Scalar], bool | None]
+    enum_name: Callable[[Scalar], str | None]
+
+
+def _read(root: MessageNode, syntax_error: Problem | None, dialect: _Dialect) -> ParsedConfig:
+    reader = _Reader(dialect)
+    config = ModelConfig(**reader.message(_message_type(ModelConfig), root, ""))
+    problems = [*reader.problems, syntax_error] if syntax_error else reader.problems
+    problems.sort(key=lambda problem: (problem.line, problem.column))
+    if reader.unlisted:
+        problems.append(Problem(f"{reader.unlisted} more problems are not listed"))
+    return ParsedConfig(config, tuple(problems), reader.locations)
+
+
+class _Reader:
+    """One text on its way to dataclasses: what is wrong with it, and where its fields are."""
+
+    def __init__(self, dialect: _Dialect) -> None:
+        self.dialect = dialect
+        self.problems: list[Problem] = []
+        self.unlisted = 0
+        self.locations: dict[str, tuple[int, int]] = {}
+
+    # Any: the values of a message are as various as its fields.
+    def message(self, message: _MessageType, node: MessageNode, path: str) -> dict[str, Any]:
+        """The arguments for the message's dataclass: the fields that the text sets."""
+        known = message.by_json if self.dialect.is_json else message.by_name
+        values: dict[str, Any] = {}
+        given: dict[str, FieldNode] = {}
+        for field_node in node.fields:
+            target = known.get(field_node.name)
+            if target is None:
+                self._report_unknown(message, field_node, path)
+                continue
+            at = path + target.step if path else target.name
+            self._check_repetition(target, values, given, field_node, at)
+            given[target.attribute] = field_node
+            self.locations.setdefault(at, (field_node.line, field_node.column))
+            if self.dialect.is_json and _is_null(field_node.value):
+                continue
+            self._check_oneof(target, values, given, field_node, at)
+            if target.entry:
+                self._add_entries(target.entry, values.setdefault(target.attribute, {}), field_node, at)
+            elif target.repeated:
+                self._add_items(target.value, values.setdefault(target.attribute, []), field_node, at)
+            else:
+                value = self._value(target.value, field_node.value, at)
+                if value is not None:
+                    values[target.attribute] = value
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+    def _check_repetition(
+        self,
+        target: _FieldType,
+        values: Mapping[str, object],
+        given: Mapping[str, FieldNode],
+        field_node: FieldNode,
+        at: str,
+    ) -> None:
+        """Reports a field that is given again: in JSON any, in text format one that has a value to lose."""
+        first = given.get(target.attribute)
+        if first is None:
+            return
+        if not self.dialect.is_json:
+            if target.repeated or target.entry or target.attribute not in values:
+                return
+            # repr, because -0.0 is a value and equal to the default.
+            if not target.explicit and repr(values[target.attribute]) == repr(target.value.zero):
+                return
+        self._report(f"given twice, first in line {first.line}", at, field_node)
+
+    def _check_oneof(
+        self,
+        target: _FieldType,
+        values: dict[str, object],
+        given: Mapping[str, FieldNode],
+        field_node: FieldNode,
+        at: str,
+    ) -> None:
+        """Reports a second member of a oneof, and lets it replace the first, as the protocol does."""
+        for other in target.oneof:
+            if other != target.name and values.pop(other, None) is not None:
+                choice = ", ".join(target.oneof)
+                line = given[other].line
+                self._report(f"given beside {other} of line {line}; only one of {choice} may be", at, field_node)
+
+    def _add_items(self, target: _ValueType, items: list[object], field_node: FieldNode, at: str) -> None:
+        if self.dialect.is_json and not isinstance(field_node.value, ListNode):
+            self._report_mismatch("a list", field_node.value, at)
+            return
+        if not field_node.colon and target.kind is not _Kind.MESSAGE:
+            self._report("expected ':' before the value", at, field_node)
+        for element, line, column in _elements(field_node):
+            path = f"{at}[{len(items)}]"
+            self.locations[path] = (line, column)
+            value = self._value(target, element, path)
+            items.append(target.zero if value is None else value)
+
+    def _add_entries(self, entry: _MessageType, entries: dict[object, object], field_node: FieldNode, at: str) -> None:
+        key_type, value_type = entry.by_name["key"].value, entry.by_name["value"].value
+        if self.dialect.is_json:
+            self._add_members(key_type, value_type, entries, field_node.value, at)
+            return
+        for element, line, column in _elements(field_node):
+            if not isinstance(element, MessageNode):
+                self._report_mismatch("a message with key and value", element, at)
+                continue
+            path = f"{at}[{self._entry_key(key_type, element)}]"
+            self.locations[path] = (line, column)
+            values = self.message(entry, element, path)
+            entries[values.get("key", key_type.zero)] = values.get("value", value_type.zero)
+
+    def _add_members(
+        self, key_type: _ValueType, value_type: _ValueType, entries: dict[object, object], node: Node, at: str
+    ) -> None:
+        """A JSON object as a map."""
+        if not isinstance(node, MessageNode):
+            self._report_mismatch("an object", node, at)
+            return
+        for member in node.fields:
+            name = Scalar(ScalarKind.STRING, member.name, member.line, member.column)
+            path = f"{at}[{self._path_key(key_type, name)}]"
+            self.locations[path] = (member.line, member.column)
+            key = self._value(key_type, name, path)
+            value = self._value(value_type, member.value, path)
+            if key in entries:
+                self._report("given twice", path, member)
+            if key is not None:
+                entries[key] = value_type.zero if value is None else value
+
+    def _entry_key(self, key_type: _ValueType, entry: MessageNode) -> str:
+        """An entry's key as a path shows it; it is looked up ahead of the fields, whose paths need it."""
+        for field_node in reversed(entry.fields):
+            if field_node.name == "key" and isinstance(field_node.value, Scalar):
+                return self._path_key(key_type, field_node.value)
+        return '""' if key_type.kind is _Kind.STRING else "0"
+
+    def _path_key(self, key_type: _ValueType, key: Scalar) -> str:
+        if key_type.kind is _Kind.INTEGER:
+            number = self.dialect.integer(key)
+            return printable(key.text) if number is None else str(number)
+        return f'"{key.text if _is_utf8(key.text) else printable(key.text)}"'
+
+    def _value(self, target: _ValueType, node: Node, path: str) -> object | None:
+        """One value; None, and a problem, where the node is none of this type."""
+        if isinstance(node, MessageNode) and target.kind is _Kind.MESSAGE:
+            message: object = target.message(**self.message(_message_type(target.message), node, path))
+            return message
+        value = self._scalar(target, node) if isinstance(node, Scalar) else None
+        if value is None:
+            self._report_mismatch(self._expected(target), node, path)
+        return value
+
+    def _scalar(self, target: _ValueType, scalar: Scalar) -> object | None:
+        match target.kind:
+            case _Kind.STRING:
+                return scalar.text if scalar.kind is ScalarKind.STRING and _is_utf8(scalar.text) else None
+            case _Kind.INTEGER:
+                integer = self.dialect.integer(scalar)
+                return integer if integer is not None and target.low <= integer <= target.high else None
+            case _Kind.FLOAT:
+                return self.dialect.number(scalar)
+            case _Kind.BOOL:
+                return self.dialect.boolean(scalar)
+            case _Kind.ENUM:
+                return self._member(target, scalar)
+        return None
+
+    def _expected(self, target: _ValueType) -> str:
+        match target.kind:
+            case _Kind.STRING:
+                return "a string of UTF-8"
+            case _Kind.INTEGER:
+                return f"an integer from {target.low} to {target.high}"
+            case _Kind.FLOAT:
+                return "a number"
+            case _Kind.BOOL:
+                return "true or false"
+            case _Kind.ENUM:
+                return f"one of {', '.join(target.members)}"
+        return self.dialect.message_word
+
+    def _member(self, target: _ValueType, scalar: Scalar) -> Enum | None:
+        name = self.dialect.enum_name(scalar)
+        if name is not None:
+            return target.members.get(name)
+        number = self.dialect.integer(scalar)
+        return None if number is None else target.numbers.get(number)
+
+    def _report(self, message: str, path: str, node: Node | FieldNode) -> None:
+        if len(self.problems) == PROBLEM_LIMIT:
+            self.unlisted += 1
+            return
+        self.problems.append(Problem(f"{printable(path)}: {message}", path, node.line, node.column))
+
+    def _report_mismatch(self, expected: str, node: Node, path: str) -> None:
+        match node:
+            case ListNode():
+                found = "a list"
+            case MessageNode():
+                found = self.dialect.message_word
+            case Scalar(kind=ScalarKind.STRING):
+                found = f'the string "{printable(node.text)}"'
+            case _:
+                found = printable(node.text)
+        self._report(f"expected {expected}, found {found}", path, node)
+
+    def _report_unknown(self, message: _MessageType, field_node: FieldNode, path: str) -> None:
+        name = printable(field_node.name)
+        # The comparison takes the square of the name's length, and no field has a name half as long.
+        is_worth_it = len(name) < 100 and len(self.problems) < PROBLEM_LIMIT
+        near = get_close_matches(name, message.by_name, n=3) if is_worth_it else []
+        every = ", ".join(message.by_name) or "none"
+        hint = f"did you mean {' or '.join(near)}?" if near else f"its fields are {every}"
+        at = f"{path}.{name}" if path else name
+        self._report(f"unknown field of {message.name}; {hint}", at, field_node)
+
+
+def _elements(field_node: FieldNode) -> Iterator[tuple[Node, int, int]]:
+    """What one mention of a repeated field adds, each with its place: `a: 1` adds one element, `a: [1, 2]` two."""
+    if not isinstance(field_node.value, ListNode):
+        yield field_node.value, field_node.line, field_node.column
+        return
+    for item in field_node.value.items:
+        yield item, item.line, item.column
+
+
+def _is_null(node: Node) -> bool:
+    return isinstance(node, Scalar) and node.kind is ScalarKind.WORD and node.text == "null"
+
+
+def _is_utf8(text: str) -> bool:
+    """False where a lone surrogate stands for a byte that was none, or was written as an escape."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_PBTXT_INTEGER = re.compile(r"(-?)(?:0[xX]([0-9a-fA-F]++)|0([0-7]*+)|([1-9][0-9]*+))")
+_PBTXT_FLOAT = re.compile(r"(-?(?:(?:0|[1-9][0-9]*+)(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)[fF]?")
+_PBTXT_FLOAT_WORDS = {
+    "inf": math.inf,
+    "-inf": -math.inf,
+    "infinity": math.inf,
+    "-infinity": -math.inf,
+    "nan": math.nan,
+    "-nan": math.nan,
+}
+
+
+def _pbtxt_integer(scalar: Scalar) -> int | None:
+    match = _PBTXT_INTEGER.fullmatch(scalar.text) if scalar.kind is ScalarKind.NUMBER else None
+    if match is None:
+        return None
+    sign, hexadecimal, octal, decimal = match.groups()
+    size = int(hexadecimal, 16) if hexadecimal else _decimal(decimal) if decimal else int(octal or "0", 8)
+    return -size if sign else size
+
+
+def _pbtxt_number(scalar: Scalar) -> float | None:
+    if scalar.kind is ScalarKind.WORD:
+        return _PBTXT_FLOAT_WORDS.get(scalar.text.lower())
+    match = _PBTXT_FLOAT.fullmatch(scalar.text) if scalar.kind is ScalarKind.NUMBER else None
+    return float(match[1]) if match else None
+
+
+def _pbtxt_boolean(scalar: Scalar) -> bool | None:
+    if scalar.kind is ScalarKind.WORD:
+        return {"true": True, "True": True, "t": True, "false": False, "False": False, "f": False}.get(scalar.text)
+    if scalar.text.startswith("-"):
+        return None
+    number = _pbtxt_integer(scalar)
+    return bool(number) if number in (0, 1) else None
+
+
+def _pbtxt_enum_name(scalar: Scalar) -> str | None:
+    return scalar.text if scalar.kind is ScalarKind.WORD else None
+
+
+def _json_integer(scalar: Scalar) -> int | None:
+    """64-bit integers may be strings, and `1e3` is an integer."""
+    if scalar.kind is ScalarKind.WORD or not JSON_NUMBER.fullmatch(scalar.text):
+        return None
+    digits = scalar.text.removeprefix("-")
+    if digits.isdecimal():
+        return -_decimal(digits) if digits != scalar.text else _decimal(digits)
+    number = float(scalar.text)
+    return int(number) if number.is_integer() else None
+
+
+def _json_number(scalar: Scalar) -> float | None:
+    if scalar.kind is ScalarKind.STRING and scalar.text in ("NaN", "Infinity", "-Infinity"):
+        return float(scalar.text)
+    if scalar.kind is ScalarKind.WORD or not JSON_NUMBER.fullmatch(scalar.text):
+        return None
+    number = float(scalar.text)
+    return number if math.isfinite(number) else None
+
+
+def _json_boolean(scalar: Scalar) -> bool | None:
+    return {"true": True, "false": False}.get(scalar.text) if scalar.kind is ScalarKind.WORD else None
+
+
+def _json_enum_name(scalar: Scalar) -> str | None:
+    return scalar.text.upper() if scalar.kind is ScalarKind.STRING else None
+
+
+def _decimal(digits: str) -> int:
+    """The number; one with more digits than any integer field holds is merely too large, since int() refuses some."""
+    return int(digits) if len(digits) <= 20 else 10**20
+
+
+_PBTXT = _Dialect(False, "a message", _pbtxt_integer, _pbtxt_number, _pbtxt_boolean, _pbtxt_enum_name)
+_JSON = _Dialect(True, "an object", _json_integer, _json_number, _json_boolean, _json_enum_name)
+
+
+@cache
+def _message_type(message: type) -> _MessageType:
+    """The schema of a message, from its dataclass."""
+    hints = get_type_hints(message, include_extras=True)
+    oneofs: tuple[tuple[str, ...], ...] = getattr(message, "ONEOFS", ())
+    group = {name: names for names in oneofs for name in names}
+    types = [_field_type(f.name, hints[f.name], group.get(f.name, ())) for f in fields(message)]
+    by_name = {t.name: t for t in types}
+    return _MessageType(message.__name__, by_name, by_name | {_camel(t.name): t for t in types})
+
+
+# Any, here and below: a type hint.
+def _field_type(attribute: str, hint: Any, oneof: tuple[str, ...]) -> _FieldType:
+    name = attribute.removesuffix("_")
+    explicit = get_origin(hint) in (Union, UnionType)
+    if explicit:
+        hint = next(arm for arm in get_args(hint) if arm is not NoneType)
+    if get_origin(hint) is tuple:
+        return _FieldType(name, attribute, f".{name}", _value_type(get_args(hint)[0]), repeated=True)
+    if get_origin(hint) is Mapping:
+        key, value = (_value_type(arm) for arm in get_args(hint))
+        by_name = {
+            "key": _FieldType("key", "key", ".key", key),
+            "value": _FieldType("value", "value", "", value, explicit=value.kind is _Kind.MESSAGE),
+        }
+        entry = _MessageType("the map entry", by_name, by_name)
+        return _FieldType(name, attribute, f".{name}", value, entry=entry)
+    return _FieldType(name, attribute, f".{name}", _value_type(hint), explicit=explicit, oneof=oneof)
+
+
+def _value_type(hint: Any) -> _ValueType:
+    if get_origin(hint) is Annotated:
+        _, low, high = get_args(hint)
+        return _ValueType(_Kind.INTEGER, 0, low, high)
+    if hint is DataType:
+        return _ValueType(
+            _Kind.ENUM,
+            DataType.INVALID,
+            members={t.config_name: t for t in DataType},
+            numbers={t.number: t for t in DataType},
+        )
+    if issubclass(hint, Enum):
+        members = {member.name: member for member in hint}
+        return _ValueType(_Kind.ENUM, next(iter(hint)), members=members, numbers={m.value: m for m in hint})
+    if hint in _PLAIN:
+        return _ValueType(_PLAIN[hint], hint())
+    return _ValueType(_Kind.MESSAGE, hint(), message=hint)
+
+
+_PLAIN = {bool: _Kind.BOOL, float: _Kind.FLOAT, str: _Kind.STRING}
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)

@@ -1,0 +1,74 @@
+"""The Prometheus text format (version 0.0.4): one writer, filled family by family."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from math import inf, isnan
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Number = int | float
+
+
+class Exposition:
+    """Lines of the format. A family is announced once, even where it has no series, and its samples follow it.
+
+    Samples take their labels as the text that `label_text` made, so that a model's labels are escaped once per scrape
+    and not once per line.
+    """
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._family = ""
+
+    def family(self, name: str, kind: str, help_text: str) -> None:
+        """Begin a family; `kind` is counter, gauge or histogram."""
+        self._family = name
+        escaped = help_text.replace("\\", "\\\\").replace("\n", "\\n")
+        self._lines.append(f"# HELP {name} {escaped}\n# TYPE {name} {kind}\n")
+
+    def sample(self, labels: str, value: Number) -> None:
+        """One series of the family; `labels` "" for a series without labels."""
+        braced = f"{{{labels}}}" if labels else ""
+        self._lines.append(f"{self._family}{braced} {number_text(value)}\n")
+
+    def histogram(self, labels: str, edges: Sequence[str], counts: Sequence[int], total: Number) -> None:
+        """One series of a histogram family.
+
+        `edges` are the upper edges as text, the last one `+Inf`; `counts` are the events in each bucket alone, and
+        `total` is the sum of the events' values.
+        """
+        name = self._family
+        before = f"{name}_bucket{{{labels}," if labels else f"{name}_bucket{{"
+        cumulative = list(accumulate(counts))
+        self._lines += [f'{before}le="{edge}"}} {count}\n' for edge, count in zip(edges, cumulative, strict=True)]
+        braced = f"{{{labels}}}" if labels else ""
+        self._lines.append(f"{name}_sum{braced} {number_text(total)}\n{name}_count{braced} {cumulative[-1]}\n")
+
+    def to_bytes(self) -> bytes:
+        # A name read from a directory may hold bytes that are not UTF-8; one such name must not cost the whole scrape.
+        return "".join(self._lines).encode("utf-8", "replace")
+
+
+def label_text(labels: Mapping[str, str]) -> str:
+    """Labels in alphabetical order, escaped: `model="resnet",version="1"`."""
+    return ",".join([f'{name}="{_escape(labels[name])}"' for name in sorted(labels)])
+
+
+def edge_texts(edges_seconds: Iterable[Number]) -> tuple[str, ...]:
+    """Upper edges of histogram buckets as `le` values, `+Inf` after them."""
+    return (*(number_text(edge) for edge in edges_seconds), "+Inf")
+
+
+def number_text(value: Number) -> str:
+    """A sample's value; what is integral is printed as an integer, as Triton does."""
+    if isinstance(value, int):
+        return str(value)
+    if isnan(value):
+        return "NaN"
+    if value in (inf, -inf):
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

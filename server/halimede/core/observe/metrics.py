@@ -1,0 +1,245 @@
+"""The metric families of the server. Names, types and help texts of `nv_*` are Triton's: dashboards are built on them.
+
+A family is announced even where it has no series; a value that is not known has no series. `halimede_*` are for
+autoscalers, which see a series only when it is there: each has one from the moment a model is loaded. There are no
+`nv_pinned_memory_pool_*`, because there is no such pool.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from halimede.core.observe.exposition import Exposition, Number, edge_texts, label_text
+from halimede.core.observe.stats import BUCKET_EDGES_NS, ModelStats
+
+NS_PER_US = 1000
+NS_PER_S = 1_000_000_000
+
+
+@dataclass(slots=True)
+class ModelSample:
+    """One model version at the time of a scrape. `tags` are the configuration's metric_tags."""
+
+    stats: ModelStats
+    tags: Mapping[str, str] = field(default_factory=dict)
+    pending: int = 0
+    oldest_wait_ns: int = 0
+    load_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SystemSample:
+    """The machine, or the container that we live in. None where it is not known (yet). Utilization is from 0 to 1."""
+
+    cpu_utilization: float | None
+    memory_total_bytes: int | None
+    memory_used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One GPU; None where the driver does not say. Utilization is from 0 to 1, energy since the server started."""
+
+    uuid: str
+    utilization: float | None
+    memory_total_bytes: int | None
+    memory_used_bytes: int | None
+    power_usage_watts: float | None
+    power_limit_watts: float | None
+    energy_joules: float | None
+
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class _Family(Generic[S]):
+    """A family with one value per subject; None for a value that is not known."""
+
+    name: str
+    kind: str
+    help_text: str
+    value: Callable[[S], Number | None]
+
+
+MODEL_FAMILIES: tuple[_Family[ModelSample], ...] = (
+    _Family(
+        "nv_inference_request_success",
+        "counter",
+        "Number of successful inference requests, all batch sizes",
+        lambda model: model.stats.success_count,
+    ),
+    _Family(
+        "nv_inference_count",
+        "counter",
+        "Number of inferences performed (does not include cached requests)",
+        lambda model: model.stats.inference_count,
+    ),
+    _Family(
+        "nv_inference_exec_count",
+        "counter",
+        "Number of model executions performed (does not include cached requests)",
+        lambda model: model.stats.execution_count,
+    ),
+    _Family(
+        "nv_inference_request_duration_us",
+        "counter",
+        "Cumulative inference request duration in microseconds (includes cached requests)",
+        lambda model: model.stats.request_ns // NS_PER_US,
+    ),
+    _Family(
+        "nv_inference_queue_duration_us",
+        "counter",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+        lambda model: model.stats.queue_ns // NS_PER_US,
+    ),
+    _Family(
+        "nv_inference_compute_input_duration_us",
+        "counter",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+        lambda model: model.stats.input_ns // NS_PER_US,
+    ),
+    _Family(
+        "nv_inference_compute_infer_duration_us",
+        "counter",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+        lambda model: model.stats.infer_ns // NS_PER_US,
+    ),
+    _Family(
+        "nv_inference_compute_output_duration_us",
+        "counter",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+        lambda model: model.stats.output_ns // NS_PER_US,
+    ),
+    _Family(
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+        lambda model: model.pending,
+    ),
+    _Family(
+        "nv_model_load_duration_secs",
+        "gauge",
+        "Model load time in seconds",
+        lambda model: model.load_seconds,
+    ),
+    _Family(
+        "halimede_queue_requests",
+        "gauge",
+        "Requests that are queued and not executing",
+        lambda model: model.pending,
+    ),
+    _Family(
+        "halimede_queue_oldest_request_seconds",
+        "gauge",
+        "How long the oldest queued request has waited, 0 when none is queued",
+        lambda model: model.oldest_wait_ns / NS_PER_S,
+    ),
+)
+
+GPU_FAMILIES: tuple[_Family[GpuSample], ...] = (
+    _Family(
+        "nv_gpu_utilization",
+        "gauge",
+        "GPU utilization rate [0.0 - 1.0)",
+        lambda gpu: gpu.utilization,
+    ),
+    _Family(
+        "nv_gpu_memory_total_bytes",
+        "gauge",
+        "GPU total memory, in bytes",
+        lambda gpu: gpu.memory_total_bytes,
+    ),
+    _Family(
+        "nv_gpu_memory_used_bytes",
+        "gauge",
+        "GPU used memory, in bytes",
+        lambda gpu: gpu.memory_used_bytes,
+    ),
+    _Family(
+        "nv_gpu_power_usage",
+        "gauge",
+        "GPU power usage in watts",
+        lambda gpu: gpu.power_usage_watts,
+    ),
+    _Family(
+        "nv_gpu_power_limit",
+        "gauge",
+        "GPU power management limit in watts",
+        lambda gpu: gpu.power_limit_watts,
+    ),
+    _Family(
+        "nv_energy_consumption",
+        "counter",
+        "GPU energy consumption in joules since the Triton Server started",
+        lambda gpu: gpu.energy_joules,
+    ),
+)
+
+SYSTEM_FAMILIES: tuple[_Family[SystemSample], ...] = (
+    _Family(
+        "nv_cpu_utilization",
+        "gauge",
+        "CPU utilization rate [0.0 - 1.0]",
+        lambda system: system.cpu_utilization,
+    ),
+    _Family(
+        "nv_cpu_memory_total_bytes",
+        "gauge",
+        "CPU total memory (RAM), in bytes",
+        lambda system: system.memory_total_bytes,
+    ),
+    _Family(
+        "nv_cpu_memory_used_bytes",
+        "gauge",
+        "CPU used memory (RAM), in bytes",
+        lambda system: system.memory_used_bytes,
+    ),
+)
+
+_EDGES = edge_texts(edge / NS_PER_S for edge in BUCKET_EDGES_NS)
+
+
+def render(models: Iterable[ModelSample], system: SystemSample | None, gpus: Sequence[GpuSample]) -> bytes:
+    """The body of a scrape. `system` None when the machine is not sampled."""
+    out = Exposition()
+    labels = [(_labels(model), model) for model in models]
+    texts = [(label_text(names), model) for names, model in labels]
+
+    _write(out, MODEL_FAMILIES, texts)
+
+    out.family("nv_inference_request_failure", "counter", "Number of failed inference requests, all batch sizes")
+    for names, model in labels:
+        for reason, count in model.stats.failures.items():
+            out.sample(label_text({**names, "reason": reason.value}), count)
+
+    out.family("halimede_request_duration_seconds", "histogram", "Duration of successful requests, queueing included")
+    for text, model in texts:
+        out.histogram(text, _EDGES, model.stats.request_buckets, model.stats.request_ns / NS_PER_S)
+
+    out.family("halimede_queue_duration_seconds", "histogram", "Time that successful requests were queued")
+    for text, model in texts:
+        out.histogram(text, _EDGES, model.stats.queue_buckets, model.stats.queue_ns / NS_PER_S)
+
+    _write(out, GPU_FAMILIES, [(label_text({"gpu_uuid": gpu.uuid}), gpu) for gpu in gpus])
+    _write(out, SYSTEM_FAMILIES, [] if system is None else [("", system)])
+    return out.to_bytes()
+
+
+def _write(out: Exposition, families: Iterable[_Family[S]], subjects: Sequence[tuple[str, S]]) -> None:
+    for family in families:
+        out.family(family.name, family.kind, family.help_text)
+        for labels, subject in subjects:
+            value = family.value(subject)
+            if value is not None:
+                out.sample(labels, value)
+
+
+def _labels(model: ModelSample) -> dict[str, str]:
+    tags = {_tag_label(tag): value for tag, value in model.tags.items()}
+    return {**tags, "model": model.stats.name, "version": model.stats.version}
+
+
+def _tag_label(tag: str) -> str:
+    """A tag's label: Triton's leading underscore keeps it apart from ours; what no label may hold becomes one too."""
+    return "_" + "".join([char if char.isascii() and char.isalnum() else "_" for char in tag])

@@ -1,0 +1,139 @@
+"""Counters of one model version. Plain integers in one place, changed by the event loop's thread alone."""
+
+from bisect import bisect_left
+
+from halimede.core.types.statistics import (
+    BatchStatistics,
+    Duration,
+    FailureReason,
+    InferStatistics,
+    ModelStatistics,
+)
+
+BUCKET_EDGES_NS = tuple(
+    round(ms * 1_000_000)
+    for ms in (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
+)
+"""Upper edges of the duration histograms, from the fastest cached answer to a long generation."""
+
+
+class ModelStats:
+    """What happened to the requests of one model version since it was loaded.
+
+    Durations are sums in nanoseconds, per successful request: each request of a batch adds the whole compute time of
+    its batch, as Triton counts, so that `perf_analyzer` and dashboards divide them by the number of successes. The
+    `*_buckets` count successes by duration, one count per edge of BUCKET_EDGES_NS and one above them all.
+    """
+
+    __slots__ = (
+        "_batches",
+        "execution_count",
+        "fail_ns",
+        "failures",
+        "infer_ns",
+        "inference_count",
+        "input_ns",
+        "last_inference_ms",
+        "name",
+        "output_ns",
+        "queue_buckets",
+        "queue_ns",
+        "request_buckets",
+        "request_ns",
+        "success_count",
+        "version",
+    )
+
+    def __init__(self, name: str, version: str) -> None:
+        self.name = name
+        self.version = version
+        self.last_inference_ms = 0
+        self.inference_count = 0
+        self.execution_count = 0
+        self.success_count = 0
+        self.request_ns = 0
+        self.queue_ns = 0
+        self.input_ns = 0
+        self.infer_ns = 0
+        self.output_ns = 0
+        self.failures = dict.fromkeys(FailureReason, 0)
+        self.fail_ns = 0
+        self.request_buckets = [0] * (len(BUCKET_EDGES_NS) + 1)
+        self.queue_buckets = [0] * (len(BUCKET_EDGES_NS) + 1)
+        # Per total batch size, at most max_batch_size of them.
+        self._batches: dict[int, BatchStatistics] = {}
+
+    def __repr__(self) -> str:
+        failed = sum(self.failures.values())
+        return f"<ModelStats {self.name}:{self.version} success={self.success_count} fail={failed}>"
+
+    def record_success(
+        self,
+        batch_size: int,
+        request_ns: int,
+        queue_ns: int,
+        input_ns: int,
+        infer_ns: int,
+        output_ns: int,
+        last_inference_ms: int,
+    ) -> None:
+        """A request of `batch_size` rows was answered. `last_inference_ms` is wall-clock time since the epoch."""
+        self.success_count += 1
+        self.inference_count += batch_size
+        self.request_ns += request_ns
+        self.queue_ns += queue_ns
+        self.input_ns += input_ns
+        self.infer_ns += infer_ns
+        self.output_ns += output_ns
+        self.last_inference_ms = last_inference_ms
+        self.request_buckets[bisect_left(BUCKET_EDGES_NS, request_ns)] += 1
+        self.queue_buckets[bisect_left(BUCKET_EDGES_NS, queue_ns)] += 1
+
+    def record_execution(self, rows: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """An instance ran a batch of `rows` rows in all."""
+        self.execution_count += 1
+        batch = self._batches.get(rows)
+        if batch is None:
+            batch = self._batches[rows] = BatchStatistics(rows)
+        _add(batch.compute_input, input_ns)
+        _add(batch.compute_infer, infer_ns)
+        _add(batch.compute_output, output_ns)
+
+    def record_failure(self, reason: FailureReason, request_ns: int) -> None:
+        """A request was answered with an error."""
+        self.failures[reason] += 1
+        self.fail_ns += request_ns
+
+    def snapshot(self) -> ModelStatistics:
+        """The statistics as the statistics calls answer them: a copy that later events leave as it is."""
+        count = self.success_count
+        return ModelStatistics(
+            name=self.name,
+            version=self.version,
+            last_inference_ms=self.last_inference_ms,
+            inference_count=self.inference_count,
+            execution_count=self.execution_count,
+            inference=InferStatistics(
+                success=Duration(count, self.request_ns),
+                fail=Duration(sum(self.failures.values()), self.fail_ns),
+                queue=Duration(count, self.queue_ns),
+                compute_input=Duration(count, self.input_ns),
+                compute_infer=Duration(count, self.infer_ns),
+                compute_output=Duration(count, self.output_ns),
+            ),
+            batches=[_copy(self._batches[rows]) for rows in sorted(self._batches)],
+        )
+
+
+def _add(duration: Duration, ns: int) -> None:
+    duration.count += 1
+    duration.ns += ns
+
+
+def _copy(batch: BatchStatistics) -> BatchStatistics:
+    return BatchStatistics(
+        batch.batch_size,
+        Duration(batch.compute_input.count, batch.compute_input.ns),
+        Duration(batch.compute_infer.count, batch.compute_infer.ns),
+        Duration(batch.compute_output.count, batch.compute_output.ns),
+    )

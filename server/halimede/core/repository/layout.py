@@ -1,0 +1,170 @@
+"""What names in a model repository mean: versions, artefacts, backends, models. Pure functions over listings."""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.validate import model_name_problem
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.error import clip
+
+__all__ = [
+    "DEFAULT_ARTIFACTS",
+    "MAX_VERSION",
+    "PLATFORMS",
+    "Artifact",
+    "detect_backend",
+    "duplicate_reason",
+    "duplicates",
+    "model_name_problem",
+    "version_directories",
+]
+
+MAX_VERSION = 2**63 - 1
+
+# Directories that the layout gives to other things than versions. Hidden ones (a mounted ConfigMap has `..data`) are
+# nobody's attempt at a version either, so neither kind is worth a warning.
+_OTHER_DIRECTORIES = frozenset({"configs", "warmup", "initial_state", "__pycache__"})
+_VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A model file or directory of a well-known name, and what runs it. `platform` is "" where only a backend is known."""
+
+    filename: str
+    backend: str
+    platform: str = ""
+
+
+DEFAULT_ARTIFACTS = (
+    Artifact("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
+    Artifact("model.graphdef", "tensorflow", "tensorflow_graphdef"),
+    Artifact("model.plan", "tensorrt", "tensorrt_plan"),
+    Artifact("model.onnx", "onnxruntime", "onnxruntime_onnx"),
+    Artifact("model.xml", "openvino"),
+    Artifact("model.pt", "pytorch", "pytorch_libtorch"),
+    Artifact("model.pt2", "pytorch", "torch_aoti"),
+    Artifact("model.py", "python"),
+    Artifact("model.dali", "dali"),
+    Artifact("dali.py", "dali"),
+)
+"""Where a version directory holds several, the first of these decides (a python model may keep its weights beside it)."""
+
+PLATFORMS = {artifact.platform: artifact.backend for artifact in DEFAULT_ARTIFACTS if artifact.platform}
+"""Backend by platform name, `ensemble` apart, which has no backend."""
+
+
+def version_directories(names: Iterable[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The versions among the directories of a model directory, ascending, and one warning per name that looks wrong."""
+    versions: list[int] = []
+    warnings: list[str] = []
+    for name in sorted(names):
+        if name in _OTHER_DIRECTORIES or name.startswith("."):
+            continue
+        if problem := _version_problem(name):
+            warnings.append(f"ignoring version directory {ascii(clip(name))}: {problem}")
+        else:
+            versions.append(int(name))
+    return tuple(sorted(versions)), tuple(warnings)
+
+
+def _version_problem(name: str) -> str | None:
+    if _VERSION.fullmatch(name) is None:
+        digits = name.lstrip("0")
+        if digits != name and (not digits or _VERSION.fullmatch(digits)):
+            return "a version is at least 1" if not digits else "a version has no leading zeros"
+        return "a version is a decimal number, at least 1"
+    # The length first: int() of a very long text is slow, and refused beyond 4300 digits.
+    if len(name) > len(str(MAX_VERSION)) or int(name) > MAX_VERSION:
+        return f"a version is at most {MAX_VERSION}"
+    return None
+
+
+def detect_backend(config: ModelConfig, directory_name: str, files: Collection[str]) -> ModelConfig:
+    """The configuration with `backend` and `platform` filled in where they follow from each other or from the files.
+
+    `files` are the names in the lowest version directory. In this order: the configuration's own backend or platform, a
+    well-known artefact, the suffix of the directory name (`resnet.onnxruntime`). INVALID_ARG where nothing says it, or
+    where platform and backend contradict each other.
+    """
+    if config.platform == "ensemble" or config.ensemble_scheduling is not None:
+        return _as_ensemble(config)
+    if config.platform:
+        return replace(config, backend=_backend_of_platform(config, directory_name))
+    if config.backend:
+        return replace(config, platform=_platform_of_backend(config, files))
+    for artifact in DEFAULT_ARTIFACTS:
+        if artifact.filename in files:
+            return replace(config, backend=artifact.backend, platform=artifact.platform)
+    stem, _, suffix = directory_name.rpartition(".")
+    if not stem or not suffix:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"Invalid model name: Could not determine backend for model '{clip(directory_name)}' with no backend in "
+            "model configuration. Expected model name of the form 'model.<backend_name>'.",
+        )
+    named = replace(config, backend=suffix)
+    return replace(named, platform=_platform_of_backend(named, files))
+
+
+def _as_ensemble(config: ModelConfig) -> ModelConfig:
+    if config.platform not in ("", "ensemble") or config.backend not in ("", "ensemble"):
+        raise _unexpected_pair(config)
+    return replace(config, platform="ensemble", backend="")
+
+
+def _backend_of_platform(config: ModelConfig, directory_name: str) -> str:
+    expected = PLATFORMS.get(config.platform)
+    if expected is None:
+        # A backend that this table does not know may use any platform text; those it knows have names of their own.
+        if config.backend and config.backend not in PLATFORMS.values():
+            return config.backend
+        if config.backend:
+            raise _unexpected_pair(config)
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"unexpected platform type '{clip(config.platform)}' for model '{clip(directory_name)}', expected one of "
+            f"{', '.join(PLATFORMS)}, ensemble, or a 'backend'",
+        )
+    if config.backend not in ("", expected):
+        raise _unexpected_pair(config)
+    return expected
+
+
+def _platform_of_backend(config: ModelConfig, files: Collection[str]) -> str:
+    """The platform name that goes with the backend, "" where it has none of its own."""
+    own = [artifact for artifact in DEFAULT_ARTIFACTS if artifact.backend == config.backend]
+    # `runtime` replaces the backend's own library, and then the file's format says nothing.
+    if not own or config.runtime:
+        return ""
+    for artifact in own:
+        suffix = artifact.filename.removeprefix("model")
+        if config.default_model_filename.endswith(suffix):
+            return artifact.platform
+    for artifact in own:
+        if artifact.filename in files:
+            return artifact.platform
+    return own[0].platform
+
+
+def _unexpected_pair(config: ModelConfig) -> InferenceError:
+    return InferenceError(
+        ErrorCode.INVALID_ARG,
+        f"unexpected 'platform' and 'backend' pair, got:{clip(config.platform)}, {clip(config.backend)}",
+    )
+
+
+def duplicate_reason(name: str, places: Sequence[str]) -> str:
+    """Why a model that lies in several repositories is unavailable. `places` are its directories."""
+    return f"model '{clip(name)}' appears in two or more repositories: {', '.join(places)}"
+
+
+def duplicates(repositories: Sequence[tuple[str, Collection[str]]]) -> dict[str, str]:
+    """The names that more than one of the repositories (path, model names) has, with the reason why none is served."""
+    places: dict[str, list[str]] = {}
+    for path, names in repositories:
+        for name in set(names):
+            places.setdefault(name, []).append(f"{path.rstrip('/')}/{name}")
+    return {name: duplicate_reason(name, found) for name, found in sorted(places.items()) if len(found) > 1}

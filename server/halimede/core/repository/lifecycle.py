@@ -1,0 +1,60 @@
+"""The states of a loaded model version, and what the repository index says beside them.
+
+One state belongs to one load of one version. While a reload runs, two loads of the same version are there: the one that
+serves stays READY, the new one is LOADING, and the index shows the one that serves. Only the transitions in `NEXT`
+exist, so that no version can be stuck: LOADING ends by LOADED or FAILED, UNLOADING by UNLOADED.
+"""
+
+from enum import Enum
+
+from halimede.core.types import ErrorCode, InferenceError, ModelReadyState
+
+MAX_REASON_CHARACTERS = 4096
+
+
+class Event(Enum):
+    """What happens to a version."""
+
+    LOAD = "load"
+    LOADED = "loaded"
+    FAILED = "failed"
+    RELOAD_FAILED = "reload failed"
+    REPLACED = "replaced"
+    UNLOAD = "unload"
+    UNLOADED = "unloaded"
+
+
+NEXT = {
+    (ModelReadyState.UNKNOWN, Event.LOAD): ModelReadyState.LOADING,
+    (ModelReadyState.UNAVAILABLE, Event.LOAD): ModelReadyState.LOADING,
+    (ModelReadyState.LOADING, Event.LOADED): ModelReadyState.READY,
+    (ModelReadyState.LOADING, Event.FAILED): ModelReadyState.UNAVAILABLE,
+    # The load that serves goes on serving when the one that should have followed it did not come up.
+    (ModelReadyState.READY, Event.RELOAD_FAILED): ModelReadyState.READY,
+    (ModelReadyState.READY, Event.REPLACED): ModelReadyState.UNLOADING,
+    (ModelReadyState.READY, Event.UNLOAD): ModelReadyState.UNLOADING,
+    (ModelReadyState.UNLOADING, Event.UNLOADED): ModelReadyState.UNAVAILABLE,
+}
+
+
+def next_state(state: ModelReadyState, event: Event) -> ModelReadyState:
+    """The state after the event; InferenceError INTERNAL where the event cannot happen in this state."""
+    following = NEXT.get((state, event))
+    if following is None:
+        expected = ", ".join(e.name for (s, e) in NEXT if s is state)
+        text = f"a model version in state {state.value} cannot take {event.name}, expected one of {expected}"
+        raise InferenceError(ErrorCode.INTERNAL, text)
+    return following
+
+
+def reason(event: Event, cause: InferenceError | None = None) -> str:
+    """What the index says after the event, "" for nothing. `cause` belongs to FAILED and RELOAD_FAILED."""
+    match event:
+        case Event.FAILED | Event.RELOAD_FAILED:
+            said = f"{cause.code.value}: {cause.message}" if cause is not None else "unknown cause"
+            text = said if event is Event.FAILED else f"reload failed, the loaded one keeps serving: {said}"
+        case Event.REPLACED | Event.UNLOADED:
+            text = event.value
+        case _:
+            text = ""
+    return text if len(text) <= MAX_REASON_CHARACTERS else text[:MAX_REASON_CHARACTERS] + "..."

@@ -1,0 +1,211 @@
+"""From the requests of a batch to one array per input, and from one array per output to the requests' answers.
+
+Copies are what this costs: a batch of one request is all views; several requests are copied once, into one buffer per
+input; outputs are sliced, not copied. BYTES elements are Python objects on the model's side, so those are always made.
+What a model returns is not trusted: an output that does not fit is an INTERNAL error that names it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
+from halimede.core.types.tensor import join_bytes
+
+OutputTypes = Mapping[str, DataType]
+"""A model's outputs in the configuration's order."""
+
+
+def gather(batch: Sequence[Sequence[Tensor]]) -> dict[str, NDArray[Any]]:
+    """One array per input name from the inputs of each request, rows in the requests' order.
+
+    The requests name the same inputs with the same datatypes, and shapes that differ in the first dimension at most.
+    """
+    first = batch[0]
+    if len(batch) == 1:
+        return {tensor.name: tensor.array() for tensor in first}
+    for inputs in batch:
+        if len(inputs) != len(first):
+            names = [sorted(tensor.name for tensor in each) for each in (first, inputs)]
+            raise _internal(f"requests with inputs {names[0]} and {names[1]} cannot share a batch")
+    return {
+        tensor.name: _stack([_input(inputs, at, tensor.name) for inputs in batch]) for at, tensor in enumerate(first)
+    }
+
+
+def wanted_outputs(datatypes: OutputTypes, wanted: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """The outputs that a batch must compute, in the configuration's order. A request that names none wants all."""
+    if not all(wanted):
+        return tuple(datatypes)
+    named = {name for names in wanted for name in names}
+    return tuple(name for name in datatypes if name in named)
+
+
+def scatter(
+    outputs: Mapping[str, NDArray[Any]],
+    datatypes: OutputTypes,
+    rows: Sequence[int] | None,
+    wanted: Sequence[Sequence[str]],
+) -> list[list[Tensor]]:
+    """Each request's answer, in the configuration's order.
+
+    `rows` are the rows of each request; None for a model that does not batch, whose batches hold one request. `wanted`
+    are the outputs that each request names, empty for all. Raises INTERNAL for an output that is missing or has the
+    wrong datatype or row count.
+    """
+    replies: list[list[Tensor]] = [[] for _ in wanted]
+    for name, datatype in datatypes.items():
+        takers = [at for at, names in enumerate(wanted) if not names or name in names]
+        if not takers:
+            continue
+        array = outputs.get(name)
+        if not isinstance(array, np.ndarray):
+            what = "nothing" if array is None else f"a {type(array).__name__}"
+            raise _internal(f"output '{name}': the model returned {what}, not an array")
+        if array.dtype != datatype.dtype:
+            raise _internal(
+                f"output '{name}': the model returned {array.dtype}, "
+                f"but the configuration says {datatype.config_name} ({datatype.dtype})"
+            )
+        if rows is None:
+            (reply,) = replies
+            reply.append(_whole(name, datatype, array))
+            continue
+        total = sum(rows)
+        if not array.ndim or array.shape[0] != total:
+            raise _internal(
+                f"output '{name}': the model returned shape {_shape(array.shape)} for a batch of {total} rows; "
+                f"its first dimension must be {total}"
+            )
+        if len(rows) == 1:
+            replies[0].append(_whole(name, datatype, array))
+            continue
+        slices = _slices(name, datatype, array, rows)
+        for at in takers:
+            replies[at].append(slices[at])
+    return replies
+
+
+def check_reply(tensors: Sequence[Tensor], datatypes: OutputTypes, wanted: Sequence[str]) -> list[Tensor]:
+    """One request's own answer: the wanted outputs of `tensors`, in the configuration's order.
+
+    Raises INTERNAL for an output that the model does not have or sent twice, or whose datatype or size is wrong.
+    """
+    named: dict[str, Tensor] = {}
+    for tensor in tensors:
+        datatype = datatypes.get(tensor.name)
+        if datatype is None:
+            raise _internal(f"unexpected inference output '{tensor.name}'; the model has {', '.join(datatypes)}")
+        if tensor.name in named:
+            raise _internal(f"output '{tensor.name}': the model sent it twice in one answer")
+        if tensor.datatype is not datatype:
+            raise _internal(
+                f"output '{tensor.name}': the model sent {tensor.datatype.name}, "
+                f"but the configuration says {datatype.config_name}"
+            )
+        _check_size(tensor)
+        named[tensor.name] = tensor
+    return [named[name] for name in datatypes if name in named and (not wanted or name in wanted)]
+
+
+def _input(inputs: Sequence[Tensor], at: int, name: str) -> Tensor:
+    """The input of that name, which is at the same place unless a client orders its inputs in another way."""
+    if inputs[at].name == name:
+        return inputs[at]
+    for tensor in inputs:
+        if tensor.name == name:
+            return tensor
+    raise _internal(f"requests with and without input '{name}' cannot share a batch")
+
+
+def _stack(parts: list[Tensor]) -> NDArray[Any]:
+    """The parts' rows below one another. Wire layout is row-major, so that their bytes in a row are the array."""
+    first = parts[0]
+    rows = 0
+    for part in parts:
+        if part.shape[1:] != first.shape[1:] or part.datatype is not first.datatype:
+            raise _internal(f"input '{first.name}': {first!r} and {part!r} cannot share a batch")
+        rows += part.shape[0]
+    return Tensor(first.name, first.datatype, (rows, *first.shape[1:]), b"".join([part.data for part in parts])).array()
+
+
+def _whole(name: str, datatype: DataType, array: NDArray[Any]) -> Tensor:
+    if datatype is DataType.BYTES:
+        return Tensor(name, datatype, array.shape, _encode(name, array))
+    return Tensor(name, datatype, array.shape, _data(datatype, array))
+
+
+def _slices(name: str, datatype: DataType, array: NDArray[Any], rows: Sequence[int]) -> list[Tensor]:
+    """A tensor per request, over the array's own memory."""
+    tail = array.shape[1:]
+    slices: list[Tensor] = []
+    start = 0
+    if datatype is DataType.BYTES:
+        for count in rows:
+            part = array[start : start + count]
+            slices.append(Tensor(name, datatype, part.shape, _encode(name, part)))
+            start += count
+        return slices
+    data = _data(datatype, array)
+    row_bytes = datatype.itemsize * prod(tail)
+    for count in rows:
+        stop = start + count * row_bytes
+        slices.append(Tensor(name, datatype, (count, *tail), data[start:stop]))
+        start = stop
+    return slices
+
+
+def _data(datatype: DataType, array: NDArray[Any]) -> memoryview:
+    # A view with a zero in its shape cannot be cast to bytes.
+    if not array.size:
+        return memoryview(b"")
+    return np.ascontiguousarray(array, dtype=datatype.dtype).reshape(-1).view(np.uint8).data
+
+
+def _encode(name: str, array: NDArray[Any]) -> bytes:
+    elements: Iterable[Any] = array.reshape(-1).tolist()
+    for at, element in enumerate(elements):
+        if not isinstance(element, bytes | str):
+            raise _internal(
+                f"output '{name}': element {at} is a {type(element).__name__}; a TYPE_STRING output has bytes or str"
+            )
+    try:
+        return join_bytes(elements)
+    except UnicodeEncodeError as error:
+        raise _internal(f"output '{name}': an element is no text that UTF-8 can carry: {error.reason}") from error
+
+
+def _check_size(tensor: Tensor) -> None:
+    """Raise unless the data is as long as datatype and shape say."""
+    if any(size < 0 for size in tensor.shape):
+        raise _internal(f"output '{tensor.name}': shape {_shape(tensor.shape)} has a negative dimension")
+    expected = prod(tensor.shape)
+    if tensor.datatype is not DataType.BYTES:
+        size = expected * tensor.datatype.itemsize
+        if len(tensor.data) != size:
+            raise _internal(
+                f"output '{tensor.name}': the model sent {len(tensor.data)} bytes; "
+                f"{tensor.datatype.name} of shape {_shape(tensor.shape)} has {size}"
+            )
+        return
+    data = memoryview(tensor.data)
+    count = at = 0
+    while at < len(data):
+        at += 4 + int.from_bytes(data[at : at + 4], "little")
+        count += 1
+    if at != len(data) or count != expected:
+        raise _internal(
+            f"output '{tensor.name}': the model sent {len(data)} bytes that are not the {expected} elements "
+            f"of shape {_shape(tensor.shape)}"
+        )
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _internal(message: str) -> InferenceError:
+    return InferenceError(ErrorCode.INTERNAL, message)

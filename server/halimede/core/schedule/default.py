@@ -1,0 +1,13 @@
+"""The default scheduler, of a model without `dynamic_batching`: one request per execution, first come, first served."""
+
+from dataclasses import replace
+
+from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.policy import BatchPolicy
+
+
+class DefaultScheduler(DynamicBatchScheduler):
+    """A batcher with a limit of one row: any request, however many rows it has, is enough to close its batch."""
+
+    def __init__(self, policy: BatchPolicy, instances: int = 0) -> None:
+        super().__init__(replace(policy, max_batch_size=1, preferred_batch_sizes=(), max_queue_delay_ns=0), instances)

@@ -1,0 +1,79 @@
+"""The dynamic batcher: batches from a queue, given to free instances."""
+
+from collections import deque
+
+from halimede.core.schedule.actions import Action, Execute, Fail
+from halimede.core.schedule.policy import BatchPolicy
+from halimede.core.schedule.queue import BatchQueue
+from halimede.core.schedule.scheduler import Pending
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.statistics import FailureReason
+
+
+class DynamicBatchScheduler:
+    """A `Scheduler` over one `BatchQueue`. It starts with the instances 0 to `instances` - 1, all free.
+
+    Expired requests are dealt with first, so that what is late at the same moment as an instance gets free is rejected.
+    """
+
+    def __init__(self, policy: BatchPolicy, instances: int = 0) -> None:
+        self._queue = BatchQueue(policy)
+        # Free longest first: a model's instances on several devices take turns, and none is left cold.
+        self._free: deque[int] = deque(range(instances))
+        self._busy: set[int] = set()
+
+    def __repr__(self) -> str:
+        running, instances = len(self._busy), len(self._busy) + len(self._free)
+        return f"<{type(self).__name__} queue={self.queued} running={running}/{instances}>"
+
+    def enqueue(self, pending: Pending, now_ns: int) -> None:
+        self._queue.push(pending, now_ns)
+
+    def poll(self, now_ns: int) -> list[Action]:
+        queue, free = self._queue, self._free
+        actions: list[Action] = [
+            Fail(key, InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired"), FailureReason.REJECTED)
+            for key in queue.expire(now_ns)
+        ]
+        while free and (keys := queue.pop_ready(now_ns)):
+            instance = free.popleft()
+            self._busy.add(instance)
+            actions.append(Execute(instance, keys))
+        return actions
+
+    def wake_at(self) -> int | None:
+        """See `Scheduler`. 0, which is in the past, when there is work for a `poll` that has not been made."""
+        deadline = self._queue.next_deadline()
+        ready = self._queue.ready_at() if self._free else None
+        if deadline is None or ready is None:
+            return ready if deadline is None else deadline
+        return min(deadline, ready)
+
+    def try_cancel(self, key: int) -> bool:
+        return self._queue.try_remove(key)
+
+    def completed(self, instance: int) -> None:
+        """See `Scheduler`. Ignored from an instance that was removed meanwhile."""
+        if instance in self._busy:
+            self._busy.remove(instance)
+            self._free.append(instance)
+
+    def add_instance(self, instance: int) -> None:
+        if instance not in self._free:
+            self._busy.discard(instance)
+            self._free.append(instance)
+
+    def remove_instance(self, instance: int) -> None:
+        if instance in self._free:
+            self._free.remove(instance)
+        self._busy.discard(instance)
+
+    def drain(self) -> list[int]:
+        return self._queue.clear()
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    def oldest_enqueued_at(self) -> int | None:
+        return self._queue.oldest_enqueued_at()

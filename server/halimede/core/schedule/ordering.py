@@ -1,0 +1,48 @@
+"""`preserve_ordering`: answers leave in the order in which their requests came, whichever instance is done first."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Slot(Generic[T]):
+    answers: list[T] = field(default_factory=list)
+    final: bool = False
+
+
+class ResponseOrder(Generic[T]):
+    """Holds answers back until those of every earlier request have left. `T` is whatever the caller sends.
+
+    Every key that was `enqueued` must be `completed` once with `final`: a failure and a cancellation are answers like
+    any other. A request that the scheduler refused was never enqueued.
+    """
+
+    def __init__(self) -> None:
+        self._slots: OrderedDict[int, _Slot[T]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def enqueued(self, key: int) -> None:
+        """The request has its place: behind every key that is known now."""
+        self._slots[key] = _Slot()
+
+    def completed(self, key: int, answer: T, final: bool = True) -> list[T]:
+        """Take an answer of a request; all that may be sent now, in order. KeyError for a key that has no place."""
+        slot = self._slots[key]
+        slot.answers.append(answer)
+        slot.final = final
+        if key != next(iter(self._slots)):
+            return []
+        released: list[T] = []
+        while self._slots:
+            slot = next(iter(self._slots.values()))
+            released += slot.answers
+            slot.answers.clear()
+            if not slot.final:
+                break
+            self._slots.popitem(last=False)
+        return released

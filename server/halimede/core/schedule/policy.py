@@ -1,0 +1,63 @@
+"""What a model's configuration asks of its scheduler, in the scheduler's own units."""
+
+from dataclasses import dataclass
+
+from halimede.core.config.model_config import ModelConfig, ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
+
+# A queue without a bound turns overload into memory and then into a dead server, so 0 ("no limit") is this bound.
+DEFAULT_MAX_QUEUE_SIZE = 4096
+MAX_QUEUE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """How batches are formed and how long a request may wait. Sizes are in rows, times in nanoseconds.
+
+    `preferred_batch_sizes` empty means that only a full batch is worth sending early. `default_timeout_ns` 0 is no
+    timeout. `max_queue_size` counts requests, `max_queue_bytes` their tensors; both count queued requests alone.
+    """
+
+    max_batch_size: int = 1
+    preferred_batch_sizes: tuple[int, ...] = ()
+    max_queue_delay_ns: int = 0
+    preserve_ordering: bool = False
+    max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE
+    max_queue_bytes: int = MAX_QUEUE_BYTES
+    timeout_action: TimeoutAction = TimeoutAction.REJECT
+    default_timeout_ns: int = 0
+    allow_timeout_override: bool = False
+
+    def timeout_ns(self, asked_us: int) -> int:
+        """The time that a request asking for `asked_us` (0: nothing asked) may wait, in ns; 0 for no limit.
+
+        The default is the most that a client may have. Where there is none, what the client asks for holds as it is.
+        """
+        if not (asked_us and self.allow_timeout_override):
+            return self.default_timeout_ns
+        asked_ns = asked_us * 1000
+        return min(asked_ns, self.default_timeout_ns) if self.default_timeout_ns else asked_ns
+
+
+def from_config(config: ModelConfig) -> BatchPolicy:
+    """The policy of a complete, validated configuration. A model that does not batch has batches of one row."""
+    max_batch_size = max(1, config.max_batch_size)
+    batching = config.dynamic_batching
+    if batching is None:
+        return BatchPolicy(max_batch_size)
+    queue = _queue_policy(batching)
+    return BatchPolicy(
+        max_batch_size=max_batch_size,
+        preferred_batch_sizes=batching.preferred_batch_size,
+        max_queue_delay_ns=batching.max_queue_delay_microseconds * 1000,
+        preserve_ordering=batching.preserve_ordering,
+        max_queue_size=queue.max_queue_size or DEFAULT_MAX_QUEUE_SIZE,
+        timeout_action=queue.timeout_action,
+        default_timeout_ns=queue.default_timeout_microseconds * 1000,
+        allow_timeout_override=queue.allow_timeout_override,
+    )
+
+
+def _queue_policy(batching: ModelDynamicBatching) -> ModelQueuePolicy:
+    """The policy of the one level there is: its own where one is given, else the default one."""
+    default = batching.default_queue_policy or ModelQueuePolicy()
+    return batching.priority_queue_policy.get(1, default) if batching.priority_levels == 1 else default

@@ -1,0 +1,227 @@
+"""The queue of one priority level: forms batches, keeps deadlines and bounds, knows nothing of instances.
+
+Batches are decided when a request arrives, never when an instance looks for work, so that what runs together depends on
+the order of arrival alone. The queue is a FIFO of closed batches and one open batch at its tail:
+
+- An arriving request closes the open batch when the two do not fit: more than max_batch_size rows together, or not
+  `compatible`. A later request is never taken ahead of an earlier one to fill a batch.
+- It then joins the open batch, or begins one. The batch closes when its rows are a preferred size, or as many as the
+  largest preferred size (max_batch_size where none is preferred).
+- A closed batch never grows and is ready at once. The open batch is ready when its oldest request has waited for
+  max_queue_delay; until it is taken it may go on growing.
+- A request that leaves (cancelled, timed out) leaves its batch as it is otherwise: no other batch moves up into it.
+
+A request whose time is up is rejected, or (DELAY) waits in a queue of its own, out of which batches are made only when
+no other batch is ready.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from halimede.core.config.model_config import TimeoutAction
+from halimede.core.schedule.policy import BatchPolicy
+from halimede.core.schedule.scheduler import Pending
+from halimede.core.types import ErrorCode, InferenceError
+
+AT_ONCE = 0
+
+# Deadlines of requests that are gone stay in the heap until they come up; above this they are swept when they outnumber
+# the live ones.
+STALE_DEADLINES = 64
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Keys in the order of arrival. `eq=False`: a batch is itself, and is found by identity."""
+
+    keys: list[int]
+    rows: int
+    compatible: Hashable
+
+
+@dataclass(slots=True, eq=False)
+class Queued:
+    """A request in the queue. `batch` None: in the queue of delayed ones. `deadline` None: none, or already over."""
+
+    pending: Pending
+    enqueued_at: int
+    deadline: int | None
+    batch: Batch | None
+
+
+class BatchQueue:
+    """See the module's text. Times are nanoseconds; every method is one synchronous step."""
+
+    def __init__(self, policy: BatchPolicy) -> None:
+        self._policy = policy
+        self._max_rows = policy.max_batch_size
+        self._preferred = frozenset(policy.preferred_batch_sizes)
+        self._enough = max(policy.preferred_batch_sizes, default=policy.max_batch_size)
+        self._delay = policy.max_queue_delay_ns
+        self._has_timeouts = policy.default_timeout_ns > 0 or policy.allow_timeout_override
+        self._queued: dict[int, Queued] = {}
+        self._size_bytes = 0
+        # Ordered dictionaries: batches and delayed requests leave from the front and, when cancelled, from anywhere.
+        self._closed: OrderedDict[Batch, None] = OrderedDict()
+        self._open: Batch | None = None
+        self._delayed: OrderedDict[int, Queued] = OrderedDict()
+        # (deadline, arrival, key); the arrival makes requests with one deadline expire in the order they came in.
+        self._deadlines: list[tuple[int, int, int]] = []
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._queued)
+
+    def oldest_enqueued_at(self) -> int | None:
+        """When the oldest request came in, None when there is none."""
+        # A dictionary keeps the order of insertion, which is the order of arrival.
+        return next((queued.enqueued_at for queued in self._queued.values()), None)
+
+    def push(self, pending: Pending, now_ns: int) -> None:
+        """Take a request in, or raise UNAVAILABLE when the queue is full.
+
+        The byte bound does not refuse a request that is alone: it could never run.
+        """
+        count, size_bytes = len(self._queued), self._size_bytes + pending.size_bytes
+        if count >= self._policy.max_queue_size or (count and size_bytes > self._policy.max_queue_bytes):
+            raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+        self._size_bytes = size_bytes
+
+        batch = self._open
+        if batch is not None and (
+            batch.rows + pending.batch_size > self._max_rows or batch.compatible != pending.compatible
+        ):
+            self._closed[batch] = None
+            batch = None
+        if batch is None:
+            self._open = batch = Batch([pending.key], pending.batch_size, pending.compatible)
+        else:
+            batch.keys.append(pending.key)
+            batch.rows += pending.batch_size
+        if batch.rows >= self._enough or batch.rows in self._preferred:
+            self._closed[batch] = None
+            self._open = None
+
+        deadline = self._deadline(pending, now_ns) if self._has_timeouts else None
+        self._queued[pending.key] = Queued(pending, now_ns, deadline, batch)
+
+    def pop_ready(self, now_ns: int) -> tuple[int, ...]:
+        """Take the next batch that is ready, as keys; empty when none is."""
+        if self._closed:
+            batch = self._closed.popitem(last=False)[0]
+        elif self._open is not None and self._open_ready_at(self._open) <= now_ns:
+            batch, self._open = self._open, None
+        elif self._delayed:
+            return self._pop_delayed()
+        else:
+            return ()
+        for key in batch.keys:
+            self._size_bytes -= self._queued.pop(key).pending.size_bytes
+        return tuple(batch.keys)
+
+    def ready_at(self) -> int | None:
+        """When `pop_ready` has a batch if nothing else happens: AT_ONCE, a time, or None for never."""
+        if self._closed or self._delayed:
+            return AT_ONCE
+        return None if self._open is None else self._open_ready_at(self._open)
+
+    def expire(self, now_ns: int) -> list[int]:
+        """Reject (then these are the keys, and they are gone) or delay the requests whose deadline has come."""
+        rejected: list[int] = []
+        while (deadline := self.next_deadline()) is not None and deadline <= now_ns:
+            key = heappop(self._deadlines)[2]
+            queued = self._queued[key]
+            self._leave(queued)
+            if self._policy.timeout_action is TimeoutAction.DELAY:
+                queued.deadline = queued.batch = None
+                self._delayed[key] = queued
+            else:
+                self._forget(queued)
+                rejected.append(key)
+        return rejected
+
+    def next_deadline(self) -> int | None:
+        """The earliest deadline of a request in the queue."""
+        while self._deadlines:
+            deadline, _, key = self._deadlines[0]
+            if self._is_live(deadline, key):
+                return deadline
+            heappop(self._deadlines)
+        return None
+
+    def try_remove(self, key: int) -> bool:
+        """Take one request out; False when it is not here."""
+        queued = self._queued.get(key)
+        if queued is None:
+            return False
+        self._leave(queued)
+        self._forget(queued)
+        return True
+
+    def clear(self) -> list[int]:
+        """Empty the queue; its keys in the order of arrival."""
+        keys = list(self._queued)
+        self._queued.clear()
+        self._closed.clear()
+        self._delayed.clear()
+        self._deadlines.clear()
+        self._open = None
+        self._size_bytes = 0
+        return keys
+
+    def _open_ready_at(self, batch: Batch) -> int:
+        return self._queued[batch.keys[0]].enqueued_at + self._delay
+
+    def _pop_delayed(self) -> tuple[int, ...]:
+        """The first delayed requests that may share a batch; their time is over, so they wait for no company."""
+        keys: list[int] = []
+        rows = 0
+        compatible: Hashable = None
+        for queued in self._delayed.values():
+            pending = queued.pending
+            if keys and (rows + pending.batch_size > self._max_rows or pending.compatible != compatible):
+                break
+            keys.append(pending.key)
+            rows += pending.batch_size
+            compatible = pending.compatible
+        for key in keys:
+            self._forget(self._delayed.pop(key))
+        return tuple(keys)
+
+    def _deadline(self, pending: Pending, now_ns: int) -> int | None:
+        timeout_ns = self._policy.timeout_ns(pending.timeout_us)
+        if not timeout_ns:
+            return None
+        if len(self._deadlines) > 2 * len(self._queued) + STALE_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if self._is_live(entry[0], entry[2])]
+            heapify(self._deadlines)
+        deadline = now_ns + timeout_ns
+        self._arrivals += 1
+        heappush(self._deadlines, (deadline, self._arrivals, pending.key))
+        return deadline
+
+    def _is_live(self, deadline: int, key: int) -> bool:
+        # A key may have come back with another request: then the deadline tells them apart, or is right anyway.
+        queued = self._queued.get(key)
+        return queued is not None and queued.deadline == deadline
+
+    def _leave(self, queued: Queued) -> None:
+        """Out of its batch, or out of the delayed ones."""
+        key, batch = queued.pending.key, queued.batch
+        if batch is None:
+            del self._delayed[key]
+            return
+        batch.keys.remove(key)
+        batch.rows -= queued.pending.batch_size
+        if batch.keys:
+            return
+        if batch is self._open:
+            self._open = None
+        else:
+            del self._closed[batch]
+
+    def _forget(self, queued: Queued) -> None:
+        del self._queued[queued.pending.key]
+        self._size_bytes -= queued.pending.size_bytes

@@ -1,0 +1,65 @@
+"""The classification extension: an output's best classes as strings, `<value>:<index>[:<label>]`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
+from halimede.core.types.error import clip
+from halimede.core.types.tensor import join_bytes
+
+UNCLASSIFIABLE = (DataType.FP16, DataType.BF16, DataType.BOOL, DataType.BYTES)
+"""Datatypes that Triton makes no classes of."""
+
+
+def check_classifiable(name: str, datatype: DataType) -> None:
+    """Raise INVALID_ARG if an output of this datatype has no classes."""
+    if datatype in UNCLASSIFIABLE:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"class result not available for output due to unsupported type '{datatype.name}', output '{clip(name)}'",
+        )
+
+
+def classify(tensor: Tensor, k: int, labels: Sequence[str], batched: bool) -> Tensor:
+    """The `k` largest values of each row, best first, as a BYTES tensor of shape `[batch,]min(k, n)`.
+
+    `batched` means that the first dimension counts rows; all others are one row's. Equal values keep the order of their
+    indices and NaN comes last. A label that is missing or empty is left out.
+    """
+    check_classifiable(tensor.name, tensor.datatype)
+    values = tensor.array()
+    batch = tensor.shape[0] if batched and tensor.shape else 1
+    rows = values.reshape(batch, values.size // batch if batch else 0)
+    count = min(k, rows.shape[1])
+    texts: list[str] = []
+    for row in rows:
+        best = _largest(row, count)
+        texts += _class_texts(row[best].tolist(), best.tolist(), labels)
+    shape = (batch, count) if batched and tensor.shape else (count,)
+    return Tensor(tensor.name, DataType.BYTES, shape, join_bytes(texts))
+
+
+def _largest(row: NDArray[Any], count: int) -> NDArray[np.intp]:
+    """Indices of the `count` largest values, largest first."""
+    # Both turn the order round without overflow: `~x` is -x-1 for signed and max-x for unsigned integers.
+    keys = -row if row.dtype.kind == "f" else ~row
+    if count < row.size:
+        bound = np.partition(keys, count)[count]
+        # Sorting a few candidates instead of all; a NaN bound compares with nothing and needs the full sort.
+        if not np.isnan(bound):
+            candidates = np.flatnonzero(keys <= bound)
+            return candidates[np.argsort(keys[candidates], kind="stable")[:count]]
+    return np.argsort(keys, kind="stable")[:count]
+
+
+def _class_texts(values: list[Any], indices: list[int], labels: Sequence[str]) -> list[str]:
+    form = "%f:%d" if values and isinstance(values[0], float) else "%d:%d"
+    texts = []
+    for value, index in zip(values, indices, strict=True):
+        text = form % (value, index)
+        label = labels[index] if index < len(labels) else ""
+        texts.append(f"{text}:{label}" if label else text)
+    return texts

@@ -1,0 +1,322 @@
+"""ModelInfer and ModelStreamInfer messages to and from requests and responses.
+
+Inputs come either all in `raw_input_contents`, one entry per input in order, or each in its own typed `contents`;
+outputs always leave in `raw_output_contents`. Whether the tensors fit the model is not asked here. Client data that an
+error repeats is clipped.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from halimede.core.config.model_view import ModelView
+from halimede.core.types import (
+    DataType,
+    ErrorCode,
+    InferenceError,
+    InferenceRequest,
+    InferenceResponse,
+    ParameterValue,
+    Tensor,
+)
+from halimede.core.types.datatype import FROM_WIRE
+from halimede.core.types.error import clip
+from halimede.core.types.tensor import Buffer, join_bytes
+from halimede.core.wire.classification import classify
+from halimede.core.wire.protocol import ModelInferResponse, ModelStreamInferResponse, ProtoMessage
+from halimede.core.wire.raw_tensor import shape_text
+
+STATUS_MESSAGE_LIMIT = 4096
+
+# The field of `contents` that a datatype's elements come in; FP16 and BF16 have none.
+_CONTENTS_FIELD = {
+    DataType.BOOL: "bool_contents",
+    DataType.INT8: "int_contents",
+    DataType.INT16: "int_contents",
+    DataType.INT32: "int_contents",
+    DataType.INT64: "int64_contents",
+    DataType.UINT8: "uint_contents",
+    DataType.UINT16: "uint_contents",
+    DataType.UINT32: "uint_contents",
+    DataType.UINT64: "uint64_contents",
+    DataType.FP32: "fp32_contents",
+    DataType.FP64: "fp64_contents",
+    DataType.BYTES: "bytes_contents",
+}
+_FIELD_DATATYPE = {
+    "bool_contents": DataType.BOOL,
+    "int_contents": DataType.INT32,
+    "int64_contents": DataType.INT64,
+    "uint_contents": DataType.UINT32,
+    "uint64_contents": DataType.UINT64,
+    "fp32_contents": DataType.FP32,
+    "fp64_contents": DataType.FP64,
+    "bytes_contents": DataType.BYTES,
+}
+
+
+@dataclass(slots=True)
+class InferCall:
+    """A decoded request, and how its answers are to be encoded. `classes` is the number of classes wanted by output."""
+
+    request: InferenceRequest
+    classes: dict[str, int]
+    wants_empty_final: bool = False
+
+
+def status_message(text: str) -> str:
+    """The text cut so that it takes at most 4 KiB as a gRPC status message.
+
+    The message travels percent-encoded in the trailers, and a client that gets too many bytes of them shows an error of
+    its own instead of this one.
+    """
+    raw = text.encode("utf-8", "replace")
+    size = 0
+    for at, byte in enumerate(raw):
+        size += 1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3
+        if size > STATUS_MESSAGE_LIMIT:
+            return raw[: at - 4].decode("utf-8", "ignore") + "..."
+    return raw.decode()
+
+
+def decode_infer(message: ProtoMessage) -> InferCall:
+    """The request in a ModelInferRequest; INVALID_ARG for what no model would take, UNSUPPORTED for shared memory."""
+    request = InferenceRequest(message.model_name, message.model_version, message.id)
+    call = InferCall(request, {})
+    if message.parameters:
+        _read_parameters(call, message.parameters)
+    raws = message.raw_input_contents
+    tensors = message.inputs
+    if len(raws) > len(tensors):
+        raise _invalid(
+            f"expected {len(tensors)} entries in raw_input_contents, one per input, but got {len(raws)} for model"
+            f" '{clip(request.model_name)}'"
+        )
+    for at, tensor in enumerate(tensors):
+        name = tensor.name
+        datatype = FROM_WIRE.get(tensor.datatype)
+        if datatype is None:
+            raise _invalid(
+                f"invalid datatype for input {clip(name)}: '{clip(tensor.datatype)}' is none of {', '.join(FROM_WIRE)}"
+            )
+        shape = tuple(tensor.shape)
+        if shape and min(shape) < 0:
+            raise _invalid(
+                f"[request id: {clip(request.id) or '<id_unknown>'}] All input dimensions should be specified for input"
+                f" '{clip(name)}' for model '{clip(request.model_name)}', got {shape_text(shape)}"
+            )
+        if tensor.parameters:
+            _refuse_shared_memory(tensor, "input")
+        if not raws:
+            data = _explicit_contents(tensor, datatype, request.model_name)
+        elif tensor.HasField("contents"):
+            raise _invalid(
+                "contents field must not be specified when using raw_input_contents for"
+                f" '{clip(name)}' for model '{clip(request.model_name)}'"
+            )
+        elif at < len(raws):
+            data = raws[at]
+        else:
+            raise _no_data(name, request.model_name)
+        request.inputs.append(Tensor(name, datatype, shape, data))
+    wanted = message.outputs
+    if wanted:
+        request.outputs = tuple([output.name for output in wanted])
+        for output in wanted:
+            if output.parameters:
+                _read_output_parameters(call, output)
+    return call
+
+
+def encode_infer(response: InferenceResponse, view: ModelView, classes: Mapping[str, int]) -> ProtoMessage:
+    """The ModelInferResponse of a response without error; INVALID_ARG for classes of an output that has none."""
+    message = ModelInferResponse()
+    _fill(message, response, view, classes)
+    return message
+
+
+def encode_stream_infer(response: InferenceResponse, view: ModelView, classes: Mapping[str, int]) -> ProtoMessage:
+    """As `encode_infer`, inside a ModelStreamInferResponse and saying whether it is the last one."""
+    message = ModelStreamInferResponse()
+    inner = message.infer_response
+    _fill(inner, response, view, classes)
+    inner.parameters["triton_final_response"].bool_param = response.final
+    return message
+
+
+def encode_empty_final(response: InferenceResponse) -> ProtoMessage:
+    """The ModelStreamInferResponse that says only that a decoupled model's answers are over."""
+    message = ModelStreamInferResponse()
+    inner = message.infer_response
+    inner.model_name = response.model_name
+    inner.id = response.id
+    inner.parameters["triton_final_response"].bool_param = True
+    return message
+
+
+def encode_stream_error(request_id: str, error: InferenceError, executed_by: str = "") -> ProtoMessage:
+    """The ModelStreamInferResponse of a failed request; `executed_by` names the model if the request reached it."""
+    message = ModelStreamInferResponse()
+    # An empty text would make a client take this for an answer.
+    message.error_message = status_message(error.message) or error.code.value
+    inner = message.infer_response
+    inner.id = request_id
+    if executed_by:
+        inner.model_name = executed_by
+        inner.parameters["triton_final_response"].bool_param = True
+    return message
+
+
+def _fill(message: ProtoMessage, response: InferenceResponse, view: ModelView, classes: Mapping[str, int]) -> None:
+    message.model_name = response.model_name
+    message.model_version = response.model_version
+    message.id = response.id
+    for key, value in response.parameters.items():
+        _write_parameter(message.parameters[key], key, value, response.model_name)
+    for answer in response.outputs:
+        output = answer
+        if classes and output.name in classes:
+            labels = view.labels.get(output.name, ())
+            output = classify(output, classes[output.name], labels, view.config.max_batch_size > 0)
+        tensor = message.outputs.add()
+        tensor.name = output.name
+        tensor.datatype = output.datatype.name
+        tensor.shape.extend(output.shape)
+        data = output.data
+        message.raw_output_contents.append(data if type(data) is bytes else bytes(data))
+
+
+def _write_parameter(parameter: ProtoMessage, key: str, value: ParameterValue, model: str) -> None:
+    match value:
+        case bool():
+            parameter.bool_param = value
+        case str():
+            parameter.string_param = value
+        case float():
+            parameter.double_param = value
+        case int() if -(2**63) <= value < 2**63:
+            parameter.int64_param = value
+        case int() if 0 <= value < 2**64:
+            parameter.uint64_param = value
+        case _:
+            raise InferenceError(
+                ErrorCode.INTERNAL,
+                f"response parameter '{clip(key)}' of model '{model}' is outside the range of int64 and uint64",
+            )
+
+
+def _read_parameters(call: InferCall, parameters: Mapping[str, ProtoMessage]) -> None:
+    request = call.request
+    for key, parameter in parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        match key:
+            case "sequence_id":
+                if kind == "int64_param":
+                    # Ids are unsigned: a client puts those of 2^63 and more into this field as negative numbers.
+                    request.sequence_id = parameter.int64_param % 2**64
+                elif kind == "string_param":
+                    request.sequence_id = parameter.string_param
+                else:
+                    raise _wrong_type(key, "int64_param or string_param.")
+            case "sequence_start":
+                request.sequence_start = _flag(key, parameter, kind)
+            case "sequence_end":
+                request.sequence_end = _flag(key, parameter, kind)
+            case "priority":
+                if kind not in ("int64_param", "uint64_param"):
+                    raise _wrong_type(key, "int64_param or uint64_param.")
+                request.priority = _not_negative(key, getattr(parameter, kind))
+            case "timeout":
+                if kind != "int64_param":
+                    raise _wrong_type(key, "int64_param.")
+                request.timeout_us = _not_negative(key, parameter.int64_param)
+            case "triton_enable_empty_final_response":
+                call.wants_empty_final = _flag(key, parameter, kind)
+            case "binary_data_output":
+                pass  # asks for what every answer here is
+            case _ if key.startswith("triton_"):
+                raise _invalid(
+                    "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys"
+                    " starting with 'triton_' are allowed: triton_enable_empty_final_response"
+                )
+            case _:
+                if kind is None or kind == "uint64_param":
+                    raise _wrong_type(key, "int64_param, bool_param, or string_param.")
+                request.parameters[key] = getattr(parameter, kind)
+
+
+def _read_output_parameters(call: InferCall, output: ProtoMessage) -> None:
+    _refuse_shared_memory(output, "output")
+    if "classification" not in output.parameters:
+        return
+    wish = output.parameters["classification"]
+    if wish.WhichOneof("parameter_choice") != "int64_param":
+        raise _wrong_type("classification", "int64_param")
+    if wish.int64_param <= 0:
+        raise _invalid("invalid value for 'classification' parameter, expected >= 0")
+    call.classes[output.name] = wish.int64_param
+
+
+def _refuse_shared_memory(tensor: ProtoMessage, kind: str) -> None:
+    for key in ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"):
+        if key in tensor.parameters:
+            raise InferenceError(
+                ErrorCode.UNSUPPORTED,
+                f"parameter '{key}' of {kind} '{clip(tensor.name)}': shared memory is not available yet,"
+                " tensors must be sent in the message",
+            )
+
+
+def _explicit_contents(tensor: ProtoMessage, datatype: DataType, model: str) -> Buffer:
+    if not tensor.HasField("contents"):
+        raise _no_data(tensor.name, model)
+    expected = _CONTENTS_FIELD.get(datatype)
+    elements: Sequence[int] | Sequence[bytes] = ()
+    for field, values in tensor.contents.ListFields():
+        if field.name != expected:
+            raise _invalid(
+                f"unexpected explicit tensor data for input tensor '{clip(tensor.name)}' for model '{clip(model)}'"
+                f" of type '{_FIELD_DATATYPE[field.name].name}', expected datatype '{datatype.name}'"
+            )
+        elements = values
+    if not elements:
+        return b""
+    if datatype is DataType.BYTES:
+        return join_bytes(elements)  # type: ignore[arg-type]  # the field was checked: it holds bytes
+    field_type = _FIELD_DATATYPE[expected or ""]
+    array = np.fromiter(elements, field_type.dtype, len(elements))
+    if datatype is not field_type:
+        limits = np.iinfo(datatype.name.lower())
+        outside = (array < limits.min) | (array > limits.max)
+        if outside.any():
+            raise _invalid(
+                f"value {array[outside][0]} of input tensor '{clip(tensor.name)}' for model '{clip(model)}' is outside"
+                f" the range of its datatype '{datatype.name}', {limits.min} to {limits.max}"
+            )
+        array = array.astype(datatype.dtype)
+    return array.view(np.uint8).data
+
+
+def _flag(key: str, parameter: ProtoMessage, kind: str | None) -> bool:
+    if kind != "bool_param":
+        raise _wrong_type(key, "bool_param.")
+    return bool(parameter.bool_param)
+
+
+def _not_negative(key: str, value: int) -> int:
+    if value < 0:
+        raise _invalid(f"invalid value for '{key}', expected value >= 0.")
+    return value
+
+
+def _invalid(message: str) -> InferenceError:
+    return InferenceError(ErrorCode.INVALID_ARG, message)
+
+
+def _wrong_type(key: str, expected: str) -> InferenceError:
+    return _invalid(f"invalid value type for '{clip(key)}' parameter, expected {expected}")
+
+
+def _no_data(name: str, model: str) -> InferenceError:
+    return _invalid(f"unable to find data for input tensor '{clip(name)}' for model '{clip(model)}' in request.")

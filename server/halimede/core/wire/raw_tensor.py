@@ -1,0 +1,73 @@
+"""Sizes and framing of tensors in wire layout. Declared sizes are Python ints here: nothing is made from them."""
+
+from collections.abc import Iterator
+from math import prod
+
+from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.types.error import clip
+from halimede.core.types.tensor import Buffer
+
+MAX_BYTES = 2**63 - 1
+"""The largest tensor that can be addressed: numpy refuses a shape above it, even if a zero dimension makes it empty."""
+
+LENGTH_BYTES = 4
+"""Bytes of the length before each BYTES element."""
+
+
+def element_count(name: str, datatype: DataType, shape: tuple[int, ...]) -> int:
+    """The number of elements of input `name`, whose shape has no negatives; INVALID_ARG when it cannot be addressed."""
+    count = prod(shape) if len(shape) <= 8 else 0
+    if 0 < count <= _SAFE_COUNT:
+        return count
+    limit = MAX_BYTES // (datatype.itemsize or LENGTH_BYTES)
+    addressed = 1
+    for dim in shape:
+        addressed *= dim or 1
+        # The product of a hostile shape would itself be huge, so it is multiplied no further than the limit.
+        if addressed > limit:
+            raise InferenceError(
+                ErrorCode.INVALID_ARG,
+                f"input '{clip(name)}' has too many elements in shape {shape_text(shape)}, at most {limit} of datatype"
+                f" {datatype.name} can be addressed",
+            )
+    return 0 if 0 in shape else addressed
+
+
+# So few that they can be addressed whatever the datatype.
+_SAFE_COUNT = MAX_BYTES // 8
+
+
+def byte_size(datatype: DataType, shape: tuple[int, ...]) -> int:
+    """The exact bytes of a tensor; for BYTES the least that its elements can take."""
+    return prod(shape) * (datatype.itemsize or LENGTH_BYTES)
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """A shape as errors print it, cut like all client data."""
+    # No more is joined than can be printed: each dimension takes two characters or more.
+    return clip(f"[{','.join(map(str, shape[:129]))}]")
+
+
+def take(tail: memoryview, at: int, size: int, name: str, model: str) -> memoryview:
+    """`size` bytes of the binary part from `at` on, as a view, for input `name`; INVALID_ARG when it has fewer."""
+    end = at + size
+    if end > len(tail):
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"unexpected size for input '{clip(name)}', expecting {end - len(tail)} additional bytes"
+            f" for model '{clip(model)}'",
+        )
+    return tail[at:end]
+
+
+def elements(data: Buffer) -> Iterator[memoryview]:
+    """The elements of a BYTES tensor one by one, as views. ValueError where the layout is broken."""
+    view = memoryview(data)
+    at, end = 0, len(view)
+    while at < end:
+        start = at + LENGTH_BYTES
+        stop = start + int.from_bytes(view[at:start], "little")
+        if stop > end:
+            raise ValueError(f"an element at byte {at} ends at byte {stop} of {end}")
+        yield view[start:stop]
+        at = stop

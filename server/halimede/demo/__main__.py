@@ -1,0 +1,130 @@
+"""Train or reuse, serve, ask, compare, print one table."""
+
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from halimede.demo.digits import Export, answers_outside, train
+from halimede.demo.drive import CALLERS, Drive, drive
+from halimede.demo.process import ServerProcess
+
+FOLDER = Path(".demo")
+PASSES = 10
+LIBRARIES = {"HTTP": "tritonclient.http", "gRPC": "tritonclient.grpc"}
+TOLERANCE = 1e-5
+"""How far a probability may be from the one computed outside: batches of other sizes round differently."""
+
+
+def main() -> int:
+    """Run the demo; 1 when the server's answers are not those of the model outside it."""
+    # A terminated demo must still stop its server: leave through the `with` blocks.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    console = Console()
+    FOLDER.mkdir(exist_ok=True)
+    export = Export(FOLDER / "digits")
+    if export.folder.exists():
+        console.print(f"Model: {export.model}, trained before")
+    else:
+        with console.status("Training a classifier of handwritten digits"):
+            export = train(export.folder)
+        console.print(f"Model: {export.model}, trained now")
+
+    images, digits = export.held_out()
+    outside = answers_outside(export, images)
+    drives: dict[str, Drive] = {}
+    arguments = [f"--model-repository={export.repository}"]
+    with ServerProcess(arguments, FOLDER / "server.log") as server:
+        with console.status("Starting halimede serve"):
+            server.wait_ready()
+        console.print(f"Server: process {server.pid}, HTTP {server.address('http')}, gRPC {server.address('grpc')}")
+        with progress_bars(console) as bars:
+            for protocol, library in LIBRARIES.items():
+                drives[protocol] = drive(
+                    library,
+                    server.address(protocol.lower()),
+                    server.address("http"),
+                    images,
+                    PASSES,
+                    reporter(bars, protocol, PASSES * len(images)),
+                )
+
+    console.print(table(drives, digits, outside))
+    different = {protocol: disagreements(each, outside) for protocol, each in drives.items()}
+    for protocol, count in different.items():
+        if count:
+            console.print(f"{protocol}: {count} answers differ from the model's outside the server", style="bold red")
+    console.print("Go on by hand:")
+    binary = Path(sys.executable).with_name("halimede")
+    shown = binary.relative_to(Path.cwd()) if binary.is_relative_to(Path.cwd()) else binary
+    console.out(f"  {shown} serve --model-repository {export.repository}", highlight=False)
+    console.out(f"  curl -s -d @{export.request} localhost:8000/v2/models/digits/infer", highlight=False)
+    console.out("  curl -s localhost:8002/metrics", highlight=False)
+    return 1 if any(different.values()) else 0
+
+
+def progress_bars(console: Console) -> Progress:
+    return Progress(
+        TextColumn("Asking over {task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def reporter(bars: Progress, protocol: str, total: int) -> Callable[[int], None]:
+    """A bar of its own, as the function that moves it."""
+    bar = bars.add_task(protocol, total=total)
+    return lambda done: bars.update(bar, completed=done)
+
+
+def disagreements(driven: Drive, outside: NDArray[np.float32]) -> int:
+    """Answers that name another digit than the model outside the server, or give another probability."""
+    expected = np.resize(outside, driven.answers.shape)
+    same_digit = driven.answers.argmax(axis=1) == expected.argmax(axis=1)
+    close = np.isclose(driven.answers, expected, rtol=0, atol=TOLERANCE).all(axis=1)
+    return int((~(same_digit & close)).sum())
+
+
+def table(drives: dict[str, Drive], digits: NDArray[np.int64], outside: NDArray[np.float32]) -> Table:
+    """A row per protocol."""
+    shown = Table(
+        title=f"{len(digits)} held-out images, {PASSES} passes, one request per image, {CALLERS} callers",
+        caption=f"Callers are Python threads, one tritonclient each, on the {os.cpu_count()} cores that the server "
+        "uses too: rates and latencies are mostly theirs.",
+    )
+    shown.add_column("Protocol")
+    for name in ("Accuracy server / outside", "Requests/s", "p50 ms", "p99 ms"):
+        shown.add_column(name, justify="right")
+    shown.add_column("Batches formed (size x count)")
+    outside_accuracy = float((outside.argmax(axis=1) == digits).mean())
+    for protocol, each in drives.items():
+        wanted = np.resize(digits, len(each.answers))
+        accuracy = float((each.answers.argmax(axis=1) == wanted).mean())
+        p50_ms, p99_ms = np.percentile(each.latencies_s * 1000, [50, 99])
+        shown.add_row(
+            protocol,
+            f"{accuracy:.4f} / {outside_accuracy:.4f}",
+            f"{len(each.answers) / each.wall_s:.0f}",
+            f"{p50_ms:.2f}",
+            f"{p99_ms:.2f}",
+            batch_text(each.batches),
+        )
+    return shown
+
+
+def batch_text(batches: Counter[int]) -> str:
+    return " ".join(f"{size}x{count}" for size, count in sorted(batches.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""The demo's model: handwritten digits, 8 by 8 pixels, learned by a small neural network and exported to ONNX."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+MODEL = "digits"
+INPUT = "image"
+OUTPUT = "probabilities"
+LABELS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+CONFIG = f"""\
+name: "{MODEL}"
+backend: "onnxruntime"
+max_batch_size: 64
+input [ {{ name: "{INPUT}" data_type: TYPE_FP32 dims: [ 64 ] }} ]
+output [ {{ name: "{OUTPUT}" data_type: TYPE_FP32 dims: [ 10 ] label_filename: "labels.txt" }} ]
+instance_group [ {{ kind: KIND_CPU count: 1 }} ]
+dynamic_batching {{ }}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A folder with all that a training leaves: the model repository, the held-out images, a request for curl."""
+
+    folder: Path
+
+    @property
+    def repository(self) -> Path:
+        return self.folder / "models"
+
+    @property
+    def model(self) -> Path:
+        return self.repository / MODEL / "1" / "model.onnx"
+
+    @property
+    def request(self) -> Path:
+        return self.folder / "digit.json"
+
+    def held_out(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Images [n, 64] that the training never saw, and the digits [n] that they show."""
+        with np.load(self.folder / "held_out.npz") as arrays:
+            return arrays["images"], arrays["digits"]
+
+
+def train(folder: Path) -> Export:
+    """Train, export, and put everything into `folder`, which appears only when it is complete."""
+    # Seconds of imports, which a second run does without.
+    from skl2onnx import convert_sklearn
+    from skl2onnx.common.data_types import FloatTensorType
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+    from sklearn.neural_network import MLPClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    images, digits = load_digits(return_X_y=True)
+    seen, held_out, seen_digits, held_out_digits = train_test_split(
+        images.astype(np.float32), digits.astype(np.int64), test_size=0.2, random_state=0, stratify=digits
+    )
+    classifier = make_pipeline(StandardScaler(), MLPClassifier((256, 128), early_stopping=True, random_state=0))
+    classifier.fit(seen, seen_digits)
+    onnx_model = convert_sklearn(
+        classifier,
+        initial_types=[(INPUT, FloatTensorType([None, 64]))],
+        options={id(classifier): {"zipmap": False}},
+        target_opset=17,
+    )
+
+    partial = Export(folder.with_name(f"{folder.name}.partial"))
+    shutil.rmtree(partial.folder, ignore_errors=True)
+    partial.model.parent.mkdir(parents=True)
+    partial.model.write_bytes(onnx_model.SerializeToString())
+    (partial.repository / MODEL / "config.pbtxt").write_text(CONFIG)
+    (partial.repository / MODEL / "labels.txt").write_text("\n".join(LABELS) + "\n")
+    partial.request.write_text(json.dumps(curl_request(held_out[0])) + "\n")
+    np.savez(partial.folder / "held_out.npz", images=held_out, digits=held_out_digits)
+    partial.folder.rename(folder)
+    return Export(folder)
+
+
+def curl_request(image: NDArray[np.float32]) -> dict[str, object]:
+    """An inference request for one image that asks for its three likeliest labels."""
+    return {
+        "inputs": [{"name": INPUT, "shape": [1, 64], "datatype": "FP32", "data": image.tolist()}],
+        "outputs": [{"name": OUTPUT, "parameters": {"classification": 3}}],
+    }
+
+
+def answers_outside(export: Export, images: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Probabilities [n, 10] as ONNX Runtime gives them in this process, without a server."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(export.model, providers=["CPUExecutionProvider"])
+    (probabilities,) = session.run([OUTPUT], {INPUT: images})
+    return np.asarray(probabilities, dtype=np.float32)

@@ -1,0 +1,112 @@
+"""Concurrent callers: threads that each ask with a tritonclient of their own and wait for every answer."""
+
+import json
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halimede.demo.digits import INPUT, MODEL, OUTPUT
+
+CALLERS = 16
+WARM_UP_REQUESTS = 10
+PROGRESS_INTERVAL_S = 0.1
+PATIENCE_S = 60
+
+Ask = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+"""From one image [1, 64] to its probabilities [1, 10]."""
+
+
+@contextmanager
+def connection(library: str, address: str) -> Iterator[Ask]:
+    """A client of `tritonclient.http` or `tritonclient.grpc`, which are used alike, for the thread that enters here."""
+    triton = import_module(library)
+    client = triton.InferenceServerClient(address)
+
+    def ask(image: NDArray[np.float32]) -> NDArray[np.float32]:
+        tensor = triton.InferInput(INPUT, list(image.shape), "FP32")
+        tensor.set_data_from_numpy(image)
+        answer: NDArray[np.float32] = client.infer(MODEL, [tensor]).as_numpy(OUTPUT)
+        return answer
+
+    try:
+        yield ask
+    finally:
+        client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """What the callers saw: an answer [requests, 10] and a latency per request, and the batches that the server formed.
+
+    Request r asked for image r modulo their number. `batches` counts executions by batch size.
+    """
+
+    answers: NDArray[np.float32]
+    latencies_s: NDArray[np.float64]
+    wall_s: float
+    batches: Counter[int]
+
+
+def drive(
+    library: str,
+    address: str,
+    http_address: str,
+    images: NDArray[np.float32],
+    passes: int,
+    on_progress: Callable[[int], None],
+) -> Drive:
+    """Ask for every image `passes` times, each as a request of its own, from CALLERS threads at once."""
+    total = passes * len(images)
+    answers = np.zeros((total, 10), dtype=np.float32)
+    latencies_s = np.zeros(total)
+    answered = [0] * CALLERS
+    started_s = 0.0
+    batches_before: Counter[int] = Counter()
+
+    def when_all_are_warm() -> None:
+        nonlocal started_s, batches_before
+        batches_before = batches_formed(http_address)
+        started_s = time.perf_counter()
+
+    start = threading.Barrier(CALLERS, action=when_all_are_warm, timeout=PATIENCE_S)
+
+    def call(caller: int) -> None:
+        with connection(library, address) as ask:
+            for _ in range(WARM_UP_REQUESTS):
+                ask(images[:1])
+            start.wait()
+            for request in range(caller, total, CALLERS):
+                at = request % len(images)
+                asked_s = time.perf_counter()
+                answers[request] = ask(images[at : at + 1])[0]
+                latencies_s[request] = time.perf_counter() - asked_s
+                answered[caller] += 1
+
+    with ThreadPoolExecutor(CALLERS) as threads:
+        calls: list[Future[None]] = [threads.submit(call, caller) for caller in range(CALLERS)]
+        running = set(calls)
+        while running:
+            _, running = wait(running, timeout=PROGRESS_INTERVAL_S)
+            on_progress(sum(answered))
+        wall_s = time.perf_counter() - started_s
+        # A caller that fails before the start breaks the barrier for the others: its own error is the one to show.
+        errors = [error for each in calls if (error := each.exception())]
+        if errors:
+            raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+    return Drive(answers, latencies_s, wall_s, batches_formed(http_address) - batches_before)
+
+
+def batches_formed(http_address: str) -> Counter[int]:
+    """Executions by batch size since the model was loaded, from the server's statistics."""
+    with urllib.request.urlopen(f"http://{http_address}/v2/models/{MODEL}/stats", timeout=PATIENCE_S) as answer:
+        (model,) = json.load(answer)["model_stats"]
+    return Counter({each["batch_size"]: each["compute_infer"]["count"] for each in model["batch_stats"]})

@@ -1,0 +1,83 @@
+"""A `halimede serve` process of one's own, on free loopback ports."""
+
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+STARTED = {
+    "http": re.compile(r"Started HTTPService at \S+:(\d+)"),
+    "grpc": re.compile(r"Started GRPCInferenceService at \S+:(\d+)"),
+    "metrics": re.compile(r"Started Metrics Service at \S+:(\d+)"),
+}
+LOOPBACK = "127.0.0.1"
+POLL_S = 0.01
+
+
+class ServerProcess:
+    """Runs from construction to the end of the `with` block; its log goes to `log`."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self.log = log
+        command = [sys.executable, "-m", "halimede", "serve", *arguments]
+        command += [f"--{service}-address={LOOPBACK}" for service in STARTED]
+        command += [f"--{service}-port=0" for service in STARTED]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(  # noqa: S603 - this project's own command
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def address(self, service: str) -> str:
+        """`host:port` of "http", "grpc" or "metrics"; known once the server is ready."""
+        found = STARTED[service].search(self.log.read_text(errors="replace"))
+        if found is None:
+            raise RuntimeError(f"the server has not started {service}; its log is {self.log}")
+        return f"{LOOPBACK}:{found[1]}"
+
+    def wait_ready(self, timeout_s: float = 60) -> None:
+        """Return when the server says that it is ready; RuntimeError with the end of its log when it does not."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and self._process.poll() is None:
+            if self._is_ready():
+                return
+            time.sleep(POLL_S)
+        code = self._process.poll()
+        what = f"not ready after {timeout_s:g} s" if code is None else f"ended with code {code}"
+        raise RuntimeError(f"the server is {what}:\n{self.log.read_text(errors='replace')[-3000:]}")
+
+    def stop(self, timeout_s: float = 30) -> int:
+        """End the process, by force when it does not end in time, and return its exit code."""
+        self._process.terminate()
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def _is_ready(self) -> bool:
+        found = STARTED["http"].search(self.log.read_text(errors="replace"))
+        if found is None:
+            return False
+        try:
+            with urllib.request.urlopen(f"http://{LOOPBACK}:{found[1]}/v2/health/ready", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False

@@ -1,0 +1,103 @@
+"""The RPCs of GRPCInferenceService other than inference: health, metadata, statistics, repository."""
+
+from collections.abc import Awaitable, Callable
+
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.wire.grpc_control import (
+    check_repository_name,
+    decode_load_parameters,
+    decode_unload_dependents,
+    encode_index,
+    encode_model_config,
+    encode_model_metadata,
+    encode_server_metadata,
+    encode_statistics,
+)
+from halimede.core.wire.protocol import ProtoMessage, message_class
+from halimede.runtime.server import Server
+
+Answer = Callable[[ProtoMessage], Awaitable[ProtoMessage]]
+
+_ServerLiveResponse = message_class("inference.ServerLiveResponse")
+_ServerReadyResponse = message_class("inference.ServerReadyResponse")
+_ModelReadyResponse = message_class("inference.ModelReadyResponse")
+_RepositoryModelLoadResponse = message_class("inference.RepositoryModelLoadResponse")
+_RepositoryModelUnloadResponse = message_class("inference.RepositoryModelUnloadResponse")
+
+_NOT_AVAILABLE = {
+    "SystemSharedMemoryStatus": "system shared memory",
+    "SystemSharedMemoryRegister": "system shared memory",
+    "SystemSharedMemoryUnregister": "system shared memory",
+    "CudaSharedMemoryStatus": "CUDA shared memory",
+    "CudaSharedMemoryRegister": "CUDA shared memory",
+    "CudaSharedMemoryUnregister": "CUDA shared memory",
+    "TraceSetting": "tracing",
+    "LogSettings": "changing log settings",
+}
+
+
+class Control:
+    """The answers to control requests over one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def answers(self) -> dict[str, Answer]:
+        """What answers each RPC, by its name."""
+        answers: dict[str, Answer] = {name: _not_available(name, what) for name, what in _NOT_AVAILABLE.items()}
+        answers |= {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+        }
+        return answers
+
+    async def _server_live(self, _request: ProtoMessage) -> ProtoMessage:
+        return _ServerLiveResponse(live=self._server.is_live())
+
+    async def _server_ready(self, _request: ProtoMessage) -> ProtoMessage:
+        return _ServerReadyResponse(ready=self._server.is_ready())
+
+    async def _model_ready(self, request: ProtoMessage) -> ProtoMessage:
+        return _ModelReadyResponse(ready=self._server.is_model_ready(request.name, request.version))
+
+    async def _server_metadata(self, _request: ProtoMessage) -> ProtoMessage:
+        return encode_server_metadata(self._server.metadata())
+
+    async def _model_metadata(self, request: ProtoMessage) -> ProtoMessage:
+        return encode_model_metadata(self._server.model(request.name, request.version))
+
+    async def _model_config(self, request: ProtoMessage) -> ProtoMessage:
+        return encode_model_config(self._server.model(request.name, request.version).config)
+
+    async def _model_statistics(self, request: ProtoMessage) -> ProtoMessage:
+        # A version without a name is ignored, as Triton does.
+        return encode_statistics(self._server.statistics(request.name, request.version if request.name else ""))
+
+    async def _repository_index(self, request: ProtoMessage) -> ProtoMessage:
+        check_repository_name(request)
+        return encode_index(self._server.repository_index(request.ready))
+
+    async def _load(self, request: ProtoMessage) -> ProtoMessage:
+        check_repository_name(request)
+        await self._server.load_model(request.model_name, decode_load_parameters(request))
+        return _RepositoryModelLoadResponse()
+
+    async def _unload(self, request: ProtoMessage) -> ProtoMessage:
+        check_repository_name(request)
+        await self._server.unload_model(request.model_name, decode_unload_dependents(request))
+        return _RepositoryModelUnloadResponse()
+
+
+def _not_available(name: str, what: str) -> Answer:
+    async def refuse(_request: ProtoMessage) -> ProtoMessage:
+        raise InferenceError(ErrorCode.UNSUPPORTED, f"{name}: {what} is not available yet in this server")
+
+    return refuse

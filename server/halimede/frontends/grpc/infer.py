@@ -1,0 +1,273 @@
+"""ModelInfer and ModelStreamInfer."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]  # grpcio ships no types
+
+from halimede.core.config.model_view import ModelView
+from halimede.core.types import ErrorCode, InferenceError, InferenceResponse
+from halimede.core.wire.grpc_infer import (
+    InferCall,
+    decode_infer,
+    encode_empty_final,
+    encode_infer,
+    encode_stream_error,
+    encode_stream_infer,
+)
+from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage, parse
+from halimede.frontends.grpc.call import SHUTTING_DOWN, Context, Drain, abort, internal_error
+from halimede.runtime.server import Server
+
+MAX_UNANSWERED = 256
+"""Requests of one stream that are being answered, or whose answers wait to be sent, before the stream is read on."""
+
+MAX_UNSENT_BYTES = 64 << 20
+"""Answers of one stream that may wait for a client that does not read them."""
+
+log = logging.getLogger(__name__)
+
+
+class Infer:
+    """The two inference RPCs over one server."""
+
+    def __init__(self, server: Server, drain: Drain) -> None:
+        self._server = server
+        self._drain = drain
+
+    async def model_infer(self, raw: bytes, context: Context) -> bytes:
+        """One ModelInferRequest in, one ModelInferResponse out."""
+        try:
+            return await self._infer(raw)
+        except InferenceError as error:
+            failure = error
+        except Exception:
+            log.exception("ModelInfer failed")
+            failure = internal_error("ModelInfer")
+        return await abort(context, failure)
+
+    async def _infer(self, raw: bytes) -> bytes:
+        server = self._server
+        message = parse(ModelInferRequest, raw)
+        view = server.model(message.model_name, message.model_version)
+        if _is_decoupled(view):
+            raise InferenceError(
+                ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
+            )
+        call = decode_infer(message)
+        answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
+        ticket = server.infer(call.request, partial(_resolve, answer))
+        try:
+            response = await answer
+        except asyncio.CancelledError:
+            server.cancel(ticket)
+            raise
+        if response.error is not None:
+            raise response.error
+        return bytes(encode_infer(response, view, call.classes).SerializeToString())
+
+    async def model_stream_infer(self, _requests: object, context: Context) -> None:
+        """A stream of ModelInferRequest in, a stream of ModelStreamInferResponse out."""
+        try:
+            await _InferStream(self._server, self._drain, context).run()
+            return
+        except InferenceError as error:
+            failure = error
+        except Exception:
+            log.exception("ModelStreamInfer failed")
+            failure = internal_error("ModelStreamInfer")
+        await abort(context, failure)
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One request of a stream. `ready` are its answers that have to wait for those of earlier requests."""
+
+    request_id: str
+    is_decoupled: bool = False
+    ticket: int = 0
+    ready: list[bytes | InferenceError] = field(default_factory=list)
+    is_done: bool = False
+
+
+class _InferStream:
+    """One ModelStreamInfer call.
+
+    Answers of decoupled models leave as they come, all others in the order of their requests. A failed request is
+    answered by a message that says so and the stream goes on, unless the call's metadata asks for the real status: then
+    the first error ends the stream. However it ends, what is still being computed is cancelled. All state changes on
+    the loop between awaits.
+    """
+
+    def __init__(self, server: Server, drain: Drain, context: Context) -> None:
+        self._server = server
+        self._drain = drain
+        self._context = context
+        self._errors_end_it = ("triton_grpc_error", "true") in tuple(context.invocation_metadata() or ())
+        self._outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self._ordered: deque[_Slot] = deque()
+        self._tickets: set[int] = set()
+        self._unanswered = 0
+        self._unsent: deque[bytes | InferenceError] = deque()
+        self._unsent_bytes = 0
+        self._is_read = False
+
+    async def run(self) -> None:
+        """Return when the client has closed its side and all is answered; raise what the stream is to end with."""
+        tasks = [asyncio.create_task(self._ending_on_error(part)) for part in (self._read(), self._write())]
+        try:
+            await self._outcome
+        finally:
+            self._outcome.cancel()
+            for ticket in self._tickets:
+                self._server.cancel(ticket)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _ending_on_error(self, part: Coroutine[Any, Any, None]) -> None:
+        try:
+            await part
+        except InferenceError as error:
+            self._end(error)
+        except Exception:
+            log.exception("ModelStreamInfer failed")
+            self._end(internal_error("ModelStreamInfer"))
+
+    async def _read(self) -> None:
+        try:
+            async with self._drain.scope():
+                while True:
+                    while self._unanswered + len(self._unsent) >= MAX_UNANSWERED:
+                        self._room.clear()
+                        await self._room.wait()
+                    raw = await self._context.read()
+                    if raw is grpc.aio.EOF:
+                        break
+                    self._accept(raw)
+        except TimeoutError:
+            pass  # draining: what was read is answered, and the writer ends the stream
+        self._is_read = True
+        self._changed.set()
+
+    async def _write(self) -> None:
+        while True:
+            while self._unsent:
+                answer = self._unsent.popleft()
+                if isinstance(answer, InferenceError):
+                    raise answer
+                self._unsent_bytes -= len(answer)
+                await self._context.write(answer)
+                self._room.set()
+            if self._is_read and not self._unanswered:
+                break
+            self._changed.clear()
+            await self._changed.wait()
+        self._end(SHUTTING_DOWN if self._drain.started else None)
+
+    def _end(self, error: InferenceError | None) -> None:
+        if self._outcome.done():
+            return
+        if error is None:
+            self._outcome.set_result(None)
+        else:
+            self._outcome.set_exception(error)
+
+    def _accept(self, raw: bytes) -> None:
+        message = parse(ModelInferRequest, raw)
+        slot = _Slot(message.id)
+        try:
+            view = self._server.model(message.model_name, message.model_version)
+            slot.is_decoupled = _is_decoupled(view)
+            call = decode_infer(message)
+        except InferenceError as error:
+            self._admit(slot)
+            self._put(slot, self._failure(slot, error), is_final=True)
+            return
+        self._admit(slot)
+        ticket = self._server.infer(call.request, partial(self._on_response, slot, view, call))
+        if not slot.is_done:
+            slot.ticket = ticket
+            self._tickets.add(ticket)
+
+    def _admit(self, slot: _Slot) -> None:
+        self._unanswered += 1
+        if not slot.is_decoupled:
+            self._ordered.append(slot)
+
+    def _on_response(self, slot: _Slot, view: ModelView, call: InferCall, response: InferenceResponse) -> None:
+        if response.final:
+            self._tickets.discard(slot.ticket)
+        if not self._outcome.done():
+            self._put(slot, self._encode(slot, view, call, response), response.final)
+
+    def _encode(
+        self, slot: _Slot, view: ModelView, call: InferCall, response: InferenceResponse
+    ) -> bytes | InferenceError | None:
+        executed_by = response.model_name if response.model_version else ""
+        if response.error is not None:
+            return self._failure(slot, response.error, executed_by)
+        try:
+            if slot.is_decoupled and response.final and not response.outputs:
+                return _raw(encode_empty_final(response)) if call.wants_empty_final else None
+            return _raw(encode_stream_infer(response, view, call.classes))
+        except InferenceError as error:
+            return self._failure(slot, error, executed_by)
+        except Exception:
+            log.exception("ModelStreamInfer could not encode a response of '%s'", view.name)
+            return self._failure(slot, internal_error("ModelStreamInfer"), executed_by)
+
+    def _failure(self, slot: _Slot, error: InferenceError, executed_by: str = "") -> bytes | InferenceError:
+        return error if self._errors_end_it else _raw(encode_stream_error(slot.request_id, error, executed_by))
+
+    def _put(self, slot: _Slot, answer: bytes | InferenceError | None, is_final: bool) -> None:
+        """Queue an answer (None: there is nothing to say), and all that had to wait for it."""
+        slot.is_done = is_final
+        if answer is not None:
+            slot.ready.append(answer)
+        if slot.is_decoupled:
+            self._flush(slot)
+        while self._ordered:
+            head = self._ordered[0]
+            self._flush(head)
+            if not head.is_done:
+                break
+            self._ordered.popleft()
+        self._changed.set()
+        self._room.set()
+
+    def _flush(self, slot: _Slot) -> None:
+        for answer in slot.ready:
+            if self._unsent_bytes > MAX_UNSENT_BYTES:
+                # Only a decoupled model can get here; nothing tells it to wait.
+                message = f"the client left {MAX_UNSENT_BYTES >> 20} MiB of responses unread on this stream"
+                self._end(InferenceError(ErrorCode.CANCELLED, message))
+                return
+            self._unsent.append(answer)
+            if isinstance(answer, bytes):
+                self._unsent_bytes += len(answer)
+        slot.ready.clear()
+        if slot.is_done:
+            self._unanswered -= 1
+
+
+def _resolve(answer: "asyncio.Future[InferenceResponse]", response: InferenceResponse) -> None:
+    # After a cancel the real answer still comes, to nobody.
+    if not answer.done():
+        answer.set_result(response)
+
+
+def _is_decoupled(view: ModelView) -> bool:
+    policy = view.config.model_transaction_policy
+    return policy is not None and policy.decoupled
+
+
+def _raw(message: ProtoMessage) -> bytes:
+    return bytes(message.SerializeToString())

@@ -1,0 +1,71 @@
+"""Server reflection: the services here and their descriptors, for tools such as grpcurl."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]  # grpcio ships no types
+
+from halimede.core.types import InferenceError
+from halimede.core.types.error import clip
+from halimede.core.wire.protocol import POOL, ProtoMessage, message_class, parse
+from halimede.frontends.grpc.call import SHUTTING_DOWN, Context, Drain, abort
+
+# The messages of v1alpha are the same on the wire.
+_Request = message_class("grpc.reflection.v1.ServerReflectionRequest")
+_Response = message_class("grpc.reflection.v1.ServerReflectionResponse")
+
+_NOT_FOUND = grpc.StatusCode.NOT_FOUND.value[0]
+_INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT.value[0]
+
+
+class Reflection:
+    """ServerReflectionInfo over the services of the given names."""
+
+    def __init__(self, services: Iterable[str], drain: Drain) -> None:
+        self._services = tuple(services)
+        self._drain = drain
+
+    async def info(self, _requests: object, context: Context) -> None:
+        """Answers each request of the stream by one response, until the client closes its side."""
+        try:
+            async with self._drain.scope():
+                while (raw := await context.read()) is not grpc.aio.EOF:
+                    await context.write(self.answer(parse(_Request, raw)).SerializeToString())
+                return
+        except InferenceError as error:
+            failure = error
+        except TimeoutError:
+            failure = SHUTTING_DOWN
+        await abort(context, failure)
+
+    def answer(self, request: ProtoMessage) -> ProtoMessage:
+        """The response to one request; what is not found is said inside it."""
+        response = _Response(valid_host=request.host, original_request=request)
+        try:
+            match request.WhichOneof("message_request"):
+                case "list_services":
+                    for name in self._services:
+                        response.list_services_response.service.add(name=name)
+                case "file_by_filename":
+                    _add_file(response, POOL.FindFileByName(request.file_by_filename))
+                case "file_containing_symbol":
+                    _add_file(response, POOL.FindFileContainingSymbol(request.file_containing_symbol))
+                case "file_containing_extension":
+                    raise KeyError(request.file_containing_extension.containing_type)
+                case "all_extension_numbers_of_type":
+                    POOL.FindMessageTypeByName(request.all_extension_numbers_of_type)
+                    response.all_extension_numbers_response.base_type_name = request.all_extension_numbers_of_type
+                case _:
+                    response.error_response.error_code = _INVALID_ARGUMENT
+                    response.error_response.error_message = "the reflection request asks for nothing that is known here"
+        except KeyError as missing:
+            response.error_response.error_code = _NOT_FOUND
+            response.error_response.error_message = f"not found: {clip(str(missing.args[0]))}"
+        return response
+
+
+def _add_file(response: ProtoMessage, file: Any) -> None:  # a FileDescriptor: its stub has no `dependencies`
+    """The file after all that it imports, so that a client can build them in order."""
+    for dependency in file.dependencies:
+        _add_file(response, dependency)
+    response.file_descriptor_response.file_descriptor_proto.append(file.serialized_pb)

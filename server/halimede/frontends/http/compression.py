@@ -1,0 +1,103 @@
+"""Content codings: gzip and deflate, in slices that hold the event loop for milliseconds."""
+
+import zlib
+from collections.abc import Sequence
+
+from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.core.types.error import clip
+from halimede.frontends.http.steps import Steps
+
+_GZIP = 16 + zlib.MAX_WBITS
+_ZLIB = zlib.MAX_WBITS
+_RAW = -zlib.MAX_WBITS
+_SLICE = 256 << 10
+# Fast rather than small: the time is taken from every other request.
+_LEVEL = 1
+
+
+def parse_content_coding(value: bytes) -> str:
+    """The coding of a request body: "gzip", "deflate" or "identity". UNSUPPORTED for any other."""
+    coding = value.strip().lower().decode("latin-1") or "identity"
+    if coding not in {"gzip", "deflate", "identity"}:
+        raise InferenceError(ErrorCode.UNSUPPORTED, "Unsupported compression type")
+    return coding
+
+
+def choose_coding(accept_encoding: bytes) -> str:
+    """The coding that a client prefers for the answer: "gzip" or "deflate" if it names one, else "identity"."""
+    weights: dict[str, float] = {}
+    for item in accept_encoding.decode("latin-1").lower().split(","):
+        name, *parameters = (part.strip() for part in item.split(";"))
+        weights[name] = _weight(parameters)
+    best = max(("gzip", "deflate"), key=lambda name: weights.get(name, 0.0))
+    best_weight = weights.get(best, 0.0)
+    return best if best_weight > 0.0 and best_weight >= weights.get("identity", 0.0) else "identity"
+
+
+def _weight(parameters: Sequence[str]) -> float:
+    """The q-value of an item; a malformed one counts as a refusal of the coding."""
+    for parameter in parameters:
+        if parameter.startswith("q="):
+            try:
+                weight = float(parameter[2:])
+            except ValueError:
+                return 0.0
+            return weight if 0.0 <= weight <= 1.0 else 0.0
+    return 1.0
+
+
+def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[bytearray]:
+    """Decompress a whole body. INVALID_ARG when it is broken, cut short, or gives more than `limit` bytes.
+
+    `deflate` is zlib's format as the standard says, or the raw one that some clients send.
+    """
+    out = bytearray()
+    rest = memoryview(body)
+    wbits = _GZIP if coding == "gzip" else _deflate_format(rest)
+    while True:  # One turn per member: a gzip body may be several, one after the other.
+        stream = zlib.decompressobj(wbits)
+        while not stream.eof:
+            pending = rest[:_SLICE]
+            try:
+                # One byte over the limit is enough to know, and no bomb gets further.
+                piece = stream.decompress(pending, min(_SLICE, limit + 1 - len(out)))
+            except zlib.error as error:
+                raise _broken(coding, clip(str(error))) from None
+            out += piece
+            if len(out) > limit:
+                raise InferenceError(
+                    ErrorCode.INVALID_ARG,
+                    f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. "
+                    "Use --http-max-input-size to increase the limit.",
+                )
+            if not (stream.eof or pending or piece):
+                raise _broken(coding, "it ends before its data does")
+            unused = len(stream.unconsumed_tail) + len(stream.unused_data)
+            rest = rest[len(pending) - unused :]
+            yield
+        if not len(rest):
+            return out
+        if coding != "gzip":
+            raise _broken(coding, f"{len(rest)} bytes follow its end")
+
+
+def _deflate_format(body: memoryview) -> int:
+    is_zlib = len(body) >= 2 and body[0] & 0x0F == zlib.DEFLATED and (body[0] << 8 | body[1]) % 31 == 0
+    return _ZLIB if is_zlib else _RAW
+
+
+def _broken(coding: str, reason: str) -> InferenceError:
+    return InferenceError(ErrorCode.INVALID_ARG, f"the request body is not valid {coding} data: {reason}")
+
+
+def compress_steps(chunks: Sequence[Buffer], coding: str) -> Steps[list[bytes]]:
+    """Compress an answer's chunks into one stream of `coding`, gzip or deflate (in zlib's format)."""
+    stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP if coding == "gzip" else _ZLIB)
+    out: list[bytes] = []
+    for chunk in chunks:
+        view = memoryview(chunk)
+        for start in range(0, len(view), _SLICE):
+            out.append(stream.compress(view[start : start + _SLICE]))
+            yield
+    out.append(stream.flush())
+    return out

@@ -1,0 +1,281 @@
+"""The framing of HTTP/1.1 requests, without sockets: heads, chunked bodies, and the limits on both.
+
+A head is parsed once it is complete, by llhttp in its strict mode and with a fresh parser each time, so that nothing of
+one request (a trailer, a flag) can leak into the next. llhttp never sees a body: those of known length are received
+where they stay, chunked ones are decoded here. Whatever makes the end of a request doubtful is a `Refusal`, after
+which the connection is closed: a guess would let two parties disagree on where the next request begins.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import httptools
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one listener grants its clients. Times are seconds, sizes are bytes.
+
+    A head must be complete within `head_timeout_s`; a body must bring `body_progress_bytes` in every
+    `body_progress_s`; an answer of which the client took nothing for `write_timeout_s` is given up. After a refusal,
+    input is discarded for `linger_s` or `linger_bytes`, so that the client reads the answer instead of a reset.
+    """
+
+    max_connections: int = 10_000
+    max_headers: int = 100
+    max_head_bytes: int = 32 << 10
+    max_chunks: int = 65_536
+    head_timeout_s: float = 10.0
+    body_progress_s: float = 10.0
+    body_progress_bytes: int = 1 << 10
+    write_timeout_s: float = 60.0
+    write_buffer_bytes: int = 1 << 20
+    pipelined_bytes: int = 64 << 10
+    linger_s: float = 5.0
+    linger_bytes: int = 1 << 20
+    sweep_s: float = 1.0
+
+
+class Refusal(Exception):
+    """A request that cannot be taken: answered with this status and text, then the connection is closed."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+@dataclass(slots=True)
+class Head:
+    """Request line and headers. Names of `headers` are lower case, the last of equal ones counts.
+
+    `content_length` is None when the body is chunked. `connection` is the header line that the answer needs to keep or
+    close the connection as the client asked, "" where HTTP/1.1 says it already.
+    """
+
+    method: bytes
+    target: bytes
+    headers: dict[bytes, bytes]
+    connection: bytes
+    content_length: int | None
+
+
+KEEP_ALIVE = b"Connection: keep-alive\r\n"
+CLOSE = b"Connection: close\r\n"
+
+_HEAD_END = b"\r\n\r\n"
+_SHORTEST_HEADER = len(b"a:\r\n")
+
+
+def find_head(data: bytearray, at: int, end: int, limits: Limits) -> int:
+    """Where the body begins after the head at `at`, 0 while the head is incomplete. Refuses a head that is too long."""
+    stop = data.find(_HEAD_END, at, end)
+    if stop < 0:
+        _check_partial_head(data, at, end, limits)
+        return 0
+    stop += len(_HEAD_END)
+    size = stop - at
+    if size > limits.max_head_bytes:
+        raise _too_long(data, at, stop, limits)
+    # Two of the line ends are those of the request line and of the empty line.
+    if size > limits.max_headers * _SHORTEST_HEADER and data.count(b"\r\n", at, stop) - 2 > limits.max_headers:
+        raise Refusal(431, f"the request has more than {limits.max_headers} headers")
+    return stop
+
+
+def _check_partial_head(data: bytearray, at: int, end: int, limits: Limits) -> None:
+    if end - at > limits.max_head_bytes:
+        raise _too_long(data, at, end, limits)
+    # Whoever ends lines with a bare LF never sends the CRLF CRLF that is waited for.
+    if data.count(b"\n", at, end) != data.count(b"\r\n", at, end):
+        raise Refusal(400, "malformed HTTP request: lines must end with CR LF")
+
+
+def _too_long(data: bytearray, at: int, end: int, limits: Limits) -> Refusal:
+    if data.find(b"\r\n", at, min(end, at + limits.max_head_bytes)) < 0:
+        return Refusal(414, f"the request target is longer than {limits.max_head_bytes} bytes")
+    return Refusal(431, f"request line and headers are longer than {limits.max_head_bytes} bytes")
+
+
+class HeadReader:
+    """Parses complete heads. One serves many connections: it keeps nothing between two calls."""
+
+    def __init__(self) -> None:
+        self._raw: dict[bytes, bytes] = {}
+        self._targets: list[bytes] = []
+        self._method = b""
+        self._keep_alive = False
+        # The parser's callbacks, bound to C functions: no Python frame per header.
+        self.on_header: Callable[[bytes, bytes], None] = self._raw.__setitem__
+        self.on_url: Callable[[bytes], None] = self._targets.append
+        self._parser = httptools.HttpRequestParser(self)
+
+    def on_headers_complete(self) -> None:
+        self._method = self._parser.get_method()
+        self._keep_alive = self._parser.should_keep_alive()
+
+    def read(self, data: memoryview) -> Head:
+        """The head in `data`, which ends with its empty line. Refuses what is malformed or ambiguous."""
+        self._method = b""
+        self._parser = parser = httptools.HttpRequestParser(self)
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # An offer of another protocol may be ignored; the request stands as it is.
+        except httptools.HttpParserError as error:
+            self._raw.clear()
+            self._targets.clear()
+            raise Refusal(400, f"malformed HTTP request: {error}") from None
+        headers = {name.lower(): value for name, value in self._raw.items()}
+        self._raw.clear()
+        target = b"".join(self._targets)
+        self._targets.clear()
+        if not self._method:
+            raise Refusal(400, "malformed HTTP request: no request line")
+        connection = b""
+        if not self._keep_alive:
+            if parser.get_http_version() not in {"1.0", "1.1"}:
+                raise Refusal(505, "only HTTP/1.0 and HTTP/1.1 are supported")
+            connection = CLOSE
+        elif b"connection" in headers:
+            connection = KEEP_ALIVE
+        if b"transfer-encoding" in headers:
+            if headers[b"transfer-encoding"].strip().lower() != b"chunked":
+                raise Refusal(501, "the only transfer coding that is supported is 'chunked'")
+            if parser.get_http_version() != "1.1":
+                raise Refusal(400, "malformed HTTP request: HTTP/1.0 has no Transfer-Encoding")
+            return Head(self._method, target, headers, connection, None)
+        length = headers.get(b"content-length")
+        # llhttp has checked that it is one decimal number below 2^64.
+        return Head(self._method, target, headers, connection, 0 if length is None else int(length))
+
+
+def body_too_large(size: int, limit: int) -> Refusal:
+    """The refusal of a body of `size` bytes, in Triton's words (which speak of JSON for any body)."""
+    return Refusal(
+        400,
+        f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. "
+        "Use --http-max-input-size to increase the limit.",
+    )
+
+
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
+_TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
+_MAX_LINE_BYTES = 1 << 10
+
+
+class _Part(Enum):
+    """What a chunked body goes on with."""
+
+    SIZE = auto()
+    DATA = auto()
+    DATA_END = auto()
+    TRAILER = auto()
+    NOTHING = auto()
+
+
+class ChunkedBody:
+    """Decodes one chunked body, fed in pieces cut anywhere. Extensions and trailers are checked and dropped.
+
+    `body` grows with what arrives, never with what a chunk announces.
+    """
+
+    __slots__ = ("_chunks", "_left", "_limit", "_limits", "_line", "_part", "_trailer_bytes", "body")
+
+    def __init__(self, max_body: int, limits: Limits) -> None:
+        self.body = bytearray()
+        self._limit = max_body
+        self._limits = limits
+        self._chunks = 0
+        self._left = 0
+        self._trailer_bytes = 0
+        self._line = bytearray()
+        self._part = _Part.SIZE
+
+    @property
+    def is_complete(self) -> bool:
+        return self._part is _Part.NOTHING
+
+    def feed(self, data: bytearray, at: int, end: int) -> int:
+        """Take bytes from `at` and return where the body ended, or `end`. Refuses bad framing and too large bodies."""
+        while at < end:
+            part = self._part
+            if part is _Part.SIZE:
+                at = self._read_size(data, at, end)
+            elif part is _Part.DATA:
+                at = self._read_data(data, at, end)
+            elif part is _Part.DATA_END:
+                at = self._read_data_end(data, at, end)
+            elif part is _Part.TRAILER:
+                at = self._read_trailer(data, at, end)
+            else:
+                break
+        return at
+
+    def _take_line(self, data: bytearray, at: int, end: int) -> int:
+        """Add to `_line` up to and with the next LF; the line is whole when it ends with one."""
+        stop = data.find(b"\n", at, end) + 1 or end
+        if len(self._line) + stop - at > _MAX_LINE_BYTES:
+            raise Refusal(400, f"malformed chunked body: a line is longer than {_MAX_LINE_BYTES} bytes")
+        self._line += data[at:stop]
+        return stop
+
+    def _read_size(self, data: bytearray, at: int, end: int) -> int:
+        at = self._take_line(data, at, end)
+        line = self._line
+        if line[-1] != 10:
+            return at
+        match = _SIZE_LINE.fullmatch(line)
+        if match is None:
+            raise Refusal(400, "malformed chunked body: bad chunk size")
+        size = int(match[1], 16)
+        self._line = bytearray()
+        if size == 0:
+            self._part = _Part.TRAILER
+            return at
+        self._chunks += 1
+        if self._chunks > self._limits.max_chunks:
+            raise Refusal(
+                400,
+                f"Chunked request body exceeds maximum of {self._limits.max_chunks} non-empty chunks. "
+                "Send fewer or larger HTTP chunks.",
+            )
+        if len(self.body) + size > self._limit:
+            raise body_too_large(len(self.body) + size, self._limit)
+        self._left = size
+        self._part = _Part.DATA
+        return at
+
+    def _read_data(self, data: bytearray, at: int, end: int) -> int:
+        stop = min(end, at + self._left)
+        self.body += memoryview(data)[at:stop]
+        self._left -= stop - at
+        if self._left == 0:
+            self._part = _Part.DATA_END
+        return stop
+
+    def _read_data_end(self, data: bytearray, at: int, end: int) -> int:
+        stop = min(end, at + 2 - len(self._line))
+        self._line += data[at:stop]
+        if not b"\r\n".startswith(self._line):
+            raise Refusal(400, "malformed chunked body: a chunk is longer than its size says")
+        if len(self._line) == 2:
+            self._line = bytearray()
+            self._part = _Part.SIZE
+        return stop
+
+    def _read_trailer(self, data: bytearray, at: int, end: int) -> int:
+        stop = self._take_line(data, at, end)
+        self._trailer_bytes += stop - at
+        if self._trailer_bytes > self._limits.max_head_bytes:
+            raise Refusal(431, f"trailers are longer than {self._limits.max_head_bytes} bytes")
+        if self._line[-1] != 10:
+            return stop
+        if self._line == b"\r\n":
+            self._part = _Part.NOTHING
+        elif _TRAILER_LINE.fullmatch(self._line) is None:
+            raise Refusal(400, "malformed chunked body: bad trailer")
+        self._line = bytearray()
+        return stop

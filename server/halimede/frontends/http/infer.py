@@ -1,0 +1,195 @@
+"""POST …/infer: decode, hand to the server, encode, answer. Small requests in plain calls, large ones in steps."""
+
+from collections.abc import Callable
+from functools import partial
+
+from halimede.core.config.model_view import ModelView
+from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse
+from halimede.core.wire.http_control import error_json
+from halimede.core.wire.http_infer import (
+    DecodedInfer,
+    ResponseFormat,
+    decode_infer,
+    decode_infer_steps,
+    encode_infer,
+    encode_infer_steps,
+    parse_header_length,
+)
+from halimede.core.wire.status_map import HTTP_STATUS
+from halimede.frontends.http.compression import choose_coding, compress_steps, decompress_steps, parse_content_coding
+from halimede.frontends.http.protocol import JSON, Exchange
+from halimede.frontends.http.steps import StepQueue, Steps
+from halimede.runtime.server import Server
+
+_IN_STEPS_ABOVE = 64 << 10
+"""JSON of more bytes than this is read, and tensors of more bytes are written as JSON, in steps."""
+
+_RETRY_LATER = b"Retry-After: 1\r\n"
+_SUPPORTED_CODINGS = b"Accept-Encoding: gzip, deflate\r\n"
+
+
+def respond_error(exchange: Exchange, error: InferenceError, fields: bytes = b"") -> None:
+    """Answer with an error's status and text."""
+    exchange.respond(HTTP_STATUS[error.code], JSON + fields, (error_json(error.message),))
+
+
+def _respond_infer_error(exchange: Exchange, error: InferenceError) -> None:
+    respond_error(exchange, error, _RETRY_LATER if error.code is ErrorCode.UNAVAILABLE else b"")
+
+
+class InferHandler:
+    """Serves inference on whole requests. `on_crash` gets any exception that is no InferenceError."""
+
+    def __init__(
+        self,
+        server: Server,
+        steps: StepQueue,
+        *,
+        max_input_size: int,
+        on_crash: Callable[[Exchange, Exception], None],
+    ) -> None:
+        self.server = server
+        self.steps = steps
+        self.on_crash = on_crash
+        self._max_input_size = max_input_size
+
+    def handle(self, exchange: Exchange, model: str, version: str) -> None:
+        """Start an inference; it answers the exchange, now or later."""
+        try:
+            self._start(exchange, model, version)
+        except InferenceError as error:
+            _respond_infer_error(exchange, error)
+
+    def _start(self, exchange: Exchange, model: str, version: str) -> None:
+        # The order is Triton's: it decides which of several errors a client sees.
+        view = self.server.model(model, version)
+        policy = view.config.model_transaction_policy
+        if policy is not None and policy.decoupled:
+            raise InferenceError(
+                ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
+            )
+        headers = exchange.headers
+        body = exchange.body
+        length = headers.get(b"inference-header-content-length")
+        content_encoding = headers.get(b"content-encoding")
+        if content_encoding is not None:
+            try:
+                coding = parse_content_coding(content_encoding)
+            except InferenceError as error:
+                respond_error(exchange, error, _SUPPORTED_CODINGS)
+                return
+            if coding != "identity":
+                steps = self._decompress_and_decode(view, body, coding, length, version)
+                self.steps.run(
+                    exchange, steps, partial(self._infer, exchange, view), partial(_respond_infer_error, exchange)
+                )
+                return
+        header_length = _header_length(length, body)
+        if (len(body) if header_length is None else header_length) <= _IN_STEPS_ABOVE:
+            self._infer(exchange, view, decode_infer(view, body, header_length, version))
+            return
+        self.steps.run(
+            exchange,
+            decode_infer_steps(view, body, header_length, version),
+            partial(self._infer, exchange, view),
+            partial(_respond_infer_error, exchange),
+        )
+
+    def _decompress_and_decode(
+        self, view: ModelView, body: Buffer, coding: str, length: bytes | None, version: str
+    ) -> Steps[DecodedInfer]:
+        content = yield from decompress_steps(body, coding, self._max_input_size)
+        return (yield from decode_infer_steps(view, content, _header_length(length, content), version))
+
+    def _infer(self, exchange: Exchange, view: ModelView, decoded: DecodedInfer) -> None:
+        call = _Call(self, exchange, view, decoded.format)
+        call.ticket = self.server.infer(decoded.request, call.take_response)
+        if exchange.is_open:
+            exchange.on_gone = call.cancel
+
+
+def _header_length(text: bytes | None, body: Buffer) -> int | None:
+    return None if text is None else parse_header_length(text.decode("latin-1"), len(body))
+
+
+class _Call:
+    """One inference on its way through the server."""
+
+    __slots__ = ("early", "exchange", "format", "handler", "ticket", "view")
+
+    def __init__(
+        self, handler: InferHandler, exchange: Exchange, view: ModelView, response_format: ResponseFormat
+    ) -> None:
+        self.handler = handler
+        self.exchange = exchange
+        self.view = view
+        self.format = response_format
+        self.ticket = 0
+        self.early = 0
+
+    def cancel(self) -> None:
+        self.handler.server.cancel(self.ticket)
+
+    def take_response(self, response: InferenceResponse) -> None:
+        exchange = self.exchange
+        if not exchange.is_open:
+            return
+        try:
+            self._take(exchange, response)
+        except InferenceError as error:
+            _respond_infer_error(exchange, error)
+        except Exception as error:  # noqa: BLE001 -- it must fail this request, not the batch that it was part of
+            self.handler.on_crash(exchange, error)
+
+    def _take(self, exchange: Exchange, response: InferenceResponse) -> None:
+        if not response.final:
+            # The model has become decoupled since it was looked up.
+            self.early += 1
+            return
+        if self.early:
+            raise InferenceError(ErrorCode.INTERNAL, f"expected a single response, got {self.early + 1}")
+        if response.error is not None:
+            raise response.error
+        accept_encoding = exchange.headers.get(b"accept-encoding")
+        coding = "identity" if accept_encoding is None else choose_coding(accept_encoding)
+        if coding == "identity" and self._is_quick(response):
+            encoded = encode_infer(response, self.format, self.view)
+            self._send(encoded.chunks, encoded.json_length)
+            return
+        exchange.on_gone = None  # The inference is over: nothing is left to cancel.
+        self.handler.steps.run(
+            exchange,
+            self._encode(response, coding),
+            lambda _: None,
+            partial(_respond_infer_error, exchange),
+        )
+
+    def _is_quick(self, response: InferenceResponse) -> bool:
+        """Whether it takes little time to write: binary tensors take none, numbers in JSON do."""
+        size = 0
+        for output in response.outputs:
+            size += len(output.data)
+        if size <= _IN_STEPS_ABOVE:
+            return True
+        form = self.format
+        written = (len(output.data) for output in response.outputs if not form.of(output.name).binary)
+        return sum(written) <= _IN_STEPS_ABOVE
+
+    def _encode(self, response: InferenceResponse, coding: str) -> Steps[None]:
+        encoded = yield from encode_infer_steps(response, self.format, self.view)
+        if coding != "identity":
+            chunks = yield from compress_steps(encoded.chunks, coding)
+            if sum(map(len, chunks)) < sum(map(len, encoded.chunks)):
+                self._send(chunks, encoded.json_length, b"Content-Encoding: %b\r\n" % coding.encode())
+                return
+        self._send(encoded.chunks, encoded.json_length)
+
+    def _send(self, chunks: Sequence[Buffer], json_length: int | None, fields: bytes = b"") -> None:
+        if json_length is None:
+            fields = JSON + fields
+        else:
+            fields = b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n%b" % (
+                json_length,
+                fields,
+            )
+        self.exchange.respond(200, fields, chunks)

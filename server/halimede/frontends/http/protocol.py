@@ -1,0 +1,442 @@
+"""HTTP/1.1 on one connection: bytes in, exchanges out, answers back.
+
+One exchange per connection is in work at a time, so answers are in order by construction; what a client pipelines
+behind it waits unparsed, and beyond `Limits.pipelined_bytes` is not even read. States:
+
+    HEAD     nothing in work; a head is awaited, or partly in the backlog   -> BODY, CHUNKED, WORKING
+    BODY     a body of known length arrives straight in its final buffer    -> WORKING
+    CHUNKED  a chunked body is decoded as it arrives                        -> WORKING
+    WORKING  the handler has the exchange                                   -> HEAD, CLOSED
+    LINGER   refused and answered; input is discarded                       -> CLOSED
+    CLOSED   closing or closed; nothing more is read
+
+Every state goes to LINGER by a refusal and to CLOSED when the client goes.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from http import HTTPStatus
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from halimede.core.types import Buffer
+from halimede.core.wire.http_control import error_json
+from halimede.frontends.http.framing import CLOSE, ChunkedBody, Head, Refusal, body_too_large, find_head
+
+if TYPE_CHECKING:
+    from halimede.frontends.http.listener import Listener
+
+JSON = b"Content-Type: application/json\r\n"
+PLAIN_TEXT = b"Content-Type: text/plain; charset=utf-8\r\n"
+
+INTERNAL_ERROR = "internal error of the server; its log says more"
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_JOIN_BELOW = 16 << 10
+"""Answers and parts of answers up to this size are copied together into one write; larger parts are written alone."""
+
+
+class _State(Enum):
+    HEAD = auto()
+    BODY = auto()
+    CHUNKED = auto()
+    WORKING = auto()
+    LINGER = auto()
+    CLOSED = auto()
+
+
+class Exchange:
+    """One whole request, and the way to answer it.
+
+    `body` is valid as long as it is referenced. `on_gone` is called once if the client leaves before the answer.
+    """
+
+    __slots__ = ("_connection", "body", "connection_field", "headers", "method", "on_gone", "target")
+
+    def __init__(self, connection: "Connection", head: Head, body: Buffer) -> None:
+        self._connection = connection
+        self.method = head.method
+        self.target = head.target
+        self.headers = head.headers
+        self.connection_field = head.connection
+        self.body = body
+        self.on_gone: Callable[[], None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an answer is still wanted: none was given, and the client is there."""
+        return self._connection.exchange is self
+
+    def respond(self, status: int, fields: bytes = b"", chunks: Sequence[Buffer] = ()) -> None:
+        """Answer. `fields` are whole header lines; the body is `chunks` in order, referenced until it is sent.
+
+        Only the first call has an effect, and none once the client is gone.
+        """
+        self._connection.answer(self, status, fields, chunks)
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.method.decode('latin-1')} {self.target.decode('latin-1')}>"
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One client. Everything runs on the event loop's thread, in plain calls from the transport and from `answer`."""
+
+    __slots__ = (
+        "_backlog",
+        "_backlog_at",
+        "_body",
+        "_chunked",
+        "_discarded",
+        "_filled",
+        "_head",
+        "_linger_timer",
+        "_listener",
+        "_loop",
+        "_reading",
+        "_requests",
+        "_state",
+        "_transport",
+        "_watched",
+        "_watched_bytes",
+        "_watched_since",
+        "_write_paused",
+        "_write_size",
+        "_write_stalled_since",
+        "exchange",
+    )
+
+    def __init__(self, listener: "Listener", loop: asyncio.AbstractEventLoop) -> None:
+        self._listener = listener
+        self._loop = loop
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # Set before anything else is called.
+        self._state = _State.HEAD
+        self.exchange: Exchange | None = None
+        # Bytes received and not used yet: a partial head, or what a client pipelined; valid from `_backlog_at` on.
+        self._backlog: bytearray | None = None
+        self._backlog_at = 0
+        # The request being received: its head, and its body in one of the two forms.
+        self._head: Head | None = None
+        self._body = memoryview(b"")
+        self._filled = 0
+        self._chunked: ChunkedBody | None = None
+        self._requests = 0
+        self._reading = True
+        self._write_paused = False
+        self._discarded = 0
+        self._linger_timer: asyncio.TimerHandle | None = None
+        # What the sweep saw last: the phase it watches, since when, and how far it was.
+        self._watched: tuple[_State, int] | None = None
+        self._watched_since = 0.0
+        self._watched_bytes = 0
+        self._write_size = 0
+        self._write_stalled_since = 0.0
+
+    # The transport's calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self._listener.limits.write_buffer_bytes)
+        reason = self._listener.admit(self)
+        if reason is not None:
+            self._send(503, JSON + b"Retry-After: 1\r\n", (error_json(reason),), CLOSE)
+            self._close()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the reason changes nothing
+        self._state = _State.CLOSED
+        self._backlog = self._chunked = self._head = None
+        self._body = memoryview(b"")
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+        self._listener.forget(self)
+        self._give_up()
+
+    def eof_received(self) -> bool:
+        """The client will send nothing more: by Triton's rule it has left, and what it asked for is cancelled."""
+        self._state = _State.CLOSED
+        self._give_up()
+        return False  # The transport sends what is written and closes.
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- we know better
+        if self._state is _State.BODY:
+            return self._body[self._filled :]
+        return self._listener.view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            state = self._state
+            if state is _State.HEAD and self._backlog is None:
+                self._read_head(self._listener.buffer, 0, nbytes)
+            elif state is _State.BODY:
+                self._filled += nbytes
+                if self._filled == len(self._body):
+                    self._take_body(self._body)
+            elif state is _State.CHUNKED:
+                self._read_chunks(self._listener.buffer, 0, nbytes)
+            elif state is _State.LINGER:
+                self._discarded += nbytes
+                if self._discarded > self._listener.limits.linger_bytes:
+                    self._close()
+            elif state is not _State.CLOSED:
+                self._keep(self._listener.buffer, 0, nbytes)
+                if state is _State.HEAD:
+                    self._read_backlog()
+        except Refusal as refusal:
+            self._refuse(refusal.status, refusal.message)
+        except Exception as error:  # noqa: BLE001 -- a fault of ours must not leave the client without an answer
+            self._listener.crashed("receiving a request", error)
+            self._refuse(500, INTERNAL_ERROR)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._update_reading()
+        self._schedule_backlog()
+
+    # Receiving.
+
+    def _read_head(self, data: bytearray, at: int, end: int) -> None:
+        """Take one request from `data`, or as much of it as is there; keep what comes after it for later."""
+        if data.startswith(b"\r\n", at, end):
+            at += 2  # Some clients end a body with a line of its own.
+        listener = self._listener
+        stop = find_head(data, at, end, listener.limits)
+        if not stop:
+            self._keep(data, at, end)
+            return
+        head = listener.heads.read(memoryview(data)[at:stop])
+        self._requests += 1
+        length = head.content_length
+        if length == 0:
+            self._keep(data, stop, end)
+            self._work(Exchange(self, head, b""))
+            return
+        if length is None:
+            self._check_expectation(head, is_body_here=stop < end)
+            self._head = head
+            self._chunked = ChunkedBody(listener.max_body, listener.limits)
+            self._state = _State.CHUNKED
+            self._backlog = None
+            self._read_chunks(data, stop, end)
+            return
+        if length > listener.max_body:
+            raise body_too_large(length, listener.max_body)
+        here = end - stop
+        if here >= length:
+            body = bytes(memoryview(data)[stop : stop + length])
+            self._keep(data, stop + length, end)
+            self._work(Exchange(self, head, body))
+            return
+        self._check_expectation(head, is_body_here=here > 0)
+        self._head = head
+        # Memory from numpy is not touched before data arrives: an announced length alone costs no memory.
+        self._body = np.empty(length, dtype=np.uint8).data
+        self._body[:here] = memoryview(data)[stop:end]
+        self._filled = here
+        self._backlog = None
+        self._state = _State.BODY
+
+    def _check_expectation(self, head: Head, is_body_here: bool) -> None:
+        """Tell a client that waits for it to send its body."""
+        expectation = head.headers.get(b"expect")
+        if not expectation:
+            return
+        if expectation.lower() != b"100-continue":
+            raise Refusal(417, "the only expectation that is supported is '100-continue'")
+        if not is_body_here:
+            self._transport.write(_CONTINUE)
+
+    def _read_chunks(self, data: bytearray, at: int, end: int) -> None:
+        chunked = cast("ChunkedBody", self._chunked)
+        at = chunked.feed(data, at, end)
+        if chunked.is_complete:
+            self._chunked = None
+            self._keep(data, at, end)
+            self._take_body(chunked.body)
+
+    def _take_body(self, body: Buffer) -> None:
+        head = cast("Head", self._head)
+        self._head = None
+        self._body = memoryview(b"")
+        self._work(Exchange(self, head, body))
+
+    def _keep(self, data: bytearray, at: int, end: int) -> None:
+        """Make `data[at:end]` the backlog, or its continuation when `data` is the listener's buffer."""
+        backlog = self._backlog
+        if data is backlog:
+            self._backlog_at = at
+            if at == end:
+                self._backlog = None
+        elif at == end:
+            return
+        elif backlog is None:
+            self._backlog = data[at:end]
+            self._backlog_at = 0
+        else:
+            if self._backlog_at:
+                del backlog[: self._backlog_at]
+                self._backlog_at = 0
+            backlog += memoryview(data)[at:end]
+        self._update_reading()
+
+    def _schedule_backlog(self) -> None:
+        """Go on with pipelined input in the next loop turn: one request per turn, so that nobody else waits long."""
+        if self._backlog is not None and self._state is _State.HEAD and not self._write_paused:
+            self._loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        try:
+            self._read_backlog()
+        except Refusal as refusal:
+            self._refuse(refusal.status, refusal.message)
+        except Exception as error:  # noqa: BLE001 -- as in buffer_updated
+            self._listener.crashed("receiving a request", error)
+            self._refuse(500, INTERNAL_ERROR)
+
+    def _read_backlog(self) -> None:
+        if self._backlog is not None and self._state is _State.HEAD and not self._write_paused:
+            self._read_head(self._backlog, self._backlog_at, len(self._backlog))
+            self._update_reading()
+
+    def _update_reading(self) -> None:
+        """Read unless too much is unused or unsent."""
+        waiting = 0 if self._backlog is None else len(self._backlog) - self._backlog_at
+        wanted = not self._write_paused and waiting <= self._listener.limits.pipelined_bytes
+        if wanted == self._reading or self._transport.is_closing():
+            return
+        self._reading = wanted
+        if wanted:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    # Answering.
+
+    def _work(self, exchange: Exchange) -> None:
+        self._state = _State.WORKING
+        self.exchange = exchange
+        try:
+            self._listener.handle(exchange)
+        except Exception as error:  # noqa: BLE001 -- whatever it was, the client gets an answer
+            self._listener.fail(exchange, error)
+
+    def answer(self, exchange: Exchange, status: int, fields: bytes, chunks: Sequence[Buffer]) -> None:
+        """Send the answer to `exchange` if it is the one in work."""
+        if self.exchange is not exchange:
+            return
+        self.exchange = None
+        connection_field = CLOSE if self._listener.is_draining else exchange.connection_field
+        self._send(status, fields, chunks, connection_field, is_body_sent=exchange.method != b"HEAD")
+        if connection_field is CLOSE:
+            self._close()
+            return
+        self._state = _State.HEAD
+        if self._backlog is not None:
+            self._schedule_backlog()
+
+    def _send(
+        self, status: int, fields: bytes, chunks: Sequence[Buffer], connection_field: bytes, is_body_sent: bool = True
+    ) -> None:
+        if self._transport.is_closing():
+            return  # A write failed, and the transport is about to say so.
+        size = sum(map(len, chunks))
+        head = b"%b%bContent-Length: %d\r\n%b\r\n" % (_STATUS_LINES[status], fields, size, connection_field)
+        write = self._transport.write
+        if not is_body_sent:
+            write(head)
+            return
+        if size <= _JOIN_BELOW:
+            write(b"".join((head, *chunks)))
+            return
+        small: list[Buffer] = [head]
+        for chunk in chunks:
+            if len(chunk) <= _JOIN_BELOW:
+                small.append(chunk)
+                continue
+            if small:
+                write(b"".join(small))
+                small = []
+            write(chunk)
+        if small:
+            write(b"".join(small))
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer, send our end of file, and discard what still comes: closing at once would reset the answer away."""
+        if self._state is _State.CLOSED:
+            return
+        self.exchange = self._backlog = self._chunked = self._head = None
+        self._body = memoryview(b"")
+        self._state = _State.LINGER
+        self._send(status, JSON, (error_json(message),), CLOSE)
+        self._update_reading()
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+        self._linger_timer = self._loop.call_later(self._listener.limits.linger_s, self._transport.abort)
+
+    def _close(self) -> None:
+        """Close as soon as what was written is sent."""
+        self._state = _State.CLOSED
+        self._backlog = None
+        self._transport.close()
+
+    def _give_up(self) -> None:
+        """The client is gone: whoever works for it is told."""
+        exchange, self.exchange = self.exchange, None
+        if exchange is None or exchange.on_gone is None:
+            return
+        try:
+            exchange.on_gone()
+        except Exception as error:  # noqa: BLE001 -- nobody is left to be told
+            self._listener.crashed(repr(exchange), error)
+
+    # The listener's calls.
+
+    def close_if_idle(self) -> None:
+        """Close unless a request is being received or in work; its answer will say `Connection: close`."""
+        if self._state is _State.HEAD and self._backlog is None:
+            self._close()
+
+    def abort(self) -> None:
+        """Close now, whatever is unsent."""
+        self._transport.abort()
+
+    def sweep(self, now: float) -> None:
+        """Enforce the time limits; called every `Limits.sweep_s`, so that no request sets a timer of its own."""
+        self._sweep_writing(now)
+        state = self._state
+        is_receiving = (state is _State.HEAD and self._backlog is not None) or state in {_State.BODY, _State.CHUNKED}
+        if not is_receiving or not self._reading:
+            self._watched = None
+            return
+        received = self._filled if self._chunked is None else len(self._chunked.body)
+        # A head counts with the requests before it, a body with its own.
+        watched = (state, self._requests)
+        if watched != self._watched:
+            self._watched, self._watched_since, self._watched_bytes = watched, now, received
+            return
+        limits = self._listener.limits
+        waited = now - self._watched_since
+        if state is _State.HEAD:
+            if waited >= limits.head_timeout_s:
+                self._refuse(408, f"the request's headers were not complete after {limits.head_timeout_s:g} s")
+        elif waited >= limits.body_progress_s:
+            if received - self._watched_bytes < limits.body_progress_bytes:
+                self._refuse(
+                    408,
+                    f"the request's body brought less than {limits.body_progress_bytes} bytes "
+                    f"in {limits.body_progress_s:g} s",
+                )
+            self._watched_since, self._watched_bytes = now, received
+
+    def _sweep_writing(self, now: float) -> None:
+        size = self._transport.get_write_buffer_size()
+        if size == 0 or size < self._write_size or self._write_size == 0:
+            self._write_stalled_since = now
+        elif now - self._write_stalled_since >= self._listener.limits.write_timeout_s:
+            self.abort()
+        self._write_size = size

@@ -1,0 +1,153 @@
+"""The routes of the inference protocol: which path and method mean what. Pure."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import lru_cache
+from urllib.parse import unquote
+
+import httptools
+
+
+class Action(Enum):
+    SERVER_METADATA = auto()
+    SERVER_LIVE = auto()
+    SERVER_READY = auto()
+    MODEL_METADATA = auto()
+    MODEL_READY = auto()
+    MODEL_CONFIG = auto()
+    MODEL_STATISTICS = auto()
+    INFER = auto()
+    REPOSITORY_INDEX = auto()
+    MODEL_LOAD = auto()
+    MODEL_UNLOAD = auto()
+    UNAVAILABLE_EXTENSION = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a path asks for. `methods` are the ones that it takes.
+
+    `version` is decimal without leading zeros, "" where the path has none. `repository` is the repository that a path
+    names, `extension` the protocol extension that an UNAVAILABLE_EXTENSION path belongs to.
+    """
+
+    action: Action
+    methods: tuple[bytes, ...]
+    model: str = ""
+    version: str = ""
+    repository: str = ""
+    extension: str = ""
+
+
+_GET = (b"GET",)
+_POST = (b"POST",)
+_GET_POST = (b"GET", b"POST")
+
+_MODEL_ROUTES = {
+    "ready": (Action.MODEL_READY, _GET),
+    "config": (Action.MODEL_CONFIG, _GET),
+    "stats": (Action.MODEL_STATISTICS, _GET),
+    "infer": (Action.INFER, _POST),
+}
+_STREAM_ROUTES = {"generate", "generate_stream"}
+_REPOSITORY_ROUTES = {"load": Action.MODEL_LOAD, "unload": Action.MODEL_UNLOAD}
+_SHARED_MEMORY = {"systemsharedmemory": "system_shared_memory", "cudasharedmemory": "cuda_shared_memory"}
+_SHARED_MEMORY_ROUTES = {"status": _GET, "register": _POST, "unregister": _POST}
+
+_CACHED_TARGET_BYTES = 256
+
+
+def resolve(target: bytes) -> Route | None:
+    """The route of a request target, None when it is unknown. A query is ignored, names are percent-decoded."""
+    # Long targets are rare, and 1,024 of them would be memory that anybody can take.
+    return _resolve_cached(target) if len(target) <= _CACHED_TARGET_BYTES else _resolve(target)
+
+
+def path_of(target: bytes) -> bytes:
+    """The path of a request target, in the usual or in the absolute form."""
+    if not target.startswith(b"/"):
+        try:
+            target = httptools.parse_url(target).path or b"/"
+        except httptools.HttpParserInvalidURLError:
+            return b""
+    return target.partition(b"?")[0]
+
+
+def _resolve(target: bytes) -> Route | None:
+    # Literal segments are compared as they came; only names are decoded, after the split, so that %2F is no slash.
+    match path_of(target).decode("latin-1").split("/")[1:]:
+        case ["v2"]:
+            return Route(Action.SERVER_METADATA, _GET)
+        case ["v2", "health", "live"]:
+            return Route(Action.SERVER_LIVE, _GET)
+        case ["v2", "health", "ready"]:
+            return Route(Action.SERVER_READY, _GET)
+        case ["v2", "models", *rest]:
+            return _resolve_model(rest)
+        case ["v2", "repository", *rest]:
+            return _resolve_repository(rest)
+        case ["v2", "logging"]:
+            return Route(Action.UNAVAILABLE_EXTENSION, _GET_POST, extension="logging")
+        case ["v2", "trace", "setting"]:
+            return Route(Action.UNAVAILABLE_EXTENSION, _GET_POST, extension="trace")
+        case ["v2", memory, verb] if memory in _SHARED_MEMORY and verb in _SHARED_MEMORY_ROUTES:
+            return Route(Action.UNAVAILABLE_EXTENSION, _SHARED_MEMORY_ROUTES[verb], extension=_SHARED_MEMORY[memory])
+        case ["v2", memory, "region", region, verb] if (
+            memory in _SHARED_MEMORY and region and verb in _SHARED_MEMORY_ROUTES
+        ):
+            return Route(Action.UNAVAILABLE_EXTENSION, _SHARED_MEMORY_ROUTES[verb], extension=_SHARED_MEMORY[memory])
+    return None
+
+
+_resolve_cached = lru_cache(maxsize=1024)(_resolve)
+
+
+def _resolve_model(rest: list[str]) -> Route | None:
+    """What comes after `/v2/models/`. `stats` comes first: a model of that name is out of reach, as in Triton."""
+    match rest:
+        case ["stats"]:
+            return Route(Action.MODEL_STATISTICS, _GET)
+        case ["", *_]:
+            return None
+        case [name]:
+            return Route(Action.MODEL_METADATA, _GET, unquote(name))
+        case [name, "versions", version] if _is_version(version):
+            return Route(Action.MODEL_METADATA, _GET, unquote(name), _normal(version))
+        case [name, "trace", "setting"]:
+            return Route(Action.UNAVAILABLE_EXTENSION, _GET_POST, unquote(name), extension="trace")
+        case [name, verb]:
+            return _resolve_verb(name, "", verb)
+        case [name, "versions", version, verb] if _is_version(version):
+            return _resolve_verb(name, _normal(version), verb)
+    return None
+
+
+def _resolve_verb(name: str, version: str, verb: str) -> Route | None:
+    if verb in _STREAM_ROUTES:
+        return Route(Action.UNAVAILABLE_EXTENSION, _POST, unquote(name), version, extension="generate")
+    if verb not in _MODEL_ROUTES:
+        return None
+    action, methods = _MODEL_ROUTES[verb]
+    return Route(action, methods, unquote(name), version)
+
+
+def _resolve_repository(rest: list[str]) -> Route | None:
+    """What comes after `/v2/repository/`; a repository's name may stand before everything else."""
+    match rest:
+        case ["index"]:
+            return Route(Action.REPOSITORY_INDEX, _POST)
+        case ["models", name, verb] if name and verb in _REPOSITORY_ROUTES:
+            return Route(_REPOSITORY_ROUTES[verb], _POST, unquote(name))
+        case [repository, "index"] if repository:
+            return Route(Action.REPOSITORY_INDEX, _POST, repository=unquote(repository))
+        case [repository, "models", name, verb] if repository and name and verb in _REPOSITORY_ROUTES:
+            return Route(_REPOSITORY_ROUTES[verb], _POST, unquote(name), repository=unquote(repository))
+    return None
+
+
+def _is_version(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _normal(version: str) -> str:
+    return version.lstrip("0") or "0"

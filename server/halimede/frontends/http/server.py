@@ -1,0 +1,142 @@
+"""The HTTP front end: a listener whose exchanges go by route to the server."""
+
+import asyncio
+from collections.abc import Callable
+
+from halimede.core.config.write import to_json
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.wire.http_control import (
+    decode_index_request,
+    decode_load_request,
+    decode_unload_request,
+    error_json,
+    index_json,
+    metadata_json,
+    model_metadata_json,
+    statistics_json,
+)
+from halimede.frontends.http.framing import Limits
+from halimede.frontends.http.infer import InferHandler, respond_error
+from halimede.frontends.http.listener import Listener
+from halimede.frontends.http.protocol import JSON, PLAIN_TEXT, Exchange
+from halimede.frontends.http.routes import Action, Route, resolve
+from halimede.frontends.http.steps import StepQueue
+from halimede.runtime.server import Server
+
+_OFF_LOOP_ABOVE = 1 << 20
+"""A load request with more bytes than this (files of a model) is decoded in a thread."""
+
+
+class HttpServer(Listener):
+    """Serves the inference protocol over HTTP. See `Listener` for start, serve, drain and close."""
+
+    def __init__(
+        self,
+        server: Server,
+        *,
+        max_input_size: int,
+        log: Callable[[str], None],
+        limits: Limits | None = None,
+    ) -> None:
+        """`max_input_size` bounds a body before and after decompression, in bytes; `log` gets our own faults."""
+        super().__init__(self._route, service="HTTP", max_body=max_input_size, log=log, limits=limits or Limits())
+        self._model_server = server
+        self._infer = InferHandler(
+            server, StepQueue(self.fail), max_input_size=max_input_size, on_crash=self.fail
+        ).handle
+        self._actions: dict[Action, Callable[[Exchange, Route], None]] = {
+            Action.SERVER_METADATA: self._server_metadata,
+            Action.SERVER_LIVE: self._server_live,
+            Action.SERVER_READY: self._server_ready,
+            Action.MODEL_METADATA: self._model_metadata,
+            Action.MODEL_READY: self._model_ready,
+            Action.MODEL_CONFIG: self._model_config,
+            Action.MODEL_STATISTICS: self._model_statistics,
+            Action.REPOSITORY_INDEX: self._repository_index,
+            Action.MODEL_LOAD: self._model_load,
+            Action.MODEL_UNLOAD: self._model_unload,
+            Action.UNAVAILABLE_EXTENSION: _unavailable_extension,
+        }
+
+    def _route(self, exchange: Exchange) -> None:
+        route = resolve(exchange.target)
+        if route is None:
+            exchange.respond(404, JSON, (error_json("Not Found"),))
+        elif exchange.method not in route.methods:
+            allow = b"Allow: %b\r\n" % b", ".join(route.methods)
+            exchange.respond(405, JSON + allow, (error_json("Method Not Allowed"),))
+        elif route.action is Action.INFER:
+            self._infer(exchange, route.model, route.version)
+        else:
+            try:
+                self._actions[route.action](exchange, route)
+            except InferenceError as error:
+                respond_error(exchange, error)
+
+    def _server_metadata(self, exchange: Exchange, _route: Route) -> None:
+        exchange.respond(200, JSON, (metadata_json(self._model_server.metadata()),))
+
+    def _server_live(self, exchange: Exchange, _route: Route) -> None:
+        exchange.respond(200 if self._model_server.is_live() else 400, PLAIN_TEXT)
+
+    def _server_ready(self, exchange: Exchange, _route: Route) -> None:
+        if self._model_server.is_draining():
+            exchange.respond(503, JSON, (error_json("Server exiting"),))
+            return
+        exchange.respond(200 if self._model_server.is_ready() else 400, PLAIN_TEXT)
+
+    def _model_metadata(self, exchange: Exchange, route: Route) -> None:
+        exchange.respond(200, JSON, (model_metadata_json(self._model_server.model(route.model, route.version)),))
+
+    def _model_ready(self, exchange: Exchange, route: Route) -> None:
+        if not self._model_server.is_model_ready(route.model, route.version):
+            exchange.respond(400, JSON, (error_json("Model version not ready"),))
+            return
+        exchange.respond(200, PLAIN_TEXT)
+
+    def _model_config(self, exchange: Exchange, route: Route) -> None:
+        exchange.respond(200, JSON, (to_json(self._model_server.model(route.model, route.version).config),))
+
+    def _model_statistics(self, exchange: Exchange, route: Route) -> None:
+        exchange.respond(200, JSON, (statistics_json(self._model_server.statistics(route.model, route.version)),))
+
+    def _repository_index(self, exchange: Exchange, _route: Route) -> None:
+        ready_only = decode_index_request(exchange.body)
+        exchange.respond(200, JSON, (index_json(self._model_server.repository_index(ready_only)),))
+
+    def _model_load(self, exchange: Exchange, route: Route) -> None:
+        _refuse_repository(route)
+        self.spawn(exchange, self._load(exchange, route.model))
+
+    async def _load(self, exchange: Exchange, model: str) -> None:
+        try:
+            if len(exchange.body) > _OFF_LOOP_ABOVE:
+                parameters = await asyncio.to_thread(decode_load_request, exchange.body)
+            else:
+                parameters = decode_load_request(exchange.body)
+            await self._model_server.load_model(model, parameters)
+        except InferenceError as error:
+            respond_error(exchange, error)
+        else:
+            exchange.respond(200, PLAIN_TEXT)
+
+    def _model_unload(self, exchange: Exchange, route: Route) -> None:
+        _refuse_repository(route)
+        self.spawn(exchange, self._unload(exchange, route.model, decode_unload_request(exchange.body)))
+
+    async def _unload(self, exchange: Exchange, model: str, unload_dependents: bool) -> None:
+        try:
+            await self._model_server.unload_model(model, unload_dependents)
+        except InferenceError as error:
+            respond_error(exchange, error)
+        else:
+            exchange.respond(200, PLAIN_TEXT)
+
+
+def _refuse_repository(route: Route) -> None:
+    if route.repository:
+        raise InferenceError(ErrorCode.UNSUPPORTED, "'repository_name' specification is not supported")
+
+
+def _unavailable_extension(_exchange: Exchange, route: Route) -> None:
+    raise InferenceError(ErrorCode.UNSUPPORTED, f"the '{route.extension}' extension is not available in this server")

@@ -1,0 +1,211 @@
+"""The façade's implementation in one process: models, their pumps, statistics and the repository."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from halimede import __version__
+from halimede.core.config.model_view import ModelView
+from halimede.core.observe import metrics
+from halimede.core.repository.layout import model_name_problem
+from halimede.core.types import (
+    ErrorCode,
+    InferenceError,
+    InferenceRequest,
+    InferenceResponse,
+    ModelIndexEntry,
+    ServerMetadata,
+)
+from halimede.core.types.error import clip
+from halimede.core.types.statistics import ModelStatistics
+from halimede.runtime.clock import monotonic_ns
+from halimede.runtime.lifecycle import ModelLifecycle, Serving
+from halimede.runtime.sampler import Sampler
+from halimede.runtime.server import LoadParameter, OnResponse
+from halimede.settings import ModelControlMode
+
+log = logging.getLogger(__name__)
+
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+
+
+class CoreServer:
+    """Implements `runtime.server.Server`. All methods run on the event loop's thread."""
+
+    def __init__(
+        self,
+        lifecycle: ModelLifecycle,
+        sampler: Sampler,
+        *,
+        server_id: str,
+        control_mode: ModelControlMode,
+        strict_readiness: bool,
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._sampler = sampler
+        self._metadata = ServerMetadata(server_id, __version__, EXTENSIONS)
+        self._control_mode = control_mode
+        self._strict_readiness = strict_readiness
+        self._started = False
+        self._draining = False
+        self._next_ticket = 1
+
+    def __repr__(self) -> str:
+        return f"<CoreServer models={len(self._lifecycle.records)} in_flight={len(self._lifecycle.live)}>"
+
+    async def start(self, names: Sequence[str] | None) -> list[str]:
+        """Load the models to begin with (None: all); returns the names of those that failed. Ready from then on."""
+        failed = await self._lifecycle.load_all(names)
+        self._started = True
+        return failed
+
+    def begin_drain(self) -> None:
+        """Not ready from now on; requests that still arrive are answered, so that none is lost on its way."""
+        self._draining = True
+
+    async def close(self) -> None:
+        """Wait for every accepted request, then free all models."""
+        await self._lifecycle.close()
+
+    def abort(self) -> None:
+        """Answer everything that is queued with an error: the time to drain is over."""
+        self._lifecycle.abort()
+
+    def metadata(self) -> ServerMetadata:
+        return self._metadata
+
+    def is_live(self) -> bool:
+        return True
+
+    def is_ready(self) -> bool:
+        if self._draining or not self._started:
+            return False
+        return not self._strict_readiness or self._lifecycle.all_ready()
+
+    def is_draining(self) -> bool:
+        return self._draining
+
+    def model(self, name: str, version: str = "") -> ModelView:
+        return self._find(name, version).view
+
+    def is_model_ready(self, name: str, version: str = "") -> bool:
+        record = self._lifecycle.records.get(name)
+        if record is None:
+            raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{clip(name)}' is not found")
+        return (version and str(_version_number(version))) in record.serving
+
+    def infer(self, request: InferenceRequest, on_response: OnResponse) -> int:
+        received_ns = monotonic_ns()
+        ticket = self._next_ticket
+        self._next_ticket = ticket + 1
+        try:
+            model = self._find(request.model_name, request.model_version).version
+            checked = model.checker.check(request)
+        except InferenceError as error:
+            on_response(InferenceResponse(request.model_name, "", request.id, error=error))
+            return ticket
+        model.pump.submit(ticket, request, checked, on_response, received_ns)
+        return ticket
+
+    def cancel(self, ticket: int) -> None:
+        flight = self._lifecycle.live.get(ticket)
+        if flight is not None:
+            flight.pump.cancel(ticket)
+
+    def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
+        records = self._lifecycle.records
+        if not name:
+            return [v.stats.snapshot() for _, r in sorted(records.items()) for v in r.versions.values()]
+        record = records.get(name)
+        if record is None or not record.serving:
+            raise InferenceError(ErrorCode.INVALID_ARG, f"requested model '{clip(name)}' is not available")
+        if not version:
+            return [v.stats.snapshot() for v in record.versions.values()]
+        serving = record.serving.get(str(_version_number(version)))
+        if serving is None:
+            text = f"requested model version is not available for model '{clip(name)}'"
+            raise InferenceError(ErrorCode.INVALID_ARG, text)
+        return [serving.version.stats.snapshot()]
+
+    def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
+        return self._lifecycle.index(ready_only)
+
+    async def load_model(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+        self._require_control(name)
+        if parameters:
+            text = (
+                f"load parameter '{clip(next(iter(parameters)))}' is not supported yet: a model loads as it is on disk"
+            )
+            raise InferenceError(ErrorCode.UNSUPPORTED, text)
+        await self._lifecycle.load(name)
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:  # noqa: ARG002
+        # No model depends on another without ensembles, so that `unload_dependents` asks for nothing more.
+        self._require_control(name)
+        await self._lifecycle.unload(name)
+
+    def render_metrics(self) -> bytes:
+        """The metrics page, in Prometheus' text format."""
+        samples = [
+            metrics.ModelSample(v.stats, v.config.metric_tags, v.pump.queued, v.pump.oldest_wait_ns(), v.load_seconds)
+            for _, record in sorted(self._lifecycle.records.items())
+            for v in record.versions.values()
+        ]
+        sample = self._sampler.latest
+        return metrics.render(samples, sample.system, sample.gpus)
+
+    def _require_control(self, name: str) -> None:
+        if self._control_mode is not ModelControlMode.EXPLICIT:
+            text = "explicit model load / unload is not allowed if polling is enabled"
+            raise InferenceError(ErrorCode.UNAVAILABLE, text)
+        if problem := model_name_problem(name):
+            raise InferenceError(ErrorCode.INVALID_ARG, problem)
+        if self._draining:
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE, "Server is stopping, models are not loaded or unloaded any more"
+            )
+
+    def _find(self, name: str, version: str) -> Serving:
+        record = self._lifecycle.records.get(name)
+        if record is not None:
+            serving = record.serving.get(version)
+            if serving is not None:
+                return serving
+        return self._find_slow(name, version)
+
+    def _find_slow(self, name: str, version: str) -> Serving:
+        """Everything but a canonical version of a ready model: other spellings of a number, and all errors."""
+        text = str(_version_number(version)) if version else ""
+        record = self._lifecycle.records.get(name)
+        shown = clip(name)
+        if record is None:
+            raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{shown}' is not found")
+        if text in record.serving:
+            return record.serving[text]
+        if not text:
+            raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{shown}' has no available versions")
+        if int(text) in record.status:
+            reason = f"Request for unknown model: '{shown}' version {text} is not at ready state"
+            raise InferenceError(ErrorCode.UNAVAILABLE, reason)
+        raise InferenceError(
+            ErrorCode.NOT_FOUND, f"Request for unknown model: '{shown}' version {clip(text)} is not found"
+        )
+
+
+def _version_number(text: str) -> int:
+    """A version as a client may spell it: decimal digits of a 64-bit number."""
+    if text.isascii() and text.isdigit() and len(text) < 20:
+        return int(text)
+    raise InferenceError(
+        ErrorCode.INVALID_ARG,
+        f"failed to get model version from specified version string '{clip(text)}' (details: stol), "
+        "version should be an integral value > 0",
+    )
+

@@ -1,0 +1,199 @@
+"""From a model directory to loaded backend models: everything of a load that blocks. Runs on a load thread.
+
+The order: read the configuration, find the backend, let it complete the configuration from the model file, fill
+defaults, check the result whole, then load each version that the policy selects. Whatever is wrong is raised as one
+InferenceError that names every problem.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from halimede.backends.api import Backend, BackendModel, ModelSource
+from halimede.backends.discover import find_backend
+from halimede.core.config.instances import completed_groups, plan_instances
+from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.read import locate, read_pbtxt
+from halimede.core.config.support import check_support
+from halimede.core.config.validate import apply_defaults, validate
+from halimede.core.config.versions import select_versions
+from halimede.core.inventory import Inventory
+from halimede.core.repository.layout import detect_backend
+from halimede.core.types import ErrorCode, InferenceError, Placement, Problem
+from halimede.runtime.repository import CONFIG_NAME, ModelEntry, read_config_text, read_labels
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What a load depends on beside the model itself."""
+
+    inventory: Inventory
+    backend_config: Mapping[str, Mapping[str, str]]
+    autocomplete: bool
+
+    def of_backend(self, name: str) -> dict[str, str]:
+        """The `--backend-config` settings of one backend over the global ones."""
+        return {**self.backend_config.get("", {}), **self.backend_config.get(name, {})}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedVersion:
+    version: int
+    config: ModelConfig
+    model: BackendModel
+    placements: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """All selected versions of a model, loaded, without instances yet."""
+
+    entry: ModelEntry
+    config: ModelConfig
+    labels: Mapping[str, tuple[str, ...]]
+    versions: tuple[PreparedVersion, ...]
+    load_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """A complete, checked configuration and the versions to load under it."""
+
+    config: ModelConfig
+    backend: Backend
+    versions: tuple[int, ...]
+    placements: tuple[Placement, ...]
+    labels: Mapping[str, tuple[str, ...]]
+
+
+class ConfigError(InferenceError):
+    """The configuration is at fault, before any version could be tried."""
+
+
+class VersionError(InferenceError):
+    """One version could not be loaded."""
+
+    def __init__(self, version: int, code: ErrorCode, message: str) -> None:
+        super().__init__(code, message)
+        self.version = version
+
+
+def plan_model(entry: ModelEntry, options: LoadOptions) -> ModelPlan:
+    """Read and complete the configuration and check all of it; ConfigError names every problem."""
+    config, locations = _read(entry)
+    try:
+        config = detect_backend(config, entry.name, _first_files(entry))
+        versions = select_versions(config.version_policy, tuple(entry.versions), entry.name)
+        backend = find_backend(config.backend)
+        if options.autocomplete:
+            config = _autocompleted(config, backend, source(entry, config, backend, versions[-1], options))
+        filename = config.default_model_filename or backend.default_model_filename
+        config = apply_defaults(config, entry.name, default_model_filename=filename)
+        _raise_problems(entry, locate(validate(config, entry.name), locations))
+        refusals, notes = check_support(config)
+        _raise_problems(entry, locate(refusals, locations))
+        for note in notes:
+            log.info("model '%s': %s", entry.name, note)
+        placements = plan_instances(
+            config,
+            options.inventory,
+            default_count=backend.default_instance_count,
+            backend_gpu=backend.supports_gpu(),
+        )
+        config = replace(
+            config,
+            instance_group=completed_groups(
+                config,
+                options.inventory,
+                default_count=backend.default_instance_count,
+                backend_gpu=backend.supports_gpu(),
+            ),
+        )
+        labels = read_labels(entry, {o.name: o.label_filename for o in config.output if o.label_filename})
+    except ConfigError:
+        raise
+    except InferenceError as error:
+        raise ConfigError(error.code, error.message) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
+    return ModelPlan(config, backend, versions, placements, labels)
+
+
+def load_model(entry: ModelEntry, options: LoadOptions) -> PreparedModel:
+    """Load every selected version, or none: what was loaded is closed again when a later version fails."""
+    begun = time.monotonic()
+    plan = plan_model(entry, options)
+    loaded: list[PreparedVersion] = []
+    try:
+        for version in plan.versions:
+            where = source(entry, plan.config, plan.backend, version, options)
+            loaded.append(PreparedVersion(version, plan.config, _load(plan, where), plan.placements))
+    except VersionError:
+        for done in loaded:
+            done.model.close()
+        raise
+    return PreparedModel(entry, plan.config, plan.labels, tuple(loaded), time.monotonic() - begun)
+
+
+def source(entry: ModelEntry, config: ModelConfig, backend: Backend, version: int, options: LoadOptions) -> ModelSource:
+    """Where one version of the model lies, for its backend."""
+    filename = config.default_model_filename or backend.default_model_filename
+    artifact = entry.artifact or entry.directory / str(version) / filename
+    return ModelSource(entry.name, version, entry.directory, artifact, options.of_backend(config.backend))
+
+
+def _load(plan: ModelPlan, where: ModelSource) -> BackendModel:
+    try:
+        return plan.backend.load(plan.config, where)
+    except InferenceError as error:
+        raise VersionError(where.version, error.code, error.message) from error
+    except Exception as error:
+        log.exception("model '%s' version %d: the backend failed", where.name, where.version)
+        raise VersionError(where.version, ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
+
+
+def _read(entry: ModelEntry) -> tuple[ModelConfig, Mapping[str, tuple[int, int]]]:
+    try:
+        text = read_config_text(entry)
+    except (OSError, ValueError) as error:
+        raise ConfigError(ErrorCode.INTERNAL, f"{CONFIG_NAME} cannot be read: {error}") from error
+    if text is None:
+        return ModelConfig(), {}
+    parsed = read_pbtxt(text)
+    _raise_problems(entry, parsed.problems)
+    return parsed.config, parsed.locations
+
+
+def _raise_problems(entry: ModelEntry, problems: Sequence[Problem]) -> None:
+    if problems:
+        path = Path(entry.name) / CONFIG_NAME
+        raise ConfigError(ErrorCode.INVALID_ARG, "; ".join(f"{path}:{problem}" for problem in problems))
+
+
+def _autocompleted(config: ModelConfig, backend: Backend, where: ModelSource) -> ModelConfig:
+    """The backend's completion, of which Triton takes over these fields and no other ."""
+    try:
+        said = backend.autocomplete(config, where)
+    except InferenceError:
+        raise
+    except Exception as error:
+        log.exception("model '%s': auto-complete failed", where.name)
+        raise InferenceError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
+    return replace(
+        config,
+        max_batch_size=said.max_batch_size,
+        input=said.input,
+        output=said.output,
+        dynamic_batching=said.dynamic_batching,
+        sequence_batching=said.sequence_batching,
+        model_transaction_policy=said.model_transaction_policy,
+    )
+
+
+def _first_files(entry: ModelEntry) -> tuple[str, ...]:
+    """The files of the first version directory: there alone the backend is looked for."""
+    return entry.versions[min(entry.versions)] if entry.versions else ()

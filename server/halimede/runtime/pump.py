@@ -1,0 +1,258 @@
+"""The pump of one model version: performs what its scheduler decides.
+
+Everything here runs on the event loop's thread, in synchronous steps: submit, cancel, a worker's event, a timer. After
+every step that can free capacity or form a batch the scheduler is polled, its actions are performed in order, and one
+timer is armed at `wake_at`. A request costs one record and one callback: no task, no future.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from halimede.backends.api import CancelFlag
+from halimede.core.config.check_request import Checked, RequestChecker
+from halimede.core.observe.stats import ModelStats
+from halimede.core.schedule.actions import Execute, Fail
+from halimede.core.schedule.ordering import ResponseOrder
+from halimede.core.schedule.scheduler import Pending, Scheduler
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types.statistics import FailureReason
+from halimede.runtime.clock import monotonic_ns, wall_ms
+from halimede.runtime.server import OnResponse
+from halimede.workers.worker import BatchDone, BatchItem, Worker
+
+CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
+STOPPING = InferenceError(
+    ErrorCode.UNAVAILABLE, "Server is stopping, scheduler for model has stopped accepting new inference requests"
+)
+
+
+@dataclass(slots=True)
+class InFlight:
+    """One accepted request, of `pump`. `item` is what the worker gets; times are monotonic nanoseconds."""
+
+    pump: "Pump"
+    item: BatchItem
+    on_response: OnResponse
+    received_ns: int
+    queued_ns: int
+
+
+class Pump:
+    """Requests of one model version, from acceptance to their one final answer."""
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        scheduler: Scheduler,
+        stats: ModelStats,
+        checker: RequestChecker,
+        live: dict[int, InFlight],
+        loop: asyncio.AbstractEventLoop,
+        *,
+        preserve_ordering: bool = False,
+    ) -> None:
+        self._name = name
+        self._version = version
+        self._scheduler = scheduler
+        self._stats = stats
+        self._checker = checker
+        self._loop = loop
+        self._order = ResponseOrder[tuple[OnResponse, InferenceResponse]]() if preserve_ordering else None
+        self._workers: dict[int, Worker] = {}
+        self._passive: list[Worker] = []
+        self._live = live
+        self._live_count = 0
+        self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._timer_at: int | None = None
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Pump {self._name}:{self._version} queue={self._scheduler.queued} "
+            f"running={self._running}/{len(self._workers)} live={self._live_count}>"
+        )
+
+    @property
+    def queued(self) -> int:
+        return self._scheduler.queued
+
+    def oldest_wait_ns(self) -> int:
+        """How long the oldest queued request has waited; 0 when nothing is queued."""
+        since = self._scheduler.oldest_enqueued_at()
+        return 0 if since is None else max(0, monotonic_ns() - since)
+
+    def add_worker(self, worker: Worker) -> None:
+        self._workers[worker.ordinal] = worker
+        self._scheduler.add_instance(worker.ordinal)
+        self._poll()
+
+    def add_passive(self, worker: Worker) -> None:
+        """An instance that is loaded and never scheduled: its backend uses it."""
+        self._passive.append(worker)
+
+    def submit(
+        self, key: int, request: InferenceRequest, checked: Checked, on_response: OnResponse, received_ns: int
+    ) -> None:
+        """Queue a checked request; its answer comes through `on_response`, at once if the queue is full."""
+        now = monotonic_ns()
+        rows = checked.batch_size
+        pending = Pending(key, rows, checked.size_bytes, checked.compatible, request.priority, request.timeout_us)
+        try:
+            self._scheduler.enqueue(pending, now)
+        except InferenceError as error:
+            self._stats.record_failure(FailureReason.REJECTED, now - received_ns)
+            on_response(self._failure(request.id, error))
+            return
+        if self._order is not None:
+            self._order.enqueued(key)
+        self._live_count += 1
+        self._live[key] = InFlight(self, BatchItem(key, request, rows, CancelFlag()), on_response, received_ns, now)
+        self._idle.clear()
+        if self._running < len(self._workers):
+            self._poll()
+        else:
+            self._arm(self._scheduler.wake_at())
+
+    def cancel(self, key: int) -> None:
+        """The client is gone: drop the request if it is queued, raise its flag if it is running."""
+        flight = self._live.get(key)
+        if flight is None:
+            return
+        flight.item.cancel.cancelled = True
+        if self._scheduler.try_cancel(key):
+            self._fail(key, CANCELLED, FailureReason.CANCELED)
+            self._poll()
+
+    def on_event(self, event: BatchDone) -> None:
+        """What a worker reports. Called on the loop's thread."""
+        self._running -= 1
+        self._scheduler.completed(event.worker.ordinal)
+        # The next batch goes out before the last one is answered: the worker computes while the answers are written.
+        self._poll()
+        self._answer(event)
+
+    def abort(self) -> None:
+        """Fail everything that is queued or running: the server stops now. What still runs is flagged, and unheard."""
+        for key in self._scheduler.drain():
+            self._fail(key, STOPPING, FailureReason.OTHER)
+        for key, flight in list(self._live.items()):
+            if flight.pump is self:
+                flight.item.cancel.cancelled = True
+                self._fail(key, STOPPING, FailureReason.OTHER)
+
+    async def close(self) -> None:
+        """Wait until every accepted request is answered, then stop the workers."""
+        await self._idle.wait()
+        if self._timer is not None:
+            self._timer.cancel()
+        for worker in (*self._workers.values(), *self._passive):
+            await worker.stop()
+
+    def _poll(self) -> None:
+        actions = self._scheduler.poll(monotonic_ns())
+        for action in actions:
+            match action:
+                case Execute(instance, keys):
+                    self._execute(self._workers[instance], keys)
+                case Fail(key, error, reason):
+                    self._fail(key, error, reason)
+        self._arm(self._scheduler.wake_at())
+
+    def _execute(self, worker: Worker, keys: Sequence[int]) -> None:
+        items: list[BatchItem] = []
+        rows = 0
+        for key in keys:
+            flight = self._live[key]
+            items.append(flight.item)
+            rows += flight.item.rows
+        self._running += 1
+        worker.execute(items, rows)
+
+    def _arm(self, wake_at: int | None) -> None:
+        if wake_at == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = wake_at
+        if wake_at is None:
+            return
+        # The loop's timers count whole milliseconds. Sleep the whole ones, then look again each turn of the loop: a
+        # delay of 100 us is kept, and the turns between cost less than a millisecond late would.
+        whole_ms = (wake_at - monotonic_ns()) // 1_000_000
+        if whole_ms >= 1:
+            self._timer = self._loop.call_later(whole_ms / 1000, self._wake)
+        else:
+            self._timer = self._loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._timer_at = None
+        self._poll()
+
+    def _answer(self, done: BatchDone) -> None:
+        times = done.times
+        input_ns = times.input_end - times.start
+        infer_ns = times.output_start - times.input_end
+        output_ns = times.end - times.output_start
+        if not done.failed:
+            rows = 0
+            for item in done.items:
+                rows += item.rows
+            self._stats.record_execution(rows, input_ns, infer_ns, output_ns)
+        wall = wall_ms()
+        for item, reply in zip(done.items, done.replies, strict=True):
+            if isinstance(reply, InferenceError):
+                cancelled = reply.code is ErrorCode.CANCELLED
+                self._fail(item.key, reply, FailureReason.CANCELED if cancelled else FailureReason.BACKEND)
+                continue
+            self._checker.reshape_outputs(reply, item.rows)
+            flight = self._take(item.key)
+            if flight is None:
+                continue
+            self._stats.record_success(
+                item.rows,
+                monotonic_ns() - flight.received_ns,
+                max(0, times.start - flight.queued_ns),
+                input_ns,
+                infer_ns,
+                output_ns,
+                wall,
+            )
+            response = InferenceResponse(self._name, self._version, item.request.id, reply)
+            self._send(item.key, flight, response)
+        self._rest()
+
+    def _fail(self, key: int, error: InferenceError, reason: FailureReason) -> None:
+        flight = self._take(key)
+        if flight is None:
+            return
+        self._stats.record_failure(reason, monotonic_ns() - flight.received_ns)
+        self._send(key, flight, self._failure(flight.item.request.id, error))
+        self._rest()
+
+    def _take(self, key: int) -> InFlight | None:
+        """The request's record, for its one final answer; None when `abort` has answered it already."""
+        flight = self._live.pop(key, None)
+        if flight is not None:
+            self._live_count -= 1
+        return flight
+
+    def _rest(self) -> None:
+        """Say that nothing is in flight, once the answers are out."""
+        if not self._live_count:
+            self._idle.set()
+
+    def _send(self, key: int, flight: InFlight, response: InferenceResponse) -> None:
+        if self._order is None:
+            flight.on_response(response)
+            return
+        for on_response, ordered in self._order.completed(key, (flight.on_response, response)):
+            on_response(ordered)
+
+    def _failure(self, request_id: str, error: InferenceError) -> InferenceResponse:
+        return InferenceResponse(self._name, self._version, request_id, error=error)

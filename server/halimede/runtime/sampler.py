@@ -1,0 +1,210 @@
+"""Samples the machine and its GPUs on a thread of its own: a driver may take its time, and the event loop has none.
+
+Memory is the container's where a control group limits it: there the limit, and not the machine, is what runs out. CPU
+utilization is the machine's, as in Triton.
+"""
+
+import importlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from halimede.core.observe.metrics import GpuSample, SystemSample
+
+T = TypeVar("T")
+
+STOP_SECONDS = 5.0
+
+# The files of a control group as a container sees its own, version 2 and 1: the limit, the use, and the statistics with
+# the part of the use that is file cache and given back on demand.
+CGROUP_MEMORY = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was read last. `system` is None and `gpus` empty where nothing is read, or reading failed."""
+
+    system: SystemSample | None = None
+    gpus: Sequence[GpuSample] = ()
+
+
+class Sampler:
+    """Calls its readers every `interval_ms` on its own thread, between `start` and `stop`.
+
+    Nothing here raises. A reader that fails leaves its part of the sample empty: an old value would be a lie.
+    """
+
+    def __init__(
+        self,
+        interval_ms: int,
+        read_system: Callable[[], SystemSample] | None,
+        read_gpus: Callable[[], Sequence[GpuSample]] | None,
+    ) -> None:
+        self._interval_s = interval_ms / 1000
+        self._read_system = read_system
+        self._read_gpus = read_gpus
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics-sampler", daemon=True)
+        self._latest = Sample()
+
+    @property
+    def latest(self) -> Sample:
+        """The last sample; may be asked for from any thread."""
+        return self._latest
+
+    def start(self) -> None:
+        """Start sampling; called once. Nothing to read takes no thread."""
+        if self._read_system is not None or self._read_gpus is not None:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop sampling. A driver call that hangs is given STOP_SECONDS and then left to the process's end."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._latest = Sample(_attempt(self._read_system), _attempt(self._read_gpus) or ())
+            self._stopping.wait(self._interval_s)
+
+
+def make_sampler(interval_ms: int, *, cpu: bool, gpu: bool) -> Sampler:
+    """A sampler of this machine: of its CPU and memory, of its GPUs, or of what there is of both."""
+    nvml = _import_nvml() if gpu else None
+    return Sampler(interval_ms, SystemReader().read if cpu else None, NvmlReader(nvml).read if nvml else None)
+
+
+class SystemReader:
+    """Reads CPU and memory from the kernel's files. Utilization is over the time since the last `read`."""
+
+    def __init__(self, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
+        self._proc = proc
+        self._cgroup = cgroup
+        self._last_cpu: tuple[int, int] | None = None
+
+    def read(self) -> SystemSample:
+        """A sample; the first one knows no utilization. OSError or ValueError when the files are not as expected."""
+        total, used = self._memory()
+        return SystemSample(self._cpu_utilization(), total, used)
+
+    def _cpu_utilization(self) -> float | None:
+        last = self._last_cpu
+        self._last_cpu = busy, total = _cpu_ticks((self._proc / "stat").read_text())
+        if last is None or total <= last[1]:
+            return None
+        # The kernel corrects its idle counters now and then, so that a difference may be off by a tick.
+        return min(1.0, max(0.0, (busy - last[0]) / (total - last[1])))
+
+    def _memory(self) -> tuple[int, int]:
+        fields = _fields((self._proc / "meminfo").read_text())
+        total = fields["MemTotal"] * 1024
+        limited = self._cgroup_memory()
+        if limited is not None and limited[0] < total:
+            return limited
+        return total, total - fields["MemAvailable"] * 1024
+
+    def _cgroup_memory(self) -> tuple[int, int] | None:
+        for limit, current, statistics, cache in CGROUP_MEMORY:
+            try:
+                limit_bytes = int((self._cgroup / limit).read_text())
+                used_bytes = int((self._cgroup / current).read_text())
+                cache_bytes = _fields((self._cgroup / statistics).read_text())[cache]
+            except (OSError, ValueError, KeyError):  # another version, no limit ("max"), or no control group at all
+                continue
+            return limit_bytes, max(0, used_bytes - cache_bytes)
+        return None
+
+
+class NvmlReader:
+    """Reads every GPU that the driver shows, through the `pynvml` module. Without a driver there are none."""
+
+    def __init__(self, nvml: Any) -> None:  # Any: the module has no types
+        self._nvml = nvml
+        self._devices: list[_GpuDevice] | None = None
+
+    def read(self) -> list[GpuSample]:
+        """One sample per GPU, in the driver's order."""
+        if self._devices is None:
+            self._devices = self._attempt(self._open) or []
+        return [self._sample(device) for device in self._devices]
+
+    def _open(self) -> "list[_GpuDevice]":
+        self._nvml.nvmlInit()
+        handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
+        return [
+            _GpuDevice(handle, self._nvml.nvmlDeviceGetUUID(handle), self._energy_millijoules(handle))
+            for handle in handles
+        ]
+
+    def _sample(self, device: "_GpuDevice") -> GpuSample:
+        nvml, handle = self._nvml, device.handle
+        memory = self._attempt(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        first, energy = device.first_millijoules, self._energy_millijoules(handle)
+        return GpuSample(
+            uuid=device.uuid,
+            utilization=self._attempt(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
+            memory_total_bytes=memory and memory.total,
+            memory_used_bytes=memory and memory.used,
+            power_usage_watts=self._attempt(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+            power_limit_watts=self._attempt(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000),
+            energy_joules=None if first is None or energy is None else (energy - first) / 1000,
+        )
+
+    def _energy_millijoules(self, handle: Any) -> int | None:  # Any: the module has no types
+        return self._attempt(lambda: int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle)))
+
+    def _attempt(self, ask: Callable[[], T]) -> T | None:
+        """What the driver says; None where there is no driver, or the GPU (one cut by MIG, say) has no such value."""
+        try:
+            return ask()
+        except self._nvml.NVMLError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuDevice:
+    handle: Any  # the module has no types
+    uuid: str
+    first_millijoules: int | None
+
+
+def _attempt(read: Callable[[], T] | None) -> T | None:
+    if read is None:
+        return None
+    try:
+        return read()
+    except Exception:  # noqa: BLE001 - whatever a driver does: the metrics lack a value, and the server goes on
+        return None
+
+
+def _import_nvml() -> Any:  # Any: the module has no types
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return None
+
+
+def _cpu_ticks(stat: str) -> tuple[int, int]:
+    """Busy and total ticks since boot, from the first line of /proc/stat: `cpu user nice system idle iowait …`.
+
+    Guest time, after the first eight numbers, is counted in user and nice already.
+    """
+    ticks = [int(number) for number in stat.split("\n", 1)[0].split()[1:9]]
+    total = sum(ticks)
+    return total - ticks[3] - ticks[4], total
+
+
+def _fields(text: str) -> dict[str, int]:
+    """Lines of a name and a number, as in /proc/meminfo (`MemTotal:  123 kB`) and memory.stat."""
+    fields: dict[str, int] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) > 1:
+            fields[words[0].rstrip(":")] = int(words[1])
+    return fields

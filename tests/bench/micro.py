@@ -1,0 +1,40 @@
+"""Pieces of the hot path timed alone, in microseconds per request."""
+
+import timeit
+from collections.abc import Callable
+
+from halimede.core.schedule.actions import Execute
+from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.policy import BatchPolicy
+from halimede.core.schedule.scheduler import Pending
+
+BATCH = 16
+REPEATS = 5
+
+
+def us_per_request(step: Callable[[], None], requests_per_step: int) -> list[float]:
+    timer = timeit.Timer(step)
+    steps, _ = timer.autorange()  # as many as take 0.2 s
+    return [taken / steps / requests_per_step * 1e6 for taken in timer.repeat(REPEATS, steps)]
+
+
+def scheduler_us() -> list[float]:
+    """Enqueue BATCH requests while the instance is busy, complete it, poll: one batch of all of them."""
+    scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=BATCH), instances=1)
+    # A batch of its own keeps the instance busy at first.
+    scheduler.enqueue(Pending(key=-1, batch_size=1, size_bytes=64), 0)
+    scheduler.poll(0)
+    now_ns = 0
+
+    def step() -> None:
+        nonlocal now_ns
+        for key in range(now_ns, now_ns + BATCH):
+            scheduler.enqueue(Pending(key=key, batch_size=1, size_bytes=64), now_ns)
+            scheduler.poll(now_ns)
+        scheduler.completed(0)
+        actions = scheduler.poll(now_ns)
+        if not (len(actions) == 1 and isinstance(actions[0], Execute) and len(actions[0].requests) == BATCH):
+            raise RuntimeError(f"expected one batch of {BATCH}, got {actions}")
+        now_ns += BATCH
+
+    return us_per_request(step, BATCH)

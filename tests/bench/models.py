@@ -1,0 +1,71 @@
+"""The models that the benchmark serves."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+HEAVY_WIDTH = 512
+HEAVY_TOKENS = 160
+HEAVY_LAYERS = 12
+HEAVY_MAX_BATCH = 8
+
+
+def heavy_onnx() -> onnx.ModelProto:
+    """A model that computes for some milliseconds per row on one thread, with small tensors at both ends.
+
+    A row of HEAVY_WIDTH values becomes HEAVY_TOKENS rows that go through HEAVY_LAYERS matrix products.
+    """
+    random = np.random.default_rng(0)
+    width, tokens = HEAVY_WIDTH, HEAVY_TOKENS
+    constants: dict[str, NDArray[Any]] = {
+        "row_axis": np.array([1], dtype=np.int64),
+        "spread": random.standard_normal((1, tokens, 1), dtype=np.float32),
+    }
+    nodes = [
+        helper.make_node("Unsqueeze", ["x", "row_axis"], ["one"]),
+        helper.make_node("Mul", ["one", "spread"], ["h0"]),
+    ]
+    for layer in range(HEAVY_LAYERS):
+        constants[f"w{layer}"] = random.standard_normal((width, width), dtype=np.float32) / np.float32(width**0.5)
+        nodes.append(helper.make_node("MatMul", [f"h{layer}", f"w{layer}"], [f"m{layer}"]))
+        nodes.append(helper.make_node("Relu", [f"m{layer}"], [f"h{layer + 1}"]))
+    nodes.append(helper.make_node("ReduceMean", [f"h{HEAVY_LAYERS}", "row_axis"], ["y"], keepdims=0))
+    graph = helper.make_graph(
+        nodes,
+        "heavy",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", width])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", width])],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.checker.check_model(made)
+    return made
+
+
+def config(name: str, backend: str, tensors: tuple[str, str], dims: str, max_batch_size: int, extra: str = "") -> str:
+    given, made = tensors
+    return (
+        f'name: "{name}"\nbackend: "{backend}"\nmax_batch_size: {max_batch_size}\n'
+        f'input [ {{ name: "{given}" data_type: TYPE_FP32 dims: [ {dims} ] }} ]\n'
+        f'output [ {{ name: "{made}" data_type: TYPE_FP32 dims: [ {dims} ] }} ]\n'
+        f"instance_group [ {{ kind: KIND_CPU count: 1 }} ]\ndynamic_batching {{ }}\n{extra}"
+    )
+
+
+def write_repository(root: Path) -> Path:
+    """A repository of `ident` (FP32[16]), `image` (600 KB) and `heavy` (ONNX, one intra-op thread)."""
+    one_thread = 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
+    configs = {
+        "ident": config("ident", "identity", ("INPUT0", "OUTPUT0"), "16", 32),
+        "image": config("image", "identity", ("INPUT0", "OUTPUT0"), "3, 224, 224", 32),
+        "heavy": config("heavy", "onnxruntime", ("x", "y"), str(HEAVY_WIDTH), HEAVY_MAX_BATCH, one_thread),
+    }
+    for name, text in configs.items():
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(text)
+    (root / "heavy" / "1" / "model.onnx").write_bytes(heavy_onnx().SerializeToString())
+    return root

@@ -1,0 +1,60 @@
+"""NVIDIA's load generator, perf_analyzer, as package wheels carry it.
+
+The binary is in tritonclient 2.40.0, the last wheel that had it. Two of the libraries that it is linked to are in no
+base system and come from the nvidia-pytriton wheel.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "halimede-bench"
+WHEELS = ("tritonclient==2.40.0", "nvidia-pytriton==0.7.0")
+# Where each file lies in its wheel, and the name under which the loader looks for it.
+WANTED = (
+    (re.compile(r".*/bin/perf_analyzer$"), "perf_analyzer"),
+    (re.compile(r".*\.libs/libcudart-[^/]*$"), "libcudart.so.12"),
+    (re.compile(r".*\.libs/libb64-[^/]*$"), "libb64.so.0d"),
+)
+WINDOW_MS = 1500
+WINDOWS = 3
+
+
+def fetch() -> Path:
+    """The folder with the binary and its libraries, downloaded the first time (70 MB)."""
+    home = CACHE / "perf-analyzer"
+    if home.exists():
+        return home
+    downloads = CACHE / "wheels"
+    partial = CACHE / f"perf-analyzer.{os.getpid()}"
+    partial.mkdir(parents=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(downloads), *WHEELS], check=True
+    )
+    for wheel in downloads.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            for member in archive.namelist():
+                for pattern, name in WANTED:
+                    if pattern.match(member):
+                        (partial / name).write_bytes(archive.read(member))
+    shutil.rmtree(downloads)
+    (partial / "perf_analyzer").chmod(0o755)
+    partial.rename(home)
+    return home
+
+
+def load(model: str, protocol: str, address: str, callers: int) -> None:
+    """Keep `callers` requests in flight for some seconds: WINDOWS windows, whatever their spread, and a start-up."""
+    home = fetch()
+    command = [str(home / "perf_analyzer"), "-m", model, "-i", protocol, "-u", address, "-b", "1"]
+    command += ["--concurrency-range", str(callers), "-p", str(WINDOW_MS), "-r", str(WINDOWS), "-s", "900"]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(home)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    # Its exit code is 0 in some failures: the line with the result is what tells.
+    if not re.search(r"throughput: [\d.]+ infer/sec", done.stdout):
+        said = (done.stdout + done.stderr).strip()
+        raise RuntimeError(f"perf_analyzer on {model} over {protocol} ended with {done.returncode}: {said[-1500:]}")

@@ -1,0 +1,258 @@
+"""`make bench`: ratios and CPU per request, as JSON on stdout.
+
+Load generator and server share the machine's cores, so throughputs say little and are not reported. What is: ratios
+within one run, CPU time of the server process alone over its own count of requests, memory, seconds to ready. Nothing
+else should run meanwhile. A benchmark gates nothing.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import micro
+import models
+import numpy as np
+import onnxruntime
+import perf_analyzer
+import psutil
+from halimede.demo.digits import train
+from halimede.demo.process import ServerProcess
+
+CALLERS = 16
+ROUNDS = 3
+STARTS = 3
+BARE_RUNS = 15
+WARM_UP_REQUESTS = 20_000
+GROWTH_REQUESTS = 80_000
+HEAVY_REQUESTS = 640
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One result. `samples` are what `value` is the median of."""
+
+    name: str
+    value: float
+    unit: str
+    samples: list[float]
+    note: str = ""
+
+
+def row(name: str, unit: str, samples: list[float], note: str = "") -> Row:
+    return Row(name, round(statistics.median(samples), 4), unit, [round(each, 4) for each in samples], note)
+
+
+def model_statistics(server: ServerProcess, model: str) -> dict[str, Any]:
+    """The statistics extension's JSON for the model's one version."""
+    url = f"http://{server.address('http')}/v2/models/{model}/stats"
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        (found,) = json.load(answer)["model_stats"]
+    return dict(found)
+
+
+def requests_answered(server: ServerProcess, model: str) -> int:
+    return int(model_statistics(server, model)["inference_stats"]["success"]["count"])
+
+
+def batches_formed(server: ServerProcess, model: str) -> Counter[int]:
+    """Executions by batch size since the model was loaded."""
+    batches = model_statistics(server, model)["batch_stats"]
+    return Counter({each["batch_size"]: each["compute_infer"]["count"] for each in batches})
+
+
+def cpu_s(server: ServerProcess) -> float:
+    """CPU time of the server and its children, user and system."""
+    process = psutil.Process(server.pid)
+    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return float(sum(each.user + each.system for each in times))
+
+
+def rss_mib(server: ServerProcess) -> float:
+    process = psutil.Process(server.pid)
+    return float(sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))) / MIB
+
+
+def bare_seconds_per_call(model: bytes) -> dict[int, float]:
+    """Median seconds of InferenceSession.run by batch size, on one intra-op thread, as the server's instance has."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    seconds = {}
+    for size in range(1, models.HEAVY_MAX_BATCH + 1):
+        x = np.ones((size, models.HEAVY_WIDTH), dtype=np.float32)
+        taken = []
+        for _ in range(BARE_RUNS):
+            start = time.perf_counter()
+            session.run(None, {"x": x})
+            taken.append(time.perf_counter() - start)
+        seconds[size] = statistics.median(taken)
+    return seconds
+
+
+def onnx_rows(server: ServerProcess) -> list[Row]:
+    """A bare loop's time for the batches that the server formed, over the server's time for the same batches."""
+    model = models.heavy_onnx().SerializeToString()
+    ratios = []
+    sizes: Counter[int] = Counter()
+    bare: dict[int, float] = {}
+    for _ in range(ROUNDS):
+        bare = bare_seconds_per_call(model)
+        before = batches_formed(server, "heavy")
+        served_s = seconds_to_serve(server, HEAVY_REQUESTS)
+        formed = batches_formed(server, "heavy") - before
+        sizes += formed
+        ratios.append(sum(bare[size] * count for size, count in formed.items()) / served_s)
+    calls = ", ".join(f"{size}: {bare[size] * 1000:.1f} ms x {count}" for size, count in sorted(sizes.items()))
+    return [row("onnx-vs-bare", "ratio of throughputs", ratios, f"batch size: bare call x executions; {calls}")]
+
+
+def seconds_to_serve(server: ServerProcess, requests: int) -> float:
+    """From the first of so many requests to the last answer. For a slow model: the callers are Python threads."""
+    body, headers = heavy_request()
+
+    def call(count: int) -> None:
+        connection = http.client.HTTPConnection(server.address("http"), timeout=30)
+        for _ in range(count):
+            connection.request("POST", "/v2/models/heavy/infer", body, headers)
+            answer = connection.getresponse()
+            if b"error" in answer.read() or answer.status != http.client.OK:
+                raise RuntimeError(f"heavy answered {answer.status}")
+        connection.close()
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(CALLERS) as threads:
+        for done in [threads.submit(call, requests // CALLERS) for _ in range(CALLERS)]:
+            done.result()
+    return time.perf_counter() - start
+
+
+def heavy_request() -> tuple[bytes, dict[str, str]]:
+    x = np.ones((1, models.HEAVY_WIDTH), dtype=np.float32)
+    tensor = {"name": "x", "shape": x.shape, "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
+    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return header + x.tobytes(), {"Inference-Header-Content-Length": str(len(header))}
+
+
+def cpu_row(server: ServerProcess, name: str, model: str, protocol: str) -> Row:
+    """CPU microseconds of the server per request."""
+    perf_analyzer.load(model, protocol, server.address(protocol), CALLERS)
+    samples = []
+    for _ in range(ROUNDS):
+        requests, cpu = requests_answered(server, model), cpu_s(server)
+        perf_analyzer.load(model, protocol, server.address(protocol), CALLERS)
+        cpu = cpu_s(server) - cpu
+        samples.append(cpu / (requests_answered(server, model) - requests) * 1e6)
+    return row(name, "us CPU per request", samples, f"{CALLERS} callers")
+
+
+def growth_row(server: ServerProcess) -> Row:
+    """Memory that GROWTH_REQUESTS small requests leave behind."""
+
+    def ask_for(more: int) -> int:
+        start = requests_answered(server, "ident")
+        while (done := requests_answered(server, "ident") - start) < more:
+            perf_analyzer.load("ident", "http", server.address("http"), CALLERS)
+        return done
+
+    ask_for(WARM_UP_REQUESTS)
+    before = rss_mib(server)
+    asked = ask_for(GROWTH_REQUESTS)
+    grown = (rss_mib(server) - before) * GROWTH_REQUESTS / asked
+    return row("rss-growth", f"MiB per {GROWTH_REQUESTS} requests", [grown], f"measured over {asked}")
+
+
+def start_rows(scratch: Path) -> list[Row]:
+    """Seconds from exec to ready with the demo's model, and the memory of the server that then waits."""
+    export = train(scratch / "digits")
+    seconds, memory = [], []
+    for _ in range(STARTS):
+        start = time.perf_counter()
+        with ServerProcess([f"--model-repository={export.repository}"], scratch / "start.log") as server:
+            server.wait_ready()
+            seconds.append(time.perf_counter() - start)
+            memory.append(rss_mib(server))
+    return [row("start-to-ready", "s", seconds), row("idle-rss", "MiB", memory)]
+
+
+ON_A_SERVER: dict[str, Callable[[ServerProcess], list[Row]]] = {
+    "onnx": onnx_rows,
+    "ident-http": lambda server: [cpu_row(server, "ident-http", "ident", "http")],
+    "ident-grpc": lambda server: [cpu_row(server, "ident-grpc", "ident", "grpc")],
+    "image-http": lambda server: [cpu_row(server, "image-http", "image", "http")],
+    "growth": lambda server: [growth_row(server)],
+}
+ALONE: dict[str, Callable[[Path], list[Row]]] = {
+    "micro": lambda _: micro_rows(),
+    "start": start_rows,
+}
+
+
+def micro_rows() -> list[Row]:
+    """Pieces of the hot path alone, in this process."""
+    return [
+        row("scheduler", "us per request", micro.scheduler_us(), f"dynamic batcher, batches of {micro.BATCH}"),
+        row("wire-http", "us per request", micro.wire_http_us(), "decode and encode of FP32[16], binary"),
+    ]
+
+
+def measure(wanted: list[str]) -> list[Row]:
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        for name, measure_alone in ALONE.items():
+            if name in wanted:
+                rows += told(measure_alone(scratch))
+        served = [name for name in ON_A_SERVER if name in wanted]
+        if not served:
+            return rows
+        repository = models.write_repository(scratch / "models")
+        with ServerProcess([f"--model-repository={repository}"], scratch / "server.log") as server:
+            server.wait_ready()
+            for name in served:
+                rows += told(ON_A_SERVER[name](server))
+    return rows
+
+
+def told(rows: list[Row]) -> list[Row]:
+    """The same rows, each shown on stderr as soon as it is there."""
+    for each in rows:
+        print(f"{each.name:16} {each.value:10.3f} {each.unit:24} {each.note}", file=sys.stderr, flush=True)
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = [*ALONE, *ON_A_SERVER]
+    parser.add_argument("--rows", default=",".join(names), help="which, separated by commas (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the JSON to this file and not to stdout")
+    arguments = parser.parse_args()
+    wanted = arguments.rows.split(",")
+    if unknown := set(wanted) - set(names):
+        parser.error(f"--rows: {', '.join(sorted(unknown))} is none of {', '.join(names)}")
+
+    rows = measure(wanted)
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
+    text = json.dumps({"machine": machine, "rows": [asdict(each) for each in rows]}, indent=1)
+    if arguments.json:
+        arguments.json.write_text(text + "\n")
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

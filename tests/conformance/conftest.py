@@ -1,0 +1,35 @@
+"""One server for all tests that do not change it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.models import add_identity, add_onnx_identity, add_scaled, add_simple, add_simple_string
+from support.server import RunningServer, start_server
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    repository = tmp_path_factory.mktemp("models")
+    write_repository(repository)
+    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", repository])
+    yield running
+    assert running.process.poll() is None, f"the server died\n{running.log}"
+    assert running.stop() == 0, running.log
+
+
+def write_repository(repository: Path) -> None:
+    add_simple(repository)
+    add_simple_string(repository)
+    add_identity(repository, "ident")
+    add_identity(repository, "two", inputs=2, max_batch_size=4)
+    add_identity(repository, "unbatched", max_batch_size=0, dims="-1")
+    add_identity(repository, "text", datatype="BYTES", dims="-1")
+    add_identity(repository, "ints", datatype="INT32", dims="-1")
+    add_identity(repository, "slow", extra='parameters { key: "execute_delay_ms" value { string_value: "2000" } }')
+    for datatype in ("BOOL", "UINT8", "INT8", "UINT16", "INT16", "UINT32", "INT32", "UINT64", "INT64", "FP16", "FP32", "FP64", "BYTES", "BF16"):
+        add_identity(repository, f"ident_{datatype.lower()}", datatype=datatype, dims="-1")
+    add_onnx_identity(repository, "auto", "FP32", ["N", 4])
+    add_scaled(repository, "scaled", 2.0, version=1)
+    add_scaled(repository, "scaled", 3.0, version=3)
+    (repository / "scaled" / "config.pbtxt").write_text("version_policy { all { } }")

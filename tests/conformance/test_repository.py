@@ -1,0 +1,245 @@
+"""Repositories and life cycle, each test with a server of its own."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.models import add_identity, add_scaled, add_simple, write_config
+from support.server import RunningServer, start_server, wait_until
+
+Start = Callable[..., RunningServer]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    running: list[RunningServer] = []
+
+    def begin(*arguments: str | Path, **options: object) -> RunningServer:
+        running.append(start_server(tmp_path, arguments, **options))
+        return running[-1]
+
+    yield begin
+    for server in running:
+        server.kill()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    path.mkdir()
+    return path
+
+
+def scaled(server: RunningServer, model: str = "scaled", version: str = "") -> float:
+    path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "") + "/infer"
+    body = {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}
+    answer = server.post(path, body)
+    assert answer.status == 200, answer.body
+    return answer.json["outputs"][0]["data"][0]
+
+
+def index(server: RunningServer) -> dict[tuple[str, str], tuple[str, str]]:
+    entries = server.post("/v2/repository/index").json
+    return {(e["name"], e.get("version", "")): (e.get("state", ""), e.get("reason", "")) for e in entries}
+
+
+def test_a_broken_model_beside_good_ones(start: Start, repository: Path) -> None:
+    add_simple(repository)
+    add_scaled(repository, "scaled", 2)
+    (repository / "broken" / "1").mkdir(parents=True)
+    (repository / "broken" / "1" / "model.onnx").write_bytes(b"no onnx at all")
+    server = start("--model-repository", repository, "--exit-on-error=false", "--strict-readiness=false")
+    assert scaled(server) == 2
+    states = index(server)
+    assert states[("simple", "1")] == ("READY", "")
+    state, reason = next(value for key, value in states.items() if key[0] == "broken")
+    assert state == "UNAVAILABLE"
+    assert reason
+    assert "failed to load" in server.log or "load failed" in server.log
+    assert server.get("/v2/models/broken/ready").status == 400
+    assert server.stop() == 0
+
+
+def test_strict_readiness_waits_for_every_model(start: Start, repository: Path) -> None:
+    add_scaled(repository, "scaled", 2)
+    write_config(repository / "broken", "nonsense_field: 1")
+    (repository / "broken" / "1").mkdir()
+    server = start("--model-repository", repository, "--exit-on-error=false", ready=False)
+    wait_until(lambda: server.get("/v2/models/scaled/ready").status == 200, "the good model", server)
+    answer = server.get("/v2/health/ready")
+    assert (answer.status, answer.body) == (400, b"")
+    assert server.get("/v2/health/live").status == 200
+
+
+def test_exit_on_error_is_the_default(start: Start, repository: Path) -> None:
+    write_config(repository / "broken", "nonsense_field: 1\nmax_batch_size: x")
+    (repository / "broken" / "1").mkdir()
+    server = start("--model-repository", repository, ready=False)
+    assert server.process.wait(20) == 1
+    assert "failed to load all models" in server.log
+    assert "1:1" in server.log
+    assert "2:17" in server.log
+
+
+def test_a_slow_model_does_not_delay_the_others(start: Start, repository: Path) -> None:
+    add_scaled(repository, "scaled", 2)
+    for number in range(6):
+        add_identity(repository, f"slow{number}", extra='parameters { key: "creation_delay_sec" value { string_value: "600" } }')
+    server = start("--model-repository", repository, ready=False)
+    wait_until(lambda: server.get("/v2/models/scaled/ready").status == 200, "the quick model", server)
+    assert scaled(server) == 2
+    assert server.get("/v2/health/ready").status == 400
+    assert index(server)[("slow0", "1")][0] == "LOADING"
+    assert server.stop(5) == 0
+
+
+def test_versions(start: Start, repository: Path) -> None:
+    for version in (1, 2, 11):
+        add_scaled(repository, "scaled", version, version=version)
+    for junk in ("02", "x", "-1", "0"):
+        (repository / "scaled" / junk).mkdir()
+    write_config(repository / "scaled", "version_policy { latest { num_versions: 2 } }")
+    server = start("--model-repository", repository)
+    assert server.get("/v2/models/scaled").json["versions"] == ["2", "11"]
+    assert (scaled(server), scaled(server, version="2")) == (11, 2)
+    assert server.post("/v2/models/scaled/versions/1/infer", b"{}").status == 404
+
+
+def test_explicit_control(start: Start, repository: Path) -> None:
+    add_scaled(repository, "scaled", 2)
+    add_scaled(repository, "other", 5)
+    server = start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=scaled")
+    assert scaled(server) == 2
+    assert index(server) == {("scaled", "1"): ("READY", ""), ("other", ""): ("", "")}
+    assert server.get("/v2/models/other/ready").status == 404
+    assert server.post("/v2/repository/models/other/load").status == 200
+    assert scaled(server, "other") == 5
+    assert server.post("/v2/repository/models/other/unload", {"parameters": {"unload_dependents": True}}).status == 200
+    answer = server.post("/v2/models/other/infer", b"{}")
+    assert (answer.status, answer.error) == (404, "Request for unknown model: 'other' has no available versions")
+    wait_until(lambda: index(server)[("other", "1")] == ("UNAVAILABLE", "unloaded"), "the unload", server)
+    assert server.get("/v2/health/ready").status == 200
+    assert server.post("/v2/repository/models/never/unload").status == 200
+    ready = server.post("/v2/repository/index", {"ready": True}).json
+    assert ready == [{"name": "scaled", "version": "1", "state": "READY"}]
+
+
+def test_a_failed_load_names_its_root_cause(start: Start, repository: Path) -> None:
+    write_config(repository / "bad_config", 'max_batch_size: 4\ninput [ { name: "a" dims: [ 1 ] data_tipe: TYPE_FP32 } ]')
+    (repository / "bad_config" / "1").mkdir()
+    (repository / "bad_file" / "1").mkdir(parents=True)
+    (repository / "bad_file" / "1" / "model.onnx").write_bytes(b"garbage")
+    server = start("--model-repository", repository, "--model-control-mode=explicit")
+    missing = server.post("/v2/repository/models/missing/load")
+    assert missing.status == 500
+    assert missing.error.startswith("failed to load 'missing', failed to poll from model repository: there is no directory")
+    config = server.post("/v2/repository/models/bad_config/load")
+    assert config.status == 500
+    assert "config.pbtxt:2:38" in config.error
+    assert "data_tipe" in config.error
+    file = server.post("/v2/repository/models/bad_file/load")
+    assert file.status in {400, 500}
+    assert "onnx" in file.error.lower() or "protobuf" in file.error.lower()
+    for name in ("..", "a%2Fb", "%00"):
+        assert server.post(f"/v2/repository/models/{name}/load").status in {400, 404}
+
+
+def test_reload_swaps_and_a_broken_new_version_leaves_the_old_serving(start: Start, repository: Path) -> None:
+    add_scaled(repository, "scaled", 2)
+    server = start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=*")
+    assert server.post("/v2/repository/models/scaled/load").status == 200
+    add_scaled(repository, "scaled", 3)
+    os.utime(repository / "scaled" / "1" / "model.onnx", ns=(1, 1))
+    assert scaled(server) == 2
+    assert server.post("/v2/repository/models/scaled/load").status == 200
+    assert scaled(server) == 3
+    (repository / "scaled" / "1" / "model.onnx").write_bytes(b"broken")
+    answer = server.post("/v2/repository/models/scaled/load")
+    assert answer.status == 400 or answer.status == 500
+    assert scaled(server) == 3
+    assert index(server)[("scaled", "1")][0] == "READY"
+    assert server.get("/v2/health/ready").status == 200
+
+
+def test_no_request_is_lost_while_a_model_is_reloaded(start: Start, repository: Path) -> None:
+    add_scaled(repository, "scaled", 1)
+    server = start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=scaled")
+    stop = threading.Event()
+    seen: list[float | str] = []
+
+    def ask() -> None:
+        while not stop.is_set():
+            try:
+                seen.append(scaled(server))
+            except Exception as error:
+                seen.append(repr(error))
+
+    callers = [threading.Thread(target=ask) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for factor in range(2, 8):
+        add_scaled(repository, "scaled", factor)
+        os.utime(repository / "scaled" / "1" / "model.onnx", ns=(factor, factor))
+        assert server.post("/v2/repository/models/scaled/load").status == 200
+    stop.set()
+    for caller in callers:
+        caller.join()
+    assert [answer for answer in seen if isinstance(answer, str)] == []
+    assert scaled(server) == 7
+
+
+def test_the_same_model_in_two_repositories_is_in_neither(start: Start, tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    add_scaled(first, "twice", 1)
+    add_scaled(second, "twice", 2)
+    add_scaled(second, "once", 3)
+    server = start("--model-repository", first, "--model-repository", second, "--exit-on-error=0", "--strict-readiness=0")
+    assert scaled(server, "once") == 3
+    state, reason = next(value for key, value in index(server).items() if key[0] == "twice")
+    assert state == "UNAVAILABLE"
+    assert str(first) in reason or "duplicate" in reason.lower() or "multiple" in reason.lower()
+
+
+def test_one_file_without_repository_or_configuration(start: Start, tmp_path: Path) -> None:
+    add_scaled(tmp_path, "x", 4)
+    file = (tmp_path / "x" / "1" / "model.onnx").rename(tmp_path / "quad.onnx")
+    server = start(file)
+    assert scaled(server, "quad") == 4
+    config = server.get("/v2/models/quad/config").json
+    assert (config["name"], config["max_batch_size"], config["backend"]) == ("quad", 4, "onnxruntime")
+
+
+def test_labels_and_metric_tags(start: Start, repository: Path) -> None:
+    add_scaled(repository, "scaled", 2)
+    (repository / "scaled" / "names.txt").write_text("zero\none\ntwo\nthree\n")
+    write_config(
+        repository / "scaled",
+        'max_batch_size: 4 input { name: "IN" data_type: TYPE_FP32 dims: 4 }'
+        'output { name: "OUT" data_type: TYPE_FP32 dims: 4 label_filename: "names.txt" }'
+        'metric_tags { key: "team" value: "vision" }',
+    )
+    server = start("--model-repository", repository)
+    body = {
+        "inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 4, 2, 3]}],
+        "outputs": [{"name": "OUT", "parameters": {"classification": 2}}],
+    }
+    assert server.post("/v2/models/scaled/infer", body).json["outputs"] == [
+        {"name": "OUT", "datatype": "BYTES", "shape": [1, 2], "data": ["8.000000:1:one", "6.000000:3:three"]}
+    ]
+    assert 'nv_inference_request_success{_team="vision",model="scaled",version="1"} 1\n' in server.metrics()
+
+
+def test_reshape(start: Start, repository: Path) -> None:
+    add_scaled(repository, "scaled", 2)
+    write_config(
+        repository / "scaled",
+        'max_batch_size: 4 input { name: "IN" data_type: TYPE_FP32 dims: [ 2, 2 ] reshape { shape: [ 4 ] } }'
+        'output { name: "OUT" data_type: TYPE_FP32 dims: [ 4, 1 ] reshape { shape: [ 4 ] } }',
+    )
+    server = start("--model-repository", repository)
+    body = {"inputs": [{"name": "IN", "shape": [2, 2, 2], "datatype": "FP32", "data": np.arange(8).tolist()}]}
+    output = server.post("/v2/models/scaled/infer", body).json["outputs"][0]
+    assert (output["shape"], output["data"]) == ([2, 4, 1], [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0])

@@ -1,0 +1,256 @@
+"""A real GrpcServer on a loop of its own thread, over a small server that answers as its models' names say."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+import pytest
+import tritonclient.grpc as client_module
+import uvloop
+from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelTransactionPolicy
+from halimede.core.config.model_view import ModelView
+from halimede.core.types import (
+    DataType,
+    ErrorCode,
+    InferenceError,
+    InferenceRequest,
+    InferenceResponse,
+    ModelIndexEntry,
+    ModelReadyState,
+    ServerMetadata,
+)
+from halimede.core.types.statistics import Duration, InferStatistics, ModelStatistics
+from halimede.frontends.grpc.server import GrpcServer
+from halimede.runtime.server import LoadParameter, OnResponse
+
+WAIT_SECS = 20
+
+
+def config(name: str, max_batch_size: int = 8, decoupled: bool = False) -> ModelConfig:
+    return ModelConfig(
+        name=name,
+        backend="identity",
+        max_batch_size=max_batch_size,
+        input=(ModelInput(name="IN", data_type=DataType.FP32, dims=(-1,)),),
+        output=(ModelOutput(name="OUT", data_type=DataType.FP32, dims=(-1,)),),
+        model_transaction_policy=ModelTransactionPolicy(decoupled=True) if decoupled else None,
+    )
+
+
+class FakeServer:
+    """A Server of a few models, version 1 each.
+
+    `ident` and `flat` (no batching) give their inputs back as outputs, IN as OUT. `held` keeps requests until
+    `release`. `broken` fails in execution. `repeat` is decoupled: it answers as often as the request's parameter
+    `count` says, and then once more without outputs. `odd` answers with what no message can carry.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.is_up = True
+        self.views = {
+            name: ModelView(name, "1", ("1",), config(name), {"OUT": ("cat", "dog", "cow")})
+            for name in ("ident", "held", "broken", "odd")
+        }
+        self.views["flat"] = ModelView("flat", "1", ("1",), config("flat", max_batch_size=0), {})
+        self.views["repeat"] = ModelView("repeat", "1", ("1",), config("repeat", decoupled=True), {})
+        self.requests: list[InferenceRequest] = []
+        self.held: dict[int, tuple[InferenceRequest, OnResponse]] = {}
+        self.cancelled: list[int] = []
+        self.loads: list[tuple[str, dict[str, LoadParameter] | bool]] = []
+        self.load_may_end = asyncio.Event()
+        self.load_may_end.set()
+        self._tickets = itertools.count(1)
+
+    def wait_for(self, predicate: Callable[["FakeServer"], bool]) -> None:
+        """Wait in a test's thread for something to be so."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: predicate(self), WAIT_SECS)
+
+    def metadata(self) -> ServerMetadata:
+        return ServerMetadata("triton", "9.9", ("parameters", "statistics"))
+
+    def is_live(self) -> bool:
+        return True
+
+    def is_ready(self) -> bool:
+        return self.is_up
+
+    def is_draining(self) -> bool:
+        return False
+
+    def model(self, name: str, version: str = "") -> ModelView:
+        if name not in self.views:
+            raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        if not version.isdigit() and version:
+            raise InferenceError(
+                ErrorCode.INVALID_ARG,
+                f"failed to get model version from specified version string '{version}' (details: stol), version should"
+                " be an integral value > 0",
+            )
+        if version not in {"", "1"}:
+            raise InferenceError(
+                ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' version {version} is not found"
+            )
+        return self.views[name]
+
+    def is_model_ready(self, name: str, version: str = "") -> bool:
+        return self.model(name, version).name != "broken"
+
+    def infer(self, request: InferenceRequest, on_response: OnResponse) -> int:
+        ticket = next(self._tickets)
+        with self.changed:
+            self.requests.append(request)
+            if request.model_name == "held":
+                self.held[ticket] = (request, on_response)
+            else:
+                self.answer(request, on_response)
+            self.changed.notify_all()
+        return ticket
+
+    def answer(self, request: InferenceRequest, on_response: OnResponse) -> None:
+        outputs = [replace(each, name=each.name.replace("IN", "OUT")) for each in request.inputs]
+        response = InferenceResponse(request.model_name, "1", request.id, outputs)
+        match request.model_name:
+            case "broken":
+                error = InferenceError(ErrorCode.INTERNAL, "boom " * 5000)
+                on_response(InferenceResponse("broken", "1", request.id, error=error))
+            case "repeat":
+                for _ in range(int(request.parameters.get("count", 0))):
+                    on_response(replace(response, final=False))
+                on_response(replace(response, outputs=[]))
+            case "odd":
+                on_response(replace(response, parameters={"text": "\ud800"}))
+            case _:
+                on_response(response)
+
+    def release(self, count: int | None = None, newest_first: bool = False) -> None:
+        """Answer held requests. Only on the loop's thread."""
+        tickets = sorted(self.held, reverse=newest_first)[:count]
+        for ticket in tickets:
+            request, on_response = self.held.pop(ticket)
+            self.answer(request, on_response)
+
+    def cancel(self, ticket: int) -> None:
+        with self.changed:
+            self.cancelled.append(ticket)
+            if ticket in self.held:
+                request, on_response = self.held.pop(ticket)
+                error = InferenceError(ErrorCode.CANCELLED, "")
+                on_response(InferenceResponse(request.model_name, "", request.id, error=error))
+            self.changed.notify_all()
+
+    def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
+        if name and name not in self.views:
+            raise InferenceError(ErrorCode.INVALID_ARG, f"requested model '{name}' is not available")
+        assert name or not version
+        inference = InferStatistics(success=Duration(len(self.requests), 5))
+        return [ModelStatistics(each, "1", inference=inference) for each in ([name] if name else self.views)]
+
+    def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
+        loaded = [ModelIndexEntry("ident", "1", ModelReadyState.READY)]
+        return loaded if ready_only else [*loaded, ModelIndexEntry("new")]
+
+    async def load_model(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+        with self.changed:
+            self.loads.append((name, dict(parameters)))
+            self.changed.notify_all()
+        await self.load_may_end.wait()
+        if name == "nope":
+            raise InferenceError(ErrorCode.INTERNAL, "failed to load 'nope', failed to poll from model repository")
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        self.loads.append((name, unload_dependents))
+
+
+class LoopThread:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self.loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self.begin(coroutine).result(WAIT_SECS)
+
+    def begin(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(WAIT_SECS)
+        self.loop.close()
+
+
+@dataclass
+class Served:
+    """A running front end: where it is, what is behind it, and the loop that both live on."""
+
+    core: FakeServer
+    front: GrpcServer
+    port: int
+    thread: LoopThread
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def do(self, action: Callable[[], Any]) -> Any:
+        """Run a plain call on the loop's thread."""
+
+        async def call() -> Any:
+            return action()
+
+        return self.thread.run(call())
+
+
+async def make(**options: Any) -> tuple[FakeServer, GrpcServer, int]:
+    core = FakeServer()
+    front = GrpcServer(core, **options)
+    port = front.bind("127.0.0.1", 0)
+    await front.start()
+    return core, front, port
+
+
+@pytest.fixture(scope="module")
+def loop_thread() -> Iterator[LoopThread]:
+    thread = LoopThread()
+    yield thread
+    thread.close()
+
+
+@pytest.fixture
+def serve(loop_thread: LoopThread) -> Iterator[Callable[..., Served]]:
+    """Starts a front end with the given options; it is stopped after the test."""
+    fronts = []
+
+    def start(**options: Any) -> Served:
+        core, front, port = loop_thread.run(make(**options))
+        fronts.append(front)
+        return Served(core, front, port, loop_thread)
+
+    yield start
+    for front in fronts:
+        loop_thread.run(front.stop(0))
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served]) -> Served:
+    return serve()
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[client_module.InferenceServerClient]:
+    with client_module.InferenceServerClient(served.url) as made:
+        yield made
+
+
+@pytest.fixture
+def channel(served: Served) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(served.url) as made:
+        yield made

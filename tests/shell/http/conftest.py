@@ -1,0 +1,266 @@
+"""A real listener on a loop in a thread, before a small real server whose models echo, wait or fail by their names."""
+
+import asyncio
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+import uvloop
+from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelTransactionPolicy
+from halimede.core.config.model_view import ModelView
+from halimede.core.types import (
+    DataType,
+    ErrorCode,
+    InferenceError,
+    InferenceRequest,
+    InferenceResponse,
+    ModelIndexEntry,
+    ModelReadyState,
+    ServerMetadata,
+    Tensor,
+)
+from halimede.core.types.statistics import ModelStatistics
+from halimede.frontends.http.framing import Limits
+from halimede.frontends.http.listener import Listener
+from halimede.frontends.http.server import HttpServer
+
+MAX_INPUT_SIZE = 1 << 20
+
+
+def view(name: str, datatype: DataType = DataType.FP32, *, decoupled: bool = False) -> ModelView:
+    policy = ModelTransactionPolicy(decoupled=True) if decoupled else None
+    config = ModelConfig(
+        name=name,
+        backend="identity",
+        input=(ModelInput(name="IN", data_type=datatype, dims=(-1,)),),
+        output=(ModelOutput(name="OUT", data_type=datatype, dims=(-1,)),),
+        model_transaction_policy=policy,
+    )
+    return ModelView(name, "1", ("1",), config, {})
+
+
+class FakeServer:
+    """Answers by model name: `echo` at once, `held` when `release` is called, the others with an error or worse."""
+
+    def __init__(self) -> None:
+        self.models = {
+            "echo": view("echo"),
+            "text": view("text", DataType.BYTES),
+            "half": view("half", DataType.FP16),
+            "held": view("held"),
+            "full": view("full"),
+            "broken": view("broken"),
+            "bug": view("bug"),
+            "chatty": view("chatty"),
+            "stream": view("stream", decoupled=True),
+        }
+        self.requests: list[InferenceRequest] = []
+        self.held: dict[int, tuple[InferenceRequest, Callable[[InferenceResponse], None]]] = {}
+        self.cancelled: list[int] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self.ready = True
+        self.draining = False
+        self.load_gate: asyncio.Event | None = None
+        self._tickets = 0
+
+    def metadata(self) -> ServerMetadata:
+        return ServerMetadata("triton", "1.0", ("statistics",))
+
+    def is_live(self) -> bool:
+        return True
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def is_draining(self) -> bool:
+        return self.draining
+
+    def model(self, name: str, version: str = "") -> ModelView:
+        if name == "asleep":
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE, "Request for unknown model: 'asleep' version 1 is not at ready state"
+            )
+        if name not in self.models:
+            raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        if version not in {"", "1"}:
+            raise InferenceError(
+                ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' version {version} is not found"
+            )
+        return self.models[name]
+
+    def is_model_ready(self, name: str, version: str = "") -> bool:
+        if name == "asleep":
+            return False
+        return self.model(name, version) is not None
+
+    def infer(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> int:
+        self._tickets += 1
+        self.requests.append(request)
+        match request.model_name:
+            case "held":
+                self.held[self._tickets] = (request, on_response)
+            case "full":
+                on_response(failure(request, ErrorCode.UNAVAILABLE, "Exceeds maximum queue size"))
+            case "broken":
+                on_response(failure(request, ErrorCode.INTERNAL, "the model broke"))
+            case "bug":
+                raise RuntimeError("a bug with a secret")
+            case "chatty":
+                on_response(echo(request, final=False))
+                on_response(echo(request))
+            case _:
+                on_response(echo(request))
+        return self._tickets
+
+    def cancel(self, ticket: int) -> None:
+        self.cancelled.append(ticket)
+        if ticket in self.held:
+            request, on_response = self.held.pop(ticket)
+            on_response(failure(request, ErrorCode.CANCELLED, "cancelled"))
+
+    def release(self) -> None:
+        """Answer the held request that came first."""
+        request, on_response = self.held.pop(min(self.held))
+        on_response(echo(request))
+
+    def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
+        if name and name not in self.models:
+            raise InferenceError(ErrorCode.INVALID_ARG, f"requested model '{name}' is not available")
+        return [ModelStatistics(name or "echo", version or "1")]
+
+    def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
+        self.calls.append(("index", ready_only))
+        return [ModelIndexEntry("echo", "1", ModelReadyState.READY)]
+
+    async def load_model(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
+        self.calls.append(("load", name, dict(parameters)))
+        if self.load_gate is not None:
+            await self.load_gate.wait()
+        if name == "bug":
+            raise RuntimeError("a bug with a secret")
+        if name not in self.models:
+            raise InferenceError(ErrorCode.INTERNAL, f"failed to load '{name}', failed to poll from model repository")
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        self.calls.append(("unload", name, unload_dependents))
+
+
+def echo(request: InferenceRequest, *, final: bool = True) -> InferenceResponse:
+    outputs = [Tensor("OUT", tensor.datatype, tensor.shape, tensor.data) for tensor in request.inputs]
+    return InferenceResponse(request.model_name, "1", request.id, outputs, final=final)
+
+
+def failure(request: InferenceRequest, code: ErrorCode, message: str) -> InferenceResponse:
+    return InferenceResponse(request.model_name, "1", request.id, error=InferenceError(code, message))
+
+
+class Running:
+    """A listener that serves, seen from a test's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, listener: Listener, core: FakeServer, log: list[str]) -> None:
+        self.loop = loop
+        self.listener = listener
+        self.core = core
+        self.log = log
+        self.port = self.run(listener.start("127.0.0.1", 0))
+
+    def run(self, work: Any) -> Any:
+        """Await a coroutine on the listener's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function on the listener's loop."""
+
+        async def on_loop() -> Any:
+            return function()
+
+        return self.run(on_loop())
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that happens on the loop, at most some seconds."""
+        deadline = time.monotonic() + 10
+        while not self.call(condition):
+            assert time.monotonic() < deadline, f"it did not happen; log: {self.log}"
+            time.sleep(0.002)
+
+    def connect(self) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def exchange(self, data: bytes) -> bytes:
+        """Send bytes and read until the server closes."""
+        with self.connect() as connection:
+            connection.sendall(data)
+            return read_all(connection)
+
+    def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> "Answer":
+        """One request on a connection of its own."""
+        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            client.request(method, path, body, headers or {})
+            response = client.getresponse()
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        finally:
+            client.close()
+
+
+class Answer:
+    def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+
+def read_all(connection: socket.socket) -> bytes:
+    parts = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+Serve = Callable[..., Running]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts listeners: `serve()` an HttpServer before a FakeServer, `serve(make=...)` any other listener."""
+    started: list[tuple[Running, threading.Thread]] = []
+
+    def start(
+        *,
+        limits: Limits | None = None,
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
+        make: Callable[[FakeServer, list[str]], Listener] | None = None,
+    ) -> Running:
+        loop = loop_factory()
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        core, log = FakeServer(), []
+
+        async def build() -> Listener:
+            if make is not None:
+                return make(core, log)
+            return HttpServer(core, max_input_size=MAX_INPUT_SIZE, log=log.append, limits=limits)
+
+        listener = asyncio.run_coroutine_threadsafe(build(), loop).result(10)
+        running = Running(loop, listener, core, log)
+        started.append((running, thread))
+        return running
+
+    yield start
+    for running, thread in started:
+        running.run(running.listener.close())
+        running.loop.call_soon_threadsafe(running.loop.stop)
+        thread.join(10)
+        running.loop.close()
+
+
+@pytest.fixture
+def http(serve: Serve) -> Running:
+    """An HttpServer with the default limits."""
+    return serve()

@@ -1,0 +1,251 @@
+"""The pump against a worker that the test plays: exactly one answer per request, whatever happens in between."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from halimede.core.config.check_request import Checked, RequestChecker
+from halimede.core.config.model_config import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput, ModelQueuePolicy
+from halimede.core.observe.stats import ModelStats
+from halimede.core.schedule.make import make_scheduler
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
+from halimede.core.types.statistics import FailureReason
+from halimede.runtime.clock import monotonic_ns
+from halimede.runtime.pump import InFlight, Pump
+from halimede.workers.worker import BatchDone, BatchItem, BatchTimes
+
+
+class PlayedWorker:
+    """Holds its batches until the test finishes them."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.name = f"m_{ordinal}"
+        self.batches: list[list[BatchItem]] = []
+        self.stopped = False
+
+    def execute(self, items: list[BatchItem], rows: int) -> None:
+        assert rows == sum(item.rows for item in items)
+        self.batches.append(items)
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+def config(**batching: object) -> ModelConfig:
+    return ModelConfig(
+        name="m",
+        max_batch_size=4,
+        input=(ModelInput(name="IN", data_type=DataType.FP32, dims=(1,)),),
+        output=(ModelOutput(name="OUT", data_type=DataType.FP32, dims=(1,)),),
+        dynamic_batching=ModelDynamicBatching(**batching),
+    )
+
+
+class Bench:
+    """A pump with played workers, and what its callers were told."""
+
+    def __init__(self, workers: int = 1, **batching: object) -> None:
+        made = config(**batching)
+        self.live: dict[int, InFlight] = {}
+        self.stats = ModelStats("m", "1")
+        self.pump = Pump(
+            "m",
+            "1",
+            make_scheduler(made, instances=0),
+            self.stats,
+            RequestChecker(made),
+            self.live,
+            asyncio.get_running_loop(),
+            preserve_ordering=bool(batching.get("preserve_ordering")),
+        )
+        self.workers = [PlayedWorker(ordinal) for ordinal in range(workers)]
+        for worker in self.workers:
+            self.pump.add_worker(worker)
+        self.answers: list[tuple[int, object]] = []
+
+    def submit(self, *keys: int, timeout_us: int = 0) -> None:
+        for key in keys:
+            request = InferenceRequest("m", id=str(key), timeout_us=timeout_us)
+            self.pump.submit(key, request, Checked(1, 4, ()), self._answer(key), monotonic_ns())
+
+    def _answer(self, key: int) -> Callable[[InferenceResponse], None]:
+        def on_response(response: InferenceResponse) -> None:
+            assert response.id == str(key)
+            self.answers.append((key, response.error.code if response.error is not None else "ok"))
+
+        return on_response
+
+    def finish(self, worker: int = 0, error: InferenceError | None = None) -> None:
+        items = self.workers[worker].batches.pop(0)
+        now = monotonic_ns()
+        replies = [error or [Tensor("OUT", DataType.FP32, (1, 1), b"\0" * 4)] for _ in items]
+        done = BatchDone(self.workers[worker], items, replies, BatchTimes(now, now, now, now), failed=error is not None)
+        self.pump.on_event(done)
+
+    def running(self, worker: int = 0) -> list[list[int]]:
+        return [[item.key for item in batch] for batch in self.workers[worker].batches]
+
+
+def scenario(story: Callable[[], object]) -> None:
+    async def run() -> None:
+        await story()  # type: ignore[misc]
+
+    asyncio.run(run())
+
+
+def test_a_backlog_forms_a_batch_behind_the_running_one() -> None:
+    async def story() -> None:
+        bench = Bench()
+        bench.submit(1, 2, 3)
+        assert bench.running() == [[1]]
+        bench.finish()
+        assert bench.running() == [[2, 3]]
+        assert bench.answers == [(1, "ok")]
+        bench.finish()
+        assert bench.answers == [(1, "ok"), (2, "ok"), (3, "ok")]
+        assert bench.live == {}
+        assert (bench.stats.success_count, bench.stats.execution_count) == (3, 2)
+
+    scenario(story)
+
+
+def test_a_queued_request_that_is_cancelled_never_runs() -> None:
+    async def story() -> None:
+        bench = Bench()
+        bench.submit(1, 2, 3)
+        bench.pump.cancel(2)
+        assert bench.answers == [(2, ErrorCode.CANCELLED)]
+        bench.finish()
+        assert bench.running() == [[3]]
+        assert bench.stats.failures[FailureReason.CANCELED] == 1
+
+    scenario(story)
+
+
+def test_a_running_request_that_is_cancelled_gets_its_flag_and_one_answer() -> None:
+    async def story() -> None:
+        bench = Bench()
+        bench.submit(1)
+        flag = bench.workers[0].batches[0][0].cancel
+        bench.pump.cancel(1)
+        bench.pump.cancel(1)
+        assert (flag.cancelled, bench.answers) == (True, [])
+        bench.finish(error=InferenceError(ErrorCode.CANCELLED, ""))
+        assert bench.answers == [(1, ErrorCode.CANCELLED)]
+        assert bench.stats.failures[FailureReason.CANCELED] == 1
+
+    scenario(story)
+
+
+def test_a_failed_batch_fails_its_requests_alone() -> None:
+    async def story() -> None:
+        bench = Bench()
+        bench.submit(1, 2)
+        bench.finish(error=InferenceError(ErrorCode.INTERNAL, "boom"))
+        bench.finish()
+        assert bench.answers == [(1, ErrorCode.INTERNAL), (2, "ok")]
+        assert bench.stats.failures[FailureReason.BACKEND] == 1
+        assert bench.stats.execution_count == 1
+
+    scenario(story)
+
+
+def test_a_full_queue_answers_at_once() -> None:
+    async def story() -> None:
+        bench = Bench(default_queue_policy=ModelQueuePolicy(max_queue_size=2))
+        bench.submit(1, 2, 3, 4)
+        assert bench.answers == [(4, ErrorCode.UNAVAILABLE)]
+        assert bench.stats.failures[FailureReason.REJECTED] == 1
+
+    scenario(story)
+
+
+def test_a_timeout_fires_without_another_event() -> None:
+    async def story() -> None:
+        bench = Bench(default_queue_policy=ModelQueuePolicy(default_timeout_microseconds=20_000))
+        bench.submit(1, 2)
+        begun = monotonic_ns()
+        async with asyncio.timeout(10):
+            while not bench.answers:
+                await asyncio.sleep(0.001)
+        assert bench.answers == [(2, ErrorCode.UNAVAILABLE)]
+        assert monotonic_ns() - begun >= 19_000_000
+
+    scenario(story)
+
+
+def test_a_delay_of_a_fraction_of_a_millisecond_ends_without_another_event() -> None:
+    async def story() -> None:
+        bench = Bench(max_queue_delay_microseconds=300)
+        bench.submit(1)
+        assert bench.running() == []
+        async with asyncio.timeout(10):
+            while not bench.running():
+                await asyncio.sleep(0)
+        assert bench.running() == [[1]]
+
+    scenario(story)
+
+
+def test_answers_keep_the_order_of_the_requests_when_asked() -> None:
+    async def story() -> None:
+        bench = Bench(workers=2, preserve_ordering=True, preferred_batch_size=(1,))
+        bench.submit(1, 2, 3)
+        bench.finish(1)
+        assert bench.answers == []
+        bench.finish(0, InferenceError(ErrorCode.INTERNAL, "boom"))
+        assert bench.answers == [(1, ErrorCode.INTERNAL), (2, "ok")]
+
+    scenario(story)
+
+
+def test_close_waits_for_what_was_accepted() -> None:
+    async def story() -> None:
+        bench = Bench()
+        bench.submit(1, 2)
+        closing = asyncio.ensure_future(bench.pump.close())
+        await asyncio.sleep(0)
+        bench.finish()
+        await asyncio.sleep(0)
+        assert not closing.done()
+        bench.finish()
+        await closing
+        assert bench.workers[0].stopped
+        assert bench.answers == [(1, "ok"), (2, "ok")]
+
+    scenario(story)
+
+
+def test_abort_answers_everything_and_hears_no_late_result() -> None:
+    async def story() -> None:
+        bench = Bench()
+        bench.submit(1, 2)
+        bench.pump.abort()
+        assert sorted(bench.answers) == [(1, ErrorCode.UNAVAILABLE), (2, ErrorCode.UNAVAILABLE)]
+        bench.finish()
+        assert len(bench.answers) == 2
+        await bench.pump.close()
+
+    scenario(story)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_request_is_answered_once_under_a_mixed_load(workers: int) -> None:
+    async def story() -> None:
+        bench = Bench(workers=workers, default_queue_policy=ModelQueuePolicy(max_queue_size=50))
+        for key in range(1, 400):
+            bench.submit(key)
+            if key % 7 == 0:
+                bench.pump.cancel(key - 3)
+            if key % 3 == 0:
+                for worker in range(workers):
+                    if bench.workers[worker].batches:
+                        bench.finish(worker, InferenceError(ErrorCode.INTERNAL, "x") if key % 5 == 0 else None)
+        while bench.live:
+            for worker in range(workers):
+                if bench.workers[worker].batches:
+                    bench.finish(worker)
+        assert sorted(key for key, _ in bench.answers) == list(range(1, 400))
+
+    scenario(story)

@@ -1,0 +1,153 @@
+"""A real server process on free loopback ports."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+STARTED = re.compile(r"Started (HTTPService|GRPCInferenceService|Metrics Service) at [^ ]*?:(\d+)")
+START_LIMIT_S = 60.0
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> object:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        document = json.loads(self.body)
+        assert set(document) == {"error"}
+        return document["error"]
+
+
+@dataclass
+class RunningServer:
+    """`halimede serve` as a process of its own. Ports are read from its `Started …` lines."""
+
+    process: subprocess.Popen[bytes]
+    log_path: Path
+    ports: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def http_port(self) -> int:
+        return self.ports["HTTPService"]
+
+    @property
+    def grpc_port(self) -> int:
+        return self.ports["GRPCInferenceService"]
+
+    @property
+    def metrics_port(self) -> int:
+        return self.ports["Metrics Service"]
+
+    @property
+    def http_url(self) -> str:
+        return f"127.0.0.1:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def request(
+        self, method: str, path: str, body: bytes | str | object = b"", headers: dict[str, str] | None = None, *, port: int = 0
+    ) -> Answer:
+        """One HTTP request on a connection of its own; a body that is not bytes or text is sent as JSON."""
+        raw = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.http_port, timeout=30)
+        try:
+            connection.request(method, path, raw or None, headers or {})
+            response = connection.getresponse()
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Answer:
+        return self.request("GET", path)
+
+    def post(self, path: str, body: bytes | str | object = b"", headers: dict[str, str] | None = None) -> Answer:
+        return self.request("POST", path, body, headers)
+
+    def metrics(self) -> str:
+        answer = self.request("GET", "/metrics", port=self.metrics_port)
+        assert answer.status == 200
+        return answer.body.decode()
+
+    def wait_ready(self) -> None:
+        wait_until(lambda: self.get("/v2/health/ready").status == 200, "the server to be ready", self)
+
+    def stop(self, limit_s: float = 30.0) -> int:
+        """SIGTERM, and the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(limit_s)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+def wait_until(condition, what: str, server: RunningServer | None = None, limit_s: float = START_LIMIT_S) -> None:  # type: ignore[no-untyped-def]
+    """Look again every few milliseconds, with a bound."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        log = server.log if server is not None else ""
+        if server is not None and server.process.poll() is not None:
+            raise AssertionError(f"the server exited with {server.process.returncode} before {what}\n{log}")
+        assert time.monotonic() < deadline, f"waited {limit_s} s for {what}\n{log}"
+        time.sleep(0.005)
+
+
+def start_server(
+    log_directory: Path,
+    arguments: Sequence[str | Path],
+    *,
+    ready: bool = True,
+    environment: dict[str, str] | None = None,
+) -> RunningServer:
+    """Start on loopback with free ports and wait until it listens, and with `ready` until it is ready."""
+    log_path = log_directory / f"server-{time.monotonic_ns()}.log"
+    command = [
+        sys.executable,
+        "-m",
+        "halimede",
+        "serve",
+        *(str(argument) for argument in arguments),
+        *("--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1"),
+        *("--http-port=0", "--grpc-port=0", "--metrics-port=0"),
+    ]
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **(environment or {})}
+        )
+    server = RunningServer(process, log_path)
+
+    def listening() -> bool:
+        server.ports = {name: int(port) for name, port in STARTED.findall(server.log)}
+        return len(server.ports) == 3
+
+    try:
+        wait_until(listening, "its ports", server)
+        if ready:
+            server.wait_ready()
+    except BaseException:
+        server.kill()
+        raise
+    return server

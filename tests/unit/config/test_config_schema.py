@@ -1,0 +1,131 @@
+"""The dataclasses of model_config, held against the protocol's own descriptor."""
+
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from tritonclient.grpc import model_config_pb2
+
+from halimede.core.config import model_config
+from halimede.core.config.model_config import Int32, Int64, ModelConfig, UInt32, UInt64
+from halimede.core.types import DataType
+
+PLAIN = {
+    FieldDescriptor.TYPE_BOOL: bool,
+    FieldDescriptor.TYPE_DOUBLE: float,
+    FieldDescriptor.TYPE_FLOAT: float,
+    FieldDescriptor.TYPE_INT32: Int32,
+    FieldDescriptor.TYPE_INT64: Int64,
+    FieldDescriptor.TYPE_STRING: str,
+    FieldDescriptor.TYPE_UINT32: UInt32,
+    FieldDescriptor.TYPE_UINT64: UInt64,
+}
+INTEGERS = {
+    (-(2**31), 2**31 - 1): "int32",
+    (-(2**63), 2**63 - 1): "int64",
+    (0, 2**32 - 1): "uint32",
+    (0, 2**64 - 1): "uint64",
+}
+
+
+def test_every_message_has_the_protocol_s_fields_in_its_order():
+    pairs = message_pairs(ModelConfig, model_config_pb2.ModelConfig.DESCRIPTOR, {})
+    ours = {name: our_fields(message) for name, (message, _) in pairs.items()}
+    theirs = {name: their_fields(descriptor) for name, (_, descriptor) in pairs.items()}
+    assert ours == theirs
+
+
+def test_every_dataclass_is_a_message_of_the_protocol():
+    pairs = message_pairs(ModelConfig, model_config_pb2.ModelConfig.DESCRIPTOR, {})
+    declared = {value for value in vars(model_config).values() if dataclasses.is_dataclass(value)}
+    assert {message for message, _ in pairs.values()} == declared
+
+
+def test_every_message_has_the_protocol_s_oneofs():
+    for message, descriptor in message_pairs(ModelConfig, model_config_pb2.ModelConfig.DESCRIPTOR, {}).values():
+        groups = getattr(message, "ONEOFS", ())
+        assert groups == tuple(tuple(f.name for f in oneof.fields) for oneof in descriptor.oneofs), message
+
+
+def test_every_message_can_be_made_of_nothing():
+    for message, _ in message_pairs(ModelConfig, model_config_pb2.ModelConfig.DESCRIPTOR, {}).values():
+        assert message() == message()
+
+
+def test_integer_ranges_are_those_of_their_widths():
+    assert [INTEGERS[get_args(hint)[1:]] for hint in (Int32, Int64, UInt32, UInt64)] == list(INTEGERS.values())
+
+
+def message_pairs(message: Any, descriptor: Descriptor, seen: dict[str, tuple[Any, Descriptor]]) -> dict[str, Any]:
+    """Our dataclass and their descriptor of every message, by its full name, from the root down."""
+    if descriptor.full_name in seen:
+        assert seen[descriptor.full_name][0] is message
+        return seen
+    seen[descriptor.full_name] = (message, descriptor)
+    hints = get_type_hints(message, include_extras=True)
+    for theirs in descriptor.fields:
+        value = value_of_map(theirs) if is_map(theirs) else theirs
+        if value.message_type is not None:
+            name = theirs.name + "_" if theirs.name + "_" in hints else theirs.name
+            message_pairs(bare(hints[name]), value.message_type, seen)
+    return seen
+
+
+def bare(hint: Any) -> Any:
+    """What a tuple, a map or an optional field holds."""
+    arms = [arm for arm in get_args(hint) if arm not in (NoneType, Ellipsis)]
+    return arms[-1] if arms else hint
+
+
+def our_fields(message: Any) -> list[tuple[str, Any]]:
+    hints = get_type_hints(message, include_extras=True)
+    return [(f.name.removesuffix("_"), our_kind(hints[f.name])) for f in dataclasses.fields(message)]
+
+
+def our_kind(hint: Any) -> Any:
+    origin = get_origin(hint)
+    if origin is tuple:
+        assert get_args(hint)[1] is Ellipsis
+        return ("repeated", our_kind(get_args(hint)[0]))
+    if origin is Mapping:
+        key, value = get_args(hint)
+        return ("map", our_kind(key), our_kind(value))
+    if NoneType in get_args(hint):
+        return ("explicit", our_kind(bare(hint)))
+    if origin is Annotated:
+        return INTEGERS[get_args(hint)[1:]]
+    if hint is DataType:
+        return [(t.config_name, t.number) for t in sorted(DataType, key=lambda t: t.number)]
+    if issubclass(hint, Enum):
+        return [(member.name, member.value) for member in hint]
+    return "message" if dataclasses.is_dataclass(hint) else hint
+
+
+def their_fields(descriptor: Descriptor) -> list[tuple[str, Any]]:
+    return [(f.name, their_kind(f)) for f in descriptor.fields]
+
+
+def their_kind(theirs: FieldDescriptor) -> Any:
+    if is_map(theirs):
+        key, value = theirs.message_type.fields_by_name["key"], value_of_map(theirs)
+        return ("map", value_kind(key), value_kind(value))
+    if theirs.is_repeated:
+        return ("repeated", value_kind(theirs))
+    return ("explicit", value_kind(theirs)) if theirs.has_presence else value_kind(theirs)
+
+
+def value_kind(theirs: FieldDescriptor) -> Any:
+    if theirs.enum_type is not None:
+        return [(value.name, value.number) for value in theirs.enum_type.values]
+    return "message" if theirs.message_type is not None else our_kind(PLAIN[theirs.type])
+
+
+def is_map(theirs: FieldDescriptor) -> bool:
+    return theirs.message_type is not None and theirs.message_type.GetOptions().map_entry
+
+
+def value_of_map(theirs: FieldDescriptor) -> FieldDescriptor:
+    return theirs.message_type.fields_by_name["value"]

@@ -1,0 +1,80 @@
+import pytest
+from halimede.core.config.model_config import TimeoutAction
+from halimede.core.schedule.actions import Execute, Fail
+from halimede.core.schedule.default import DefaultScheduler
+from halimede.core.schedule.policy import BatchPolicy
+from halimede.core.schedule.scheduler import Pending
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.statistics import FailureReason
+
+
+def test_every_request_runs_alone_in_the_order_of_arrival():
+    scheduler = DefaultScheduler(BatchPolicy(max_batch_size=8), instances=1)
+    for key in (1, 2, 3):
+        scheduler.enqueue(Pending(key, 1, 4), key)
+
+    given = []
+    for now in (10, 11, 12):
+        given.append(scheduler.poll(now))
+        scheduler.completed(0)
+
+    assert given == [[Execute(0, (1,))], [Execute(0, (2,))], [Execute(0, (3,))]]
+
+
+def test_requests_spread_over_the_instances():
+    scheduler = DefaultScheduler(BatchPolicy(max_batch_size=8), instances=2)
+    for key in (1, 2, 3):
+        scheduler.enqueue(Pending(key, 1, 4), 0)
+
+    assert scheduler.poll(0) == [Execute(0, (1,)), Execute(1, (2,))]
+    scheduler.completed(1)
+    assert scheduler.poll(1) == [Execute(1, (3,))]
+
+
+def test_a_request_of_many_rows_is_one_execution():
+    scheduler = DefaultScheduler(BatchPolicy(max_batch_size=8), instances=2)
+    scheduler.enqueue(Pending(1, 8, 4), 0)
+    scheduler.enqueue(Pending(2, 3, 4), 0)
+
+    assert scheduler.poll(0) == [Execute(0, (1,)), Execute(1, (2,))]
+
+
+@pytest.mark.parametrize("preferred", [(), (4, 8)])
+def test_it_never_waits_for_company(preferred: tuple[int, ...]):
+    policy = BatchPolicy(max_batch_size=8, preferred_batch_sizes=preferred, max_queue_delay_ns=1000)
+    scheduler = DefaultScheduler(policy, instances=1)
+    scheduler.enqueue(Pending(1, 1, 4), 0)
+
+    assert scheduler.poll(0) == [Execute(0, (1,))]
+
+
+def test_its_queue_is_bounded():
+    scheduler = DefaultScheduler(BatchPolicy(max_queue_size=1))
+    scheduler.enqueue(Pending(1, 1, 4), 0)
+
+    with pytest.raises(InferenceError) as refused:
+        scheduler.enqueue(Pending(2, 1, 4), 0)
+
+    assert refused.value == InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+
+
+def test_timeouts_reject_or_delay():
+    rejecting = DefaultScheduler(BatchPolicy(default_timeout_ns=100))
+    delaying = DefaultScheduler(BatchPolicy(default_timeout_ns=100, timeout_action=TimeoutAction.DELAY))
+    for scheduler in (rejecting, delaying):
+        scheduler.enqueue(Pending(1, 2, 4), 0)
+        scheduler.enqueue(Pending(2, 2, 4), 0)
+        scheduler.enqueue(Pending(3, 2, 4), 50)
+        scheduler.add_instance(0)
+
+    timed_out = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
+    assert rejecting.poll(100) == [
+        Fail(1, timed_out, FailureReason.REJECTED),
+        Fail(2, timed_out, FailureReason.REJECTED),
+        Execute(0, (3,)),
+    ]
+    assert delaying.poll(100) == [Execute(0, (3,))]
+    delaying.completed(0)
+    assert delaying.poll(100) == [Execute(0, (1,))]
+    delaying.completed(0)
+    assert delaying.poll(100) == [Execute(0, (2,))]

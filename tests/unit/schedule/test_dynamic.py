@@ -1,0 +1,542 @@
+from collections.abc import Hashable
+
+import pytest
+from halimede.core.config.model_config import (
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelQueuePolicy,
+    ModelSequenceBatching,
+    TimeoutAction,
+)
+from halimede.core.schedule.actions import Action, Execute, Fail
+from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.make import make_scheduler
+from halimede.core.schedule.policy import BatchPolicy, from_config
+from halimede.core.schedule.scheduler import Pending
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.statistics import FailureReason
+
+MS = 1_000_000
+FULL = InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+
+
+def pending(key: int, rows: int = 1, shape: Hashable = (), size_bytes: int = 4, timeout_us: int = 0) -> Pending:
+    return Pending(key, rows, size_bytes, shape, timeout_us=timeout_us)
+
+
+def arrive(scheduler: DynamicBatchScheduler, request: Pending, now_ns: int) -> list[Action]:
+    scheduler.enqueue(request, now_ns)
+    return scheduler.poll(now_ns)
+
+
+def expired(key: int) -> Fail:
+    return Fail(key, InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired"), FailureReason.REJECTED)
+
+
+def busy_scheduler(policy: BatchPolicy) -> DynamicBatchScheduler:
+    """One instance, which runs request 0 alone."""
+    scheduler = DynamicBatchScheduler(policy, instances=1)
+    scheduler.enqueue(pending(0, rows=policy.max_batch_size), 0)
+    assert scheduler.poll(0) == [Execute(0, (0,))]
+    return scheduler
+
+
+def finish_all(scheduler: DynamicBatchScheduler, now_ns: int) -> list[Action]:
+    """Complete instance 0 again and again at one moment, and collect what it is given."""
+    actions: list[Action] = []
+    scheduler.completed(0)
+    while given := scheduler.poll(now_ns):
+        actions += given
+        scheduler.completed(0)
+    return actions
+
+
+def test_a_request_that_finds_an_idle_instance_runs_at_once():
+    scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=8), instances=1)
+
+    assert arrive(scheduler, pending(1), 5) == [Execute(0, (1,))]
+    assert scheduler.poll(5) == []
+    assert (scheduler.queued, scheduler.oldest_enqueued_at(), scheduler.wake_at()) == (0, None, None)
+
+
+def test_requests_that_wait_for_a_busy_instance_share_a_batch():
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=4))
+    for key in range(1, 7):
+        assert arrive(scheduler, pending(key), key) == []
+    assert (scheduler.queued, scheduler.oldest_enqueued_at(), scheduler.wake_at()) == (6, 1, None)
+
+    assert finish_all(scheduler, 10) == [Execute(0, (1, 2, 3, 4)), Execute(0, (5, 6))]
+
+
+def test_a_backlog_is_cut_into_preferred_sizes():
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 8)))
+    for key in range(1, 11):
+        assert arrive(scheduler, pending(key), key) == []
+
+    assert finish_all(scheduler, 20) == [Execute(0, (1, 2, 3, 4)), Execute(0, (5, 6, 7, 8)), Execute(0, (9, 10))]
+
+
+def test_a_batch_that_jumps_over_a_preferred_size_closes_at_the_largest():
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 8)))
+    for key in range(1, 5):
+        arrive(scheduler, pending(key, rows=3), key)
+
+    # 3 and 6 rows are no preferred size, 9 are more than the largest one.
+    assert finish_all(scheduler, 20) == [Execute(0, (1, 2, 3)), Execute(0, (4,))]
+
+
+PREFERRED = BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 8), max_queue_delay_ns=300 * MS)
+
+
+def test_less_than_a_preferred_size_waits_for_the_whole_delay_of_its_oldest():
+    scheduler = DynamicBatchScheduler(PREFERRED, instances=1)
+    for key, now in ((1, 0), (2, 10 * MS), (3, 20 * MS)):
+        assert arrive(scheduler, pending(key), now) == []
+        assert scheduler.wake_at() == 300 * MS
+    assert scheduler.poll(300 * MS - 1) == []
+
+    assert scheduler.poll(300 * MS) == [Execute(0, (1, 2, 3))]
+    assert scheduler.wake_at() is None
+
+
+def test_a_preferred_size_goes_at_once_and_the_rest_waits_from_its_own_arrival():
+    scheduler = DynamicBatchScheduler(PREFERRED, instances=2)
+    given = [arrive(scheduler, pending(key), key * MS) for key in range(1, 6)]
+
+    assert given == [[], [], [], [Execute(0, (1, 2, 3, 4))], []]
+    assert scheduler.wake_at() == 305 * MS
+    assert scheduler.poll(305 * MS - 1) == []
+    assert scheduler.poll(305 * MS) == [Execute(1, (5,))]
+
+
+def test_thirteen_requests_make_three_fours_and_a_late_one():
+    scheduler = DynamicBatchScheduler(PREFERRED, instances=4)
+    given = [action for key in range(1, 14) for action in arrive(scheduler, pending(key), 0)]
+
+    assert given == [Execute(0, (1, 2, 3, 4)), Execute(1, (5, 6, 7, 8)), Execute(2, (9, 10, 11, 12))]
+    assert scheduler.wake_at() == 300 * MS
+    assert scheduler.poll(300 * MS) == [Execute(3, (13,))]
+
+
+def test_a_delay_without_preferred_sizes_ends_when_the_batch_is_full():
+    scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=2, max_queue_delay_ns=MS), instances=1)
+
+    assert arrive(scheduler, pending(1), 0) == []
+    assert arrive(scheduler, pending(2), 10) == [Execute(0, (1, 2))]
+
+
+def test_a_request_that_does_not_fit_closes_the_batch_before_it():
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=16))
+    for key, rows in ((1, 9), (2, 9), (3, 2)):
+        arrive(scheduler, pending(key, rows=rows), key)
+
+    assert finish_all(scheduler, 10) == [Execute(0, (1,)), Execute(0, (2, 3))]
+
+
+def test_another_shape_sends_the_batch_before_it_on_its_way():
+    scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16, max_queue_delay_ns=300 * MS), instances=2)
+    assert arrive(scheduler, pending(1, shape=(3,)), 0) == []
+    assert arrive(scheduler, pending(2, shape=(3,)), 1) == []
+
+    assert arrive(scheduler, pending(3, shape=(4,)), 2) == [Execute(0, (1, 2))]
+    assert scheduler.wake_at() == 300 * MS + 2
+
+
+def test_a_full_batch_is_never_passed_by_a_later_one():
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=4))
+    for key, shape in ((1, "a"), (2, "b"), (3, "a"), (4, "b")):
+        arrive(scheduler, pending(key, shape=shape), key)
+
+    assert finish_all(scheduler, 10) == [Execute(0, (key,)) for key in (1, 2, 3, 4)]
+
+
+def test_a_batch_whose_delay_is_over_grows_while_no_instance_is_free():
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, max_queue_delay_ns=10))
+    arrive(scheduler, pending(1), 0)
+    assert scheduler.wake_at() is None
+    assert scheduler.poll(100) == []
+    for key in range(2, 7):
+        arrive(scheduler, pending(key), 100)
+
+    scheduler.completed(0)
+    assert scheduler.poll(105) == [Execute(0, (1, 2, 3, 4))]
+    scheduler.completed(0)
+    # The second batch was begun at 100, so it may wait a little longer now that there is an instance.
+    assert (scheduler.poll(105), scheduler.wake_at()) == ([], 110)
+    assert scheduler.poll(110) == [Execute(0, (5, 6))]
+
+
+def test_instances_take_turns():
+    scheduler = DynamicBatchScheduler(BatchPolicy(), instances=3)
+    used: list[int] = []
+    for key in range(6):
+        (action,) = arrive(scheduler, pending(key), key)
+        assert isinstance(action, Execute)
+        used.append(action.instance)
+        scheduler.completed(action.instance)
+
+    assert used == [0, 1, 2, 0, 1, 2]
+
+
+def test_instances_come_and_go():
+    scheduler = DynamicBatchScheduler(BatchPolicy(), instances=0)
+    assert arrive(scheduler, pending(1), 0) == []
+    assert arrive(scheduler, pending(2), 0) == []
+    assert scheduler.wake_at() is None
+
+    scheduler.add_instance(7)
+    assert scheduler.poll(1) == [Execute(7, (1,))]
+    scheduler.remove_instance(7)
+    scheduler.completed(7)
+    assert scheduler.poll(2) == []
+    scheduler.add_instance(7)
+    scheduler.add_instance(7)
+    assert scheduler.poll(3) == [Execute(7, (2,))]
+
+    scheduler.completed(7)
+    scheduler.remove_instance(7)
+    assert arrive(scheduler, pending(3), 4) == []
+
+
+def test_a_queued_request_can_be_cancelled_and_a_running_one_cannot():
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=4))
+    for key in range(1, 4):
+        arrive(scheduler, pending(key), key)
+
+    assert [scheduler.try_cancel(key) for key in (2, 2, 0, 99)] == [True, False, False, False]
+    assert finish_all(scheduler, 10) == [Execute(0, (1, 3))]
+
+
+def test_a_cancelled_request_leaves_its_batch_and_nobody_moves_up():
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=2))
+    for key in range(1, 6):
+        arrive(scheduler, pending(key), key)
+    for key in (1, 3, 4):
+        assert scheduler.try_cancel(key)
+
+    assert finish_all(scheduler, 10) == [Execute(0, (2,)), Execute(0, (5,))]
+
+
+def test_the_place_of_a_cancelled_request_in_the_open_batch_is_taken_by_the_next():
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=4))
+    arrive(scheduler, pending(1, rows=3), 1)
+    arrive(scheduler, pending(2), 2)
+    arrive(scheduler, pending(3, rows=2), 3)
+    arrive(scheduler, pending(4), 4)
+    assert scheduler.try_cancel(3)
+    arrive(scheduler, pending(5, rows=3), 5)
+
+    assert finish_all(scheduler, 10) == [Execute(0, (1, 2)), Execute(0, (4, 5))]
+
+
+def test_cancelling_the_oldest_makes_the_batch_wait_for_the_next_oldest():
+    scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=4, max_queue_delay_ns=100), instances=1)
+    arrive(scheduler, pending(1), 0)
+    arrive(scheduler, pending(2), 40)
+    assert scheduler.try_cancel(1)
+
+    assert scheduler.wake_at() == 140
+    assert scheduler.try_cancel(2)
+    assert (scheduler.wake_at(), scheduler.queued) == (None, 0)
+
+
+def test_drain_returns_what_is_queued_in_order_and_forgets_it():
+    scheduler = busy_scheduler(
+        BatchPolicy(
+            max_batch_size=2, timeout_action=TimeoutAction.DELAY, default_timeout_ns=100, allow_timeout_override=True
+        )
+    )
+    for key, timeout_us in ((1, 0), (2, 0), (3, 0)):
+        arrive(scheduler, pending(key, timeout_us=timeout_us), key)
+    scheduler.poll(102)  # 1 and 2 are delayed now
+
+    assert scheduler.drain() == [1, 2, 3]
+    assert (scheduler.queued, scheduler.oldest_enqueued_at(), scheduler.wake_at()) == (0, None, None)
+    scheduler.completed(0)
+    assert scheduler.poll(1000) == []
+
+
+# --- timeouts
+
+
+def test_a_request_is_rejected_exactly_at_its_deadline_while_the_instance_is_busy():
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, default_timeout_ns=100))
+    arrive(scheduler, pending(1), 10)
+    arrive(scheduler, pending(2), 20)
+
+    assert scheduler.wake_at() == 110
+    assert scheduler.poll(109) == []
+    assert scheduler.poll(110) == [expired(1)]
+    assert scheduler.wake_at() == 120
+    assert finish_all(scheduler, 119) == [Execute(0, (2,))]
+    assert scheduler.wake_at() is None
+
+
+def test_a_request_that_is_late_when_an_instance_gets_free_is_rejected_and_its_batch_runs_without_it():
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=2, default_timeout_ns=100, allow_timeout_override=True))
+    arrive(scheduler, pending(1, timeout_us=0), 0)
+    arrive(scheduler, pending(2), 50)  # full: this batch is closed and stays so
+    arrive(scheduler, pending(3), 60)
+
+    assert finish_all(scheduler, 100) == [expired(1), Execute(0, (2,)), Execute(0, (3,))]
+
+
+def test_requests_with_one_deadline_are_rejected_in_the_order_in_which_they_came():
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, default_timeout_ns=100))
+    for key in (9, 3, 7):
+        arrive(scheduler, pending(key), 0)
+
+    assert scheduler.poll(100) == [expired(9), expired(3), expired(7)]
+
+
+def test_a_timeout_shorter_than_the_delay_wins_although_an_instance_is_idle():
+    scheduler = DynamicBatchScheduler(
+        BatchPolicy(max_batch_size=4, max_queue_delay_ns=300, default_timeout_ns=100), instances=1
+    )
+    arrive(scheduler, pending(1), 0)
+
+    assert scheduler.wake_at() == 100
+    assert scheduler.poll(100) == [expired(1)]
+
+
+def test_an_executing_request_never_times_out():
+    scheduler = DynamicBatchScheduler(BatchPolicy(default_timeout_ns=100), instances=1)
+
+    assert arrive(scheduler, pending(1), 0) == [Execute(0, (1,))]
+    assert (scheduler.wake_at(), scheduler.poll(1000)) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("default_us", "override", "asked_us", "effective_us"),
+    [
+        (0, False, 0, 0),
+        (0, False, 50, 0),
+        (100, False, 50, 100),
+        (100, True, 0, 100),
+        (100, True, 50, 50),
+        (100, True, 500, 100),
+        (0, True, 50, 50),
+        (0, True, 2**64 - 1, 2**64 - 1),
+    ],
+)
+def test_the_effective_timeout(default_us: int, override: bool, asked_us: int, effective_us: int):
+    policy = BatchPolicy(default_timeout_ns=default_us * 1000, allow_timeout_override=override)
+    scheduler = busy_scheduler(policy)
+    arrive(scheduler, pending(1, timeout_us=asked_us), 7)
+
+    assert scheduler.wake_at() == (7 + effective_us * 1000 if effective_us else None)
+
+
+DELAYING = BatchPolicy(max_batch_size=4, timeout_action=TimeoutAction.DELAY, default_timeout_ns=100)
+
+
+def test_a_delayed_request_runs_after_those_whose_time_is_not_up():
+    scheduler = busy_scheduler(DELAYING)
+    for key, now in ((1, 0), (2, 10), (3, 90)):
+        arrive(scheduler, pending(key), now)
+    assert scheduler.wake_at() == 100
+    assert scheduler.poll(100) == []
+    assert scheduler.poll(110) == []
+    assert (scheduler.queued, scheduler.oldest_enqueued_at(), scheduler.wake_at()) == (3, 0, 190)
+
+    assert finish_all(scheduler, 120) == [Execute(0, (3,)), Execute(0, (1, 2))]
+
+
+def test_delayed_requests_are_batched_in_order_and_only_with_what_fits():
+    scheduler = busy_scheduler(DELAYING)
+    for key, rows, shape in ((1, 3, "a"), (2, 3, "a"), (3, 1, "a"), (4, 1, "b"), (5, 1, "a")):
+        arrive(scheduler, pending(key, rows=rows, shape=shape), key)
+
+    assert finish_all(scheduler, 200) == [Execute(0, (1,)), Execute(0, (2, 3)), Execute(0, (4,)), Execute(0, (5,))]
+
+
+def test_a_delayed_request_takes_an_idle_instance_while_the_others_still_wait_for_company():
+    policy = BatchPolicy(
+        max_batch_size=4, max_queue_delay_ns=300, timeout_action=TimeoutAction.DELAY, default_timeout_ns=100
+    )
+    scheduler = DynamicBatchScheduler(policy, instances=1)
+    arrive(scheduler, pending(1), 0)
+    arrive(scheduler, pending(2), 50)
+
+    assert scheduler.poll(100) == [Execute(0, (1,))]
+    scheduler.completed(0)
+    assert (scheduler.poll(100), scheduler.wake_at()) == ([], 150)
+
+
+def test_a_delayed_request_is_never_rejected_and_can_be_cancelled():
+    scheduler = busy_scheduler(DELAYING)
+    arrive(scheduler, pending(1), 0)
+    assert scheduler.poll(10_000) == []
+
+    assert scheduler.try_cancel(1)
+    assert finish_all(scheduler, 10_000) == []
+
+
+def test_deadlines_are_exact_after_many_requests_have_come_and_gone():
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, allow_timeout_override=True))
+    timeouts_us = {key: 2000 + key * 7919 % 1009 for key in range(1, 1001)}
+    for key, timeout_us in timeouts_us.items():
+        arrive(scheduler, pending(key, timeout_us=timeout_us), 0)
+        if key % 10:
+            assert scheduler.try_cancel(key)
+
+    rejected: dict[Action, int] = {}
+    while (now := scheduler.wake_at()) is not None:
+        assert scheduler.poll(now - 1) == []
+        rejected |= dict.fromkeys(scheduler.poll(now), now)
+
+    assert rejected == {expired(key): timeout_us * 1000 for key, timeout_us in timeouts_us.items() if key % 10 == 0}
+
+
+def test_a_key_that_comes_back_has_its_own_deadline():
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, default_timeout_ns=100))
+    arrive(scheduler, pending(1), 0)
+    assert scheduler.try_cancel(1)
+    arrive(scheduler, pending(1), 60)
+
+    assert scheduler.poll(100) == []
+    assert scheduler.wake_at() == 160
+    assert scheduler.poll(160) == [expired(1)]
+
+
+# --- bounds
+
+
+def test_a_full_queue_refuses_and_counts_only_what_waits():
+    scheduler = busy_scheduler(BatchPolicy(max_queue_size=2))
+    arrive(scheduler, pending(1), 1)
+    arrive(scheduler, pending(2), 2)
+
+    with pytest.raises(InferenceError) as refused:
+        scheduler.enqueue(pending(3), 3)
+
+    assert refused.value == FULL
+    assert scheduler.queued == 2
+    scheduler.completed(0)
+    assert scheduler.poll(4) == [Execute(0, (1,))]
+    assert arrive(scheduler, pending(3), 5) == []
+
+
+def test_the_byte_bound_refuses_too_and_is_given_back_by_every_way_out():
+    policy = BatchPolicy(max_queue_bytes=100, default_timeout_ns=1000, allow_timeout_override=True)
+    scheduler = busy_scheduler(policy)
+    arrive(scheduler, pending(1, size_bytes=60, timeout_us=1), 0)  # until 1000
+    with pytest.raises(InferenceError) as refused:
+        scheduler.enqueue(pending(2, size_bytes=41), 0)
+    assert refused.value == FULL
+    arrive(scheduler, pending(2, size_bytes=40), 1)
+    assert scheduler.poll(1000) == [expired(1)]
+    arrive(scheduler, pending(3, size_bytes=60), 1000)
+    assert scheduler.try_cancel(3)
+    arrive(scheduler, pending(4, size_bytes=60), 1000)
+    scheduler.completed(0)
+    assert scheduler.poll(1000) == [Execute(0, (2,))]
+    arrive(scheduler, pending(5, size_bytes=40), 1000)
+    assert scheduler.drain() == [4, 5]
+    arrive(scheduler, pending(6, size_bytes=60), 1000)
+    arrive(scheduler, pending(7, size_bytes=40), 1000)
+
+    with pytest.raises(InferenceError):
+        scheduler.enqueue(pending(8, size_bytes=1), 1000)
+
+
+def test_one_request_larger_than_the_byte_bound_is_taken_when_it_is_alone():
+    scheduler = busy_scheduler(BatchPolicy(max_queue_bytes=100))
+    scheduler.enqueue(pending(1, size_bytes=101), 0)
+
+    with pytest.raises(InferenceError):
+        scheduler.enqueue(pending(2, size_bytes=0), 0)
+    assert scheduler.queued == 1
+
+
+def test_a_refused_request_does_not_close_the_batch_that_waits():
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, max_queue_size=1))
+    arrive(scheduler, pending(1, shape="a"), 0)
+    with pytest.raises(InferenceError):
+        scheduler.enqueue(pending(2, shape="b"), 1)
+    with pytest.raises(InferenceError):
+        scheduler.enqueue(pending(2, shape="b"), 1)
+
+    assert finish_all(scheduler, 2) == [Execute(0, (1,))]
+
+
+def test_repr_shows_queue_and_instances():
+    scheduler = busy_scheduler(BatchPolicy())
+    scheduler.add_instance(1)
+    scheduler.enqueue(pending(1), 0)
+
+    assert repr(scheduler) == "<DynamicBatchScheduler queue=1 running=1/2>"
+
+
+# --- configuration
+
+
+def test_the_policy_of_a_full_configuration():
+    config = ModelConfig(
+        max_batch_size=16,
+        dynamic_batching=ModelDynamicBatching(
+            preferred_batch_size=(4, 8),
+            max_queue_delay_microseconds=300,
+            preserve_ordering=True,
+            default_queue_policy=ModelQueuePolicy(TimeoutAction.DELAY, 7, True, 5),
+        ),
+    )
+
+    assert from_config(config) == BatchPolicy(
+        max_batch_size=16,
+        preferred_batch_sizes=(4, 8),
+        max_queue_delay_ns=300_000,
+        preserve_ordering=True,
+        max_queue_size=5,
+        max_queue_bytes=256 << 20,
+        timeout_action=TimeoutAction.DELAY,
+        default_timeout_ns=7000,
+        allow_timeout_override=True,
+    )
+
+
+def test_a_queue_without_a_size_is_bounded_all_the_same():
+    batching = ModelDynamicBatching(default_queue_policy=ModelQueuePolicy(max_queue_size=0))
+
+    assert from_config(ModelConfig(max_batch_size=4, dynamic_batching=batching)) == BatchPolicy(4, max_queue_size=4096)
+    assert from_config(ModelConfig()) == BatchPolicy(1, max_queue_size=4096)
+
+
+def test_a_single_priority_level_may_have_a_policy_of_its_own():
+    batching = ModelDynamicBatching(
+        priority_levels=1,
+        default_queue_policy=ModelQueuePolicy(max_queue_size=9),
+        priority_queue_policy={1: ModelQueuePolicy(max_queue_size=3)},
+    )
+
+    assert from_config(ModelConfig(max_batch_size=4, dynamic_batching=batching)).max_queue_size == 3
+
+
+def test_make_scheduler_follows_the_configuration():
+    batching = ModelDynamicBatching(max_queue_delay_microseconds=10)
+    dynamic = make_scheduler(ModelConfig(max_batch_size=4, dynamic_batching=batching), instances=1)
+    dynamic.enqueue(pending(1), 0)
+
+    assert repr(dynamic) == "<DynamicBatchScheduler queue=1 running=0/1>"
+    assert (dynamic.poll(0), dynamic.wake_at()) == ([], 10_000)
+    assert repr(make_scheduler(ModelConfig(max_batch_size=4), 2)) == "<DefaultScheduler queue=0 running=0/2>"
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (
+            ModelConfig(name="m", sequence_batching=ModelSequenceBatching()),
+            "model 'm' asks for sequence_batching, which is not supported; use dynamic_batching or no scheduler",
+        ),
+        (
+            ModelConfig(name="m", dynamic_batching=ModelDynamicBatching(priority_levels=2)),
+            "model 'm' asks for dynamic_batching.priority_levels above 1, which is not supported; use 0 or 1",
+        ),
+    ],
+)
+def test_a_scheduler_that_is_not_there_is_refused_rather_than_replaced(config: ModelConfig, text: str):
+    with pytest.raises(InferenceError) as refused:
+        make_scheduler(config, instances=1)
+
+    assert refused.value == InferenceError(ErrorCode.UNSUPPORTED, text)

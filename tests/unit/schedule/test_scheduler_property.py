@@ -1,0 +1,334 @@
+"""Random scripts of events against the batcher: a slow, obvious model must agree with it, and invariants must hold."""
+
+from dataclasses import dataclass, replace
+
+from halimede.core.config.model_config import TimeoutAction
+from halimede.core.schedule.actions import Action, Execute, Fail
+from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.policy import BatchPolicy
+from halimede.core.schedule.scheduler import Pending
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.statistics import FailureReason
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+US = 1000
+TIMED_OUT = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
+FULL = InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+
+
+@dataclass(slots=True)
+class Waiting:
+    pending: Pending
+    enqueued_at: int
+    deadline: int | None
+    batch: int
+
+
+class SlowScheduler:
+    """The rules read aloud: lists and linear scans, and nothing remembered that can be computed.
+
+    Batches are numbered. The highest number, `open`, is the open batch; those below are closed.
+    """
+
+    def __init__(self, policy: BatchPolicy, instances: int) -> None:
+        self.policy = policy
+        self.free = list(range(instances))
+        self.waiting: list[Waiting] = []
+        self.delayed: list[Waiting] = []
+        self.open = 0
+
+    def everyone(self) -> list[Waiting]:
+        return sorted(self.waiting + self.delayed, key=lambda one: one.pending.key)
+
+    def enqueue(self, pending: Pending, now: int) -> None:
+        here = self.everyone()
+        size_bytes = sum(one.pending.size_bytes for one in here) + pending.size_bytes
+        if len(here) >= self.policy.max_queue_size or (here and size_bytes > self.policy.max_queue_bytes):
+            raise FULL
+        company = [one.pending for one in self.waiting if one.batch == self.open]
+        rows = sum(one.batch_size for one in company) + pending.batch_size
+        if company and (rows > self.policy.max_batch_size or company[0].compatible != pending.compatible):
+            self.open += 1
+            rows = pending.batch_size
+        self.waiting.append(Waiting(pending, now, self.deadline(pending, now), self.open))
+        preferred = self.policy.preferred_batch_sizes or (self.policy.max_batch_size,)
+        if rows in preferred or rows >= max(preferred):
+            self.open += 1
+
+    def deadline(self, pending: Pending, now: int) -> int | None:
+        timeout = self.policy.default_timeout_ns
+        if self.policy.allow_timeout_override and pending.timeout_us > 0:
+            asked = pending.timeout_us * US
+            timeout = asked if timeout == 0 else min(asked, timeout)
+        return now + timeout if timeout else None
+
+    def poll(self, now: int) -> list[Action]:
+        actions: list[Action] = []
+        late = [one for one in self.waiting if one.deadline is not None and one.deadline <= now]
+        for one in sorted(late, key=lambda one: (one.deadline, one.pending.key)):
+            self.waiting.remove(one)
+            if self.policy.timeout_action is TimeoutAction.DELAY:
+                self.delayed.append(one)
+            else:
+                actions.append(Fail(one.pending.key, TIMED_OUT, FailureReason.REJECTED))
+        while self.free and (batch := self.next_batch(now)):
+            actions.append(Execute(self.free.pop(0), tuple(one.pending.key for one in batch)))
+        return actions
+
+    def next_batch(self, now: int) -> list[Waiting]:
+        first = self.waiting[0] if self.waiting else None
+        if first is not None and (first.batch < self.open or now >= first.enqueued_at + self.policy.max_queue_delay_ns):
+            batch = [one for one in self.waiting if one.batch == first.batch]
+            self.waiting = [one for one in self.waiting if one.batch != first.batch]
+            self.open = max(self.open, first.batch + 1)
+            return batch
+        batch = []
+        while self.delayed and self.fits(batch, self.delayed[0].pending):
+            batch.append(self.delayed.pop(0))
+        return batch
+
+    def fits(self, batch: list[Waiting], pending: Pending) -> bool:
+        rows = sum(one.pending.batch_size for one in batch) + pending.batch_size
+        return not batch or (rows <= self.policy.max_batch_size and batch[0].pending.compatible == pending.compatible)
+
+    def wake_at(self) -> int | None:
+        times = [one.deadline for one in self.waiting if one.deadline is not None]
+        if self.free and self.waiting:
+            times.append(self.waiting[0].enqueued_at + self.policy.max_queue_delay_ns)
+        return min(times, default=None)
+
+    def try_cancel(self, key: int) -> bool:
+        before = len(self.everyone())
+        self.waiting = [one for one in self.waiting if one.pending.key != key]
+        self.delayed = [one for one in self.delayed if one.pending.key != key]
+        return len(self.everyone()) < before
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueue:
+    rows: int
+    shape: str
+    size_bytes: int
+    timeout_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    back: int
+    """How many keys before the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Sleep until `wake_at`."""
+
+
+Event = Enqueue | Cancel | Complete | Add | Remove | Advance | Wake
+
+instances = st.integers(0, 2)
+enqueues = st.builds(
+    Enqueue,
+    st.sampled_from([1, 1, 2, 3, 6]),
+    st.sampled_from(["a", "a", "a", "b"]),
+    st.integers(0, 9),
+    st.sampled_from([0, 0, 3, 25]),
+)
+events: st.SearchStrategy[Event] = st.one_of(
+    enqueues,
+    enqueues,
+    enqueues,
+    st.builds(Cancel, st.integers(0, 8)),
+    st.builds(Complete, instances),
+    st.builds(Complete, instances),
+    st.builds(Add, instances),
+    st.builds(Remove, instances),
+    st.builds(Advance, st.sampled_from([1, US, 7 * US, 30 * US])),
+    st.just(Wake()),
+)
+# The pump polls after most events, and not after an arrival while every instance is busy. The length is drawn first:
+# left to itself a list strategy makes scripts of five events, too short for anything to go wrong.
+steps = st.tuples(events, st.sampled_from([True, True, False]))
+scripts = st.integers(0, 60).flatmap(lambda length: st.lists(steps, min_size=length, max_size=length))
+
+policies = st.builds(
+    BatchPolicy,
+    max_batch_size=st.just(6),
+    preferred_batch_sizes=st.sampled_from([(), (4,), (2, 4), (6,), (3, 5, 6)]),
+    max_queue_delay_ns=st.sampled_from([0, 5 * US, 20 * US]),
+    max_queue_size=st.sampled_from([4096, 4096, 4096, 3]),
+    max_queue_bytes=st.sampled_from([1 << 20, 1 << 20, 1 << 20, 12]),
+    timeout_action=st.sampled_from(TimeoutAction),
+    default_timeout_ns=st.sampled_from([0, 7 * US, 30 * US]),
+    allow_timeout_override=st.booleans(),
+)
+
+
+class Both:
+    """The batcher and the model side by side, and what every sequence of events must leave true."""
+
+    def __init__(self, policy: BatchPolicy, instances: int) -> None:
+        self.policy = policy
+        self.batcher = DynamicBatchScheduler(policy, instances)
+        self.model = SlowScheduler(policy, instances)
+        self.now = 0
+        self.requests: dict[int, Pending] = {}
+        self.entered: dict[int, int] = {}
+        self.left: list[int] = []
+        self.running: dict[int, tuple[int, ...]] = {}
+        self.idle = set(range(instances))
+
+    def handle(self, event: Event) -> None:
+        match event:
+            case Enqueue(rows, shape, size_bytes, timeout_us):
+                key = len(self.requests) + 1
+                pending = Pending(key, rows, size_bytes, shape, timeout_us=timeout_us)
+                self.requests[key] = pending
+                mine = outcome(self.batcher, pending, self.now)
+                assert mine == outcome(self.model, pending, self.now)
+                if mine is None:
+                    self.entered[key] = self.now
+            case Cancel(back):
+                key = len(self.requests) - back
+                cancelled = self.batcher.try_cancel(key)
+                assert cancelled == self.model.try_cancel(key)
+                if cancelled:
+                    self.left.append(key)
+            case Complete(instance):
+                self.batcher.completed(instance)
+                if self.running.pop(instance, None):
+                    self.set_free(instance)
+            case Add(instance):
+                if instance not in self.idle and instance not in self.running:
+                    self.batcher.add_instance(instance)
+                    self.set_free(instance)
+            case Remove(instance):
+                self.batcher.remove_instance(instance)
+                self.running.pop(instance, None)
+                self.idle.discard(instance)
+                self.model.free = [one for one in self.model.free if one != instance]
+            case Advance(ns):
+                self.now += ns
+                self.poll()
+            case Wake():
+                self.poll()
+                self.wake()
+
+    def set_free(self, instance: int) -> None:
+        self.idle.add(instance)
+        self.model.free.append(instance)
+
+    def poll(self) -> None:
+        actions = self.batcher.poll(self.now)
+        assert actions == self.model.poll(self.now)
+        assert self.batcher.poll(self.now) == []
+        for action in actions:
+            match action:
+                case Execute(instance, keys):
+                    self.check_batch(keys)
+                    self.idle.remove(instance)
+                    self.running[instance] = keys
+                    self.left += keys
+                case Fail(key):
+                    self.left.append(key)
+        self.check_rest()
+
+    def wake(self) -> None:
+        at = self.batcher.wake_at()
+        if at is None:
+            self.now += 1000 * US
+            assert self.batcher.poll(self.now) == []
+            return
+        self.now = at - 1
+        self.poll()
+        assert self.batcher.wake_at() == at, "nothing was due a nanosecond early"
+        self.now = at
+        queued = self.batcher.queued
+        self.poll()
+        moved_on = self.batcher.wake_at()
+        assert moved_on is None or moved_on > at or self.batcher.queued < queued, "there was something to do"
+
+    def check_batch(self, keys: tuple[int, ...]) -> None:
+        members = [self.requests[key] for key in keys]
+        assert sum(member.batch_size for member in members) <= self.policy.max_batch_size
+        assert len({member.compatible for member in members}) == 1
+        if self.policy.timeout_action is TimeoutAction.REJECT:
+            assert all(key > gone for key in keys for ran in self.running.values() for gone in ran), "arrival order"
+
+    def check_rest(self) -> None:
+        assert self.batcher.wake_at() == self.model.wake_at()
+        wake_at = self.batcher.wake_at()
+        assert wake_at is None or wake_at > self.now
+        assert sorted(self.left) == sorted(set(self.left)), "nobody leaves twice"
+        waiting = sorted(self.entered.keys() - set(self.left))
+        assert self.batcher.queued == len(waiting)
+        assert self.batcher.oldest_enqueued_at() == (self.entered[waiting[0]] if waiting else None)
+        if self.idle and waiting:
+            assert self.now < self.entered[waiting[0]] + self.policy.max_queue_delay_ns, "idle beside work that is due"
+
+
+def outcome(scheduler: DynamicBatchScheduler | SlowScheduler, pending: Pending, now: int) -> InferenceError | None:
+    try:
+        scheduler.enqueue(pending, now)
+    except InferenceError as error:
+        return error
+    return None
+
+
+@settings(max_examples=400, deadline=None)
+@given(policies, st.integers(0, 3), scripts)
+def test_the_batcher_agrees_with_the_rules(policy: BatchPolicy, count: int, script: list[tuple[Event, bool]]):
+    both = Both(policy, count)
+    for event, then_poll in script:
+        both.handle(event)
+        if then_poll:
+            both.poll()
+
+    assert both.batcher.drain() == [one.pending.key for one in both.model.everyone()]
+    assert both.batcher.queued == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(policies, st.integers(1, 3), st.lists(enqueues, min_size=1, max_size=40))
+def test_everything_that_enters_comes_out_when_the_timer_alone_drives(
+    policy: BatchPolicy, count: int, arrivals: list[Enqueue]
+):
+    scheduler = DynamicBatchScheduler(replace(policy, max_queue_size=4096, max_queue_bytes=1 << 20), count)
+    for key, arrival in enumerate(arrivals):
+        scheduler.enqueue(
+            Pending(key, arrival.rows, arrival.size_bytes, arrival.shape, timeout_us=arrival.timeout_us), key
+        )
+    now, left = len(arrivals), list[int]()
+    while scheduler.queued:
+        for action in scheduler.poll(now):
+            match action:
+                case Execute(instance, keys):
+                    left += keys
+                    scheduler.completed(instance)
+                case Fail(key):
+                    left.append(key)
+        wake_at = scheduler.wake_at()
+        assert wake_at is not None or not scheduler.queued
+        now = max(now, wake_at or 0)
+
+    assert sorted(left) == list(range(len(arrivals)))
