@@ -138,7 +138,7 @@ class App:
         return names
 
     def _log_models(self) -> None:
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for entry in self._core.repository_index(ready_only=False):
             state = entry.state or ModelReadyState.UNKNOWN
             rows.append((entry.name, entry.version, f"{state.value}: {entry.reason}" if entry.reason else state.value))

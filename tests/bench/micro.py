@@ -3,10 +3,16 @@
 import timeit
 from collections.abc import Callable
 
+import models
+import numpy as np
+from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
+from halimede.core.config.model_view import ModelView
 from halimede.core.schedule.actions import Execute
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
+from halimede.core.types import DataType, InferenceResponse, Tensor
+from halimede.core.wire.http_infer import decode_infer, encode_infer
 
 BATCH = 16
 REPEATS = 5
@@ -38,3 +44,23 @@ def scheduler_us() -> list[float]:
         now_ns += BATCH
 
     return us_per_request(step, BATCH)
+
+
+def wire_http_us() -> list[float]:
+    """Decode a binary request of FP32[16] and encode the same tensor as its answer."""
+    config = ModelConfig(
+        name="ident",
+        max_batch_size=32,
+        input=(ModelInput("INPUT0", DataType.FP32, dims=(16,)),),
+        output=(ModelOutput("OUTPUT0", DataType.FP32, dims=(16,)),),
+    )
+    view = ModelView("ident", "1", ("1",), config, labels={})
+    body, header_length = models.binary_request("INPUT0", np.arange(16, dtype=np.float32).reshape(1, 16))
+
+    def step() -> None:
+        decoded = decode_infer(view, body, header_length)
+        tensor = decoded.request.inputs[0]
+        output = Tensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.data)
+        encode_infer(InferenceResponse("ident", "1", outputs=[output]), decoded.format, view)
+
+    return us_per_request(step, 1)

@@ -1,5 +1,6 @@
 """The models that the benchmark serves."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,15 @@ def write_repository(root: Path) -> Path:
         (root / name / "config.pbtxt").write_text(text)
     (root / "heavy" / "1" / "model.onnx").write_bytes(heavy_onnx().SerializeToString())
     return root
+
+
+def binary_request(name: str, array: NDArray[np.float32]) -> tuple[bytes, int]:
+    """An HTTP inference body with one binary input that asks for binary outputs, and the length of its JSON part."""
+    tensor = {
+        "name": name,
+        "shape": array.shape,
+        "datatype": "FP32",
+        "parameters": {"binary_data_size": array.nbytes},
+    }
+    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return header + array.tobytes(), len(header)

@@ -122,7 +122,8 @@ def onnx_rows(server: ServerProcess) -> list[Row]:
 
 def seconds_to_serve(server: ServerProcess, requests: int) -> float:
     """From the first of so many requests to the last answer. For a slow model: the callers are Python threads."""
-    body, headers = heavy_request()
+    body, header_length = models.binary_request("x", np.ones((1, models.HEAVY_WIDTH), dtype=np.float32))
+    headers = {"Inference-Header-Content-Length": str(header_length)}
 
     def call(count: int) -> None:
         connection = http.client.HTTPConnection(server.address("http"), timeout=30)
@@ -138,13 +139,6 @@ def seconds_to_serve(server: ServerProcess, requests: int) -> float:
         for done in [threads.submit(call, requests // CALLERS) for _ in range(CALLERS)]:
             done.result()
     return time.perf_counter() - start
-
-
-def heavy_request() -> tuple[bytes, dict[str, str]]:
-    x = np.ones((1, models.HEAVY_WIDTH), dtype=np.float32)
-    tensor = {"name": "x", "shape": x.shape, "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
-    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    return header + x.tobytes(), {"Inference-Header-Content-Length": str(len(header))}
 
 
 def cpu_row(server: ServerProcess, name: str, model: str, protocol: str) -> Row:

@@ -17,7 +17,7 @@ def backend_names() -> tuple[str, ...]:
 
 @cache
 def find_backend(name: str) -> Backend:
-    """The backend of that name, one object for all who ask. INVALID_ARG when none is installed, INTERNAL when broken."""
+    """The backend of that name, one object for all who ask. INVALID_ARG when not installed, INTERNAL when broken."""
     # Sorted by value: two distributions that both name a backend are told apart in the same way on every start.
     found = sorted(entry_points(group=GROUP, name=name), key=lambda point: point.value)
     if not found:

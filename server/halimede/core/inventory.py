@@ -1,6 +1,7 @@
-"""The devices that this server may use. Who found them (the driver, or a list given by tests) is the caller's affair."""
+"""The devices that this server may use. Who found them, the driver or a list given by tests, is the caller's affair."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -13,7 +14,9 @@ MAX_LIST_BYTES = 1 << 20
 
 # A UUID ends up in CUDA_VISIBLE_DEVICES, where a comma would name a second device.
 _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,127}")
-_CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})")
+_KIND = re.compile("|".join(kind.value for kind in DeviceKind))
+_NAME = re.compile(r"[^\x00-\x1f\x7f]{0,256}")
+_CAPABILITY = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
 _KEYS = ("kind", "index", "uuid", "name", "memory_bytes", "compute_capability")
 
 
@@ -79,26 +82,33 @@ def _parse_device(entry: object, where: str, problems: list[str]) -> Device | No
     unknown = [key for key in entry if key not in _KEYS]
     problems.extend(f"{where}: unknown key '{clip(key)}', expected one of {', '.join(_KEYS)}" for key in unknown)
 
-    kind = entry.get("kind")
-    if kind not in ("GPU", "MIG"):
-        problems.append(f"{where}: 'kind' must be \"GPU\" or \"MIG\"")
-    index = entry.get("index")
-    if type(index) is not int or not 0 <= index < 2**31:
-        problems.append(f"{where}: 'index' must be an integer from 0 to {2**31 - 1}")
-    uuid = entry.get("uuid")
-    if not isinstance(uuid, str) or _UUID.fullmatch(uuid) is None:
-        problems.append(f"{where}: 'uuid' must be a string of letters, digits, '-', '_', '.' and '/'")
-    name = entry.get("name", "")
-    if not isinstance(name, str) or len(name) > 256:
-        problems.append(f"{where}: 'name' must be a string of at most 256 characters")
-    memory = entry.get("memory_bytes", 0)
-    if type(memory) is not int or memory < 0:
-        problems.append(f"{where}: 'memory_bytes' must be an integer of at least 0")
-    capability = entry.get("compute_capability", "0.0")
-    match = _CAPABILITY.fullmatch(capability) if isinstance(capability, str) else None
-    if match is None:
-        problems.append(f"{where}: 'compute_capability' must be a string like \"9.0\"")
-
-    if match is None or len(problems) > before:
+    kind = _text(entry, "kind", _KIND, '"GPU" or "MIG"', where, problems)
+    index = _integer(entry, "index", 2**31 - 1, where, problems)
+    uuid = _text(entry, "uuid", _UUID, "letters, digits, '-', '_', '.' and '/'", where, problems)
+    filled = {"name": "", "memory_bytes": 0, "compute_capability": "0.0", **entry}
+    name = _text(filled, "name", _NAME, "one line of at most 256 characters", where, problems)
+    memory_bytes = _integer(filled, "memory_bytes", 2**63 - 1, where, problems)
+    capability = _text(filled, "compute_capability", _CAPABILITY, 'like "9.0"', where, problems)
+    if len(problems) > before:
         return None
-    return Device(DeviceKind(kind), index, uuid, name, memory, (int(match[1]), int(match[2])))
+    major, minor = capability.split(".")
+    return Device(DeviceKind(kind), index, uuid, name, memory_bytes, (int(major), int(minor)))
+
+
+def _text(
+    entry: Mapping[str, object], key: str, pattern: re.Pattern[str], rule: str, where: str, problems: list[str]
+) -> str:
+    value = entry.get(key)
+    if isinstance(value, str) and pattern.fullmatch(value):
+        return value
+    problems.append(f"{where}: '{key}' must be a string: {rule}")
+    return ""
+
+
+def _integer(entry: Mapping[str, object], key: str, most: int, where: str, problems: list[str]) -> int:
+    value = entry.get(key)
+    # JSON's `true` is an int to Python.
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most:
+        return value
+    problems.append(f"{where}: '{key}' must be an integer from 0 to {most}")
+    return 0

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from halimede.demo.digits import Export, answers_outside, train
 from halimede.demo.drive import CALLERS, Drive, drive
-from halimede.demo.process import ServerProcess
+from halimede.demo.process import ServerNotReadyError, ServerProcess
 
 FOLDER = Path(".demo")
 PASSES = 10
@@ -127,4 +127,7 @@ def batch_text(batches: Counter[int]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except ServerNotReadyError as error:
+        sys.exit(str(error))

@@ -20,6 +20,10 @@ LOOPBACK = "127.0.0.1"
 POLL_S = 0.01
 
 
+class ServerNotReadyError(Exception):
+    """The server ended or took too long; the text has the end of its log."""
+
+
 class ServerProcess:
     """Runs from construction to the end of the `with` block; its log goes to `log`."""
 
@@ -49,11 +53,11 @@ class ServerProcess:
         """`host:port` of "http", "grpc" or "metrics"; known once the server is ready."""
         found = STARTED[service].search(self.log.read_text(errors="replace"))
         if found is None:
-            raise RuntimeError(f"the server has not started {service}; its log is {self.log}")
+            raise ServerNotReadyError(f"the server has not started {service}; its log is {self.log}")
         return f"{LOOPBACK}:{found[1]}"
 
     def wait_ready(self, timeout_s: float = 60) -> None:
-        """Return when the server says that it is ready; RuntimeError with the end of its log when it does not."""
+        """Return when the server says that it is ready, or raise ServerNotReadyError."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self._process.poll() is None:
             if self._is_ready():
@@ -61,7 +65,7 @@ class ServerProcess:
             time.sleep(POLL_S)
         code = self._process.poll()
         what = f"not ready after {timeout_s:g} s" if code is None else f"ended with code {code}"
-        raise RuntimeError(f"the server is {what}:\n{self.log.read_text(errors='replace')[-3000:]}")
+        raise ServerNotReadyError(f"the server is {what}:\n{self.log.read_text(errors='replace')[-3000:]}")
 
     def stop(self, timeout_s: float = 30) -> int:
         """End the process, by force when it does not end in time, and return its exit code."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.repository.lifecycle import Event, next_state
+from halimede.core.repository.lifecycle import Event, next_state, reason
 from halimede.core.types import ErrorCode, InferenceError, ModelIndexEntry, ModelReadyState
 from halimede.runtime.model import ModelVersion, start_version
 from halimede.runtime.prepare import ConfigError, LoadOptions, PreparedModel, VersionError, load_model
@@ -29,9 +29,9 @@ class VersionStatus:
     state: ModelReadyState
     reason: str = ""
 
-    def on(self, event: Event, reason: str = "") -> None:
+    def on(self, event: Event, cause: InferenceError | None = None) -> None:
         self.state = next_state(self.state, event)
-        self.reason = reason
+        self.reason = reason(event, cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +199,13 @@ class ModelLifecycle:
             record.failure = error.message
             raise
         except VersionError as error:
-            if error.version in building and error.version not in record.versions:
-                record.status[error.version] = building[error.version]
-                building[error.version].on(Event.FAILED, f"{error.code.value}: {error.message}")
+            if record.versions:
+                for status in record.status.values():
+                    if status.state is ModelReadyState.READY:
+                        status.on(Event.RELOAD_FAILED, error)
+            for number, status in building.items():
+                if record.status.get(number) is status:
+                    status.on(Event.FAILED, error)
             raise
         old = record.replace(serving)
         for number in serving:
@@ -274,5 +278,5 @@ class ModelLifecycle:
         except Exception:
             log.exception("model '%s' version %s: closing failed", version.name, version.version)
         if status is not None and status.state is ModelReadyState.UNLOADING:
-            status.on(Event.UNLOADED, "unloaded")
+            status.on(Event.UNLOADED)
             log.info("successfully unloaded '%s' version %s", version.name, version.version)

@@ -101,7 +101,7 @@ def _file_entry(file: Path) -> ModelEntry:
     return ModelEntry(
         name,
         path.parent,
-        {1: (path.name,)},
+        {1: (f"model{path.suffix}",)},
         fingerprint=f"{stat.st_mtime_ns}-{stat.st_size}",
         artifact=path,
     )

@@ -107,7 +107,7 @@ class ThreadWorker:
         run = (
             partial(self._execute_requests, cast(RequestInstance, instance))
             if hasattr(instance, "execute")
-            else partial(self._run_tensors, cast(TensorInstance, instance))
+            else partial(self._run_tensors, instance)
         )
         while True:
             items = self._inbox.get()
@@ -165,7 +165,7 @@ class ThreadWorker:
         failure = self._as_error(error)
         end = time.monotonic_ns()
         times = BatchTimes(start, input_end or end, output_start or end, end)
-        replies = [failure if answer is None else answer for answer in answers]
+        replies: list[Outputs | InferenceError | None] = [failure if each is None else each for each in answers]
         return BatchDone(self, items, replies, times, failed=True)
 
     def _as_error(self, error: BaseException) -> InferenceError:
@@ -186,7 +186,7 @@ class ThreadWorker:
 
 
 class ThreadRequest:
-    """One request of a batch as its instance sees it: an ExecuteRequest that collects the answer for the batch's end."""
+    """One request of a batch as its instance sees it: an ExecuteRequest that keeps its answer for the batch's end."""
 
     __slots__ = (
         "_cancel",

@@ -3,7 +3,6 @@
 import sys
 
 import pytest
-
 from halimede.core.config.text import (
     FieldNode,
     ListNode,

@@ -4,7 +4,6 @@ import json
 import math
 
 import pytest
-
 from halimede.core.config.model_config import (
     AllVersions,
     EnsembleStep,

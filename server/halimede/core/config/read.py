@@ -64,6 +64,7 @@ def locate(problems: tuple[Problem, ...], locations: Mapping[str, tuple[int, int
     return tuple(problem if problem.line else _located(problem, locations) for problem in problems)
 
 
+# A step of a path: a field, a map key in quotes, or an index. A key that holds a quote ends the walk one step early.
 _PATH_STEP = re.compile(r'\.?[^].["]+|\["[^"]*"\]|\[[^]"]*\]')
 
 
@@ -224,8 +225,8 @@ class _Reader:
         if self.dialect.is_json and not isinstance(field_node.value, ListNode):
             self._report_mismatch("a list", field_node.value, at)
             return
-        if not field_node.colon and target.kind is not _Kind.MESSAGE:
-            self._report("expected ':' before the value", at, field_node)
+        if not field_node.colon and target.kind is not _Kind.MESSAGE and isinstance(field_node.value, ListNode):
+            self._report("expected ':' before '['", at, field_node)
         for element, line, column in _elements(field_node):
             path = f"{at}[{len(items)}]"
             self.locations[path] = (line, column)

@@ -352,4 +352,5 @@ def _encode(text: str) -> bytes:
 
 def printable(text: str) -> str:
     """Somebody's text as an error may show it: clipped, and on one line, with what cannot be printed escaped."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in clip(text))
+    decoded = _encode(clip(text)).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in decoded)

@@ -133,7 +133,7 @@ def model_name_problem(name: str) -> str | None:
         problem = "must be valid UTF-8 without control characters"
     elif len(name.encode()) > 255:
         problem = "must be at most 255 bytes long"
-    return f"model name {ascii(clip(name))} {problem}" if problem else None
+    return f"model name {clip(name)!a} {problem}" if problem else None
 
 
 def _unprintable(text: str) -> bool:
@@ -185,7 +185,11 @@ def _batch_size(config: ModelConfig) -> Iterator[Problem]:
 
 
 def _tensors(config: ModelConfig) -> Iterator[Problem]:
-    for kind, tensors in (("input", config.input), ("output", config.output)):
+    both: tuple[tuple[str, Sequence[ModelInput | ModelOutput]], ...] = (
+        ("input", config.input),
+        ("output", config.output),
+    )
+    for kind, tensors in both:
         if not tensors and config.ensemble_scheduling is None:
             yield Problem(f"model configuration must contain at least one {kind}, none were specified", kind)
         seen: set[str] = set()
@@ -509,8 +513,9 @@ def _files(config: ModelConfig) -> Iterator[Problem]:
         yield Problem(f"'default_model_filename' {problem}", "default_model_filename")
     for capability, filename in config.cc_model_filenames.items():
         if problem := _path_problem(filename):
-            shown = clip(capability)
-            yield Problem(f"'cc_model_filenames' for '{shown}' {problem}", f"cc_model_filenames[{shown}]")
+            yield Problem(
+                f"'cc_model_filenames' for '{clip(capability)}' {problem}", f'cc_model_filenames["{capability}"]'
+            )
 
 
 def _warmup(sample: ModelWarmup, path: str) -> Iterator[Problem]:
@@ -520,7 +525,7 @@ def _warmup(sample: ModelWarmup, path: str) -> Iterator[Problem]:
     if not sample.inputs:
         yield Problem(f"{called} must specify 'inputs'", f"{path}.inputs")
     for name, tensor in sample.inputs.items():
-        where = f"{path}.inputs[{clip(name)}]"
+        where = f'{path}.inputs["{name}"]'
         tensor_called = f"input '{clip(name)}' of {called}"
         if tensor.data_type is DataType.INVALID:
             yield Problem(f"{tensor_called} must specify 'data_type'", f"{where}.data_type")

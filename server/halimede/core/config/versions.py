@@ -7,9 +7,7 @@ from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
 
-def select_versions(
-    policy: ModelVersionPolicy | None, available: Iterable[int], model_name: str
-) -> tuple[int, ...]:
+def select_versions(policy: ModelVersionPolicy | None, available: Iterable[int], model_name: str) -> tuple[int, ...]:
     """The available versions that the policy picks, ascending; INVALID_ARG when that is none.
 
     Latest means the greatest number, not the newest file; no policy means the latest one. A version that `specific`

@@ -31,7 +31,7 @@ _VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A model file or directory of a well-known name, and what runs it. `platform` is "" where only a backend is known."""
+    """A model file or directory of a well-known name, and what runs it; `platform` is "" where it has no name."""
 
     filename: str
     backend: str
@@ -50,7 +50,7 @@ DEFAULT_ARTIFACTS = (
     Artifact("model.dali", "dali"),
     Artifact("dali.py", "dali"),
 )
-"""Where a version directory holds several, the first of these decides (a python model may keep its weights beside it)."""
+"""Where a version directory holds several of them, the first in this order decides, as in Triton."""
 
 PLATFORMS = {artifact.platform: artifact.backend for artifact in DEFAULT_ARTIFACTS if artifact.platform}
 """Backend by platform name, `ensemble` apart, which has no backend."""
@@ -64,7 +64,7 @@ def version_directories(names: Iterable[str]) -> tuple[tuple[int, ...], tuple[st
         if name in _OTHER_DIRECTORIES or name.startswith("."):
             continue
         if problem := _version_problem(name):
-            warnings.append(f"ignoring version directory {ascii(clip(name))}: {problem}")
+            warnings.append(f"ignoring version directory {clip(name)!a}: {problem}")
         else:
             versions.append(int(name))
     return tuple(sorted(versions)), tuple(warnings)

@@ -57,9 +57,7 @@ class Missing:
 Step = Load | Unload | Missing
 
 
-def plan(
-    entries: Mapping[str, Fingerprint], loaded: Mapping[str, Fingerprint], wish: Wish
-) -> tuple[Step, ...]:
+def plan(entries: Mapping[str, Fingerprint], loaded: Mapping[str, Fingerprint], wish: Wish) -> tuple[Step, ...]:
     """The steps that fulfil the wish, sorted by name; none where it is fulfilled already.
 
     Unloading what is not loaded is fulfilled already, known name or not.

@@ -158,10 +158,10 @@ def decode_small(view: ModelView, text: Buffer, tail: memoryview | None, version
     tensors = decoded.request.inputs
     at = 0
     for item in _member(document, "inputs"):
-        name, datatype, shape, count, source = _read_input(item, tail is not None)
+        name, datatype, shape, source = _read_input(item, tail is not None)
         data: Buffer
         if isinstance(source, list):
-            data = pack(name, datatype, count, source)
+            data = pack(name, datatype, element_count(name, datatype, shape, view.name), source)
         else:
             data = take(tail or _NOTHING, at, source, name, view.name)
             at += source
@@ -192,9 +192,10 @@ def decode_large_steps(
     tensors = decoded.request.inputs
     at = 0
     for item in _member(document, "inputs"):
-        name, datatype, shape, count, source = _read_input(item, tail is not None)
+        name, datatype, shape, source = _read_input(item, tail is not None)
         data: Buffer
         if isinstance(source, list):
+            count = element_count(name, datatype, shape, view.name)
             data = yield from pack_steps(name, datatype, count, text, layout, layout.spans[source[0]], block_bytes)
         else:
             data = take(tail or _NOTHING, at, source, name, view.name)
@@ -339,8 +340,8 @@ def _check_outputs(view: ModelView, request: InferenceRequest, form: ResponseFor
             raise _half_output(output.name, output.data_type)
 
 
-def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, ...], int, list[Any] | int]:
-    """Name, datatype, shape, number of elements, and either the data as parsed or its size in the binary part."""
+def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, ...], list[Any] | int]:
+    """Name, datatype, shape, and either the data as parsed or its size in the binary part."""
     name = _text(item, "name")
     type_name = _text(item, "datatype")
     datatype = FROM_WIRE.get(type_name)
@@ -352,7 +353,6 @@ def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, 
     for dim in shape:
         if type(dim) is not int or dim < 0:
             raise _wrong_type("shape", "unsigned-integer")
-    count = element_count(name, datatype, shape)
     parameters = _object(item, "parameters") if "parameters" in item else {}
     if "binary_data_size" in parameters and "data" not in item and "shared_memory_region" not in parameters:
         if not has_header:
@@ -360,7 +360,7 @@ def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, 
                 "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' when passing"
                 " inputs in binary data format"
             )
-        return name, datatype, shape, count, _unsigned(parameters, "binary_data_size")
+        return name, datatype, shape, _unsigned(parameters, "binary_data_size")
     fields = [
         field_text
         for present, field_text in (
@@ -382,7 +382,7 @@ def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, 
             f"receiving {datatype.name} data via JSON is not supported. Please use the binary data format for input"
             f" {clip(name)}"
         )
-    return name, datatype, shape, count, _member(item, "data")
+    return name, datatype, shape, _member(item, "data")
 
 
 def _raw_request(view: ModelView, body: Buffer, version: str) -> DecodedInfer:

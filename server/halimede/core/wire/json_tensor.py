@@ -13,7 +13,7 @@ one. One parser does small and large documents, so that both get the same verdic
 import codecs
 import re
 from bisect import bisect_left
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from math import isnan
@@ -29,7 +29,7 @@ from halimede.core.types.tensor import Buffer, join_bytes
 from halimede.core.wire.raw_tensor import LENGTH_BYTES, elements
 
 MAX_DEPTH = 100
-BLOCK_BYTES = 64 << 10
+BLOCK_BYTES = 32 << 10
 """Block of the scan. A piece of an array is at most two of these, but for an element that is longer by itself."""
 
 MAX_SKELETON_BYTES = 256 << 10
@@ -72,7 +72,8 @@ def load_json(text: Buffer, offset: int = 0) -> Any:
 
 def check_depth(text: bytes) -> None:
     """Raise INVALID_ARG if the small document nests deeper than the limit, before anything is parsed."""
-    if len(text) > MAX_DEPTH and text.count(b"[") + text.count(b"{") > MAX_DEPTH:
+    # What opens must close, or it does not parse; most documents are too short to nest so deep.
+    if len(text) > 2 * MAX_DEPTH and text.count(b"[") + text.count(b"{") > MAX_DEPTH:
         run(scan_steps(text))
 
 
@@ -280,9 +281,10 @@ def pack_steps(
         raise _wrong_count()
     view = memoryview(text)
     is_bytes = datatype is DataType.BYTES
-    strings = bytearray()
     numbers = np.empty(0 if is_bytes else count, datatype.dtype)
-    filled = 0
+    # Room for all strings, which are never longer than their JSON: growing a buffer would copy it all in one step.
+    strings = np.empty(LENGTH_BYTES * (count + 1) + closed - opened if is_bytes else 0, np.uint8).data
+    strings_end = filled = 0
     start, depth = opened, 1
     cuts = range(bisect_left(layout.cut_at, opened), bisect_left(layout.cut_at, closed))
     for i in (*cuts, None):
@@ -303,9 +305,17 @@ def pack_steps(
         if long_string is not None:
             if values != [""]:
                 raise malformed("more than one value between commas", start + 1)
-            strings += len(long_string).to_bytes(LENGTH_BYTES, "little") + long_string
+            length_at, strings_end = strings_end, strings_end + LENGTH_BYTES
+            for chunk in _string_chunks(view, *long_string, block_bytes):
+                strings[strings_end : strings_end + len(chunk)] = chunk
+                strings_end += len(chunk)
+                yield
+            size = strings_end - length_at - LENGTH_BYTES
+            strings[length_at : length_at + LENGTH_BYTES] = size.to_bytes(LENGTH_BYTES, "little")
         elif is_bytes:
-            strings += join_bytes(values)
+            chunk = join_bytes(values)
+            strings[strings_end : strings_end + len(chunk)] = chunk
+            strings_end += len(chunk)
         else:
             numbers[filled : filled + len(values)] = _to_array(name, datatype, values)
         filled += len(values)
@@ -314,7 +324,7 @@ def pack_steps(
     if filled != count:
         raise _wrong_count()
     if is_bytes:
-        return strings
+        return strings[:strings_end]
     return numbers.view(np.uint8).data if count else b""
 
 
@@ -413,10 +423,10 @@ def _wrong_kind(datatype: DataType) -> InferenceError:
 
 def _lone_element_steps(
     view: memoryview, start: int, stop: int, block_bytes: int
-) -> Steps[tuple[bytes, bytearray | None]]:
+) -> Steps[tuple[bytes, tuple[int, int] | None]]:
     """The text between two commas that is longer than blocks: brackets, white space and one element.
 
-    Returns it with white space squeezed, and a string in it emptied; the string's bytes come beside.
+    Returns it with white space squeezed and a string in it emptied, and from where to where that string goes.
     """
     first = last = None
     for at in range(start, stop, block_bytes):
@@ -429,16 +439,17 @@ def _lone_element_steps(
         return (yield from _squeeze_steps(view, start, stop, block_bytes)), None
     before = yield from _squeeze_steps(view, start, first, block_bytes)
     after = yield from _squeeze_steps(view, last + 1, stop, block_bytes)
-    content = bytearray()
-    at = first + 1
-    while at < last:
-        end = at + block_bytes
-        end = _string_cut(view, at, end) if end < last else last
-        text: str = load_json(b"".join((b'"', view[at:end], b'"')), at - 1)
-        content += text.encode()
-        at = end
-        yield
-    return before + b'""' + after, content
+    return before + b'""' + after, (first + 1, last)
+
+
+def _string_chunks(view: memoryview, start: int, stop: int, block_bytes: int) -> Iterator[bytes]:
+    """The bytes that the inside of a JSON string stands for, a block of it at a time."""
+    while start < stop:
+        end = start + block_bytes
+        end = _string_cut(view, start, end) if end < stop else stop
+        text: str = load_json(b"".join((b'"', view[start:end], b'"')), start - 1)
+        yield text.encode()
+        start = end
 
 
 def _squeeze_steps(view: memoryview, start: int, stop: int, block_bytes: int) -> Steps[bytes]:

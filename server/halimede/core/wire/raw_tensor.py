@@ -3,38 +3,30 @@
 from collections.abc import Iterator
 from math import prod
 
+from halimede.core.config.check_request import MAX_TENSOR_BYTES
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import Buffer
-
-MAX_BYTES = 2**63 - 1
-"""The largest tensor that can be addressed: numpy refuses a shape above it, even if a zero dimension makes it empty."""
 
 LENGTH_BYTES = 4
 """Bytes of the length before each BYTES element."""
 
 
-def element_count(name: str, datatype: DataType, shape: tuple[int, ...]) -> int:
-    """The number of elements of input `name`, whose shape has no negatives; INVALID_ARG when it cannot be addressed."""
-    count = prod(shape) if len(shape) <= 8 else 0
-    if 0 < count <= _SAFE_COUNT:
-        return count
-    limit = MAX_BYTES // (datatype.itemsize or LENGTH_BYTES)
+def element_count(name: str, datatype: DataType, shape: tuple[int, ...], model: str) -> int:
+    """The number of elements of input `name`, whose shape has no negatives; INVALID_ARG when it has no addresses."""
+    limit = MAX_TENSOR_BYTES // (datatype.itemsize or LENGTH_BYTES)
     addressed = 1
     for dim in shape:
+        # numpy refuses such shapes even where a zero dimension makes them empty.
         addressed *= dim or 1
         # The product of a hostile shape would itself be huge, so it is multiplied no further than the limit.
         if addressed > limit:
             raise InferenceError(
                 ErrorCode.INVALID_ARG,
-                f"input '{clip(name)}' has too many elements in shape {shape_text(shape)}, at most {limit} of datatype"
-                f" {datatype.name} can be addressed",
+                f"input '{clip(name)}' has too many elements for model '{clip(model)}', got shape {shape_text(shape)},"
+                f" a tensor has at most {MAX_TENSOR_BYTES} bytes",
             )
     return 0 if 0 in shape else addressed
-
-
-# So few that they can be addressed whatever the datatype.
-_SAFE_COUNT = MAX_BYTES // 8
 
 
 def byte_size(datatype: DataType, shape: tuple[int, ...]) -> int:

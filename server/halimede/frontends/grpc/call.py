@@ -56,6 +56,15 @@ async def abort(context: Context, error: InferenceError) -> NoReturn:
     raise AssertionError("grpc's abort returned")
 
 
+async def write(context: Context, message: bytes) -> None:
+    """Send one message of a stream."""
+    try:
+        await context.write(message)
+    except grpc.aio.InternalError:
+        # The client went while this was on its way; grpc is about to cancel the call, which is no fault to report.
+        raise asyncio.CancelledError from None
+
+
 def internal_error(what: str) -> InferenceError:
     """The answer to an exception that nobody foresaw: the log has it, the client does not."""
     return InferenceError(ErrorCode.INTERNAL, f"{what} failed by an internal error; the server's log has the cause")

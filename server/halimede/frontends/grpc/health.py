@@ -5,13 +5,13 @@ import asyncio
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 from halimede.core.wire.protocol import ProtoMessage, message_class, parse
-from halimede.frontends.grpc.call import SHUTTING_DOWN, Context, Drain, abort
+from halimede.frontends.grpc.call import SHUTTING_DOWN, Context, Drain, abort, write
 from halimede.runtime.server import Server
 
 SERVICES = ("", "inference.GRPCInferenceService")
 
 # The façade tells nobody when readiness changes, so a watch looks again and again.
-_LOOK_AGAIN_SECS = 1.0
+_LOOK_AGAIN_SECS = 0.25
 
 _Request = message_class("grpc.health.v1.HealthCheckRequest")
 _Response = message_class("grpc.health.v1.HealthCheckResponse")
@@ -54,9 +54,9 @@ class Health:
                 while True:
                     status = self._status() if service in SERVICES else _Response.SERVICE_UNKNOWN
                     if status != sent:
-                        await context.write(_Response(status=status).SerializeToString())
+                        await write(context, _Response(status=status).SerializeToString())
                         sent = status
                     await asyncio.sleep(_LOOK_AGAIN_SECS)
         except TimeoutError:
             if sent == _Response.SERVING:
-                await context.write(_Response(status=_Response.NOT_SERVING).SerializeToString())
+                await write(context, _Response(status=_Response.NOT_SERVING).SerializeToString())

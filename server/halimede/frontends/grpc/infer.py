@@ -21,7 +21,7 @@ from halimede.core.wire.grpc_infer import (
     encode_stream_infer,
 )
 from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage, parse
-from halimede.frontends.grpc.call import SHUTTING_DOWN, Context, Drain, abort, internal_error
+from halimede.frontends.grpc.call import SHUTTING_DOWN, Context, Drain, abort, internal_error, write
 from halimede.runtime.server import Server
 
 MAX_UNANSWERED = 256
@@ -121,16 +121,29 @@ class _InferStream:
 
     async def run(self) -> None:
         """Return when the client has closed its side and all is answered; raise what the stream is to end with."""
-        tasks = [asyncio.create_task(self._ending_on_error(part)) for part in (self._read(), self._write())]
+        reading = asyncio.create_task(self._ending_on_error(self._read()))
+        writing = asyncio.create_task(self._ending_on_error(self._write()))
         try:
-            await self._outcome
+            await asyncio.wait((self._outcome,))
+            self._let_go()
+            reading.cancel()
+            # A write that has begun must end before the status can be sent, however slowly the client reads.
+            await asyncio.wait((reading, writing))
+            self._outcome.result()
         finally:
-            self._outcome.cancel()
-            for ticket in self._tickets:
-                self._server.cancel(ticket)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            self._let_go()
+            reading.cancel()
+            writing.cancel()
+            await asyncio.wait((reading, writing))
+
+    def _let_go(self) -> None:
+        """Nothing more is read, answered or sent. May be called again."""
+        self._outcome.cancel()
+        for ticket in tuple(self._tickets):
+            self._server.cancel(ticket)
+        self._tickets.clear()
+        self._unsent.clear()
+        self._changed.set()
 
     async def _ending_on_error(self, part: Coroutine[Any, Any, None]) -> None:
         try:
@@ -164,9 +177,9 @@ class _InferStream:
                 if isinstance(answer, InferenceError):
                     raise answer
                 self._unsent_bytes -= len(answer)
-                await self._context.write(answer)
+                await write(self._context, answer)
                 self._room.set()
-            if self._is_read and not self._unanswered:
+            if self._outcome.done() or (self._is_read and not self._unanswered):
                 break
             self._changed.clear()
             await self._changed.wait()

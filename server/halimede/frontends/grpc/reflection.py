@@ -8,7 +8,7 @@ import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 from halimede.core.types import InferenceError
 from halimede.core.types.error import clip
 from halimede.core.wire.protocol import POOL, ProtoMessage, message_class, parse
-from halimede.frontends.grpc.call import SHUTTING_DOWN, Context, Drain, abort
+from halimede.frontends.grpc.call import SHUTTING_DOWN, Context, Drain, abort, write
 
 # The messages of v1alpha are the same on the wire.
 _Request = message_class("grpc.reflection.v1.ServerReflectionRequest")
@@ -30,7 +30,7 @@ class Reflection:
         try:
             async with self._drain.scope():
                 while (raw := await context.read()) is not grpc.aio.EOF:
-                    await context.write(self.answer(parse(_Request, raw)).SerializeToString())
+                    await write(context, self.answer(parse(_Request, raw)).SerializeToString())
                 return
         except InferenceError as error:
             failure = error
@@ -49,7 +49,7 @@ class Reflection:
                 case "file_by_filename":
                     _add_file(response, POOL.FindFileByName(request.file_by_filename))
                 case "file_containing_symbol":
-                    _add_file(response, POOL.FindFileContainingSymbol(request.file_containing_symbol))
+                    _add_file(response, _file_of(request.file_containing_symbol))
                 case "file_containing_extension":
                     raise KeyError(request.file_containing_extension.containing_type)
                 case "all_extension_numbers_of_type":
@@ -62,6 +62,14 @@ class Reflection:
             response.error_response.error_code = _NOT_FOUND
             response.error_response.error_message = f"not found: {clip(str(missing.args[0]))}"
         return response
+
+
+def _file_of(symbol: str) -> Any:  # a FileDescriptor, of protobuf's own types
+    try:
+        return POOL.FindFileContainingSymbol(symbol)
+    except KeyError:
+        # The pool looks for types and services there, not for methods.
+        return POOL.FindMethodByName(symbol).containing_service.file
 
 
 def _add_file(response: ProtoMessage, file: Any) -> None:  # a FileDescriptor: its stub has no `dependencies`

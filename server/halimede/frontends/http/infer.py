@@ -1,6 +1,6 @@
 """POST …/infer: decode, hand to the server, encode, answer. Small requests in plain calls, large ones in steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from halimede.core.config.model_view import ModelView

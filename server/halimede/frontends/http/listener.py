@@ -80,6 +80,10 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
 
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
     async def start(self, address: str, port: int) -> int:
         """Bind and serve; the bound port."""
         sock = bind(address, port, self._service)

@@ -1,0 +1,151 @@
+"""The backend's plug-in class and a loaded model."""
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+from halimede.backends.api import ModelSource
+from halimede.backends.onnxruntime.instance import OnnxInstance
+from halimede.backends.onnxruntime.options import CPU, CUDA, Provider, read_options
+from halimede.backends.onnxruntime.session import (
+    check_available,
+    open_session,
+    probe_session,
+    runtime,
+    start_global_pool,
+)
+from halimede.backends.onnxruntime.signature import check_model, read_signature
+from halimede.backends.onnxruntime.threads import ThreadPlan, available_cores, plan_threads
+from halimede.core.config.autocomplete import complete
+from halimede.core.config.model_config import InstanceKind, ModelConfig
+from halimede.core.types import DeviceKind, ErrorCode, InferenceError, Placement
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MAX_BATCH_SIZE = 4
+
+
+class OnnxRuntimeBackend:
+    """`backend: "onnxruntime"`. The artifact is a model file, or a directory with a `model.onnx` and its data files."""
+
+    default_model_filename = "model.onnx"
+
+    def default_instance_count(self, kind: str) -> int:
+        return 2 if kind == "CPU" else 1
+
+    def supports_gpu(self) -> bool:
+        try:
+            return CUDA in runtime().get_available_providers()
+        except InferenceError:
+            return False
+
+    def autocomplete(self, config: ModelConfig, source: ModelSource) -> ModelConfig:
+        if config.input and config.output:
+            return config
+        most = _option(source, "default-max-batch-size", DEFAULT_MAX_BATCH_SIZE)
+        session = probe_session(_model_path(source), _use_global_pool(source))
+        config, notes = complete(config, read_signature(session, config), most)
+        for note in notes:
+            log.warning("%s", note)
+        return config
+
+    def load(self, config: ModelConfig, source: ModelSource) -> "OnnxModel":
+        return OnnxModel(config, source, default_cpu_instances=self.default_instance_count("CPU"))
+
+
+class OnnxModel:
+    """One loaded version. Its sessions are safe to use from several threads.
+
+    CPU instances share a session where `plan_threads` lets them. GPU instances have one each: a session has one CUDA
+    stream, and batches on the same stream run one after another.
+    """
+
+    def __init__(self, config: ModelConfig, source: ModelSource, *, default_cpu_instances: int) -> None:
+        self._config = config
+        self._name = source.name
+        self._path = _model_path(source)
+        self._options = options = read_options(config, source.name)
+        cpu, gpu = _instance_counts(config, default_cpu_instances)
+        self._cpu_threads = self._gpu_threads = None
+        if not _use_global_pool(source):
+            cores = available_cores()
+            intra, inter = options.intra_op_threads, options.inter_op_threads
+            self._cpu_threads = plan_threads(cores, max(1, cpu), intra, inter, options.parallel)
+            self._gpu_threads = plan_threads(cores, max(1, gpu), intra, inter, options.parallel)
+        self._lock = threading.Lock()
+        self._cpu_session: Any = None
+        if gpu:
+            check_available(options.gpu, self._name)
+        if cpu:
+            check_available(options.cpu, self._name)
+            # Opened here, so that a model that cannot be loaded fails before its instances are started.
+            self._cpu_session = self._open(options.cpu, self._cpu_threads)
+
+    def create_instance(self, placement: Placement) -> OnnxInstance:
+        session = self._gpu_session(placement) if placement.kind == "GPU" else self._next_cpu_session()
+        return OnnxInstance(session, self._config, self._options.arena_shrinkage)
+
+    def close(self) -> None:
+        self._cpu_session = None
+
+    def _next_cpu_session(self) -> Any:
+        with self._lock:
+            session = self._cpu_session
+            if self._cpu_threads is not None and not self._cpu_threads.share:
+                self._cpu_session = None
+        return session or self._open(self._options.cpu, self._cpu_threads)
+
+    def _gpu_session(self, placement: Placement) -> Any:
+        device = placement.device
+        if device is None:
+            raise InferenceError(ErrorCode.INTERNAL, f"instance '{placement.name}' is of KIND_GPU and has no device")
+        # A process can open one MIG slice at most, which CUDA then calls 0.
+        number = "0" if device.kind is DeviceKind.MIG else str(device.index)
+        providers = tuple(
+            (name, options if name == CPU else {"device_id": number} | options) for name, options in self._options.gpu
+        )
+        return self._open(providers, self._gpu_threads)
+
+    def _open(self, providers: tuple[Provider, ...], threads: ThreadPlan | None) -> Any:
+        session = open_session(self._path, self._name, self._options, threads, providers)
+        check_model(self._config, self._name, session)
+        return session
+
+
+def _model_path(source: ModelSource) -> Path:
+    """The model file: the artifact, or `model.onnx` in it where it is a directory."""
+    path = source.artifact / "model.onnx" if source.artifact.is_dir() else source.artifact
+    if not path.is_file():
+        raise InferenceError(ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model '{source.name}'")
+    return path
+
+
+def _instance_counts(config: ModelConfig, default_cpu_instances: int) -> tuple[int, int]:
+    """Instances on CPUs and on GPUs. KIND_AUTO was resolved before, so that what is left of it is the CPU."""
+    cpu = gpu = 0
+    for group in config.instance_group:
+        if group.kind is InstanceKind.KIND_GPU:
+            gpu += max(1, group.count) * max(1, len(group.gpus))
+        else:
+            cpu += group.count or default_cpu_instances
+    if not config.instance_group:
+        cpu = default_cpu_instances
+    return cpu, gpu
+
+
+def _use_global_pool(source: ModelSource) -> bool:
+    if source.options.get("enable-global-threadpool", "0").lower() not in ("1", "true"):
+        return False
+    start_global_pool(_option(source, "intra-op-thread-count", 0), _option(source, "inter-op-thread-count", 0))
+    return True
+
+
+def _option(source: ModelSource, key: str, default: int) -> int:
+    """A `--backend-config` setting that is a number, at least 0."""
+    text = source.options.get(key, str(default))
+    if not text.isdecimal() or int(text) >= 2**31:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG, f"--backend-config onnxruntime,{key}={text}: it must be a number, at least 0"
+        )
+    return int(text)

@@ -1,0 +1,163 @@
+"""What a model's configuration says to ONNX Runtime: parameters, optimization level, execution accelerators. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from halimede.core.config.model_config import Accelerator, ModelConfig
+from halimede.core.types import ErrorCode, InferenceError
+
+Provider = tuple[str, dict[str, str]]
+"""An execution provider's name and its options."""
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+OPENVINO, TENSORRT = "OpenVINOExecutionProvider", "TensorrtExecutionProvider"
+
+# Triton's numbers for ONNX Runtime's levels: 0 and unset are all, and 2 is none.
+GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
+
+BOOLEANS = {"0": False, "1": True, "false": False, "true": True}
+
+# Parameters of the CUDA provider: Triton's number (ONNX Runtime's own name is taken too), and what the provider takes.
+CUDA_CHOICES: Mapping[str, Mapping[str, str]] = {
+    "cudnn_conv_algo_search": {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"},
+    "arena_extend_strategy": {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"},
+    "do_copy_in_default_stream": {"0": "0", "1": "1"},
+}
+
+# Triton's names of the TensorRT accelerator's parameters; any other is passed on as it is (trt_…).
+TENSORRT_NAMES = {
+    "max_workspace_size_bytes": "trt_max_workspace_size",
+    "int8_calibration_table_name": "trt_int8_calibration_table_name",
+    "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
+}
+TENSORRT_PRECISIONS = {"FP32": {}, "FP16": {"trt_fp16_enable": "1"}, "INT8": {"trt_int8_enable": "1"}}
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxOptions:
+    """Thread counts are 0 where the configuration gives none. `cpu` and `gpu` are providers, most wanted first."""
+
+    intra_op_threads: int = 0
+    inter_op_threads: int = 0
+    parallel: bool = False
+    cpu_mem_arena: bool = True
+    mem_pattern: bool = True
+    arena_shrinkage: str = ""
+    device_allocator_for_initializers: bool = False
+    graph_level: str = "ORT_ENABLE_ALL"
+    cpu: tuple[Provider, ...] = field(default=((CPU, {}),))
+    gpu: tuple[Provider, ...] = field(default=((CUDA, {}), (CPU, {})))
+
+    def providers(self, kind: str) -> tuple[Provider, ...]:
+        """The providers of an instance of this kind; KIND_MODEL runs where KIND_CPU does."""
+        return self.gpu if kind == "GPU" else self.cpu
+
+
+def read_options(config: ModelConfig, model: str) -> OnnxOptions:
+    """The options of `config`; INVALID_ARG names every parameter that cannot be used."""
+    reader = _Reader(config)
+    level = config.optimization.graph.level if config.optimization and config.optimization.graph else 0
+    if level not in GRAPH_LEVELS:
+        reader.problems.append(f"optimization.graph.level is {level}; it must be -1, 0, 1 or 2")
+    accelerators = config.optimization.execution_accelerators if config.optimization else None
+    options = OnnxOptions(
+        intra_op_threads=reader.count("intra_op_thread_count", 1024),
+        inter_op_threads=reader.count("inter_op_thread_count", 1024),
+        parallel=reader.choice("execution_mode", {"0": False, "1": True}, default=False),
+        cpu_mem_arena=reader.choice("enable_mem_arena", BOOLEANS, default=True),
+        mem_pattern=reader.choice("enable_mem_pattern", BOOLEANS, default=True),
+        arena_shrinkage=reader.text("memory.enable_memory_arena_shrinkage"),
+        device_allocator_for_initializers=reader.choice(
+            "session.use_device_allocator_for_initializers", BOOLEANS, default=False
+        ),
+        graph_level=GRAPH_LEVELS.get(level, ""),
+        cpu=(*reader.cpu_providers(accelerators.cpu_execution_accelerator if accelerators else ()), (CPU, {})),
+        gpu=(*reader.gpu_providers(accelerators.gpu_execution_accelerator if accelerators else ()), (CPU, {})),
+    )
+    if reader.problems:
+        raise InferenceError(ErrorCode.INVALID_ARG, f"model '{model}': {'; '.join(reader.problems)}")
+    return options
+
+
+class _Reader:
+    """Reads parameters and collects what is wrong with them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._parameters = {key: value.string_value for key, value in config.parameters.items()}
+        self.problems: list[str] = []
+
+    def text(self, key: str) -> str:
+        return self._parameters.get(key, "")
+
+    def count(self, key: str, most: int) -> int:
+        text = self.text(key) or "0"
+        if not text.isdecimal() or int(text) > most:
+            self.problems.append(f"parameter '{key}' is '{text}'; it must be a number from 0 to {most}")
+            return 0
+        return int(text)
+
+    def choice(self, key: str, choices: Mapping[str, bool], default: bool) -> bool:
+        text = self.text(key)
+        if not text:
+            return default
+        if text.lower() not in choices:
+            self.problems.append(f"parameter '{key}' is '{text}'; it must be one of {', '.join(choices)}")
+        return choices.get(text.lower(), default)
+
+    def cpu_providers(self, accelerators: Iterable[Accelerator]) -> list[Provider]:
+        providers: list[Provider] = []
+        for each in accelerators:
+            if each.name == "openvino":
+                providers.append((OPENVINO, dict(each.parameters)))
+            else:
+                self._unknown(each, "cpu", "openvino")
+        return providers
+
+    def gpu_providers(self, accelerators: Iterable[Accelerator]) -> list[Provider]:
+        tensorrt: list[Provider] = []
+        cuda = self._cuda_parameters()
+        for each in accelerators:
+            match each.name:
+                case "tensorrt":
+                    tensorrt.append((TENSORRT, self._tensorrt_options(each.parameters)))
+                case "cuda":
+                    cuda |= each.parameters
+                case "gpu_io":
+                    # A hint to leave tensors on the GPU; here they come from and go to the host in any case.
+                    pass
+                case _:
+                    self._unknown(each, "gpu", "tensorrt, cuda, gpu_io")
+        return [*tensorrt, (CUDA, cuda)]
+
+    def _cuda_parameters(self) -> dict[str, str]:
+        options: dict[str, str] = {}
+        for key, names in CUDA_CHOICES.items():
+            text = self.text(key)
+            if not text:
+                continue
+            if text not in names and text not in names.values():
+                known = ", ".join(f"{number} ({name})" for number, name in names.items())
+                self.problems.append(f"parameter '{key}' is '{text}'; it must be one of {known}")
+            options[key] = names.get(text, text)
+        if limit := self.count("gpu_mem_limit", 2**64 - 1):
+            options["gpu_mem_limit"] = str(limit)
+        return options
+
+    def _tensorrt_options(self, parameters: Mapping[str, str]) -> dict[str, str]:
+        options: dict[str, str] = {}
+        for key, value in parameters.items():
+            if key != "precision_mode":
+                options[TENSORRT_NAMES.get(key, key)] = value
+            elif value in TENSORRT_PRECISIONS:
+                options |= TENSORRT_PRECISIONS[value]
+            else:
+                self.problems.append(
+                    f"accelerator 'tensorrt': precision_mode is '{value}'; "
+                    f"it must be one of {', '.join(TENSORRT_PRECISIONS)}"
+                )
+        return options
+
+    def _unknown(self, accelerator: Accelerator, kind: str, known: str) -> None:
+        self.problems.append(
+            f"unknown {kind}_execution_accelerator '{accelerator.name}' is requested; it must be one of {known}"
+        )

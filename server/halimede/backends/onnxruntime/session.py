@@ -1,0 +1,133 @@
+"""Opens ONNX Runtime sessions and translates between them and the server: providers, signatures, errors."""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from halimede.backends.onnxruntime.options import CPU, CUDA, OnnxOptions, Provider
+from halimede.backends.onnxruntime.threads import ThreadPlan
+from halimede.core.types import DataType, ErrorCode, InferenceError
+
+ERROR_SEVERITY = 3
+"""ONNX Runtime's own log lines: errors and above."""
+
+TEXT_LIMIT = 1024
+
+DATATYPES = {
+    "tensor(bool)": DataType.BOOL,
+    "tensor(uint8)": DataType.UINT8,
+    "tensor(uint16)": DataType.UINT16,
+    "tensor(uint32)": DataType.UINT32,
+    "tensor(uint64)": DataType.UINT64,
+    "tensor(int8)": DataType.INT8,
+    "tensor(int16)": DataType.INT16,
+    "tensor(int32)": DataType.INT32,
+    "tensor(int64)": DataType.INT64,
+    "tensor(float16)": DataType.FP16,
+    "tensor(float)": DataType.FP32,
+    "tensor(double)": DataType.FP64,
+    "tensor(string)": DataType.BYTES,
+    "tensor(bfloat16)": DataType.BF16,
+}
+"""Datatype by the type's name in ONNX Runtime. Others (sequences, maps, 8-bit floats) have no name on the wire."""
+
+_ERROR = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
+
+
+@cache
+def runtime() -> Any:  # Any: onnxruntime has no types
+    """The onnxruntime module; UNSUPPORTED when it is not installed."""
+    try:
+        import onnxruntime  # type: ignore[import-untyped]  # the package has no types
+    except ImportError as error:
+        raise InferenceError(
+            ErrorCode.UNSUPPORTED, f"onnxruntime cannot be imported ({error}); install halimede[onnx] or halimede[gpu]"
+        ) from error
+    onnxruntime.set_default_logger_severity(ERROR_SEVERITY)
+    return onnxruntime
+
+
+@cache
+def start_global_pool(intra: int, inter: int) -> None:
+    """Let all sessions share one pool of threads; 0 is ONNX Runtime's own number. Before the first session only."""
+    runtime().set_global_thread_pool_sizes(intra, inter)
+
+
+def check_available(providers: tuple[Provider, ...], model: str) -> None:
+    """UNSUPPORTED, with the providers that there are, unless the installed runtime has all of `providers`."""
+    available = runtime().get_available_providers()
+    missing = [name for name, _ in providers if name not in available]
+    if missing:
+        raise InferenceError(
+            ErrorCode.UNSUPPORTED,
+            f"model '{model}' is configured for {', '.join(missing)}, which the installed onnxruntime does not have; "
+            f"it has {', '.join(available)}",
+        )
+
+
+def open_session(
+    path: Path, model: str, options: OnnxOptions, threads: ThreadPlan | None, providers: tuple[Provider, ...]
+) -> Any:
+    """A session that runs on all of `providers`. `threads` None is for the global pool."""
+    ort = runtime()
+    settings = ort.SessionOptions()
+    settings.log_severity_level = ERROR_SEVERITY
+    settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, options.graph_level)
+    settings.execution_mode = ort.ExecutionMode.ORT_PARALLEL if options.parallel else ort.ExecutionMode.ORT_SEQUENTIAL
+    settings.enable_cpu_mem_arena = options.cpu_mem_arena
+    settings.enable_mem_pattern = options.mem_pattern
+    if options.device_allocator_for_initializers:
+        settings.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    if threads is None:
+        settings.use_per_session_threads = False
+    else:
+        settings.intra_op_num_threads = threads.intra
+        settings.inter_op_num_threads = threads.inter
+        if not threads.spin:
+            settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+            settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    if any(name == CUDA for name, _ in providers):
+        # Finds CUDA and cuDNN where pip put them.
+        ort.preload_dlls()
+    session = _create(path, settings, list(providers))
+    # The runtime only warns when a provider's libraries or its device are missing, and goes on without it.
+    lost = [name for name, _ in providers if name not in session.get_providers()]
+    if lost:
+        raise InferenceError(
+            ErrorCode.INTERNAL,
+            f"model '{model}': {', '.join(lost)} could not be started: the driver or its libraries are missing, or the "
+            f"device cannot be opened; without it there would be {', '.join(session.get_providers())}",
+        )
+    return session
+
+
+def probe_session(path: Path, global_pool: bool) -> Any:
+    """A session to read the signature from: on the CPU, one thread, nothing optimised."""
+    ort = runtime()
+    settings = ort.SessionOptions()
+    settings.log_severity_level = ERROR_SEVERITY
+    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    settings.add_session_config_entry("session.disable_prepacking", "1")
+    settings.use_per_session_threads = not global_pool
+    if not global_pool:
+        settings.intra_op_num_threads = settings.inter_op_num_threads = 1
+    return _create(path, settings, [(CPU, {})])
+
+
+def onnx_error(error: Exception) -> Exception:
+    """ONNX Runtime's error as an InferenceError in Triton's words; any other error as it is."""
+    match = _ERROR.match(str(error))
+    if match is None:
+        return error
+    text = " ".join(match[2].split())
+    text = text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "..."
+    return InferenceError(ErrorCode.INTERNAL, f"onnx runtime error {match[1]}: {text}")
+
+
+def _create(path: Path, settings: Any, providers: list[Provider]) -> Any:
+    try:
+        # Its fallback prints to stdout and tries again with other providers than were asked for.
+        return runtime().InferenceSession(str(path), settings, providers=providers, enable_fallback=0)
+    except Exception as error:
+        raise onnx_error(error) from error

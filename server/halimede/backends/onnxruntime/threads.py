@@ -1,0 +1,49 @@
+"""How many threads a model's sessions get, and whether its instances share one."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadPlan:
+    """`intra` and `inter` are thread counts of one session; `spin` lets idle threads wait busily for work."""
+
+    intra: int
+    inter: int
+    spin: bool
+    share: bool
+
+
+def plan_threads(cores: int, instances: int, intra: int, inter: int, parallel: bool) -> ThreadPlan:
+    """Threads for `instances` instances on `cores` cores; `intra` and `inter` are the configuration's, 0 for none.
+
+    Without a wish each instance gets its part of the cores. Threads beyond the cores must not spin: that slows all of
+    them down several times.
+
+    The instances share one session, which runs any number of batches at once and holds the weights once, unless the
+    configuration asks for several threads per instance: a shared pool could not keep an instance to its number. The
+    pool of a shared session has what the instances would have had, as each caller's own thread computes too.
+    """
+    each = intra or max(1, cores // instances)
+    spin = instances * each <= cores
+    if instances == 1 or parallel or intra > 1:
+        return ThreadPlan(each, inter or (each if parallel else 1), spin, share=instances == 1)
+    return ThreadPlan(instances * (each - 1) + 1, inter or 1, spin, share=True)
+
+
+def available_cores() -> int:
+    """The cores that this process may use: its CPU affinity, less where a container has a quota."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        return min(cores, quota_cores(Path("/sys/fs/cgroup/cpu.max").read_text()) or cores)
+    except OSError:
+        return cores
+
+
+def quota_cores(cpu_max: str) -> int | None:
+    """Whole cores of a control group's `cpu.max` ("200000 100000" is 2), at least 1; None without a quota."""
+    quota, _, period = cpu_max.strip().partition(" ")
+    if not quota.isdecimal() or not period.isdecimal():
+        return None
+    return max(1, int(quota) // max(1, int(period)))

@@ -1,0 +1,240 @@
+"""From what a model file says of its tensors to a configuration, and back: completion and the check at load.
+
+A backend reads a `ModelSignature` from the file; the rules here are the same for every format that knows names,
+datatypes and shapes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from halimede.core.config.model_config import (
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelInput,
+    ModelOutput,
+    ModelTensorReshape,
+)
+from halimede.core.types import DataType, ErrorCode, InferenceError, Problem
+from halimede.core.types.error import clip
+
+DEFAULT_MAX_BATCH_SIZE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSignature:
+    """One tensor of a model file. `shape` includes the batch dimension, -1 for any size; None for an unknown rank."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSignature:
+    """All tensors of a model file, in its order."""
+
+    inputs: tuple[TensorSignature, ...]
+    outputs: tuple[TensorSignature, ...]
+
+    def can_batch(self) -> bool:
+        """Whether the first dimension of every input and output is left open, so that it can count rows."""
+        tensors = (*self.inputs, *self.outputs)
+        return bool(tensors) and all(tensor.shape is not None and tensor.shape[:1] == (-1,) for tensor in tensors)
+
+
+_Tensor = TypeVar("_Tensor", ModelInput, ModelOutput)
+
+
+def complete(
+    config: ModelConfig, signature: ModelSignature, *, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
+) -> tuple[ModelConfig, tuple[str, ...]]:
+    """The configuration with what the model file says filled in, and notes for the log. `config.name` may be empty.
+
+    A configuration that gives all inputs and outputs is left alone: there alone a `max_batch_size` of 0 can mean that
+    the model shall not batch. INVALID_ARG when it asks for batching and the model cannot batch.
+    """
+    name = clip(config.name)
+    if _is_given(config.input) and _is_given(config.output):
+        return config, (
+            f"skipping model configuration auto-complete for '{name}': inputs and outputs already specified",
+        )
+    notes: list[str] = []
+    max_batch_size = config.max_batch_size
+    if not signature.can_batch():
+        if max_batch_size > 0:
+            raise InferenceError(
+                ErrorCode.INVALID_ARG,
+                f"autofill failed for model '{name}': model does not support batching while non-zero max_batch_size is "
+                "specified",
+            )
+    elif max_batch_size == 0 and _spells_out_batch(config, signature):
+        notes.append(
+            f"no max_batch_size was filled in for model '{name}': its configuration gives dims with the batch dimension"
+        )
+    elif max_batch_size == 0 and default_max_batch_size > 0:
+        max_batch_size = default_max_batch_size
+        notes.append(
+            f"autofilled max_batch_size to {max_batch_size} for model '{name}' since batching is supported but no "
+            "max_batch_size is specified in model configuration. Must specify max_batch_size to utilize autofill with "
+            "a larger max batch size"
+        )
+    has_scheduler = (config.dynamic_batching, config.sequence_batching, config.ensemble_scheduling) != (
+        None,
+        None,
+        None,
+    )
+    batching = config.dynamic_batching
+    if max_batch_size > 1 and not has_scheduler:
+        batching = ModelDynamicBatching()
+    completed = replace(
+        config,
+        max_batch_size=max_batch_size,
+        dynamic_batching=batching,
+        input=_completed_tensors(config.input, signature.inputs, ModelInput, max_batch_size > 0),
+        output=_completed_tensors(config.output, signature.outputs, ModelOutput, max_batch_size > 0),
+    )
+    return completed, tuple(notes)
+
+
+def _is_given(tensors: Sequence[ModelInput | ModelOutput]) -> bool:
+    return bool(tensors) and all(
+        tensor.data_type is not DataType.INVALID and (tensor.dims or tensor.reshape is not None) for tensor in tensors
+    )
+
+
+def _spells_out_batch(config: ModelConfig, signature: ModelSignature) -> bool:
+    """Whether some tensor of the configuration has as many dims as in the file: then the first of them is the rows."""
+    ranks = {tensor.name: len(tensor.shape) for tensor in signature.inputs + signature.outputs if tensor.shape}
+    tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
+    return any(tensor.dims and len(_inner_dims(tensor)) == ranks.get(tensor.name) for tensor in tensors)
+
+
+def _completed_tensors(
+    given: tuple[_Tensor, ...], signatures: Sequence[TensorSignature], kind: type[_Tensor], batches: bool
+) -> tuple[_Tensor, ...]:
+    if not given:
+        return tuple(_completed_tensor(kind(name=said.name), said, batches) for said in signatures)
+    by_name = {said.name: said for said in signatures}
+    # A tensor that the file does not have stays as it is, and the check at load names it.
+    return tuple(
+        _completed_tensor(tensor, by_name[tensor.name], batches) if tensor.name in by_name else tensor
+        for tensor in given
+    )
+
+
+def _completed_tensor(tensor: _Tensor, said: TensorSignature, batches: bool) -> _Tensor:
+    if tensor.data_type is DataType.INVALID:
+        tensor = replace(tensor, data_type=said.datatype)
+    if tensor.dims or tensor.reshape is not None or said.shape is None:
+        return tensor
+    dims = said.shape[1:] if batches else said.shape
+    if dims:
+        return replace(tensor, dims=dims)
+    # A configuration has no tensors without dims, so that a client sees one element where the model sees a scalar.
+    return replace(tensor, dims=(1,), reshape=ModelTensorReshape())
+
+
+def check_signature(config: ModelConfig, signature: ModelSignature) -> tuple[Problem, ...]:
+    """Every way in which a complete configuration disagrees with the model file.
+
+    All inputs of the file must be configured, since the model cannot run without one; outputs may be left out.
+    """
+    problems: list[Problem] = []
+    if len(config.input) != len(signature.inputs):
+        problems.append(
+            Problem(
+                f"unable to load model '{clip(config.name)}', configuration expects {len(config.input)} inputs, model "
+                f"provides {len(signature.inputs)}",
+                "input",
+            )
+        )
+    sides: tuple[tuple[str, Sequence[ModelInput | ModelOutput], Sequence[TensorSignature]], ...] = (
+        ("input", config.input, signature.inputs),
+        ("output", config.output, signature.outputs),
+    )
+    for kind, tensors, signatures in sides:
+        by_name = {said.name: said for said in signatures}
+        for i, tensor in enumerate(tensors):
+            said = by_name.get(tensor.name)
+            if said is None:
+                problems.append(
+                    Problem(
+                        f"unable to load model '{clip(config.name)}', unexpected inference {kind} "
+                        f"'{clip(tensor.name)}', allowed {kind}s are: {clip(', '.join(by_name))}",
+                        f"{kind}[{i}].name",
+                    )
+                )
+                continue
+            problems += _disagreements(config, tensor, said, kind, f"{kind}[{i}]")
+    return tuple(problems)
+
+
+def _disagreements(
+    config: ModelConfig, tensor: ModelInput | ModelOutput, said: TensorSignature, kind: str, path: str
+) -> list[Problem]:
+    problems: list[Problem] = []
+    if tensor.data_type is not said.datatype:
+        problems.append(
+            Problem(
+                f"unable to load model '{clip(config.name)}', configuration expects datatype "
+                f"{tensor.data_type.config_name} for {kind} '{clip(tensor.name)}', model provides "
+                f"{said.datatype.config_name}",
+                f"{path}.data_type",
+            )
+        )
+    if said.shape is not None and (problem := _dims_problem(config, tensor, said.shape)):
+        text = f"model '{clip(config.name)}', tensor '{clip(tensor.name)}': {problem}"
+        problems.append(Problem(text, f"{path}.dims" if tensor.reshape is None else f"{path}.reshape"))
+    return problems
+
+
+def _dims_problem(config: ModelConfig, tensor: ModelInput | ModelOutput, shape: tuple[int, ...]) -> str | None:
+    inner = _inner_dims(tensor)
+    if config.max_batch_size == 0:
+        if len(inner) != len(shape):
+            return (
+                f"the model expects {len(shape)} dimensions (shape {_shape_text(shape)}) but the model configuration "
+                f"specifies {len(inner)} dimensions (shape {_shape_text(inner)})"
+            )
+        if not _agree(inner, shape):
+            return (
+                f"the model expects shape {_shape_text(shape)} but the model configuration specifies shape "
+                f"{_shape_text(inner)}"
+            )
+        return None
+    if shape[:1] != (-1,):
+        return (
+            "for the model to support batching the shape should have at least 1 dimension and the first dimension must "
+            f"be -1; but shape expected by the model is {_shape_text(shape)}"
+        )
+    full = (-1, *inner)
+    added = (
+        "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making complete "
+        f"shape {_shape_text(full)}"
+    )
+    if len(full) != len(shape):
+        return (
+            f"the model expects {len(shape)} dimensions (shape {_shape_text(shape)}) but the model configuration "
+            f"specifies {len(full)} dimensions ({added})"
+        )
+    if not _agree(full, shape):
+        return (
+            f"the model expects shape {_shape_text(shape)} but the model configuration specifies shape "
+            f"{_shape_text(full)} ({added})"
+        )
+    return None
+
+
+def _agree(configured: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether every size that the configuration lets through is one that the model takes."""
+    return all(want in (-1, dim) for dim, want in zip(configured, shape, strict=True))
+
+
+def _inner_dims(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
+    """The dims that the backend sees."""
+    return tensor.dims if tensor.reshape is None else tensor.reshape.shape
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return clip(f"[{','.join(map(str, shape))}]")

@@ -1,0 +1,399 @@
+"""Whether a request fits its model: the last look at what a client sent before it is queued.
+
+A checker is made once per model version. The checks come in Triton's order, because the order decides which error a
+client sees first: duplicates, requested outputs, the set of inputs, batch sizes, then each input's datatype, shape and
+bytes. Three things differ on purpose. Required inputs are looked for by name, where Triton compares counts and lets an
+optional input stand in for a required one. A batch of no rows is refused, where Triton takes it for one row. And every
+piece of a message that comes from the client is cut, so that a message stays below 4 KiB.
+
+Sizes that a client declares are Python integers and are compared with the bytes that are there; nothing is allocated
+by them.
+"""
+
+import struct
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from halimede.core.config.model_config import ModelConfig, ModelInput
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
+from halimede.core.types.error import clip
+from halimede.core.types.tensor import Buffer
+
+MAX_TENSOR_BYTES = 2**63 - 1
+"""The largest tensor that has addresses; numpy refuses a larger shape even where a zero dimension makes it empty."""
+
+# So few that they have addresses whatever the datatype.
+_SAFE_ELEMENTS = MAX_TENSOR_BYTES // 8
+
+_MAX_DIMS_TEXT = 256
+_MAX_NAMES_TEXT = 1024
+
+# Below so many elements a loop is faster than the set-up of numpy.
+_MIN_VECTOR_ELEMENTS = 16
+
+_BATCH_NOTE = (
+    " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each"
+    " input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting"
+    " max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
+)
+
+_LENGTH = struct.Struct("<I").unpack_from
+
+
+@dataclass(slots=True)
+class Checked:
+    """What the scheduler needs of a request that fits: its rows (at least 1) and the bytes of its inputs.
+
+    `compatible` is equal for requests of this model that may share a batch: the same inputs in the same shapes.
+    """
+
+    batch_size: int
+    size_bytes: int
+    compatible: Hashable = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """`dims` are the client's, without the batch dimension; `reshape` is what the backend sees instead."""
+
+    name: str
+    datatype: DataType
+    dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Reshape:
+    """How an output of the backend (`inner`) is shown to the client (`outer`)."""
+
+    inner: tuple[int, ...]
+    outer: tuple[int, ...]
+
+
+class RequestChecker:
+    """The rules of one model version, compiled."""
+
+    __slots__ = (
+        "_batches",
+        "_input_names",
+        "_inputs",
+        "_max_batch_size",
+        "_model",
+        "_output_names",
+        "_output_reshapes",
+        "_required",
+        "_reshapes",
+        "_row_bytes",
+        "_sole",
+        "_uniform",
+        "_usual_outputs",
+    )
+
+    def __init__(self, config: ModelConfig) -> None:
+        """`config` is complete and valid."""
+        self._model = clip(config.name)
+        self._max_batch_size = config.max_batch_size
+        self._batches = config.max_batch_size > 0
+        self._inputs = {tensor.name: _compile(tensor) for tensor in config.input}
+        self._input_names = tuple(self._inputs)
+        self._required = frozenset(tensor.name for tensor in config.input if not tensor.optional)
+        # Requests differ only in their rows: any two of them may share a batch.
+        self._uniform = all(not tensor.optional and -1 not in tensor.dims for tensor in config.input)
+        self._reshapes = any(tensor.reshape is not None for tensor in config.input)
+        self._output_names = frozenset(tensor.name for tensor in config.output)
+        self._usual_outputs = frozenset(
+            {(), tuple(tensor.name for tensor in config.output), *((tensor.name,) for tensor in config.output)}
+        )
+        self._output_reshapes = {
+            tensor.name: _Reshape(tensor.reshape.shape, tensor.dims)
+            for tensor in config.output
+            if tensor.reshape is not None
+        }
+        self._sole: _Input | None = None
+        self._row_bytes = 0
+        if self._batches and self._uniform and len(self._inputs) == 1:
+            only = self._inputs[self._input_names[0]]
+            if only.reshape is None and only.datatype is not DataType.BYTES:
+                self._sole = only
+                self._row_bytes = prod(only.dims) * only.datatype.itemsize
+
+    def check(self, request: InferenceRequest) -> Checked:
+        """Accept the request and give its inputs the shapes that the backend sees, or raise INVALID_ARG."""
+        sole = self._sole
+        inputs = request.inputs
+        # The common request, one input of fixed dims, in a few comparisons; in doubt the long way explains.
+        if sole is not None and len(inputs) == 1 and request.outputs in self._usual_outputs:
+            tensor = inputs[0]
+            shape = tensor.shape
+            if tensor.name == sole.name and tensor.datatype is sole.datatype and shape[1:] == sole.dims and shape:
+                rows = shape[0]
+                size = len(tensor.data)
+                if 0 < rows <= self._max_batch_size and size == rows * self._row_bytes:
+                    return Checked(rows, size)
+        return self._check(request)
+
+    def reshape_outputs(self, outputs: list[Tensor], batch_size: int) -> None:
+        """Give the backend's outputs the shapes that the configuration shows to clients.
+
+        INTERNAL where an output with a `reshape` does not have the shape that it says.
+        """
+        if not self._output_reshapes:
+            return
+        for tensor in outputs:
+            reshape = self._output_reshapes.get(tensor.name)
+            if reshape is None:
+                continue
+            inner = (batch_size, *reshape.inner) if self._batches else reshape.inner
+            outer = (batch_size, *reshape.outer) if self._batches else reshape.outer
+            if len(inner) != len(tensor.shape) or any(
+                want not in (got, -1) for want, got in zip(inner, tensor.shape, strict=True)
+            ):
+                raise InferenceError(
+                    ErrorCode.INTERNAL,
+                    f"unexpected shape for output '{clip(tensor.name)}' for model '{self._model}'. Expected "
+                    f"{_dims_text(inner)}, got {_dims_text(tensor.shape)}.",
+                )
+            tensor.shape = _reshaped(inner, tensor.shape, outer)
+
+    def _check(self, request: InferenceRequest) -> Checked:
+        by_name = {tensor.name: tensor for tensor in request.inputs}
+        if len(by_name) != len(request.inputs):
+            name = _first_duplicate(tensor.name for tensor in request.inputs)
+            raise _invalid(request, f"input '{clip(name)}' already exists in request")
+        if request.outputs not in self._usual_outputs:
+            self._check_outputs(request)
+        self._check_input_names(request, by_name.keys())
+        rows = self._batch_size(request)
+        size = 0
+        for tensor in request.inputs:
+            # Refused here and not with the names, because Triton compares the batch sizes first.
+            expected = self._inputs.get(tensor.name)
+            if expected is None:
+                raise InferenceError(
+                    ErrorCode.INVALID_ARG,
+                    f"unexpected inference input '{clip(tensor.name)}' for model '{self._model}'",
+                )
+            self._check_input(request, tensor, expected)
+            size += len(tensor.data)
+        if rows < 1:
+            raise _invalid(request, f"inference request batch-size must be >= 1 for '{self._model}'")
+        # After the last check, so that a refused request is left as it came.
+        compatible = () if self._uniform or not self._batches else self._shapes(by_name)
+        if self._reshapes:
+            for tensor in request.inputs:
+                self._reshape_input(tensor)
+        return Checked(rows, size, compatible)
+
+    def _check_outputs(self, request: InferenceRequest) -> None:
+        if len(set(request.outputs)) != len(request.outputs):
+            name = _first_duplicate(request.outputs)
+            raise _invalid(request, f"output '{clip(name)}' already exists in request")
+        for name in request.outputs:
+            if name not in self._output_names:
+                raise InferenceError(
+                    ErrorCode.INVALID_ARG, f"unexpected inference output '{clip(name)}' for model '{self._model}'"
+                )
+
+    def _check_input_names(self, request: InferenceRequest, given: Collection[str]) -> None:
+        most, least, got = len(self._inputs), len(self._required), len(given)
+        if least <= got <= most and self._required.issubset(given):
+            return
+        if least <= got <= most and any(name not in self._inputs for name in given):
+            return  # a name that the model does not know has an error of its own
+        expected = f"{most}" if least == most else f"number of inputs between {least} and {most}"
+        noun = " inputs" if least == most else ""
+        missing = [name for name in self._input_names if name in self._required and name not in given]
+        # Triton closes a bracket that it did not open when nothing is missing, and clients compare the text.
+        missing_text = f"[{_names_text(missing)}]" if missing else "]"
+        raise _invalid(
+            request,
+            f"expected {expected}{noun} but got {got} inputs for model '{self._model}'. Got input(s) "
+            f"[{_names_text(tensor.name for tensor in request.inputs)}], but missing required input(s) {missing_text}. "
+            "Please provide all required input(s).",
+        )
+
+    def _batch_size(self, request: InferenceRequest) -> int:
+        """The rows of the request, 1 where the model does not batch."""
+        if not self._batches:
+            return 1
+        rows = -1
+        for tensor in request.inputs:
+            shape = tensor.shape
+            if not shape:
+                raise _invalid(
+                    request,
+                    f"input '{clip(tensor.name)}' has no shape but model requires batch dimension for '{self._model}'",
+                )
+            if shape[0] < 0:
+                raise self._unspecified(request, tensor)
+            if rows == -1:
+                rows = shape[0]
+            elif shape[0] != rows:
+                raise _invalid(
+                    request, f"input '{clip(tensor.name)}' batch size does not match other inputs for '{self._model}'"
+                )
+        if rows > self._max_batch_size:
+            raise _invalid(
+                request, f"inference request batch-size must be <= {self._max_batch_size} for '{self._model}'"
+            )
+        # Every input is optional and none was sent: there is still one request to run.
+        return rows if rows >= 0 else 1
+
+    def _check_input(self, request: InferenceRequest, tensor: Tensor, expected: _Input) -> None:
+        datatype = tensor.datatype
+        if datatype is not expected.datatype:
+            got = "<invalid>" if datatype is DataType.INVALID else datatype.name
+            raise _invalid(
+                request,
+                f"inference input '{clip(tensor.name)}' data-type is '{got}', but model '{self._model}' expects "
+                f"'{expected.datatype.name}'",
+            )
+        shape = tensor.shape
+        if shape and min(shape) < 0:
+            raise self._unspecified(request, tensor)
+        dims = shape[1:] if self._batches else shape
+        if dims != expected.dims and not _fits(dims, expected.dims):
+            wanted = (-1, *expected.dims) if self._batches else expected.dims
+            raise _invalid(
+                request,
+                f"unexpected shape for input '{clip(tensor.name)}' for model '{self._model}'. Expected "
+                f"{_dims_text(wanted)}, got {_dims_text(shape)}.{_BATCH_NOTE if self._batches else ''}",
+            )
+        elements = prod(shape)
+        # Of an empty tensor the bytes say nothing about the other dimensions, so these have to be looked at.
+        if not 0 < elements <= _SAFE_ELEMENTS:
+            if prod(dim or 1 for dim in shape) * (datatype.itemsize or 4) > MAX_TENSOR_BYTES:
+                raise _invalid(
+                    request,
+                    f"input '{clip(tensor.name)}' has too many elements for model '{self._model}', got shape "
+                    f"{_dims_text(shape)}, a tensor has at most {MAX_TENSOR_BYTES} bytes",
+                )
+            if self._batches and shape[0] == 0:
+                # As Triton, which takes a batch of no rows for one row here; the batch size itself is refused later.
+                elements = prod(dims)
+        if datatype is DataType.BYTES:
+            if problem := _framing_problem(tensor.data, elements, clip(tensor.name), self._model):
+                raise _invalid(request, problem)
+        elif elements * datatype.itemsize != len(tensor.data):
+            raise _invalid(
+                request,
+                f"input byte size mismatch for input '{clip(tensor.name)}' for model '{self._model}'. Expected "
+                f"{elements * datatype.itemsize}, got {len(tensor.data)}",
+            )
+
+    def _unspecified(self, request: InferenceRequest, tensor: Tensor) -> InferenceError:
+        return _invalid(
+            request,
+            f"All input dimensions should be specified for input '{clip(tensor.name)}' for model '{self._model}', got "
+            f"{_dims_text(tensor.shape)}",
+        )
+
+    def _shapes(self, by_name: dict[str, Tensor]) -> tuple[tuple[int, ...] | None, ...]:
+        """The shape of every input without the rows, None for one that was left out, in the configuration's order."""
+        return tuple([by_name[name].shape[1:] if name in by_name else None for name in self._input_names])
+
+    def _reshape_input(self, tensor: Tensor) -> None:
+        expected = self._inputs[tensor.name]
+        if expected.reshape is None:
+            return
+        if self._batches:
+            rows, dims = tensor.shape[:1], tensor.shape[1:]
+            tensor.shape = rows + _reshaped(expected.dims, dims, expected.reshape)
+        else:
+            tensor.shape = _reshaped(expected.dims, tensor.shape, expected.reshape)
+
+
+def _compile(tensor: ModelInput) -> _Input:
+    reshape = tensor.reshape.shape if tensor.reshape is not None else None
+    return _Input(tensor.name, tensor.data_type, tensor.dims, reshape, tensor.optional)
+
+
+def _invalid(request: InferenceRequest, message: str) -> InferenceError:
+    return InferenceError(ErrorCode.INVALID_ARG, f"[request id: {clip(request.id) or '<id_unknown>'}] {message}")
+
+
+def _fits(dims: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether these dims may be sent where `wanted` has -1 for any size."""
+    return len(dims) == len(wanted) and all(want in (got, -1) for got, want in zip(dims, wanted, strict=True))
+
+
+def _reshaped(pattern: Sequence[int], shape: Sequence[int], into: Sequence[int]) -> tuple[int, ...]:
+    """`into` with its variable dimensions taken, in order, from where `pattern` has them in `shape`."""
+    variable = iter([got for want, got in zip(pattern, shape, strict=True) if want == -1])
+    return tuple(next(variable) if dim == -1 else dim for dim in into)
+
+
+def _first_duplicate(names: Iterable[str]) -> str:
+    seen: set[str] = set()
+    return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+
+
+def _dims_text(dims: Sequence[int]) -> str:
+    # A dimension takes two characters or more, so that no more of them than this can be shown.
+    text = ",".join(str(dim) for dim in dims[: _MAX_DIMS_TEXT // 2 + 1])
+    return f"[{text}]" if len(text) <= _MAX_DIMS_TEXT else f"[{text[:_MAX_DIMS_TEXT]}...]"
+
+
+def _names_text(names: Iterable[str]) -> str:
+    """The names, quoted, with commas between, `...` where the list was cut."""
+    shown: list[str] = []
+    size = 0
+    for name in names:
+        quoted = f"'{clip(name)}'"
+        size += len(quoted.encode("utf-8", "replace")) + 1
+        if size > _MAX_NAMES_TEXT:
+            shown.append("...")
+            break
+        shown.append(quoted)
+    return ",".join(shown)
+
+
+def _framing_problem(data: Buffer, expected: int, name: str, model: str) -> str | None:
+    """What is wrong with a BYTES tensor of `expected` elements, None when nothing is. The elements are not copied."""
+    size = len(data)
+    if expected >= _MIN_VECTOR_ELEMENTS and size % expected == 0 and size // expected >= 4:
+        # Elements of one length, such as digests or images, are compared all at once.
+        stride = size // expected
+        lengths = np.ndarray((expected,), np.dtype("<u4"), data, strides=(stride,))
+        if (lengths == stride - 4).all():
+            return None
+    at = 0
+    try:
+        # Nothing but what leads to the next element: a tensor may have millions. Where it ends says whether all fits.
+        for _ in range(expected):
+            at += 4 + _LENGTH(data, at)[0]
+    except struct.error:
+        at = -1
+    return None if at == size else _explain_framing(data, expected, name, model)
+
+
+def _explain_framing(data: Buffer, expected: int, name: str, model: str) -> str:
+    """The first thing wrong with a BYTES tensor that is known to be wrong."""
+    size = len(data)
+    at = count = 0
+    while at < size:
+        if size - at < 4:
+            return (
+                f"incomplete string length indicator for inference input '{name}' for model '{model}', expecting 4 "
+                f"bytes but only {size - at} bytes available. Please make sure the string length indicator is in one "
+                "buffer."
+            )
+        if count == expected:
+            return (
+                f"unexpected number of string elements {count + 1} for inference input '{name}' for model '{model}', "
+                f"expecting {expected}"
+            )
+        length = _LENGTH(data, at)[0]
+        at += 4
+        if length > size - at:
+            return (
+                f"incomplete string data for inference input '{name}', expecting string of length {length} but only "
+                f"{size - at} bytes available"
+            )
+        at += length
+        count += 1
+    return f"expected {expected} string elements for inference input '{name}' for model '{model}', got {count}"

@@ -1,0 +1,108 @@
+"""Which instances of a model to make, and on which devices."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelInstanceGroup
+from halimede.core.config.validate import MAX_INSTANCES, group_name, too_many_instances
+from halimede.core.inventory import Inventory
+from halimede.core.types import Device, ErrorCode, InferenceError, Placement
+from halimede.core.types.error import clip
+
+
+def completed_groups(
+    config: ModelConfig, inventory: Inventory, *, default_count: Callable[[str], int], backend_gpu: bool
+) -> tuple[ModelInstanceGroup, ...]:
+    """The instance groups with names, kinds, counts and GPUs filled in, as the configuration dump shows them.
+
+    `default_count` is the backend's for "CPU", "GPU" or "MODEL"; `backend_gpu` says whether it can use a GPU at all.
+    INVALID_ARG where a group asks for a device that is not there. An ensemble has no groups.
+    """
+    if config.ensemble_scheduling is not None:
+        return ()
+    # A model without groups gets one of its own name; groups without names are numbered.
+    groups = config.instance_group or (ModelInstanceGroup(name=config.name),)
+    return tuple(
+        _completed(
+            config, replace(group, name=group_name(config.name, i, group)), inventory, default_count, backend_gpu
+        )
+        for i, group in enumerate(groups)
+    )
+
+
+def plan_instances(
+    config: ModelConfig, inventory: Inventory, *, default_count: Callable[[str], int], backend_gpu: bool
+) -> tuple[Placement, ...]:
+    """Every instance to make, in order; arguments and errors as `completed_groups`, and a bound on their number.
+
+    `count` is per GPU. A group goes round its devices, so that the first instances are spread over all of them, and
+    numbers its instances through: names are unique, and on one device they are Triton's.
+    """
+    groups = completed_groups(config, inventory, default_count=default_count, backend_gpu=backend_gpu)
+    # Before anything is made: a count is a number that somebody wrote.
+    total = sum(group.count * max(1, len(group.gpus)) for group in groups)
+    if total > MAX_INSTANCES:
+        raise InferenceError(ErrorCode.INVALID_ARG, too_many_instances(config.name, total))
+    placements: list[Placement] = []
+    for group in groups:
+        devices = _devices(group, inventory)
+        for number in range(group.count * len(devices)):
+            placements.append(
+                Placement(
+                    name=f"{group.name}_{number}",
+                    ordinal=len(placements),
+                    kind=group.kind.name.removeprefix("KIND_"),
+                    device=devices[number % len(devices)],
+                    profile=group.profile,
+                    passive=group.passive,
+                )
+            )
+    return tuple(placements)
+
+
+def _devices(group: ModelInstanceGroup, inventory: Inventory) -> list[Device | None]:
+    if group.kind is not InstanceKind.KIND_GPU:
+        return [None]
+    return [inventory.by_index(gpu) for gpu in group.gpus]
+
+
+def _completed(
+    config: ModelConfig,
+    group: ModelInstanceGroup,
+    inventory: Inventory,
+    default_count: Callable[[str], int],
+    backend_gpu: bool,
+) -> ModelInstanceGroup:
+    kind = group.kind
+    if kind is InstanceKind.KIND_AUTO:
+        kind = _resolved_kind(group, inventory, backend_gpu)
+    gpus: tuple[int, ...] = ()
+    if kind is InstanceKind.KIND_GPU:
+        _require_gpus(config, group, inventory, backend_gpu)
+        gpus = group.gpus or tuple(device.index for device in inventory.devices)
+    count = group.count or default_count(kind.name.removeprefix("KIND_"))
+    return replace(group, kind=kind, count=count, gpus=gpus)
+
+
+def _resolved_kind(group: ModelInstanceGroup, inventory: Inventory, backend_gpu: bool) -> InstanceKind:
+    """What KIND_AUTO means here: GPUs if the backend can use them and all that the group names are there, else CPU."""
+    present = all(inventory.by_index(gpu) is not None for gpu in group.gpus)
+    return InstanceKind.KIND_GPU if backend_gpu and inventory.devices and present else InstanceKind.KIND_CPU
+
+
+def _require_gpus(config: ModelConfig, group: ModelInstanceGroup, inventory: Inventory, backend_gpu: bool) -> None:
+    problem = None
+    absent = [gpu for gpu in group.gpus if inventory.by_index(gpu) is None]
+    if not inventory.devices:
+        problem = "has kind KIND_GPU but no GPUs are available"
+    elif not backend_gpu:
+        problem = (
+            "has kind KIND_GPU but server does not support GPUs: what is installed for backend "
+            f"'{clip(config.backend)}' runs on CPU only"
+        )
+    elif absent:
+        there = ", ".join(str(device.index) for device in inventory.devices)
+        problem = f"specifies invalid or unsupported gpu id {absent[0]}, available are: {there}"
+    if problem:
+        text = f"instance group {clip(group.name)} of model {clip(config.name)} {problem}"
+        raise InferenceError(ErrorCode.INVALID_ARG, text)

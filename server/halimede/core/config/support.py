@@ -1,0 +1,228 @@
+"""What this server does with every field of a model configuration: one table, of which nothing may be missing.
+
+A field that is honoured needs no words. One without effect here is accepted with a note, because the model computes the
+same without it. One that changes what a model does, or that protects it, and that is not there yet, is refused by name:
+a configuration is never half obeyed. What is at its default is never mentioned.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum, auto
+from typing import Any
+
+from halimede.core.config.model_config import (
+    Accelerator,
+    AllVersions,
+    BatchInput,
+    BatchOutput,
+    CudaGraphLowerBound,
+    CudaGraphShape,
+    CudaGraphSpec,
+    EnsembleStep,
+    ExecutionAccelerators,
+    HistogramOptions,
+    LatestVersions,
+    MetricControl,
+    MetricIdentifier,
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelEnsembling,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelMetrics,
+    ModelOperations,
+    ModelOptimizationPolicy,
+    ModelOutput,
+    ModelParameter,
+    ModelQueuePolicy,
+    ModelRateLimiter,
+    ModelRepositoryAgents,
+    ModelResponseCache,
+    ModelSequenceBatching,
+    ModelTensorReshape,
+    ModelTransactionPolicy,
+    ModelVersionPolicy,
+    ModelWarmup,
+    OptimizationCuda,
+    OptimizationGraph,
+    PinnedMemoryBuffer,
+    RateLimiterResource,
+    RepositoryAgent,
+    SecondaryDevice,
+    SequenceControl,
+    SequenceControlInput,
+    SequenceInitialState,
+    SequenceState,
+    SpecificVersions,
+    StrategyDirect,
+    StrategyOldest,
+    WarmupInput,
+)
+from halimede.core.types import Problem
+
+
+class Treatment(Enum):
+    """HONOURED on a field that holds messages means: look at the fields of those."""
+
+    HONOURED = auto()
+    NO_EFFECT = auto()
+    NOT_YET = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """`why` completes the note of a field without effect; `usual` is a value beside the default that needs no note."""
+
+    treatment: Treatment
+    why: str = ""
+    usual: object = None
+
+
+HONOURED = Support(Treatment.HONOURED)
+NOT_YET = Support(Treatment.NOT_YET)
+
+
+def _no_effect(why: str, usual: object = None) -> Support:
+    return Support(Treatment.NO_EFFECT, why, usual)
+
+
+def _all(support: Support, *names: str) -> dict[str, Support]:
+    return dict.fromkeys(names, support)
+
+
+_CUDA = _no_effect("no backend here takes CUDA graphs, streams or events from the configuration", OptimizationCuda())
+_PINNED = _no_effect("tensors are not staged in pinned memory", PinnedMemoryBuffer(enable=True))
+_BACKEND_HINT = _no_effect("it is a hint to backends that are not here")
+
+TABLE: Mapping[type, Mapping[str, Support]] = {
+    ModelConfig: {
+        **_all(HONOURED, "name", "platform", "backend", "version_policy", "max_batch_size", "input", "output"),
+        **_all(NOT_YET, "runtime", "batch_input", "batch_output", "sequence_batching", "ensemble_scheduling"),
+        **_all(HONOURED, "optimization", "dynamic_batching", "instance_group", "default_model_filename"),
+        **_all(NOT_YET, "cc_model_filenames", "model_warmup"),
+        **_all(HONOURED, "metric_tags", "parameters", "model_transaction_policy"),
+        # Honoured as far as their fields are: an empty message asks for nothing.
+        **_all(HONOURED, "model_operations", "model_repository_agents", "response_cache", "model_metrics"),
+    },
+    ModelVersionPolicy: _all(HONOURED, "latest", "all", "specific"),
+    LatestVersions: _all(HONOURED, "num_versions"),
+    AllVersions: {},
+    SpecificVersions: _all(HONOURED, "versions"),
+    ModelInput: {
+        **_all(HONOURED, "name", "data_type", "format", "dims", "reshape", "optional"),
+        **_all(NOT_YET, "is_shape_tensor", "allow_ragged_batch", "is_non_linear_format_io"),
+    },
+    ModelOutput: {
+        **_all(HONOURED, "name", "data_type", "dims", "reshape", "label_filename"),
+        **_all(NOT_YET, "is_shape_tensor", "is_non_linear_format_io"),
+    },
+    ModelTensorReshape: _all(HONOURED, "shape"),
+    BatchInput: _all(NOT_YET, "kind", "target_name", "data_type", "source_input"),
+    BatchOutput: _all(NOT_YET, "target_name", "kind", "source_input"),
+    ModelOptimizationPolicy: {
+        **_all(HONOURED, "graph", "execution_accelerators"),
+        "priority": _no_effect("all models run at the same priority"),
+        "cuda": _CUDA,
+        **_all(_PINNED, "input_pinned_memory", "output_pinned_memory"),
+        "gather_kernel_buffer_threshold": _no_effect("inputs are not gathered by a kernel"),
+        "eager_batching": _BACKEND_HINT,
+    },
+    OptimizationGraph: _all(HONOURED, "level"),
+    OptimizationCuda: _all(_CUDA, "graphs", "busy_wait_events", "graph_spec", "output_copy_stream"),
+    CudaGraphSpec: _all(_CUDA, "batch_size", "input", "graph_lower_bound"),
+    CudaGraphLowerBound: _all(_CUDA, "batch_size", "input"),
+    CudaGraphShape: _all(_CUDA, "dim"),
+    ExecutionAccelerators: _all(HONOURED, "gpu_execution_accelerator", "cpu_execution_accelerator"),
+    Accelerator: _all(HONOURED, "name", "parameters"),
+    PinnedMemoryBuffer: _all(_PINNED, "enable"),
+    ModelDynamicBatching: {
+        **_all(HONOURED, "preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"),
+        "default_queue_policy": HONOURED,
+        **_all(NOT_YET, "priority_levels", "default_priority_level", "priority_queue_policy"),
+    },
+    ModelQueuePolicy: _all(
+        HONOURED, "timeout_action", "default_timeout_microseconds", "allow_timeout_override", "max_queue_size"
+    ),
+    ModelSequenceBatching: _all(
+        NOT_YET, "direct", "oldest", "max_sequence_idle_microseconds", "control_input", "state", "iterative_sequence"
+    ),
+    StrategyDirect: _all(NOT_YET, "max_queue_delay_microseconds", "minimum_slot_utilization"),
+    StrategyOldest: _all(
+        NOT_YET, "max_candidate_sequences", "preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"
+    ),
+    SequenceControlInput: _all(NOT_YET, "name", "control"),
+    SequenceControl: _all(NOT_YET, "kind", "int32_false_true", "fp32_false_true", "bool_false_true", "data_type"),
+    SequenceState: _all(
+        NOT_YET,
+        "input_name",
+        "output_name",
+        "data_type",
+        "dims",
+        "initial_state",
+        "use_same_buffer_for_input_output",
+        "use_growable_memory",
+    ),
+    SequenceInitialState: _all(NOT_YET, "data_type", "dims", "zero_data", "data_file", "name"),
+    ModelEnsembling: _all(NOT_YET, "step", "max_inflight_requests"),
+    EnsembleStep: _all(NOT_YET, "model_name", "model_version", "input_map", "output_map", "model_namespace"),
+    ModelInstanceGroup: {
+        **_all(HONOURED, "name", "kind", "count", "rate_limiter", "gpus", "passive"),
+        "secondary_devices": _no_effect("no backend here uses a secondary device"),
+        "profile": _no_effect("no backend here has optimization profiles"),
+        "host_policy": _no_effect("instances are not bound to processors or memory"),
+    },
+    ModelRateLimiter: {
+        "resources": NOT_YET,
+        "priority": _no_effect("executions are not rate limited"),
+    },
+    RateLimiterResource: _all(NOT_YET, "name", "global_", "count"),
+    SecondaryDevice: _all(_no_effect("no backend here uses a secondary device"), "kind", "device_id"),
+    ModelParameter: _all(HONOURED, "string_value"),
+    ModelWarmup: _all(NOT_YET, "name", "batch_size", "inputs", "count"),
+    WarmupInput: _all(NOT_YET, "data_type", "dims", "zero_data", "random_data", "input_data_file"),
+    ModelOperations: _all(NOT_YET, "op_library_filename"),
+    ModelTransactionPolicy: _all(NOT_YET, "decoupled"),
+    ModelRepositoryAgents: _all(NOT_YET, "agents"),
+    RepositoryAgent: _all(NOT_YET, "name", "parameters"),
+    ModelResponseCache: _all(NOT_YET, "enable"),
+    ModelMetrics: _all(NOT_YET, "metric_control"),
+    MetricControl: _all(NOT_YET, "metric_identifier", "histogram_options"),
+    MetricIdentifier: _all(NOT_YET, "family"),
+    HistogramOptions: _all(NOT_YET, "buckets"),
+}
+"""By message and field name. Below a field that is not honoured the entries repeat its treatment and are not read."""
+
+
+def check_support(config: ModelConfig) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
+    """What the configuration asks for and does not get: refusals that end the load, and notes for the log."""
+    refusals: list[Problem] = []
+    notes: list[str] = []
+    for path, support in _findings(config, ""):
+        if support.treatment is Treatment.NOT_YET:
+            refusals.append(Problem(f"'{path}' is not supported yet, remove it from the model configuration", path))
+        else:
+            notes.append(f"'{path}' has no effect: {support.why}")
+    return tuple(refusals), tuple(notes)
+
+
+def _findings(message: Any, path: str) -> Iterator[tuple[str, Support]]:  # Any: dataclasses.fields wants one
+    """Every field below the message that is set and not honoured, with its path."""
+    rules = TABLE[type(message)]
+    for field in fields(message):
+        value = getattr(message, field.name)
+        support = rules[field.name]
+        if value in (None, (), {}, field.default, support.usual):
+            continue
+        at = f"{path}{field.name.rstrip('_')}"
+        if support.treatment is not Treatment.HONOURED:
+            yield at, support
+        elif is_dataclass(value):
+            yield from _findings(value, f"{at}.")
+        elif isinstance(value, tuple):
+            for i, element in enumerate(value):
+                if is_dataclass(element):
+                    yield from _findings(element, f"{at}[{i}].")
+        elif isinstance(value, Mapping):
+            for key, element in value.items():
+                if is_dataclass(element):
+                    yield from _findings(element, f'{at}["{key}"].')

@@ -1,0 +1,101 @@
+"""Which accelerators there are: a list that a file gives, else what NVIDIA's management library says.
+
+Indexes count the usable devices from 0: they are what `instance_group.gpus` names, and for whole GPUs CUDA's own
+numbers where CUDA_DEVICE_ORDER is PCI_BUS_ID. A GPU in MIG mode is not usable itself; its slices stand in its place.
+"""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from halimede.core.inventory import MAX_LIST_BYTES, Inventory, parse_device_list
+from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
+
+log = logging.getLogger(__name__)
+
+
+def read_inventory(device_list: Path | None) -> Inventory:
+    """The devices of the list file where one is given, else of the driver; without a driver none."""
+    if device_list is None:
+        return Inventory(_driver_devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    try:
+        with device_list.open("rb") as file:
+            text = file.read(MAX_LIST_BYTES + 1)
+    except OSError as error:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG, f"the device list '{device_list}' cannot be read: {error.strerror}"
+        ) from error
+    return parse_device_list(text)
+
+
+def nvml_devices(nvml: Any, visible: str | None) -> tuple[Device, ...]:  # Any: pynvml has no types
+    """The devices that an initialised NVML shows, of them those that `visible` (CUDA_VISIBLE_DEVICES) lets through."""
+    found: list[tuple[int, Device]] = []
+    for number in range(nvml.nvmlDeviceGetCount()):
+        gpu = nvml.nvmlDeviceGetHandleByIndex(number)
+        capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu))
+        if _mig_enabled(nvml, gpu):
+            found += [(number, _device(nvml, DeviceKind.MIG, s, capability)) for s in _slices(nvml, gpu)]
+        else:
+            found.append((number, _device(nvml, DeviceKind.GPU, gpu, capability)))
+    chosen = [device for _, device in found] if visible is None else _visible(found, visible)
+    return tuple(
+        Device(d.kind, index, d.uuid, d.name, d.memory_bytes, d.compute_capability) for index, d in enumerate(chosen)
+    )
+
+
+def _driver_devices(visible: str | None) -> tuple[Device, ...]:
+    try:
+        import pynvml as nvml  # type: ignore[import-untyped]  # the package has no types
+    except ImportError:
+        return ()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return ()  # no driver: a server without GPUs
+    try:
+        return nvml_devices(nvml, visible)
+    except nvml.NVMLError as error:
+        log.warning("no GPU is used: the driver does not say what there is: %s", error)
+        return ()
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _mig_enabled(nvml: Any, gpu: Any) -> bool:
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(gpu)
+    except nvml.NVMLError:
+        return False  # a GPU that knows no MIG
+    return bool(current)
+
+
+def _slices(nvml: Any, gpu: Any) -> list[Any]:
+    handles: list[Any] = []
+    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        try:
+            handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place))
+        except nvml.NVMLError:
+            continue  # no slice at this place
+    return handles
+
+
+def _device(nvml: Any, kind: DeviceKind, handle: Any, capability: tuple[int, ...]) -> Device:
+    major, minor = capability
+    memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return Device(kind, 0, nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), memory, (major, minor))
+
+
+def _visible(found: list[tuple[int, Device]], text: str) -> list[Device]:
+    """CUDA's rule: GPU numbers and (beginnings of) UUIDs in the wanted order; the first that fits nothing ends it."""
+    chosen: list[Device] = []
+    for entry in (part.strip() for part in text.split(",")):
+        if entry.isdecimal():
+            fitting = [device for number, device in found if number == int(entry)]
+        else:
+            fitting = [device for _, device in found if entry and device.uuid.startswith(entry)]
+        if not fitting:
+            break
+        chosen += [device for device in fitting if device not in chosen]
+    return chosen

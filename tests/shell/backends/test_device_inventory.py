@@ -1,0 +1,118 @@
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from halimede.core.inventory import Inventory
+from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
+from halimede.runtime.devices import nvml_devices, read_inventory
+
+GPU, MIG = DeviceKind.GPU, DeviceKind.MIG
+
+
+class NvmlError(Exception):
+    pass
+
+
+@dataclass
+class Handle:
+    uuid: str
+    name: str
+    memory: int
+    mig: bool | None = None
+    slices: list["Handle | None"] = field(default_factory=list)
+
+
+class Nvml:
+    """The part of pynvml that is used, over a list of GPUs. `mig` None is a GPU that knows no MIG."""
+
+    NVMLError = NvmlError
+
+    def __init__(self, *gpus: Handle) -> None:
+        self._gpus = gpus
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return len(self._gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return self._gpus[index]
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle):  # noqa: N802
+        return [9, 0]
+
+    def nvmlDeviceGetMigMode(self, handle):  # noqa: N802
+        if handle.mig is None:
+            raise NvmlError("Not Supported")
+        return [int(handle.mig), int(handle.mig)]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle):  # noqa: N802
+        return len(handle.slices)
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):  # noqa: N802
+        if handle.slices[index] is None:
+            raise NvmlError("Not Found")
+        return handle.slices[index]
+
+    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
+        return SimpleNamespace(total=handle.memory)
+
+    def nvmlDeviceGetUUID(self, handle):  # noqa: N802
+        return handle.uuid
+
+    def nvmlDeviceGetName(self, handle):  # noqa: N802
+        return handle.name
+
+
+BIG = Handle("GPU-aa", "H200", 140)
+SLICED = Handle("GPU-bb", "A100", 40, True, [None, Handle("MIG-1", "1g", 5), None, Handle("MIG-2", "2g", 10)])
+SMALL = Handle("GPU-cc", "T4", 16, False)
+
+
+def device(kind: DeviceKind, index: int, handle: Handle) -> Device:
+    return Device(kind, index, handle.uuid, handle.name, handle.memory, (9, 0))
+
+
+def test_whole_gpus_and_the_slices_of_sliced_ones_are_listed():
+    assert nvml_devices(Nvml(BIG, SLICED, SMALL), None) == (
+        device(GPU, 0, BIG),
+        device(MIG, 1, SLICED.slices[1]),
+        device(MIG, 2, SLICED.slices[3]),
+        device(GPU, 3, SMALL),
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        ("2,0", ["GPU-cc", "GPU-aa"]),
+        ("GPU-c", ["GPU-cc"]),
+        ("MIG-2", ["MIG-2"]),
+        (" 0 , 0", ["GPU-aa"]),
+        ("0,7,2", ["GPU-aa"]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+    ],
+)
+def test_only_what_cuda_can_see_is_listed_under_cudas_numbers(visible, uuids):
+    devices = nvml_devices(Nvml(BIG, SLICED, SMALL), visible)
+    assert [(each.index, each.uuid) for each in devices] == list(enumerate(uuids))
+
+
+def test_a_list_file_stands_in_for_the_driver(tmp_path):
+    file = tmp_path / "devices.json"
+    file.write_text('[{"kind": "MIG", "index": 3, "uuid": "MIG-7", "compute_capability": "8.0"}]')
+    assert read_inventory(file) == Inventory((Device(MIG, 3, "MIG-7", "", 0, (8, 0)),))
+
+
+def test_a_list_file_that_is_not_there_is_named(tmp_path):
+    file = tmp_path / "none.json"
+    with pytest.raises(InferenceError) as caught:
+        read_inventory(file)
+    assert caught.value == InferenceError(
+        ErrorCode.INVALID_ARG, f"the device list '{file}' cannot be read: No such file or directory"
+    )
+
+
+def test_asking_the_driver_works_with_and_without_one():
+    devices = read_inventory(None).devices
+    assert [each.index for each in devices] == list(range(len(devices)))

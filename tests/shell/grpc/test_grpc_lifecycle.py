@@ -1,0 +1,149 @@
+"""Binding, draining and stopping."""
+
+import queue
+import socket
+from concurrent.futures import Future
+
+import grpc
+import pytest
+from halimede.core.wire.protocol import message_class
+from halimede.frontends.grpc.server import GrpcServer
+from tritonclient.grpc import service_pb2 as pb
+
+HealthResponse = message_class("grpc.health.v1.HealthCheckResponse")
+
+GOING = (
+    grpc.StatusCode.UNAVAILABLE,
+    "GRPC server is shutting down and has stopped accepting new requests.",
+)
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+LIVE = "/inference.GRPCInferenceService/ServerLive"
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+
+ASKING_HELD = pb.ModelInferRequest(model_name="held", id="a").SerializeToString()
+
+
+def bind_failure(loop_thread, core, address: str, port: int) -> str:
+    async def bind() -> None:
+        GrpcServer(core).bind(address, port)
+
+    with pytest.raises(OSError, match="failed to start GRPC service") as caught:
+        loop_thread.run(bind())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_that_grpc_has_taken(served, address: str) -> None:
+    assert bind_failure(served.thread, served.core, address, served.port) == (
+        f"failed to start GRPC service: Socket '{address}:{served.port}' already in use"
+    )
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_port_that_another_process_has_taken(loop_thread, reuse: bool) -> None:
+    with socket.socket() as taken:
+        if reuse:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert bind_failure(loop_thread, None, "127.0.0.1", port) == (
+            f"failed to start GRPC service: Socket '127.0.0.1:{port}' already in use"
+        )
+
+
+def test_an_address_that_is_not_ours_or_none_at_all(loop_thread) -> None:
+    assert bind_failure(loop_thread, None, "192.0.2.1", 0) == (
+        "failed to start GRPC service: cannot listen on '192.0.2.1:0': Cannot assign requested address"
+    )
+    assert bind_failure(loop_thread, None, "not an address", 0).startswith(
+        "failed to start GRPC service: address 'not an address': "
+    )
+
+
+def test_a_port_that_was_bound_and_never_served_is_given_back(loop_thread) -> None:
+    async def bind_and_stop(port: int) -> int:
+        front = GrpcServer(None)
+        bound = front.bind("127.0.0.1", port)
+        await front.stop(0)
+        return bound
+
+    port = loop_thread.run(bind_and_stop(0))
+    assert loop_thread.run(bind_and_stop(port)) == port
+
+
+def drained(served) -> Future:
+    return served.thread.begin(served.front.drain())
+
+
+def refused(call) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError):
+        list(call)
+    return call.code(), call.details()
+
+
+def test_draining_answers_what_is_in_flight_and_takes_nothing_new(served, channel) -> None:
+    asked = channel.unary_unary(INFER).future(ASKING_HELD, timeout=20)
+    watching = channel.unary_stream("/grpc.health.v1.Health/Watch", response_deserializer=HealthResponse.FromString)(
+        b"", timeout=20
+    )
+    served.core.wait_for(lambda core: len(core.held) == 1)
+    assert next(watching).status == HealthResponse.SERVING
+
+    draining = drained(served)
+    assert next(watching).status == HealthResponse.NOT_SERVING
+    assert refused(watching) == GOING
+    with grpc.insecure_channel(served.url) as other, pytest.raises(grpc.RpcError) as caught:
+        other.unary_unary(LIVE)(b"", timeout=20)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert not draining.done()
+
+    served.do(served.core.release)
+    assert pb.ModelInferResponse.FromString(asked.result(20)).id == "a"
+    draining.result(20)
+
+
+def test_draining_ends_open_streams_when_their_requests_are_answered(served, channel) -> None:
+    requests: queue.Queue = queue.Queue()
+    stream = channel.stream_stream(STREAM, response_deserializer=pb.ModelStreamInferResponse.FromString)(
+        iter(requests.get, None), timeout=20
+    )
+    questions: queue.Queue = queue.Queue()
+    idle = channel.stream_stream(REFLECTION)(iter(questions.get, None), timeout=20)
+    questions.put(b"")
+    assert next(idle)
+    requests.put(ASKING_HELD)
+    served.core.wait_for(lambda core: len(core.held) == 1)
+
+    draining = drained(served)
+    assert refused(idle) == GOING
+    assert not draining.done()
+    served.do(served.core.release)
+    assert next(stream).infer_response.id == "a"
+    assert refused(stream) == GOING
+    draining.result(20)
+    requests.put(None)
+    questions.put(None)
+
+
+def test_stopping_cuts_off_what_outlives_the_grace(served, channel) -> None:
+    asked = channel.unary_unary(INFER).future(ASKING_HELD, timeout=20)
+    served.core.wait_for(lambda core: len(core.held) == 1)
+    draining = drained(served)
+    served.thread.run(served.front.stop(0.05))
+    draining.result(20)
+    assert asked.exception(20).code() in {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
+    assert served.core.cancelled == [1]
+
+
+def test_a_stopped_server_gives_its_port_back(loop_thread, served) -> None:
+    served.thread.run(served.front.stop(0))
+
+    async def again() -> int:
+        front = GrpcServer(served.core)
+        port = front.bind("127.0.0.1", served.port)
+        await front.stop(0)
+        return port
+
+    assert loop_thread.run(again()) == served.port

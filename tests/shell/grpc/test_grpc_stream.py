@@ -1,0 +1,233 @@
+"""ModelStreamInfer: order, errors, decoupled models, back-pressure and early ends."""
+
+import asyncio
+import queue
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from halimede.frontends.grpc.infer import MAX_UNANSWERED
+from tritonclient.grpc import service_pb2 as pb
+
+INTERNAL_ERROR = "ModelStreamInfer failed by an internal error; the server's log has the cause"
+
+
+def asking(model: str, request_id: str = "", elements: int = 1, **parameters: int | bool) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name=model, id=request_id, raw_input_contents=[b"\0" * 4 * elements])
+    message.inputs.add(name="IN", datatype="FP32", shape=[1, elements])
+    for key, value in parameters.items():
+        kind = "bool_param" if isinstance(value, bool) else "int64_param"
+        setattr(message.parameters[key], kind, value)
+    return message
+
+
+class Stream:
+    """A stream that a test feeds request by request."""
+
+    def __init__(self, channel: grpc.Channel, **options) -> None:
+        self._requests: queue.Queue = queue.Queue()
+        rpc = channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            request_serializer=lambda message: message if isinstance(message, bytes) else message.SerializeToString(),
+            response_deserializer=pb.ModelStreamInferResponse.FromString,
+        )
+        self.call = rpc(iter(self._requests.get, None), timeout=20, **options)
+
+    def send(self, *messages: pb.ModelInferRequest | bytes) -> None:
+        for message in messages:
+            self._requests.put(message)
+
+    def close(self) -> None:
+        self._requests.put(None)
+
+    def next(self) -> pb.ModelStreamInferResponse:
+        return next(self.call)
+
+    def rest(self) -> list[pb.ModelStreamInferResponse]:
+        self.close()
+        return list(self.call)
+
+    def failure(self) -> tuple[grpc.StatusCode, str]:
+        with pytest.raises(grpc.RpcError):
+            list(self.call)
+        self.close()
+        return self.call.code(), self.call.details()
+
+
+def answer(request_id: str, model: str = "ident", final: bool = True) -> pb.ModelStreamInferResponse:
+    inner = pb.ModelInferResponse(model_name=model, model_version="1", id=request_id, raw_output_contents=[b"\0" * 4])
+    inner.outputs.add(name="OUT", datatype="FP32", shape=[1, 1])
+    inner.parameters["triton_final_response"].bool_param = final
+    return pb.ModelStreamInferResponse(infer_response=inner)
+
+
+def refusal(request_id: str, text: str, model: str = "") -> pb.ModelStreamInferResponse:
+    inner = pb.ModelInferResponse(model_name=model, id=request_id)
+    if model:
+        inner.parameters["triton_final_response"].bool_param = True
+    return pb.ModelStreamInferResponse(error_message=text, infer_response=inner)
+
+
+def ids(responses: list[pb.ModelStreamInferResponse]) -> list[str]:
+    return [response.infer_response.id for response in responses]
+
+
+def test_answers_come_in_the_order_of_the_requests(served, channel) -> None:
+    stream = Stream(channel)
+    stream.send(*(asking("held", str(n)) for n in range(5)), asking("ident", "5"))
+    served.core.wait_for(lambda core: len(core.held) == 5 and len(core.requests) == 6)
+    served.do(lambda: served.core.release(newest_first=True))
+    assert stream.rest() == [*(answer(str(n), "held") for n in range(5)), answer("5")]
+    assert stream.call.code() is grpc.StatusCode.OK
+
+
+def test_requests_are_answered_after_the_client_closed_its_side(served, channel) -> None:
+    stream = Stream(channel)
+    stream.send(asking("held", "a"))
+    stream.close()
+    served.core.wait_for(lambda core: len(core.held) == 1)
+    served.do(served.core.release)
+    assert list(stream.call) == [answer("a", "held")]
+
+
+def test_errors_are_answers_and_the_stream_goes_on(channel) -> None:
+    stream = Stream(channel)
+    wrong = asking("ident", "shape")
+    wrong.inputs[0].shape[:] = [-1, 1]
+    stream.send(asking("nope", "unknown"), wrong, asking("broken", "ran"), asking("ident", "after"))
+    assert stream.rest() == [
+        refusal("unknown", "Request for unknown model: 'nope' is not found"),
+        refusal(
+            "shape",
+            "[request id: shape] All input dimensions should be specified for input 'IN' for model 'ident', got [-1,1]",
+        ),
+        refusal("ran", ("boom " * 5000)[:4092] + "...", "broken"),
+        answer("after"),
+    ]
+    assert stream.call.code() is grpc.StatusCode.OK
+
+
+def test_an_error_waits_for_the_answers_before_it(served, channel) -> None:
+    stream = Stream(channel)
+    stream.send(asking("held", "a"), asking("nope", "b"))
+    served.core.wait_for(lambda core: len(core.held) == 1)
+    stream.send(asking("held", "c"))
+    served.core.wait_for(lambda core: len(core.held) == 2)
+    served.do(served.core.release)
+    assert ids(stream.rest()) == ["a", "b", "c"]
+
+
+def test_errors_end_the_stream_for_a_client_that_asks_for_it(served, channel) -> None:
+    stream = Stream(channel, metadata=(("triton_grpc_error", "true"),))
+    stream.send(asking("ident", "a"))
+    assert stream.next() == answer("a")
+    stream.send(asking("broken", "b"), asking("held", "c"))
+    assert stream.failure() == (grpc.StatusCode.INTERNAL, ("boom " * 5000)[:4092] + "...")
+    assert served.core.held == {}
+
+
+def test_an_answer_that_no_message_can_carry_is_an_error(channel, caplog) -> None:
+    stream = Stream(channel)
+    stream.send(asking("odd", "a"), asking("ident", "b"))
+    assert stream.rest() == [refusal("a", INTERNAL_ERROR, "odd"), answer("b")]
+    assert "UnicodeEncodeError" in caplog.text
+
+
+def test_a_decoupled_model_answers_as_often_as_it_likes(channel) -> None:
+    stream = Stream(channel)
+    stream.send(asking("repeat", "a", count=3), asking("repeat", "none", count=0), asking("ident", "b"))
+    assert stream.rest() == [*[answer("a", "repeat", final=False)] * 3, answer("b")]
+
+
+def test_an_empty_final_answer_only_for_those_who_want_it(channel) -> None:
+    stream = Stream(channel)
+    stream.send(asking("repeat", "a", count=1, triton_enable_empty_final_response=True))
+    last = pb.ModelStreamInferResponse(infer_response=pb.ModelInferResponse(model_name="repeat", id="a"))
+    last.infer_response.parameters["triton_final_response"].bool_param = True
+    assert stream.rest() == [answer("a", "repeat", final=False), last]
+
+
+def test_a_decoupled_model_does_not_wait_for_the_requests_before_it(served, channel) -> None:
+    stream = Stream(channel)
+    stream.send(asking("held", "slow"), asking("repeat", "fast", count=2))
+    assert ids([stream.next(), stream.next()]) == ["fast", "fast"]
+    served.do(served.core.release)
+    assert ids(stream.rest()) == ["slow"]
+
+
+def test_the_stream_is_not_read_beyond_its_bound_of_unanswered_requests(served, channel) -> None:
+    stream = Stream(channel)
+    stream.send(*(asking("held", str(n)) for n in range(MAX_UNANSWERED + 44)))
+    served.core.wait_for(lambda core: len(core.requests) == MAX_UNANSWERED)
+    channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"")
+    assert len(served.core.requests) == MAX_UNANSWERED
+
+    served.do(lambda: served.core.release(40))
+    assert ids([stream.next() for _ in range(40)]) == [str(n) for n in range(40)]
+    served.core.wait_for(lambda core: len(core.requests) == MAX_UNANSWERED + 40)
+    served.do(served.core.release)
+    served.core.wait_for(lambda core: len(core.requests) == MAX_UNANSWERED + 44)
+    served.do(served.core.release)
+    assert ids(stream.rest()) == [str(n) for n in range(40, MAX_UNANSWERED + 44)]
+
+
+def test_answers_that_the_client_does_not_read_are_bounded(channel) -> None:
+    stream = Stream(channel)
+    stream.send(asking("repeat", "a", elements=256 << 10, count=80))
+    assert stream.failure() == (
+        grpc.StatusCode.CANCELLED,
+        "the client left 64 MiB of responses unread on this stream",
+    )
+
+
+def test_bytes_that_are_no_message_end_the_stream_and_cancel_the_rest(served, channel) -> None:
+    stream = Stream(channel)
+    stream.send(asking("held", "a"))
+    served.core.wait_for(lambda core: len(core.held) == 1)
+    stream.send(b"\xff" * 40)
+    assert stream.failure() == (
+        grpc.StatusCode.INTERNAL,
+        "Unable to parse request: its 40 bytes are no valid inference.ModelInferRequest message",
+    )
+    assert served.core.cancelled == [1]
+
+
+def test_a_client_that_goes_cancels_all_its_requests(served, channel) -> None:
+    stream = Stream(channel)
+    stream.send(asking("ident"), asking("held"), asking("held"))
+    served.core.wait_for(lambda core: len(core.held) == 2)
+    stream.call.cancel()
+    served.core.wait_for(lambda core: sorted(core.cancelled) == [2, 3])
+    stream.close()
+
+
+def test_tritonclients_streams(served, client) -> None:
+    answers: queue.Queue = queue.Queue()
+    client.start_stream(lambda result, error: answers.put(error or result.get_response().id))
+    tensor = triton.InferInput("IN", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
+    for n in range(20):
+        client.async_stream_infer("ident", [tensor], request_id=str(n))
+    assert [answers.get(timeout=20) for _ in range(20)] == [str(n) for n in range(20)]
+    client.async_stream_infer("nope", [tensor])
+    assert answers.get(timeout=20).message() == "Request for unknown model: 'nope' is not found"
+    client.async_stream_infer("held", [tensor])
+    served.core.wait_for(lambda core: len(core.held) == 1)
+    client.stop_stream(cancel_requests=True)
+    served.core.wait_for(lambda core: core.cancelled == [21])
+
+
+def test_tritonclients_asyncio_stream(served) -> None:
+    async def requests():
+        tensor = triton_aio.InferInput("IN", [1, 1], "FP32")
+        tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
+        for n in range(5):
+            yield {"model_name": "ident", "inputs": [tensor], "request_id": str(n)}
+
+    async def ask() -> list[str]:
+        async with triton_aio.InferenceServerClient(served.url) as client:
+            return [result.get_response().id async for result, _ in client.stream_infer(requests())]
+
+    assert asyncio.run(ask()) == [str(n) for n in range(5)]

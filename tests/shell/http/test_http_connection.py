@@ -1,0 +1,470 @@
+"""One connection over a transport in memory: every cut of the input, pipelining, back-pressure, and the time limits."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from halimede.frontends.http.framing import Limits
+from halimede.frontends.http.listener import Listener
+from halimede.frontends.http.protocol import Connection, Exchange
+
+LIMITS = Limits(pipelined_bytes=256, write_buffer_bytes=1000)
+MAX_BODY = 200_000
+
+
+class MemoryTransport(asyncio.Transport):
+    """Keeps what is written. What is written counts as sent when `take` is called, or at once if `is_fast`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.unsent = 0
+        self.is_fast = True
+        self.reading = True
+        self.eof = False
+        self.closed = ""
+        self.high = 0
+        self.protocol: Connection
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = high or 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.closed
+        assert not self.eof
+        self.written.append(bytes(data))
+        if not self.is_fast:
+            self.unsent += len(data)
+            if self.unsent > self.high:
+                self.protocol.pause_writing()
+
+    def take(self, size: int) -> None:
+        """The client reads so many bytes."""
+        was_over = self.unsent > self.high
+        self.unsent -= size
+        if was_over and self.unsent <= self.high // 4:
+            self.protocol.resume_writing()
+
+    def write_eof(self) -> None:
+        self.eof = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def close(self) -> None:
+        self.closed = self.closed or "close"
+
+    def abort(self) -> None:
+        self.closed = "abort"
+
+    def is_closing(self) -> bool:
+        return bool(self.closed)
+
+
+@dataclass
+class Client:
+    transport: MemoryTransport
+    connection: Connection
+    listener: Listener
+    seen: list[tuple[bytes, bytes, bytes]]
+    exchanges: list[Exchange]
+    log: list[str]
+
+    def send(self, data: bytes) -> None:
+        """Hand bytes over as a transport does."""
+        while data and not self.transport.closed:
+            buffer = self.connection.get_buffer(-1)
+            size = min(len(buffer), len(data))
+            buffer[:size] = data[:size]
+            self.connection.buffer_updated(size)
+            data = data[size:]
+
+    @property
+    def answers(self) -> bytes:
+        return b"".join(self.transport.written)
+
+
+def connect(
+    *, answer: bool = True, limits: Limits = LIMITS, handle: Callable[[Exchange], None] | None = None
+) -> Client:
+    """A connection whose requests are noted, and answered at once with their number if `answer`."""
+    seen: list[tuple[bytes, bytes, bytes]] = []
+    exchanges: list[Exchange] = []
+    log: list[str] = []
+
+    def note(exchange: Exchange) -> None:
+        seen.append((exchange.method, exchange.target, bytes(exchange.body)))
+        exchanges.append(exchange)
+        if answer:
+            exchange.respond(200, b"", (b"%d" % len(seen),))
+
+    listener = Listener(handle or note, service="Test", max_body=MAX_BODY, log=log.append, limits=limits)
+    transport = MemoryTransport()
+    connection = Connection(listener, asyncio.get_running_loop())
+    transport.protocol = connection
+    connection.connection_made(transport)
+    return Client(transport, connection, listener, seen, exchanges, log)
+
+
+def on_loop(story: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def test() -> None:
+        asyncio.run(story())  # type: ignore[arg-type]
+
+    test.__name__ = story.__name__
+    return test
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+REQUESTS = {
+    "no body": (b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n", (b"GET", b"/a", b"")),
+    "length": (b"POST /b HTTP/1.1\r\ncontent-length: 11\r\n\r\nhello\r\n\r\nyo", (b"POST", b"/b", b"hello\r\n\r\nyo")),
+    "chunked": (
+        b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhell\r\n3;x=y\r\no\r\n\r\n0\r\nT: v\r\n\r\n",
+        (b"POST", b"/c", b"hello\r\n"),
+    ),
+    "line before": (b"\r\nGET /d HTTP/1.1\r\n\r\n", (b"GET", b"/d", b"")),
+}
+
+
+def two_parts(data: bytes) -> Iterator[list[bytes]]:
+    for cut in range(len(data) + 1):
+        yield [data[:cut], data[cut:]]
+    yield [data[at : at + 1] for at in range(len(data))]
+
+
+@pytest.mark.parametrize("first", REQUESTS)
+@pytest.mark.parametrize("second", REQUESTS)
+def test_two_requests_are_the_same_two_however_they_are_cut(first: str, second: str) -> None:
+    async def story() -> None:
+        data = REQUESTS[first][0] + REQUESTS[second][0]
+        for parts in two_parts(data):
+            client = connect()
+            for part in parts:
+                client.send(part)
+                await turns(2)
+            assert client.seen == [REQUESTS[first][1], REQUESTS[second][1]], parts
+            assert client.answers == b"".join(
+                b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d" % number for number in (1, 2)
+            )
+            assert (client.transport.closed, client.transport.reading, client.log) == ("", True, [])
+
+    asyncio.run(story())
+
+
+BAD = {
+    "both lengths": b"POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "bad length": b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+    "bad chunk": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "long chunk": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nabc\r\n",
+    "bad trailer": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nnope\r\n\r\n",
+    "bare line feed": b"GET / HTTP/1.1\nHost: x\n\n",
+    "not http": b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_framing_error_gets_one_answer_and_the_end(kind: str) -> None:
+    async def story() -> None:
+        follow_up = b"GET /smuggled HTTP/1.1\r\n\r\n"
+        for parts in two_parts(BAD[kind]):
+            client = connect()
+            for part in parts:
+                client.send(part)
+            client.send(follow_up)
+            await turns()
+            assert client.seen == []
+            assert client.answers.startswith(b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n")
+            assert client.answers.count(b"HTTP/1.1") == 1
+            assert b"\r\nConnection: close\r\n" in client.answers
+            assert client.transport.eof
+
+    asyncio.run(story())
+
+
+@on_loop
+async def test_a_large_body_goes_straight_to_its_buffer() -> None:
+    client = connect()
+    body = bytes(range(256)) * 512
+    client.send(b"POST /big HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:100])
+    assert len(client.connection.get_buffer(-1)) == len(body) - 100
+    client.send(body[100:] + b"GET /next HTTP/1.1\r\n\r\n")
+    await turns()
+    assert client.seen == [(b"POST", b"/big", body), (b"GET", b"/next", b"")]
+
+
+@on_loop
+async def test_a_body_of_the_limit_is_taken_and_one_byte_more_is_not() -> None:
+    client = connect()
+    client.send(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % MAX_BODY + b"x" * MAX_BODY)
+    assert client.seen == [(b"POST", b"/", b"x" * MAX_BODY)]
+    client.send(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY + 1))
+    assert len(client.seen) == 1
+    assert client.answers.endswith(
+        b'{"error":"request JSON size of 200001 bytes exceeds the maximum allowed input size of 200000 bytes. '
+        b'Use --http-max-input-size to increase the limit."}'
+    )
+
+
+@on_loop
+async def test_one_request_is_in_work_and_answers_keep_the_order() -> None:
+    client = connect(answer=False)
+    client.send(b"GET /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\nGET /3 HTTP/1.1\r\n\r\n")
+    await turns()
+    assert [target for _, target, _ in client.seen] == [b"/1"]
+    client.exchanges[0].respond(200, b"", (b"one",))
+    await turns()
+    assert [target for _, target, _ in client.seen] == [b"/1", b"/2"]
+    client.exchanges[1].respond(200, b"", (b"two",))
+    await turns()
+    client.exchanges[2].respond(200, b"", (b"three",))
+    await turns()
+    bodies = [part.split(b"\r\n\r\n")[1] for part in client.transport.written]
+    assert bodies == [b"one", b"two", b"three"]
+
+
+@on_loop
+async def test_what_is_pipelined_beyond_the_bound_is_not_read() -> None:
+    client = connect(answer=False)
+    request = b"GET /1234567890 HTTP/1.1\r\n\r\n"
+    client.send(request * 10)
+    assert client.transport.reading
+    client.send(request)
+    assert not client.transport.reading
+    for number in range(11):
+        await turns()
+        assert len(client.seen) == number + 1
+        client.exchanges[number].respond(200)
+    await turns()
+    assert client.transport.reading
+
+
+@on_loop
+async def test_a_client_that_does_not_read_is_not_read_from() -> None:
+    client = connect(answer=False)
+    client.transport.is_fast = False
+    client.send(b"GET /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\n")
+    client.exchanges[0].respond(200, b"", (b"x" * 50_000,))
+    await turns()
+    assert (len(client.seen), client.transport.reading) == (1, False)
+    client.transport.take(client.transport.unsent)
+    await turns()
+    assert (len(client.seen), client.transport.reading) == (2, True)
+
+
+@on_loop
+async def test_large_parts_are_written_as_they_are_and_small_ones_together() -> None:
+    client = connect(handle=lambda exchange: exchange.respond(200, b"", (b"a", b"b" * 50_000, b"c", b"d")))
+    client.send(b"GET / HTTP/1.1\r\n\r\n")
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 50003\r\n\r\n"
+    assert client.transport.written == [head + b"a", b"b" * 50_000, b"cd"]
+
+
+@on_loop
+async def test_only_the_first_answer_counts() -> None:
+    client = connect(answer=False)
+    client.send(b"GET / HTTP/1.1\r\n\r\n")
+    for body in (b"1", b"2"):
+        client.exchanges[0].respond(200, b"", (body,))
+    assert client.answers == b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"
+    client.send(b"GET / HTTP/1.1\r\n\r\n")
+    client.exchanges[0].respond(200, b"", (b"3",))
+    assert [exchange.is_open for exchange in client.exchanges] == [False, True]
+    assert len(client.transport.written) == 1
+
+
+@on_loop
+async def test_a_client_that_leaves_is_reported_once() -> None:
+    client = connect(answer=False)
+    gone: list[str] = []
+    client.send(b"GET / HTTP/1.1\r\n\r\n")
+    client.exchanges[0].on_gone = lambda: gone.append("gone")
+    assert client.connection.eof_received() is False
+    client.connection.connection_lost(None)
+    client.exchanges[0].respond(200)
+    assert (gone, client.transport.written) == (["gone"], [])
+
+
+@on_loop
+async def test_a_fault_of_ours_is_a_500_without_its_details() -> None:
+    def fail(exchange: Exchange) -> None:
+        raise RuntimeError("secret")
+
+    client = connect(handle=fail)
+    client.send(b"GET /x HTTP/1.1\r\n\r\n")
+    assert client.answers.startswith(b"HTTP/1.1 500 ")
+    assert b"secret" not in client.answers
+    assert client.transport.closed == ""
+    assert len(client.log) == 1
+    assert "GET /x" in client.log[0]
+    assert "RuntimeError: secret" in client.log[0]
+
+
+@on_loop
+async def test_a_client_that_waits_for_100_continue_is_told_to_go_on() -> None:
+    expecting = b"POST / HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-Continue\r\n\r\n"
+    client = connect()
+    client.send(expecting)
+    assert client.answers == b"HTTP/1.1 100 Continue\r\n\r\n"
+    client.send(b"ab")
+    assert client.answers == b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"
+
+    impatient = connect()
+    impatient.send(expecting + b"a")
+    impatient.send(b"b")
+    assert impatient.answers == b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"
+
+    chunked = connect()
+    chunked.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n")
+    assert chunked.answers == b"HTTP/1.1 100 Continue\r\n\r\n"
+
+    too_much = connect()
+    too_much.send(b"POST / HTTP/1.1\r\nContent-Length: 200001\r\nExpect: 100-continue\r\n\r\n")
+    assert too_much.answers.startswith(b"HTTP/1.1 400 ")
+
+    other = connect()
+    other.send(b"POST / HTTP/1.1\r\nContent-Length: 2\r\nExpect: miracles\r\n\r\n")
+    assert other.answers.startswith(b"HTTP/1.1 417 ")
+
+
+@on_loop
+async def test_100_continue_does_not_overtake_an_earlier_answer() -> None:
+    client = connect(answer=False)
+    client.send(b"GET / HTTP/1.1\r\n\r\nPOST / HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+    await turns()
+    assert client.answers == b""
+    client.exchanges[0].respond(200)
+    await turns()
+    assert client.answers == b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n"
+
+
+@on_loop
+async def test_the_connection_ends_or_stays_as_the_client_asks() -> None:
+    async def ask(head: bytes) -> tuple[bytes, str]:
+        client = connect()
+        client.send(head + b"\r\n")
+        return client.answers.partition(b"\r\n")[2], client.transport.closed
+
+    length = b"Content-Length: 1\r\n"
+    assert await ask(b"GET / HTTP/1.1\r\n") == (length + b"\r\n1", "")
+    assert await ask(b"GET / HTTP/1.1\r\nConnection: close\r\n") == (length + b"Connection: close\r\n\r\n1", "close")
+    assert await ask(b"GET / HTTP/1.0\r\n") == (length + b"Connection: close\r\n\r\n1", "close")
+    assert await ask(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n") == (
+        length + b"Connection: keep-alive\r\n\r\n1",
+        "",
+    )
+    assert await ask(b"HEAD / HTTP/1.1\r\n") == (length + b"\r\n", "")
+
+
+@on_loop
+async def test_after_a_refusal_a_bounded_amount_is_discarded() -> None:
+    client = connect(limits=Limits(linger_bytes=1000))
+    client.send(b"POST / HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n")
+    client.send(b"x" * 1000)
+    assert client.transport.closed == ""
+    client.send(b"x")
+    assert client.transport.closed == "close"
+
+    waiting = connect(limits=Limits(linger_s=0.01))
+    waiting.send(b"POST / HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n")
+    deadline = asyncio.get_running_loop().time() + 10
+    while not waiting.transport.closed and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0)
+    assert waiting.transport.closed == "abort"
+
+
+@on_loop
+async def test_a_head_has_ten_seconds() -> None:
+    client = connect()
+    client.connection.sweep(0.0)
+    client.connection.sweep(1000.0)
+    client.send(b"GET / HT")
+    client.connection.sweep(1001.0)
+    client.send(b"TP/1.1\r\nA:")
+    client.connection.sweep(1010.9)
+    assert client.answers == b""
+    client.connection.sweep(1011.0)
+    assert client.answers.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+
+
+@on_loop
+async def test_each_head_has_its_own_ten_seconds() -> None:
+    client = connect()
+    head = b"GET / HTTP/1.1\r\n\r\n"
+    client.send(head[:5])
+    for second in range(30):
+        client.connection.sweep(float(second))
+        client.send(head[5:] + head[:5])
+        await turns(1)
+    assert len(client.seen) == 30
+    assert b"408" not in client.answers
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 100000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nffff\r\n"])
+def test_a_body_makes_progress_or_is_given_up(framing: bytes) -> None:
+    async def story() -> None:
+        client = connect()
+        client.send(b"POST / HTTP/1.1\r\n" + framing)
+        client.connection.sweep(0.0)
+        for second in (10.0, 20.0, 30.0):
+            client.send(b"x" * 1024)
+            client.connection.sweep(second)
+        assert client.answers == b""
+        client.send(b"x" * 1023)
+        client.connection.sweep(39.9)
+        assert client.answers == b""
+        client.connection.sweep(40.0)
+        assert client.answers.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+
+    asyncio.run(story())
+
+
+@on_loop
+async def test_a_request_in_work_has_no_time_limit_of_ours() -> None:
+    client = connect(answer=False)
+    client.send(b"GET / HTTP/1.1\r\n\r\nGET /half")
+    for now in (0.0, 100.0, 10_000.0):
+        client.connection.sweep(now)
+    assert (client.answers, client.transport.closed) == (b"", "")
+
+
+@on_loop
+async def test_an_answer_that_nobody_takes_is_given_up_after_a_minute() -> None:
+    client = connect(answer=False)
+    client.transport.is_fast = False
+    client.send(b"GET / HTTP/1.1\r\n\r\n")
+    client.exchanges[0].respond(200, b"", (b"x" * 5000,))
+    client.connection.sweep(0.0)
+    client.connection.sweep(59.9)
+    client.transport.take(10)
+    client.connection.sweep(60.0)
+    client.connection.sweep(119.9)
+    assert client.transport.closed == ""
+    client.connection.sweep(120.0)
+    assert client.transport.closed == "abort"
+
+
+@on_loop
+async def test_while_draining_answers_close_and_idle_connections_close_at_once() -> None:
+    client = connect(answer=False)
+    client.send(b"GET / HTTP/1.1\r\n\r\n")
+    client.listener.is_draining = True
+    client.connection.close_if_idle()
+    assert client.transport.closed == ""
+    client.exchanges[0].respond(200)
+    assert client.answers == b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    assert client.transport.closed == "close"
+
+    idle = connect()
+    idle.connection.close_if_idle()
+    assert idle.transport.closed == "close"

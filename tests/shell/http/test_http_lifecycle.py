@@ -1,0 +1,219 @@
+"""Ports, limits over real sockets, draining and closing, on both event loops."""
+
+import asyncio
+import concurrent.futures
+import json
+import resource
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import uvloop
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.frontends.http.framing import Limits
+from halimede.frontends.http.listener import bind
+
+LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+BODY = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","data":[1]}]}'
+HELD = b"POST /v2/models/held/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+LIVE = b"GET /v2/health/live HTTP/1.1\r\n\r\n"
+
+
+@pytest.fixture(params=LOOPS)
+def each_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
+    return LOOPS[request.param]
+
+
+def error_of(answer: bytes) -> str:
+    text: str = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    return text
+
+
+def test_a_port_in_use_is_named() -> None:
+    with bind("127.0.0.1", 0, "HTTP") as first:
+        port = first.getsockname()[1]
+        with pytest.raises(InferenceError) as raised:
+            bind("127.0.0.1", port, "HTTP")
+    assert raised.value == InferenceError(
+        ErrorCode.UNAVAILABLE, f"failed to start HTTP service: Socket '127.0.0.1:{port}' already in use"
+    )
+    with bind("127.0.0.1", port, "HTTP") as again:
+        assert again.getsockname()[1] == port
+
+
+def test_an_address_that_is_not_ours_is_named() -> None:
+    for address in ("203.0.113.1", "no such host"):
+        with pytest.raises(InferenceError) as raised:
+            bind(address, 0, "Metrics")
+        assert raised.value.message.startswith(f"failed to start Metrics service: Socket '{address}:0' cannot be ")
+
+
+def test_a_bound_socket_serves(serve: Any) -> None:
+    running = serve()
+    sock = bind("127.0.0.1", 0, "HTTP")
+    port = sock.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as early:
+        early.sendall(LIVE)
+        running.run(running.listener.serve(sock))
+        assert early.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_bytes_that_drip_make_a_request(serve: Any, each_loop: Any) -> None:
+    running = serve(loop_factory=each_loop)
+    with running.connect() as connection, connection.makefile("rb") as reader:
+        request = b"POST /v2/models/echo/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+        for byte in request % (len(BODY), BODY):
+            connection.sendall(bytes([byte]))
+        assert reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        assert b'"data":[1.0]' in reader.read()
+
+
+def test_a_large_answer_reaches_a_client_that_reads_slowly_and_half_closes(serve: Any, each_loop: Any) -> None:
+    running = serve(loop_factory=each_loop)
+    size = 900_000
+    head = (
+        b'{"inputs":[{"name":"IN","shape":[%d],"datatype":"FP32","parameters":{"binary_data_size":%d}}],"parameters":{"binary_data_output":true}}'
+        % (size // 4, size)
+    )
+    data = bytes(range(250)) * (size // 250)
+    with running.connect() as connection, connection.makefile("rb") as reader:
+        connection.sendall(
+            b"POST /v2/models/echo/infer HTTP/1.1\r\nInference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n%b"
+            % (len(head), len(head) + size, head)
+        )
+        connection.sendall(data)
+        assert reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        connection.shutdown(socket.SHUT_WR)
+        assert reader.read().endswith(data)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /v2 HTTP/1.1\r\n" + b"".join(b"h%d: x\r\n" % n for n in range(1000)) + b"\r\n", 431),
+        (b"GET /v2 HTTP/1.1\r\nbig: " + b"x" * 100_000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"POST /v2 HTTP/1.1\r\nContent-Length: 1048577\r\n\r\n" + b"x" * 300_000, 400),
+        (b"POST /v2 HTTP/1.1\r\nContent-Length: 1099511627776\r\n\r\n{", 400),
+        (b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n100001\r\n" + b"x" * 300_000, 400),
+        (b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 65_537, 400),
+        (b"POST /v2 HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n", 400),
+    ],
+)
+def test_whoever_goes_over_a_limit_reads_why(http: Any, request_bytes: bytes, status: int) -> None:
+    answer = http.exchange(request_bytes)
+    assert answer.split(b" ", 2)[1] == b"%d" % status
+    assert error_of(answer)
+    assert b"\r\nConnection: close\r\n" in answer
+    assert answer.count(b"HTTP/1.1") == 1
+    assert http.ask("GET", "/v2/health/live").status == 200
+
+
+def test_the_texts_of_the_limits(http: Any) -> None:
+    assert error_of(http.exchange(b"POST /v2 HTTP/1.1\r\nContent-Length: 1048577\r\n\r\n")) == (
+        "request JSON size of 1048577 bytes exceeds the maximum allowed input size of 1048576 bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )
+    chunks = b"1\r\nx\r\n" * 65_537
+    assert error_of(http.exchange(b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)) == (
+        "Chunked request body exceeds maximum of 65536 non-empty chunks. Send fewer or larger HTTP chunks."
+    )
+
+
+def test_an_announced_body_takes_no_memory_before_it_comes(serve: Any) -> None:
+    running = serve()
+    running.listener.max_body = 64 << 20
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    connections = [running.connect() for _ in range(10)]
+    for connection in connections:
+        connection.sendall(b"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n{" % (60 << 20))
+    assert running.ask("GET", "/v2/health/live").status == 200
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 << 10
+    for connection in connections:
+        connection.close()
+
+
+def test_half_sent_requests_end_after_their_time(serve: Any) -> None:
+    running = serve(limits=Limits(head_timeout_s=0.05, body_progress_s=0.05, sweep_s=0.01))
+    for request in (b"GET / HT", b"POST / HTTP/1.1\r\nContent-Length: 100\r\n\r\nab"):
+        with running.connect() as connection, connection.makefile("rb") as reader:
+            connection.sendall(request)
+            assert reader.read().startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    with running.connect() as idle, idle.makefile("rb") as reader:
+        time.sleep(0.1)  # Longer than any limit: an idle connection has none.
+        idle.sendall(LIVE)
+        assert reader.readline() == b"HTTP/1.1 200 OK\r\n"
+
+
+def test_one_connection_too_many_is_told_so(serve: Any) -> None:
+    running = serve(limits=Limits(max_connections=2))
+    first, second = running.connect(), running.connect()
+    for connection in (first, second):
+        connection.sendall(LIVE)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
+    with running.connect() as third, third.makefile("rb") as reader:
+        answer = reader.read()
+    assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert b"\r\nRetry-After: 1\r\n" in answer
+    assert error_of(answer) == "the server has as many connections as it can serve"
+    first.close()
+    second.close()
+    running.wait_until(lambda: not running.listener.connection_count)
+    assert running.ask("GET", "/v2/health/live").status == 200
+
+
+def start_drain(running: Any) -> "concurrent.futures.Future[None]":
+    drain = asyncio.run_coroutine_threadsafe(running.listener.drain(), running.loop)
+    running.wait_until(lambda: running.listener.is_draining)
+    return drain
+
+
+def test_a_drain_answers_what_is_in_flight_and_closes_what_is_idle(serve: Any, each_loop: Any) -> None:
+    running = serve(loop_factory=each_loop)
+    idle, busy, half = running.connect(), running.connect(), running.connect()
+    idle.sendall(LIVE)
+    assert idle.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
+    busy.sendall(HELD)
+    half.sendall(LIVE[:10])
+    running.wait_until(lambda: len(running.core.held) == 1 and running.listener.connection_count == 3)
+    drain = start_drain(running)
+
+    assert idle.recv(1000) == b""
+    with pytest.raises(OSError):  # noqa: PT011 -- refused or reset
+        socket.create_connection(("127.0.0.1", running.port), timeout=20).recv(1)
+    assert not drain.done()
+    half.sendall(LIVE[10:])
+    with half.makefile("rb") as reader:
+        assert b"Connection: close\r\n" in reader.read()
+    running.call(running.core.release)
+    with busy.makefile("rb") as reader:
+        answer = reader.read()
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"\r\nConnection: close\r\n" in answer
+    drain.result(10)
+    for connection in (idle, busy, half):
+        connection.close()
+
+
+def test_a_drain_without_connections_is_over_at_once(serve: Any, each_loop: Any) -> None:
+    running = serve(loop_factory=each_loop)
+    assert running.ask("GET", "/v2/health/live").status == 200
+    running.run(running.listener.drain())
+
+
+def test_close_ends_what_a_drain_still_waits_for(serve: Any, each_loop: Any) -> None:
+    running = serve(loop_factory=each_loop)
+    running.core.load_gate = running.call(asyncio.Event)
+    with running.connect() as busy, running.connect() as loading:
+        busy.sendall(HELD)
+        loading.sendall(b"POST /v2/repository/models/echo/load HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
+        running.wait_until(lambda: len(running.core.held) == 1 and len(running.core.calls) == 1)
+        drain = start_drain(running)
+        assert not drain.done()
+        running.run(running.listener.close())
+        drain.result(10)
+        assert running.core.cancelled == [1]
+        running.run(running.listener.close())

@@ -1,0 +1,236 @@
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from halimede.core.config.model_config import (
+    Accelerator,
+    BatchInput,
+    BatchOutput,
+    ExecutionAccelerators,
+    InstanceKind,
+    LatestVersions,
+    MetricControl,
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelEnsembling,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelMetrics,
+    ModelOperations,
+    ModelOptimizationPolicy,
+    ModelOutput,
+    ModelParameter,
+    ModelPriority,
+    ModelQueuePolicy,
+    ModelRateLimiter,
+    ModelRepositoryAgents,
+    ModelResponseCache,
+    ModelSequenceBatching,
+    ModelTensorReshape,
+    ModelTransactionPolicy,
+    ModelVersionPolicy,
+    ModelWarmup,
+    OptimizationCuda,
+    OptimizationGraph,
+    PinnedMemoryBuffer,
+    RateLimiterResource,
+    RepositoryAgent,
+    SecondaryDevice,
+    TimeoutAction,
+)
+from halimede.core.config.support import NOT_YET, TABLE, check_support
+from halimede.core.config.validate import apply_defaults
+from halimede.core.types import DataType, Problem
+
+
+def messages_of(hint: Any) -> Iterator[type]:
+    """The message classes that a field of this type may hold."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        yield hint
+    for argument in get_args(hint):
+        yield from messages_of(argument)
+
+
+def reachable(message: type, seen: set[type]) -> set[type]:
+    if message not in seen:
+        seen.add(message)
+        for hint in get_type_hints(message).values():
+            for inner in messages_of(hint):
+                reachable(inner, seen)
+    return seen
+
+
+def refused(config: ModelConfig) -> list[str]:
+    """The paths that are refused; everything else must pass without a word."""
+    refusals, notes = check_support(config)
+    assert notes == ()
+    assert list(refusals) == [
+        Problem(f"'{p.path}' is not supported yet, remove it from the model configuration", p.path) for p in refusals
+    ]
+    return [problem.path for problem in refusals]
+
+
+def test_every_field_of_every_message_is_in_the_table():
+    messages = reachable(ModelConfig, set())
+
+    assert len(messages) > 40
+    assert {message: set(rules) for message, rules in TABLE.items()} == {
+        message: {field.name for field in fields(message)} for message in messages
+    }
+
+
+def test_what_is_at_its_default_is_not_mentioned():
+    assert check_support(ModelConfig()) == ((), ())
+    assert check_support(apply_defaults(ModelConfig(max_batch_size=4), "m", "model.py")) == ((), ())
+
+
+def test_empty_messages_ask_for_nothing():
+    config = ModelConfig(
+        optimization=ModelOptimizationPolicy(cuda=OptimizationCuda(), graph=OptimizationGraph()),
+        model_transaction_policy=ModelTransactionPolicy(),
+        model_operations=ModelOperations(),
+        model_repository_agents=ModelRepositoryAgents(),
+        response_cache=ModelResponseCache(),
+        model_metrics=ModelMetrics(),
+        instance_group=(ModelInstanceGroup(rate_limiter=ModelRateLimiter()),),
+    )
+
+    assert check_support(config) == ((), ())
+
+
+def test_what_is_honoured_passes_without_a_word():
+    config = ModelConfig(
+        name="m",
+        platform="onnxruntime_onnx",
+        backend="onnxruntime",
+        version_policy=ModelVersionPolicy(latest=LatestVersions(2)),
+        max_batch_size=8,
+        input=(
+            ModelInput(name="x", data_type=DataType.FP32, dims=(4,), reshape=ModelTensorReshape((2, 2)), optional=True),
+        ),
+        output=(ModelOutput(name="y", data_type=DataType.FP32, dims=(4,), label_filename="labels.txt"),),
+        optimization=ModelOptimizationPolicy(
+            graph=OptimizationGraph(level=1),
+            execution_accelerators=ExecutionAccelerators(
+                gpu_execution_accelerator=(Accelerator("tensorrt", {"precision_mode": "FP16"}),)
+            ),
+        ),
+        dynamic_batching=ModelDynamicBatching(
+            preferred_batch_size=(4, 8),
+            max_queue_delay_microseconds=100,
+            preserve_ordering=True,
+            default_queue_policy=ModelQueuePolicy(TimeoutAction.DELAY, 1000, True, 10),
+        ),
+        instance_group=(ModelInstanceGroup(name="g", kind=InstanceKind.KIND_GPU, count=2, gpus=(0,)),),
+        default_model_filename="net.onnx",
+        metric_tags={"team": "a"},
+        parameters={"intra_op_thread_count": ModelParameter("2")},
+        model_transaction_policy=ModelTransactionPolicy(decoupled=False),
+    )
+
+    assert check_support(config) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("config", "paths"),
+    [
+        (ModelConfig(runtime="model.py"), ["runtime"]),
+        (ModelConfig(sequence_batching=ModelSequenceBatching()), ["sequence_batching"]),
+        (ModelConfig(ensemble_scheduling=ModelEnsembling()), ["ensemble_scheduling"]),
+        (ModelConfig(batch_input=(BatchInput(),)), ["batch_input"]),
+        (ModelConfig(batch_output=(BatchOutput(),)), ["batch_output"]),
+        (ModelConfig(cc_model_filenames={"7.5": "t4.plan"}), ["cc_model_filenames"]),
+        (ModelConfig(model_warmup=(ModelWarmup(),)), ["model_warmup"]),
+        (ModelConfig(model_operations=ModelOperations(("op.so",))), ["model_operations.op_library_filename"]),
+        (
+            ModelConfig(model_repository_agents=ModelRepositoryAgents((RepositoryAgent("checksum"),))),
+            ["model_repository_agents.agents"],
+        ),
+        (ModelConfig(response_cache=ModelResponseCache(enable=True)), ["response_cache.enable"]),
+        (ModelConfig(model_metrics=ModelMetrics((MetricControl(),))), ["model_metrics.metric_control"]),
+        (
+            ModelConfig(model_transaction_policy=ModelTransactionPolicy(decoupled=True)),
+            ["model_transaction_policy.decoupled"],
+        ),
+        (
+            ModelConfig(
+                dynamic_batching=ModelDynamicBatching(
+                    priority_levels=2, default_priority_level=1, priority_queue_policy={1: ModelQueuePolicy()}
+                )
+            ),
+            [
+                "dynamic_batching.priority_levels",
+                "dynamic_batching.default_priority_level",
+                "dynamic_batching.priority_queue_policy",
+            ],
+        ),
+        (
+            ModelConfig(
+                input=(ModelInput(name="a"), ModelInput(name="b", is_shape_tensor=True, allow_ragged_batch=True)),
+                output=(ModelOutput(name="c", is_non_linear_format_io=True),),
+            ),
+            ["input[1].is_shape_tensor", "input[1].allow_ragged_batch", "output[0].is_non_linear_format_io"],
+        ),
+        (
+            ModelConfig(
+                instance_group=(
+                    ModelInstanceGroup(rate_limiter=ModelRateLimiter(resources=(RateLimiterResource("R", count=1),))),
+                )
+            ),
+            ["instance_group[0].rate_limiter.resources"],
+        ),
+    ],
+)
+def test_what_is_not_there_yet_is_refused_by_name(config: ModelConfig, paths: list[str]):
+    assert refused(config) == paths
+
+
+def test_what_has_no_effect_is_accepted_with_one_line_each():
+    config = ModelConfig(
+        optimization=ModelOptimizationPolicy(
+            priority=ModelPriority.PRIORITY_MAX,
+            cuda=OptimizationCuda(graphs=True),
+            input_pinned_memory=PinnedMemoryBuffer(enable=False),
+            output_pinned_memory=PinnedMemoryBuffer(enable=True),
+            gather_kernel_buffer_threshold=10,
+            eager_batching=True,
+        ),
+        instance_group=(
+            ModelInstanceGroup(
+                rate_limiter=ModelRateLimiter(priority=2),
+                secondary_devices=(SecondaryDevice(),),
+                profile=("0",),
+                host_policy="numa0",
+            ),
+        ),
+    )
+
+    assert check_support(config) == (
+        (),
+        (
+            "'optimization.priority' has no effect: all models run at the same priority",
+            "'optimization.cuda' has no effect: no backend here takes CUDA graphs, streams or events from the "
+            "configuration",
+            "'optimization.input_pinned_memory' has no effect: tensors are not staged in pinned memory",
+            "'optimization.gather_kernel_buffer_threshold' has no effect: inputs are not gathered by a kernel",
+            "'optimization.eager_batching' has no effect: it is a hint to backends that are not here",
+            "'instance_group[0].rate_limiter.priority' has no effect: executions are not rate limited",
+            "'instance_group[0].secondary_devices' has no effect: no backend here uses a secondary device",
+            "'instance_group[0].profile' has no effect: no backend here has optimization profiles",
+            "'instance_group[0].host_policy' has no effect: instances are not bound to processors or memory",
+        ),
+    )
+
+
+def test_fields_that_protect_are_never_waved_through():
+    protecting = [
+        (ModelQueuePolicy, "max_queue_size"),
+        (ModelQueuePolicy, "default_timeout_microseconds"),
+        (ModelInstanceGroup, "count"),
+        (ModelTransactionPolicy, "decoupled"),
+    ]
+
+    assert all(TABLE[message][field].why == "" for message, field in protecting)
+    assert (TABLE[ModelRepositoryAgents]["agents"], TABLE[ModelRateLimiter]["resources"]) == (NOT_YET, NOT_YET)
