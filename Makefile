@@ -26,7 +26,7 @@ bench: .venv  ## ratios and CPU per request, as JSON
 	  || { echo "Python 3.11 or newer is needed; say which by make PYTHON=..."; exit 1; }
 	@if command -v uv >/dev/null; then \
 	  set -ex; \
-	  uv venv --quiet --seed --allow-existing --python "$$(command -v $(PYTHON))" .venv; \
+	  [ -x $(BIN)/python ] || uv venv --quiet --seed --python "$$(command -v $(PYTHON))" .venv; \
 	  uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock; \
 	  uv pip install --quiet --python $(BIN)/python --no-deps -e .; \
 	else \
@@ -37,7 +37,7 @@ bench: .venv  ## ratios and CPU per request, as JSON
 	    export DEBIAN_FRONTEND=noninteractive; apt-get update -qq && apt-get install -y -qq python3-venv || exit 1; \
 	  fi; \
 	  set -ex; \
-	  $(PYTHON) -m venv .venv; \
+	  $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv; \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock; \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .; \
 	fi

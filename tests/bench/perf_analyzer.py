@@ -54,7 +54,8 @@ def load(model: str, protocol: str, address: str, callers: int) -> None:
     command += ["--concurrency-range", str(callers), "-p", str(WINDOW_MS), "-r", str(WINDOWS), "-s", "900"]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(home)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    # Its exit code is 0 in some failures: the line with the result is what tells.
-    if not re.search(r"throughput: [\d.]+ infer/sec", done.stdout):
+    # Its exit code is 0 in some failures, so its words are what tells. An uneven load is no failure here: what counts
+    # is measured at the server.
+    if not re.search(r"throughput: [\d.]+ infer/sec|Failed to obtain stable measurement", done.stdout):
         said = (done.stdout + done.stderr).strip()
         raise RuntimeError(f"perf_analyzer on {model} over {protocol} ended with {done.returncode}: {said[-1500:]}")

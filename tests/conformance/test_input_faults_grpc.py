@@ -132,8 +132,10 @@ def test_parameters(stub) -> None:
     )
 
 
-def test_a_message_larger_than_grpcs_own_default_is_accepted(stub) -> None:
-    answer = stub.ModelInfer(request("unbatched", shape=[4 << 20], raw=[b"\0" * (16 << 20)]), timeout=20)
+def test_a_message_larger_than_grpcs_own_default_is_accepted(server: RunningServer) -> None:
+    with grpc.insecure_channel(server.grpc_url, options=[("grpc.max_receive_message_length", -1)]) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        answer = stub.ModelInfer(request("unbatched", shape=[4 << 20], raw=[b"\0" * (16 << 20)]), timeout=20)
     assert len(answer.raw_output_contents[0]) == 16 << 20
 
 

@@ -44,8 +44,8 @@ def raw_exchange(server: RunningServer, data: bytes) -> bytes:
     ("body", "text"),
     [
         (b"{nope", "failed to parse the request JSON buffer: "),
-        (b"[]", "failed to parse the request JSON buffer: "),
-        (b"null", "failed to parse the request JSON buffer: "),
+        (b"[]", "Unable to parse 'inputs': attempt to access "),
+        (b"null", "Unable to parse 'inputs': attempt to access "),
         (b"{}", "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
         (b'{"inputs":1}', "Unable to parse 'inputs': attempt to access JSON non-array as array"),
         (b'{"id":5,"inputs":[]}', "Unable to parse 'id': attempt to access JSON non-string as string"),
@@ -59,7 +59,7 @@ def test_a_body_that_is_no_request(server: RunningServer, body: bytes, text: str
 def test_an_empty_body_is_a_raw_binary_request(server: RunningServer) -> None:
     answer = infer(server, "ident", b"")
     assert answer.status == 400
-    assert "input byte size mismatch for input 'IN' for model 'ident'. Expected 64, got 0" in answer.error
+    assert "input byte size mismatch for input 'raw_input' for model 'ident'. Expected 64, got 0" in answer.error
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_every_pair_of_datatypes_that_differ_is_refused_by_name(server: RunningS
                 continue
             model = f"ident_{model_type.lower()}"
             tensor = {"name": "IN", "shape": [1, 0], "datatype": sent, "parameters": {"binary_data_size": 0}}
-            answer = binary(server, model, {"inputs": [tensor]}, b"")
+            answer = binary(server, model, {"inputs": [tensor], "parameters": {"binary_data_output": True}}, b"")
             text = f"inference input 'IN' data-type is '{sent}', but model '{model}' expects '{model_type}'"
             assert (answer.status, text in answer.error) == (400, True), answer.body
 
@@ -135,7 +135,7 @@ def test_a_datatype_that_is_none(server: RunningServer) -> None:
     [
         ({"shape": [1, 15], "data": [0.5] * 15}, "unexpected shape for input 'IN' for model 'ident'. Expected [-1,16], got [1,15]. "),
         ({"shape": [16]}, "unexpected shape for input 'IN' for model 'ident'. Expected [-1,16], got [16]. "),
-        ({"shape": []}, "input 'IN' has no shape but model requires batch dimension for 'ident'"),
+        ({"shape": [], "data": [0.5]}, "input 'IN' has no shape but model requires batch dimension for 'ident'"),
         ({"shape": [33, 16], "data": [0.5] * 528}, "inference request batch-size must be <= 32 for 'ident'"),
     ],
 )

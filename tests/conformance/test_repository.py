@@ -138,7 +138,7 @@ def test_a_failed_load_names_its_root_cause(start: Start, repository: Path) -> N
     assert missing.error.startswith("failed to load 'missing', failed to poll from model repository: there is no directory")
     config = server.post("/v2/repository/models/bad_config/load")
     assert config.status == 500
-    assert "config.pbtxt:2:38" in config.error
+    assert "config.pbtxt:2:33" in config.error
     assert "data_tipe" in config.error
     file = server.post("/v2/repository/models/bad_file/load")
     assert file.status in {400, 500}

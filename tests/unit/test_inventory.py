@@ -1,5 +1,4 @@
 import pytest
-
 from halimede.core.inventory import MAX_DEVICES, MAX_LIST_BYTES, Inventory, parse_device_list
 from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
 
@@ -46,7 +45,7 @@ def test_every_problem_of_a_list_is_named():
         [
             "device 0: it must be a JSON object",
             "device 1: unknown key 'colour', expected one of kind, index, uuid, name, memory_bytes, compute_capability",
-            "device 1: 'kind' must be a string: \"GPU\" or \"MIG\"",
+            'device 1: \'kind\' must be a string: "GPU" or "MIG"',
             "device 1: 'index' must be an integer from 0 to 2147483647",
             "device 1: 'uuid' must be a string: letters, digits, '-', '_', '.' and '/'",
             "device 2: 'name' must be a string: one line of at most 256 characters",

@@ -99,13 +99,14 @@ def table(drives: dict[str, Drive], digits: NDArray[np.int64], outside: NDArray[
     """A row per protocol."""
     shown = Table(
         title=f"{len(digits)} held-out images, {PASSES} passes, one request per image, {CALLERS} callers",
-        caption=f"Callers are Python threads, one tritonclient each, on the {os.cpu_count()} cores that the server "
-        "uses too: rates and latencies are mostly theirs.",
+        caption="In parentheses: the same model in ONNX Runtime, without a server. Callers are Python threads, one "
+        f"tritonclient each, on the {os.cpu_count()} cores that the server uses too: rates and latencies are mostly "
+        "theirs.",
     )
     shown.add_column("Protocol")
-    for name in ("Accuracy server / outside", "Requests/s", "p50 ms", "p99 ms"):
+    for name in ("Accuracy (outside)", "Requests/s", "p50 ms", "p99 ms"):
         shown.add_column(name, justify="right")
-    shown.add_column("Batches formed (size x count)")
+    shown.add_column("Batches formed, by size")
     outside_accuracy = float((outside.argmax(axis=1) == digits).mean())
     for protocol, each in drives.items():
         wanted = np.resize(digits, len(each.answers))
@@ -113,7 +114,7 @@ def table(drives: dict[str, Drive], digits: NDArray[np.int64], outside: NDArray[
         p50_ms, p99_ms = np.percentile(each.latencies_s * 1000, [50, 99])
         shown.add_row(
             protocol,
-            f"{accuracy:.4f} / {outside_accuracy:.4f}",
+            f"{accuracy:.4f} ({outside_accuracy:.4f})",
             f"{len(each.answers) / each.wall_s:.0f}",
             f"{p50_ms:.2f}",
             f"{p99_ms:.2f}",
@@ -123,11 +124,21 @@ def table(drives: dict[str, Drive], digits: NDArray[np.int64], outside: NDArray[
 
 
 def batch_text(batches: Counter[int]) -> str:
-    return " ".join(f"{size}x{count}" for size, count in sorted(batches.items()))
+    """Executions by batch size, sizes taken together between powers of two: `1:1317 2-3:366`."""
+    octaves: Counter[int] = Counter()
+    for size, count in batches.items():
+        octaves[size.bit_length() - 1] += count
+    texts = []
+    for octave, count in sorted(octaves.items()):
+        low, high = 1 << octave, (2 << octave) - 1
+        texts.append(f"{low}:{count}" if low == high else f"{low}-{high}:{count}")
+    return " ".join(texts)
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
     except ServerNotReadyError as error:
         sys.exit(str(error))

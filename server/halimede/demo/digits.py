@@ -51,13 +51,13 @@ class Export:
 def train(folder: Path) -> Export:
     """Train, export, and put everything into `folder`, which appears only when it is complete."""
     # Seconds of imports, which a second run does without.
-    from skl2onnx import convert_sklearn
-    from skl2onnx.common.data_types import FloatTensorType
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-    from sklearn.neural_network import MLPClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    from skl2onnx import convert_sklearn  # type: ignore[import-untyped]  # no types there
+    from skl2onnx.common.data_types import FloatTensorType  # type: ignore[import-untyped]  # no types there
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # no types there
+    from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]  # no types there
+    from sklearn.neural_network import MLPClassifier  # type: ignore[import-untyped]  # no types there
+    from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]  # no types there
+    from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]  # no types there
 
     images, digits = load_digits(return_X_y=True)
     seen, held_out, seen_digits, held_out_digits = train_test_split(
@@ -94,7 +94,7 @@ def curl_request(image: NDArray[np.float32]) -> dict[str, object]:
 
 def answers_outside(export: Export, images: NDArray[np.float32]) -> NDArray[np.float32]:
     """Probabilities [n, 10] as ONNX Runtime gives them in this process, without a server."""
-    import onnxruntime
+    import onnxruntime  # type: ignore[import-untyped]  # no types there
 
     session = onnxruntime.InferenceSession(export.model, providers=["CPUExecutionProvider"])
     (probabilities,) = session.run([OUTPUT], {INPUT: images})

@@ -154,7 +154,14 @@ class CoreServer:
     def render_metrics(self) -> bytes:
         """The metrics page, in Prometheus' text format."""
         samples = [
-            metrics.ModelSample(v.stats, v.config.metric_tags, v.pump.queued, v.pump.oldest_wait_ns(), v.load_seconds)
+            metrics.ModelSample(
+                v.stats,
+                v.config.metric_tags,
+                pending=v.pump.queued,
+                executing=v.pump.executing,
+                oldest_wait_ns=v.pump.oldest_wait_ns(),
+                load_seconds=v.load_seconds,
+            )
             for _, record in sorted(self._lifecycle.records.items())
             for v in record.versions.values()
         ]

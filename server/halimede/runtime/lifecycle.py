@@ -16,7 +16,7 @@ from halimede.core.types import ErrorCode, InferenceError, ModelIndexEntry, Mode
 from halimede.runtime.model import ModelVersion, start_version
 from halimede.runtime.prepare import ConfigError, LoadOptions, PreparedModel, VersionError, load_model
 from halimede.runtime.pump import InFlight
-from halimede.runtime.repository import ModelEntry, ModelRepository
+from halimede.runtime.repository import DuplicateModelError, ModelEntry, ModelRepository
 from halimede.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,8 @@ class ModelLifecycle:
         try:
             entry = await run_in_thread(f"read-{record.name}", lambda: self._repository.find(record.name))
         except (OSError, LookupError) as error:
-            record.wanted = bool(record.versions)
+            record.wanted = bool(record.versions) or isinstance(error, DuplicateModelError)
+            record.failure = str(error)
             raise ConfigError(ErrorCode.INTERNAL, str(error)) from error
         if record.versions and record.fingerprint == entry.fingerprint:
             return

@@ -80,6 +80,10 @@ class Pump:
     def queued(self) -> int:
         return self._scheduler.queued
 
+    @property
+    def executing(self) -> int:
+        return self._live_count - self._scheduler.queued
+
     def oldest_wait_ns(self) -> int:
         """How long the oldest queued request has waited; 0 when nothing is queued."""
         since = self._scheduler.oldest_enqueued_at()

@@ -29,6 +29,10 @@ class ModelEntry:
     artifact: Path | None = None
 
 
+class DuplicateModelError(LookupError):
+    """The name is in several repositories, and so in none that could be told apart."""
+
+
 class ModelRepository:
     """Several repository directories, or one model file."""
 
@@ -67,7 +71,7 @@ class ModelRepository:
             roots = ", ".join(f"'{root}'" for root in self._roots)
             raise LookupError(f"there is no directory '{clip(name)}' in {roots or 'any repository'}")
         if len(places) > 1:
-            raise LookupError(duplicate_reason(name, [str(place) for place in places]))
+            raise DuplicateModelError(duplicate_reason(name, [str(place) for place in places]))
         return _entry(name, places[0])
 
 

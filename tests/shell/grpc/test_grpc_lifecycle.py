@@ -127,6 +127,17 @@ def test_draining_ends_open_streams_when_their_requests_are_answered(served, cha
     questions.put(None)
 
 
+def test_draining_does_not_spoil_a_stream_that_its_client_has_closed(served, channel) -> None:
+    stream = channel.unary_stream(STREAM)(ASKING_HELD, timeout=20)
+    served.core.wait_for(lambda core: len(core.held) == 1)
+    channel.unary_unary(LIVE)(b"")
+    draining = drained(served)
+    served.do(served.core.release)
+    assert len(list(stream)) == 1
+    assert stream.code() is grpc.StatusCode.OK
+    draining.result(20)
+
+
 def test_stopping_cuts_off_what_outlives_the_grace(served, channel) -> None:
     asked = channel.unary_unary(INFER).future(ASKING_HELD, timeout=20)
     served.core.wait_for(lambda core: len(core.held) == 1)

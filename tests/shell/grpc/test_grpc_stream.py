@@ -173,12 +173,22 @@ def test_the_stream_is_not_read_beyond_its_bound_of_unanswered_requests(served, 
     assert ids(stream.rest()) == [str(n) for n in range(40, MAX_UNANSWERED + 44)]
 
 
+def test_more_answers_than_may_wait_are_all_sent_if_they_were_asked_for(served, channel) -> None:
+    stream = Stream(channel)
+    stream.send(*(asking("held", str(n), elements=256 << 10) for n in range(140)))
+    served.core.wait_for(lambda core: len(core.held) == 140)
+    served.do(served.core.release)
+    assert ids([stream.next() for _ in range(140)]) == [str(n) for n in range(140)]
+    stream.send(asking("ident", "after"))
+    assert ids(stream.rest()) == ["after"]
+
+
 def test_answers_that_the_client_does_not_read_are_bounded(channel) -> None:
     stream = Stream(channel)
-    stream.send(asking("repeat", "a", elements=256 << 10, count=80))
+    stream.send(asking("repeat", "a", elements=256 << 10, count=140))
     assert stream.failure() == (
         grpc.StatusCode.CANCELLED,
-        "the client left 64 MiB of responses unread on this stream",
+        "the client left 128 MiB of responses unread on this stream",
     )
 
 

@@ -1,11 +1,11 @@
 """A real listener on a loop in a thread, before a small real server whose models echo, wait or fail by their names."""
 
 import asyncio
-import http.client
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -161,12 +161,23 @@ def failure(request: InferenceRequest, code: ErrorCode, message: str) -> Inferen
 class Running:
     """A listener that serves, seen from a test's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, listener: Listener, core: FakeServer, log: list[str]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listener: Listener,
+        core: FakeServer,
+        log: list[str],
+        sock: socket.socket | None,
+    ) -> None:
         self.loop = loop
         self.listener = listener
         self.core = core
         self.log = log
-        self.port = self.run(listener.start("127.0.0.1", 0))
+        if sock is None:
+            self.port = self.run(listener.start("127.0.0.1", 0))
+        else:
+            self.port = sock.getsockname()[1]
+            self.run(listener.serve(sock))
 
     def run(self, work: Any) -> Any:
         """Await a coroutine on the listener's loop."""
@@ -200,7 +211,7 @@ class Running:
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> "Answer":
         """One request on a connection of its own."""
-        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        client = HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             client.request(method, path, body, headers or {})
             response = client.getresponse()
@@ -236,6 +247,7 @@ def serve() -> Iterator[Serve]:
         limits: Limits | None = None,
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
         make: Callable[[FakeServer, list[str]], Listener] | None = None,
+        sock: socket.socket | None = None,
     ) -> Running:
         loop = loop_factory()
         thread = threading.Thread(target=loop.run_forever)
@@ -248,7 +260,7 @@ def serve() -> Iterator[Serve]:
             return HttpServer(core, max_input_size=MAX_INPUT_SIZE, log=log.append, limits=limits)
 
         listener = asyncio.run_coroutine_threadsafe(build(), loop).result(10)
-        running = Running(loop, listener, core, log)
+        running = Running(loop, listener, core, log, sock)
         started.append((running, thread))
         return running
 

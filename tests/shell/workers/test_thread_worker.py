@@ -156,7 +156,7 @@ def test_a_model_without_batching_sees_one_request_without_a_batch_dimension():
 
     async def main() -> None:
         harness = Harness()
-        worker = await harness.start(Model(lambda: Tensors(lambda i, o, c: {"y": i["x"].sum(keepdims=True)})), config)
+        worker = await harness.start(Model(lambda: Tensors(lambda x, *_: {"y": x["x"].sum(keepdims=True)})), config)
         done = await harness.batch(worker, BatchItem(1, request, 1, CancelFlag()))
         assert answers(done) == [{"y": [3]}]
         await worker.stop()
@@ -274,7 +274,7 @@ def test_an_output_that_does_not_fit_fails_the_batch_by_its_name():
         text = "output 'y': the model returned shape [2] for a batch of 1 rows; its first dimension must be 1"
         assert (done.replies, done.failed) == ([internal(text)], True)
 
-    play(Tensors(lambda i, o, c: {"y": i["x"][0]}), story)
+    play(Tensors(lambda x, *_: {"y": x["x"][0]}), story)
 
 
 def test_requests_are_answered_one_by_one():

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,11 @@ from halimede.backends.onnxruntime.session import (
 )
 from halimede.backends.onnxruntime.signature import check_model, read_signature
 from halimede.backends.onnxruntime.threads import ThreadPlan, available_cores, plan_threads
-from halimede.core.config.autocomplete import complete
-from halimede.core.config.model_config import InstanceKind, ModelConfig
-from halimede.core.types import DeviceKind, ErrorCode, InferenceError, Placement
+from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, complete
+from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelInput, ModelOutput
+from halimede.core.types import DataType, DeviceKind, ErrorCode, InferenceError, Placement
 
 log = logging.getLogger(__name__)
-
-DEFAULT_MAX_BATCH_SIZE = 4
 
 
 class OnnxRuntimeBackend:
@@ -41,14 +40,19 @@ class OnnxRuntimeBackend:
             return False
 
     def autocomplete(self, config: ModelConfig, source: ModelSource) -> ModelConfig:
-        if config.input and config.output:
+        """What the model file says of its tensors, and batching where it can. No session for what is complete."""
+        tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
+        is_given = all(each.data_type is not DataType.INVALID and (each.dims or each.reshape) for each in tensors)
+        if config.input and config.output and is_given:
             return config
         most = _option(source, "default-max-batch-size", DEFAULT_MAX_BATCH_SIZE)
-        session = probe_session(_model_path(source), _use_global_pool(source))
-        config, notes = complete(config, read_signature(session, config), most)
+        path = _model_path(source)
+        session = probe_session(path, _use_global_pool(source))
+        named = replace(config, name=source.name)
+        completed, notes = complete(named, read_signature(session, path, named), default_max_batch_size=most)
         for note in notes:
             log.warning("%s", note)
-        return config
+        return completed
 
     def load(self, config: ModelConfig, source: ModelSource) -> "OnnxModel":
         return OnnxModel(config, source, default_cpu_instances=self.default_instance_count("CPU"))
@@ -70,9 +74,11 @@ class OnnxModel:
         self._cpu_threads = self._gpu_threads = None
         if not _use_global_pool(source):
             cores = available_cores()
-            intra, inter = options.intra_op_threads, options.inter_op_threads
-            self._cpu_threads = plan_threads(cores, max(1, cpu), intra, inter, options.parallel)
-            self._gpu_threads = plan_threads(cores, max(1, gpu), intra, inter, options.parallel)
+            intra, inter, parallel = options.intra_op_threads, options.inter_op_threads, options.parallel
+            self._cpu_threads = plan_threads(cores, max(1, cpu), intra=intra, inter=inter, parallel=parallel)
+            self._gpu_threads = plan_threads(
+                cores, max(1, gpu), intra=intra, inter=inter, parallel=parallel, can_share=False
+            )
         self._lock = threading.Lock()
         self._cpu_session: Any = None
         if gpu:
@@ -94,7 +100,7 @@ class OnnxModel:
             session = self._cpu_session
             if self._cpu_threads is not None and not self._cpu_threads.share:
                 self._cpu_session = None
-        return session or self._open(self._options.cpu, self._cpu_threads)
+        return session if session is not None else self._open(self._options.cpu, self._cpu_threads)
 
     def _gpu_session(self, placement: Placement) -> Any:
         device = placement.device
@@ -109,7 +115,7 @@ class OnnxModel:
 
     def _open(self, providers: tuple[Provider, ...], threads: ThreadPlan | None) -> Any:
         session = open_session(self._path, self._name, self._options, threads, providers)
-        check_model(self._config, self._name, session)
+        check_model(self._config, self._path, session)
         return session
 
 

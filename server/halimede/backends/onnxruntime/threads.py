@@ -15,7 +15,9 @@ class ThreadPlan:
     share: bool
 
 
-def plan_threads(cores: int, instances: int, intra: int, inter: int, parallel: bool) -> ThreadPlan:
+def plan_threads(
+    cores: int, instances: int, *, intra: int = 0, inter: int = 0, parallel: bool = False, can_share: bool = True
+) -> ThreadPlan:
     """Threads for `instances` instances on `cores` cores; `intra` and `inter` are the configuration's, 0 for none.
 
     Without a wish each instance gets its part of the cores. Threads beyond the cores must not spin: that slows all of
@@ -27,8 +29,8 @@ def plan_threads(cores: int, instances: int, intra: int, inter: int, parallel: b
     """
     each = intra or max(1, cores // instances)
     spin = instances * each <= cores
-    if instances == 1 or parallel or intra > 1:
-        return ThreadPlan(each, inter or (each if parallel else 1), spin, share=instances == 1)
+    if instances == 1 or parallel or intra > 1 or not can_share:
+        return ThreadPlan(each, inter or (each if parallel else 1), spin, share=can_share and instances == 1)
     return ThreadPlan(instances * (each - 1) + 1, inter or 1, spin, share=True)
 
 

@@ -23,6 +23,7 @@ class ModelSample:
     stats: ModelStats
     tags: Mapping[str, str] = field(default_factory=dict)
     pending: int = 0
+    executing: int = 0
     oldest_wait_ns: int = 0
     load_seconds: float = 0.0
 
@@ -128,6 +129,12 @@ MODEL_FAMILIES: tuple[_Family[ModelSample], ...] = (
         "gauge",
         "Requests that are queued and not executing",
         lambda model: model.pending,
+    ),
+    _Family(
+        "halimede_executing_requests",
+        "gauge",
+        "Requests that an instance is executing",
+        lambda model: model.executing,
     ),
     _Family(
         "halimede_queue_oldest_request_seconds",

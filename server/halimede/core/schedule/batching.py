@@ -180,7 +180,7 @@ def _encode(name: str, array: NDArray[Any]) -> bytes:
 
 def _check_size(tensor: Tensor) -> None:
     """Raise unless the data is as long as datatype and shape say."""
-    if any(size < 0 for size in tensor.shape):
+    if min(tensor.shape, default=0) < 0:
         raise _internal(f"output '{tensor.name}': shape {_shape(tensor.shape)} has a negative dimension")
     expected = prod(tensor.shape)
     if tensor.datatype is not DataType.BYTES:

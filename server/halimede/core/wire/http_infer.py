@@ -343,12 +343,9 @@ def _check_outputs(view: ModelView, request: InferenceRequest, form: ResponseFor
 def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, ...], list[Any] | int]:
     """Name, datatype, shape, and either the data as parsed or its size in the binary part."""
     name = _text(item, "name")
-    type_name = _text(item, "datatype")
-    datatype = FROM_WIRE.get(type_name)
+    datatype = FROM_WIRE.get(_text(item, "datatype"))
     if datatype is None:
-        raise _invalid(
-            f"invalid datatype for input {clip(name)}: '{clip(type_name)}' is none of {', '.join(FROM_WIRE)}"
-        )
+        raise _invalid(f"invalid datatype for input {clip(name)}")
     shape = tuple(_member(item, "shape"))
     for dim in shape:
         if type(dim) is not int or dim < 0:

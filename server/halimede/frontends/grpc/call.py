@@ -21,10 +21,6 @@ _BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
 _STATUS = {code: _BY_NUMBER[number] for code, number in GRPC_STATUS.items()}
 log = logging.getLogger(__name__)
 
-SHUTTING_DOWN = InferenceError(
-    ErrorCode.UNAVAILABLE, "GRPC server is shutting down and has stopped accepting new requests."
-)
-
 
 class Drain:
     """Ends the waits that only the client would end, so that an idle stream does not hold up the exit."""
@@ -63,6 +59,11 @@ async def write(context: Context, message: bytes) -> None:
     except grpc.aio.InternalError:
         # The client went while this was on its way; grpc is about to cancel the call, which is no fault to report.
         raise asyncio.CancelledError from None
+
+
+def shutting_down() -> InferenceError:
+    """How calls end that draining cuts short."""
+    return InferenceError(ErrorCode.UNAVAILABLE, "GRPC server is shutting down and has stopped accepting new requests.")
 
 
 def internal_error(what: str) -> InferenceError:

@@ -5,7 +5,7 @@ import asyncio
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 from halimede.core.wire.protocol import ProtoMessage, message_class, parse
-from halimede.frontends.grpc.call import SHUTTING_DOWN, Context, Drain, abort, write
+from halimede.frontends.grpc.call import Context, Drain, abort, shutting_down, write
 from halimede.runtime.server import Server
 
 SERVICES = ("", "inference.GRPCInferenceService")
@@ -43,7 +43,7 @@ class Health:
         except InferenceError as error:
             failure = error
         else:
-            failure = SHUTTING_DOWN
+            failure = shutting_down()
             await self._watch(service, context)
         await abort(context, failure)
 

@@ -21,14 +21,14 @@ from halimede.core.wire.grpc_infer import (
     encode_stream_infer,
 )
 from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage, parse
-from halimede.frontends.grpc.call import SHUTTING_DOWN, Context, Drain, abort, internal_error, write
+from halimede.frontends.grpc.call import Context, Drain, abort, internal_error, shutting_down, write
 from halimede.runtime.server import Server
 
 MAX_UNANSWERED = 256
 """Requests of one stream that are being answered, or whose answers wait to be sent, before the stream is read on."""
 
-MAX_UNSENT_BYTES = 64 << 20
-"""Answers of one stream that may wait for a client that does not read them."""
+MAX_UNSENT_BYTES = 128 << 20
+"""Answers of one stream that may wait to be sent: above it no more requests are read, and decoupled models cut off."""
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class _InferStream:
         self._drain = drain
         self._context = context
         self._errors_end_it = ("triton_grpc_error", "true") in tuple(context.invocation_metadata() or ())
-        self._outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._outcome: asyncio.Future[InferenceError | None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._ordered: deque[_Slot] = deque()
@@ -118,6 +118,7 @@ class _InferStream:
         self._unsent: deque[bytes | InferenceError] = deque()
         self._unsent_bytes = 0
         self._is_read = False
+        self._farewell: InferenceError | None = None
 
     async def run(self) -> None:
         """Return when the client has closed its side and all is answered; raise what the stream is to end with."""
@@ -129,7 +130,8 @@ class _InferStream:
             reading.cancel()
             # A write that has begun must end before the status can be sent, however slowly the client reads.
             await asyncio.wait((reading, writing))
-            self._outcome.result()
+            if (error := self._outcome.result()) is not None:
+                raise error
         finally:
             self._let_go()
             reading.cancel()
@@ -142,6 +144,7 @@ class _InferStream:
         for ticket in tuple(self._tickets):
             self._server.cancel(ticket)
         self._tickets.clear()
+        self._ordered.clear()
         self._unsent.clear()
         self._changed.set()
 
@@ -158,7 +161,7 @@ class _InferStream:
         try:
             async with self._drain.scope():
                 while True:
-                    while self._unanswered + len(self._unsent) >= MAX_UNANSWERED:
+                    while self._is_full():
                         self._room.clear()
                         await self._room.wait()
                     raw = await self._context.read()
@@ -166,9 +169,13 @@ class _InferStream:
                         break
                     self._accept(raw)
         except TimeoutError:
-            pass  # draining: what was read is answered, and the writer ends the stream
+            # Draining: what was read is still answered.
+            self._farewell = shutting_down()
         self._is_read = True
         self._changed.set()
+
+    def _is_full(self) -> bool:
+        return self._unanswered + len(self._unsent) >= MAX_UNANSWERED or self._unsent_bytes > MAX_UNSENT_BYTES
 
     async def _write(self) -> None:
         while True:
@@ -183,15 +190,11 @@ class _InferStream:
                 break
             self._changed.clear()
             await self._changed.wait()
-        self._end(SHUTTING_DOWN if self._drain.started else None)
+        self._end(self._farewell)
 
     def _end(self, error: InferenceError | None) -> None:
-        if self._outcome.done():
-            return
-        if error is None:
-            self._outcome.set_result(None)
-        else:
-            self._outcome.set_exception(error)
+        if not self._outcome.done():
+            self._outcome.set_result(error)
 
     def _accept(self, raw: bytes) -> None:
         message = parse(ModelInferRequest, raw)
@@ -258,8 +261,8 @@ class _InferStream:
 
     def _flush(self, slot: _Slot) -> None:
         for answer in slot.ready:
-            if self._unsent_bytes > MAX_UNSENT_BYTES:
-                # Only a decoupled model can get here; nothing tells it to wait.
+            if slot.is_decoupled and self._unsent_bytes > MAX_UNSENT_BYTES:
+                # Reading no more requests bounds all but this: nothing tells a decoupled model to wait.
                 message = f"the client left {MAX_UNSENT_BYTES >> 20} MiB of responses unread on this stream"
                 self._end(InferenceError(ErrorCode.CANCELLED, message))
                 return

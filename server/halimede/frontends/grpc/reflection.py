@@ -8,7 +8,7 @@ import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 from halimede.core.types import InferenceError
 from halimede.core.types.error import clip
 from halimede.core.wire.protocol import POOL, ProtoMessage, message_class, parse
-from halimede.frontends.grpc.call import SHUTTING_DOWN, Context, Drain, abort, write
+from halimede.frontends.grpc.call import Context, Drain, abort, shutting_down, write
 
 # The messages of v1alpha are the same on the wire.
 _Request = message_class("grpc.reflection.v1.ServerReflectionRequest")
@@ -35,7 +35,7 @@ class Reflection:
         except InferenceError as error:
             failure = error
         except TimeoutError:
-            failure = SHUTTING_DOWN
+            failure = shutting_down()
         await abort(context, failure)
 
     def answer(self, request: ProtoMessage) -> ProtoMessage:

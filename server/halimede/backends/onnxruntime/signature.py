@@ -1,0 +1,126 @@
+"""What an ONNX model says of its inputs and outputs, and the check of a configuration against it."""
+
+import logging
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from halimede.backends.onnxruntime.session import DATATYPES
+from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature
+from halimede.core.config.model_config import ModelConfig
+from halimede.core.types import DataType, ErrorCode, InferenceError
+
+log = logging.getLogger(__name__)
+
+
+def read_signature(session: Any, path: Path, config: ModelConfig) -> ModelSignature:
+    """The model's tensors, in its order.
+
+    An initializer that a caller may override is an input if the configuration names it. An output that is no tensor
+    (the map of a scikit-learn classifier) is left out unless the configuration names it: then, as for any such input,
+    INVALID_ARG.
+    """
+    configured = {each.name for each in config.input} | {each.name for each in config.output}
+    overridable = [each for each in session.get_overridable_initializers() if each.name in configured]
+    inputs = [*session.get_inputs(), *overridable]
+    outputs = []
+    for each in session.get_outputs():
+        if each.type in DATATYPES or each.name in configured:
+            outputs.append(each)
+        else:
+            log.warning("model '%s': output '%s' is left out: it is a %s", config.name, each.name, each.type)
+    # The runtime gives a scalar and a tensor of unknown rank the same empty shape; the file knows better.
+    is_unsure = any(not each.shape for each in (*inputs, *outputs))
+    unknown = tensors_without_rank(path) if is_unsure else frozenset()
+    return ModelSignature(
+        tuple(_tensor(each, unknown, config) for each in inputs),
+        tuple(_tensor(each, unknown, config) for each in outputs),
+    )
+
+
+def check_model(config: ModelConfig, path: Path, session: Any) -> None:
+    """INVALID_ARG with every disagreement between the configuration and the model; UNSUPPORTED for what cannot run."""
+    problems = check_signature(config, read_signature(session, path, config))
+    if problems:
+        raise InferenceError(ErrorCode.INVALID_ARG, "; ".join(problem.message for problem in problems))
+    strings = [each.name for each in config.input if each.data_type is DataType.BYTES]
+    bfloats = [each.name for each in config.output if each.data_type is DataType.BF16]
+    if strings and bfloats:
+        raise InferenceError(
+            ErrorCode.UNSUPPORTED,
+            f"model '{config.name}': input '{strings[0]}' is TYPE_STRING and output '{bfloats[0]}' is TYPE_BF16; "
+            "onnxruntime's Python interface cannot run both in one model",
+        )
+
+
+def tensors_without_rank(path: Path) -> frozenset[str]:
+    """The graph's inputs and outputs that have no shape at all. Weights are stepped over, not read."""
+    names: set[str] = set()
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for graph in _nested(data, 0, len(data), 7):  # ModelProto.graph
+                for field in (11, 12):  # GraphProto.input, .output
+                    names |= {name for info in _nested(data, *graph, field) if (name := _rankless(data, *info))}
+    except (ValueError, IndexError):
+        # Not protobuf (the runtime's own ORT format): then only the runtime is asked.
+        return frozenset()
+    return frozenset(names)
+
+
+def _rankless(data: mmap.mmap, start: int, stop: int) -> str:
+    """The name of a ValueInfoProto without a shape, "" of one that has one."""
+    name = "".join(data[a:b].decode() for a, b in _nested(data, start, stop, 1))
+    for type_at in _nested(data, start, stop, 2):  # ValueInfoProto.type
+        for tensor_at in _nested(data, *type_at, 1):  # TypeProto.tensor_type
+            if any(True for _ in _nested(data, *tensor_at, 2)):  # TypeProto.Tensor.shape
+                return ""
+    return name
+
+
+def _nested(data: mmap.mmap, start: int, stop: int, number: int) -> Iterator[tuple[int, int]]:
+    """Where the length-delimited fields of that number lie in a protobuf message."""
+    at = start
+    while at < stop:
+        key, at = _varint(data, at)
+        match key & 7:
+            case 0:
+                _, at = _varint(data, at)
+            case 1:
+                at += 8
+            case 2:
+                size, at = _varint(data, at)
+                if key >> 3 == number:
+                    yield at, at + size
+                at += size
+            case 5:
+                at += 4
+            case wire_type:
+                raise ValueError(f"wire type {wire_type}")
+
+
+def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 64:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise ValueError("varint of more than 64 bits")
+
+
+def _tensor(said: Any, unknown: frozenset[str], config: ModelConfig) -> TensorSignature:
+    datatype = DATATYPES.get(said.type)
+    if datatype is None:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"model '{config.name}': unsupported ONNX type '{said.type}' for I/O '{said.name}', expected a tensor of "
+            "a datatype that the protocol has",
+        )
+    if said.name in unknown and not said.shape:
+        return TensorSignature(said.name, datatype, None)
+    # A symbolic dimension is its name or None.
+    shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in said.shape)
+    return TensorSignature(said.name, datatype, shape)

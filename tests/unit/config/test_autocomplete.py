@@ -1,0 +1,247 @@
+import pytest
+from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature, complete
+from halimede.core.config.model_config import (
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelInput,
+    ModelOutput,
+    ModelSequenceBatching,
+    ModelTensorReshape,
+)
+from halimede.core.types import DataType, ErrorCode, InferenceError, Problem
+
+FP32, INT64 = DataType.FP32, DataType.INT64
+SCALAR = ModelTensorReshape(())
+
+BATCHABLE = ModelSignature(
+    (TensorSignature("x", FP32, (-1, 3, 224)), TensorSignature("len", INT64, (-1,))),
+    (TensorSignature("y", FP32, (-1, 10)),),
+)
+FIXED = ModelSignature(
+    (TensorSignature("x", FP32, (2, -1)), TensorSignature("k", INT64, ())), (TensorSignature("y", FP32, (-1,)),)
+)
+
+AUTOFILLED = (
+    "autofilled max_batch_size to 4 for model 'm' since batching is supported but no max_batch_size is specified in "
+    "model configuration. Must specify max_batch_size to utilize autofill with a larger max batch size"
+)
+
+
+def test_a_batchable_model_gets_a_batch_size_a_scheduler_and_dims_without_rows():
+    assert complete(ModelConfig(name="m"), BATCHABLE) == (
+        ModelConfig(
+            name="m",
+            max_batch_size=4,
+            dynamic_batching=ModelDynamicBatching(),
+            input=(
+                ModelInput("x", FP32, dims=(3, 224)),
+                ModelInput("len", INT64, dims=(1,), reshape=SCALAR),
+            ),
+            output=(ModelOutput("y", FP32, dims=(10,)),),
+        ),
+        (AUTOFILLED,),
+    )
+
+
+def test_a_model_with_one_fixed_first_dimension_does_not_batch_and_scalars_become_one_element():
+    assert complete(ModelConfig(name="m"), FIXED) == (
+        ModelConfig(
+            name="m",
+            input=(ModelInput("x", FP32, dims=(2, -1)), ModelInput("k", INT64, dims=(1,), reshape=SCALAR)),
+            output=(ModelOutput("y", FP32, dims=(-1,)),),
+        ),
+        (),
+    )
+
+
+def test_a_model_that_cannot_batch_refuses_a_batch_size():
+    with pytest.raises(InferenceError) as raised:
+        complete(ModelConfig(name="m", max_batch_size=8), FIXED)
+
+    assert raised.value == InferenceError(
+        ErrorCode.INVALID_ARG,
+        "autofill failed for model 'm': model does not support batching while non-zero max_batch_size is specified",
+    )
+
+
+def test_a_given_batch_size_is_kept_and_gets_a_scheduler():
+    config, notes = complete(ModelConfig(name="m", max_batch_size=64), BATCHABLE)
+
+    assert (config.max_batch_size, config.dynamic_batching, notes) == (64, ModelDynamicBatching(), ())
+
+
+def test_a_given_scheduler_is_kept():
+    dynamic = ModelDynamicBatching(max_queue_delay_microseconds=5)
+    with_dynamic, _ = complete(ModelConfig(name="m", dynamic_batching=dynamic), BATCHABLE)
+    with_sequence, _ = complete(ModelConfig(name="m", sequence_batching=ModelSequenceBatching()), BATCHABLE)
+
+    assert (with_dynamic.max_batch_size, with_dynamic.dynamic_batching) == (4, dynamic)
+    assert (with_sequence.max_batch_size, with_sequence.dynamic_batching) == (4, None)
+
+
+@pytest.mark.parametrize(("default", "batching"), [(0, None), (1, None), (2, ModelDynamicBatching())])
+def test_the_default_batch_size_is_a_setting(default: int, batching: ModelDynamicBatching | None):
+    config, _ = complete(ModelConfig(name="m"), BATCHABLE, default_max_batch_size=default)
+
+    assert (config.max_batch_size, config.dynamic_batching) == (default, batching)
+    assert config.input[0].dims == ((3, 224) if default else (-1, 3, 224))
+
+
+def test_a_configuration_that_gives_inputs_and_outputs_is_left_alone():
+    config = ModelConfig(
+        name="m", input=(ModelInput("x", FP32, dims=(1,)),), output=(ModelOutput("y", FP32, dims=(), reshape=SCALAR),)
+    )
+
+    assert complete(config, BATCHABLE) == (
+        config,
+        ("skipping model configuration auto-complete for 'm': inputs and outputs already specified",),
+    )
+
+
+def test_what_a_partly_given_tensor_lacks_is_filled_in():
+    config = ModelConfig(
+        name="m",
+        max_batch_size=2,
+        input=(ModelInput("len", optional=True), ModelInput("x", INT64), ModelInput("ghost")),
+        output=(ModelOutput("y", dims=(5, 2), label_filename="l.txt"),),
+    )
+
+    completed, notes = complete(config, BATCHABLE)
+
+    assert notes == ()
+    assert completed.input == (
+        ModelInput("len", INT64, dims=(1,), reshape=SCALAR, optional=True),
+        ModelInput("x", INT64, dims=(3, 224)),
+        ModelInput("ghost"),
+    )
+    assert completed.output == (ModelOutput("y", FP32, dims=(5, 2), label_filename="l.txt"),)
+
+
+def test_dims_that_spell_out_the_rows_keep_batching_off():
+    config = ModelConfig(
+        name="m", input=(ModelInput("x", FP32, dims=(-1, 3, 224)), ModelInput("len", INT64, dims=(-1,)))
+    )
+
+    completed, notes = complete(config, BATCHABLE)
+
+    assert completed == ModelConfig(name="m", input=config.input, output=(ModelOutput("y", FP32, dims=(-1, 10)),))
+    assert notes == (
+        "no max_batch_size was filled in for model 'm': its configuration gives dims with the batch dimension",
+    )
+    assert check_signature(completed, BATCHABLE) == ()
+
+
+def test_a_tensor_of_unknown_rank_is_left_to_the_configuration():
+    signature = ModelSignature((TensorSignature("x", FP32, (-1, 3)),), (TensorSignature("y", FP32, None),))
+
+    assert complete(ModelConfig(name="m"), signature) == (
+        ModelConfig(name="m", input=(ModelInput("x", FP32, dims=(-1, 3)),), output=(ModelOutput("y", FP32),)),
+        (),
+    )
+
+
+@pytest.mark.parametrize("signature", [BATCHABLE, FIXED])
+@pytest.mark.parametrize("default", [0, 4])
+def test_what_was_completed_agrees_with_the_model(signature: ModelSignature, default: int):
+    completed, _ = complete(ModelConfig(name="m"), signature, default_max_batch_size=default)
+
+    assert check_signature(completed, signature) == ()
+    assert complete(completed, signature)[0] == completed
+
+
+def config_of(max_batch_size: int, x: ModelInput, y: ModelOutput) -> ModelConfig:
+    return ModelConfig(name="m", max_batch_size=max_batch_size, input=(x,), output=(y,))
+
+
+def simple(x: tuple[int, ...] | None, y: tuple[int, ...] | None = (-1, 10)) -> ModelSignature:
+    return ModelSignature((TensorSignature("x", FP32, x),), (TensorSignature("y", FP32, y),))
+
+
+def test_every_disagreement_with_the_model_is_named():
+    config = ModelConfig(
+        name="m",
+        max_batch_size=4,
+        input=(ModelInput("x", INT64, dims=(3, 225)),),
+        output=(ModelOutput("y", FP32, dims=(10,)), ModelOutput("z", FP32, dims=(1,))),
+    )
+
+    assert check_signature(config, BATCHABLE) == (
+        Problem("unable to load model 'm', configuration expects 1 inputs, model provides 2", "input"),
+        Problem(
+            "unable to load model 'm', configuration expects datatype TYPE_INT64 for input 'x', model provides "
+            "TYPE_FP32",
+            "input[0].data_type",
+        ),
+        Problem(
+            "model 'm', tensor 'x': the model expects shape [-1,3,224] but the model configuration specifies shape "
+            "[-1,3,225] (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
+            "making complete shape [-1,3,225])",
+            "input[0].dims",
+        ),
+        Problem("unable to load model 'm', unexpected inference output 'z', allowed outputs are: y", "output[1].name"),
+    )
+
+
+def test_outputs_may_be_left_out_of_the_configuration():
+    signature = ModelSignature(simple((-1, 3)).inputs, (*simple((-1, 3)).outputs, TensorSignature("more", FP32, (1,))))
+
+    assert (
+        check_signature(config_of(4, ModelInput("x", FP32, dims=(3,)), ModelOutput("y", FP32, dims=(10,))), signature)
+        == ()
+    )
+
+
+@pytest.mark.parametrize(
+    ("max_batch_size", "tensor", "shape", "problem"),
+    [
+        (4, ModelInput("x", FP32, dims=(3,)), (-1, 3), None),
+        (4, ModelInput("x", FP32, dims=(3,)), (-1, -1), None),
+        (4, ModelInput("x", FP32, dims=(1,), reshape=SCALAR), (-1,), None),
+        (4, ModelInput("x", FP32, dims=(6,), reshape=ModelTensorReshape((2, 3))), (-1, 2, 3), None),
+        (0, ModelInput("x", FP32, dims=(1,), reshape=SCALAR), (), None),
+        (0, ModelInput("x", FP32, dims=(2, 3)), None, None),
+        (
+            4,
+            ModelInput("x", FP32, dims=(3, 3)),
+            (-1, 3),
+            "the model expects 2 dimensions (shape [-1,3]) but the model configuration specifies 3 dimensions (an "
+            "initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making complete "
+            "shape [-1,3,3])",
+        ),
+        (
+            4,
+            ModelInput("x", FP32, dims=(3,)),
+            (8, 3),
+            "for the model to support batching the shape should have at least 1 dimension and the first dimension "
+            "must be -1; but shape expected by the model is [8,3]",
+        ),
+        (
+            4,
+            ModelInput("x", FP32, dims=(1,), reshape=SCALAR),
+            (),
+            "for the model to support batching the shape should have at least 1 dimension and the first dimension "
+            "must be -1; but shape expected by the model is []",
+        ),
+        (
+            0,
+            ModelInput("x", FP32, dims=(3,)),
+            (1, 3),
+            "the model expects 2 dimensions (shape [1,3]) but the model configuration specifies 1 dimensions "
+            "(shape [3])",
+        ),
+        (
+            0,
+            ModelInput("x", FP32, dims=(-1, 3)),
+            (1, 3),
+            "the model expects shape [1,3] but the model configuration specifies shape [-1,3]",
+        ),
+    ],
+)
+def test_dims_are_compared_with_rows_and_reshape(
+    max_batch_size: int, tensor: ModelInput, shape: tuple[int, ...] | None, problem: str | None
+):
+    output = ModelOutput("y", FP32, dims=(10,) if max_batch_size else (-1, 10))
+
+    problems = check_signature(config_of(max_batch_size, tensor, output), simple(shape))
+
+    assert [found.message for found in problems] == ([f"model 'm', tensor 'x': {problem}"] if problem else [])

@@ -1,0 +1,105 @@
+from math import inf, isnan, nan
+
+import pytest
+from halimede.core.observe.exposition import Exposition, edge_texts, label_text, number_text
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def test_a_family_with_two_series():
+    out = Exposition()
+    out.family("nv_inference_count", "counter", "Number of inferences")
+    out.sample(label_text({"version": "1", "model": "a"}), 3)
+    out.sample(label_text({"version": "2", "model": "a"}), 0.5)
+
+    assert out.to_bytes() == (
+        b"# HELP nv_inference_count Number of inferences\n"
+        b"# TYPE nv_inference_count counter\n"
+        b'nv_inference_count{model="a",version="1"} 3\n'
+        b'nv_inference_count{model="a",version="2"} 0.5\n'
+    )
+
+
+def test_a_family_is_announced_without_series_and_a_series_may_have_no_labels():
+    out = Exposition()
+    out.family("nv_gpu_utilization", "gauge", "GPU")
+    out.family("nv_cpu_utilization", "gauge", "CPU")
+    out.sample("", 1.0)
+
+    assert out.to_bytes() == (
+        b"# HELP nv_gpu_utilization GPU\n# TYPE nv_gpu_utilization gauge\n"
+        b"# HELP nv_cpu_utilization CPU\n# TYPE nv_cpu_utilization gauge\n"
+        b"nv_cpu_utilization 1\n"
+    )
+
+
+def test_a_histogram_is_cumulative():
+    out = Exposition()
+    out.family("h_seconds", "histogram", "H")
+    out.histogram('model="a"', edge_texts([0.1, 1.0]), [2, 0, 3], 12.5)
+    out.histogram("", edge_texts([]), [4], 0)
+
+    assert out.to_bytes().decode().splitlines()[2:] == [
+        'h_seconds_bucket{model="a",le="0.1"} 2',
+        'h_seconds_bucket{model="a",le="1"} 2',
+        'h_seconds_bucket{model="a",le="+Inf"} 5',
+        'h_seconds_sum{model="a"} 12.5',
+        'h_seconds_count{model="a"} 5',
+        'h_seconds_bucket{le="+Inf"} 4',
+        "h_seconds_sum 0",
+        "h_seconds_count 4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (2**64, "18446744073709551616"),
+        (1.0, "1"),
+        (-3.0, "-3"),
+        (0.1, "0.1"),
+        (1e-05, "1e-05"),
+        (1e300, "1e+300"),
+        (inf, "+Inf"),
+        (-inf, "-Inf"),
+        (nan, "NaN"),
+    ],
+)
+def test_numbers(value: float, text: str):
+    assert number_text(value) == text
+
+
+def test_label_values_are_escaped():
+    assert label_text({"model": 'back\\slash "quote" new\nline'}) == 'model="back\\\\slash \\"quote\\" new\\nline"'
+
+
+def test_help_is_escaped():
+    out = Exposition()
+    out.family("a", "gauge", "one\ntwo \\ three")
+
+    assert out.to_bytes() == b"# HELP a one\\ntwo \\\\ three\n# TYPE a gauge\n"
+
+
+def test_a_name_that_is_not_utf8_does_not_cost_the_scrape():
+    out = Exposition()
+    out.family("a", "gauge", "A")
+    out.sample(label_text({"model": "m\udcff"}), 1)
+
+    assert out.to_bytes().endswith(b'a{model="m?"} 1\n')
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z_]{1,5}", fullmatch=True), st.text(max_size=20), max_size=4), st.floats())
+def test_what_is_written_is_what_another_parser_reads(labels: dict[str, str], value: float):
+    out = Exposition()
+    out.family("some_gauge", "gauge", "A gauge")
+    out.sample(label_text(labels), value)
+
+    # A lone surrogate is not UTF-8, whoever writes it; see the test above.
+    expected = {name: text.encode("utf-8", "replace").decode() for name, text in labels.items()}
+    (family,) = text_string_to_metric_families(out.to_bytes().decode())
+    (sample,) = family.samples
+    assert (family.name, family.type, family.documentation) == ("some_gauge", "gauge", "A gauge")
+    assert (sample.name, sample.labels) == ("some_gauge", expected)
+    assert sample.value == value or (isnan(sample.value) and isnan(value))

@@ -1,0 +1,191 @@
+from halimede.core.observe.metrics import GpuSample, ModelSample, SystemSample, render
+from halimede.core.observe.stats import BUCKET_EDGES_NS, ModelStats
+from halimede.core.types.statistics import FailureReason
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+MS = 1_000_000
+
+# Names, types and help texts as the clients and dashboards of Triton know them.
+TRITON_FAMILIES = {
+    "nv_inference_request_success": ("counter", "Number of successful inference requests, all batch sizes"),
+    "nv_inference_request_failure": ("counter", "Number of failed inference requests, all batch sizes"),
+    "nv_inference_count": ("counter", "Number of inferences performed (does not include cached requests)"),
+    "nv_inference_exec_count": ("counter", "Number of model executions performed (does not include cached requests)"),
+    "nv_inference_request_duration_us": (
+        "counter",
+        "Cumulative inference request duration in microseconds (includes cached requests)",
+    ),
+    "nv_inference_queue_duration_us": (
+        "counter",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+    ),
+    "nv_inference_compute_input_duration_us": (
+        "counter",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+    ),
+    "nv_inference_compute_infer_duration_us": (
+        "counter",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+    ),
+    "nv_inference_compute_output_duration_us": (
+        "counter",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+    ),
+    "nv_inference_pending_request_count": (
+        "gauge",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+    ),
+    "nv_model_load_duration_secs": ("gauge", "Model load time in seconds"),
+    "nv_gpu_utilization": ("gauge", "GPU utilization rate [0.0 - 1.0)"),
+    "nv_gpu_memory_total_bytes": ("gauge", "GPU total memory, in bytes"),
+    "nv_gpu_memory_used_bytes": ("gauge", "GPU used memory, in bytes"),
+    "nv_gpu_power_usage": ("gauge", "GPU power usage in watts"),
+    "nv_gpu_power_limit": ("gauge", "GPU power management limit in watts"),
+    "nv_energy_consumption": ("counter", "GPU energy consumption in joules since the Triton Server started"),
+    "nv_cpu_utilization": ("gauge", "CPU utilization rate [0.0 - 1.0]"),
+    "nv_cpu_memory_total_bytes": ("gauge", "CPU total memory (RAM), in bytes"),
+    "nv_cpu_memory_used_bytes": ("gauge", "CPU used memory (RAM), in bytes"),
+}
+
+
+def parse(body: bytes) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(body.decode())}
+
+
+def values(body: bytes, family: str) -> dict[tuple[tuple[str, str], ...], float]:
+    """The samples of a family by their labels, sorted."""
+    return {tuple(sorted(sample.labels.items())): sample.value for sample in parse(body)[family].samples}
+
+
+def test_every_family_is_announced_before_there_is_a_model():
+    families = parse(render([], None, []))
+
+    announced = {name: (family.type, family.documentation) for name, family in families.items()}
+    assert {name: announced[name] for name in TRITON_FAMILIES} == TRITON_FAMILIES
+    assert {name: kind for name, (kind, _) in announced.items() if name not in TRITON_FAMILIES} == {
+        "halimede_executing_requests": "gauge",
+        "halimede_queue_requests": "gauge",
+        "halimede_queue_oldest_request_seconds": "gauge",
+        "halimede_request_duration_seconds": "histogram",
+        "halimede_queue_duration_seconds": "histogram",
+    }
+    assert [family.samples for family in families.values() if family.samples] == []
+
+
+def test_a_model_has_every_series_from_the_moment_it_is_loaded():
+    body = render([ModelSample(ModelStats("m", "1"))], None, [])
+
+    families = parse(body)
+    not_of_models = ("nv_gpu", "nv_cpu", "nv_energy")
+    assert [
+        name for name, family in families.items() if not family.samples and not name.startswith(not_of_models)
+    ] == []
+    assert {sample.value for family in families.values() for sample in family.samples} == {0}
+
+
+def test_the_failure_counter_has_its_four_reasons_from_the_start():
+    stats = ModelStats("m", "1")
+    stats.record_failure(FailureReason.CANCELED, 5)
+
+    lines = render([ModelSample(stats)], None, []).decode().splitlines()
+    assert [line for line in lines if line.startswith("nv_inference_request_failure")] == [
+        'nv_inference_request_failure{model="m",reason="REJECTED",version="1"} 0',
+        'nv_inference_request_failure{model="m",reason="CANCELED",version="1"} 1',
+        'nv_inference_request_failure{model="m",reason="BACKEND",version="1"} 0',
+        'nv_inference_request_failure{model="m",reason="OTHER",version="1"} 0',
+    ]
+
+
+def test_counters_follow_the_statistics_in_whole_microseconds():
+    stats = ModelStats("m", "1")
+    stats.record_execution(5, 1 * MS, 20 * MS, 2 * MS)
+    stats.record_success(2, 30 * MS, 7 * MS, 1 * MS, 20 * MS, 2 * MS, 5)
+    stats.record_success(3, 25 * MS + 999, 2 * MS, 1 * MS, 20 * MS, 2 * MS, 5)
+    body = render([ModelSample(stats, pending=4, executing=3, oldest_wait_ns=1_500 * MS, load_seconds=0.25)], None, [])
+
+    of_model = {
+        name: values(body, name)[(("model", "m"), ("version", "1"))]
+        for name in (
+            *TRITON_FAMILIES,
+            "halimede_executing_requests",
+            "halimede_queue_requests",
+            "halimede_queue_oldest_request_seconds",
+        )
+        if not name.startswith(("nv_gpu", "nv_cpu", "nv_energy", "nv_inference_request_failure"))
+    }
+    assert of_model == {
+        "nv_inference_request_success": 2,
+        "nv_inference_count": 5,
+        "nv_inference_exec_count": 1,
+        "nv_inference_request_duration_us": 55_000,
+        "nv_inference_queue_duration_us": 9_000,
+        "nv_inference_compute_input_duration_us": 2_000,
+        "nv_inference_compute_infer_duration_us": 40_000,
+        "nv_inference_compute_output_duration_us": 4_000,
+        "nv_inference_pending_request_count": 4,
+        "nv_model_load_duration_secs": 0.25,
+        "halimede_executing_requests": 3,
+        "halimede_queue_requests": 4,
+        "halimede_queue_oldest_request_seconds": 1.5,
+    }
+
+
+def test_histograms_are_in_seconds():
+    stats = ModelStats("m", "1")
+    stats.record_success(1, 3 * MS, 40_000 * MS, 0, 0, 0, 0)
+    stats.record_success(1, 7 * MS, 0, 0, 0, 0, 0)
+    families = parse(render([ModelSample(stats)], None, []))
+
+    request, queue = (
+        {(one.name.removeprefix(name), one.labels.get("le")): one.value for one in families[name].samples}
+        for name in ("halimede_request_duration_seconds", "halimede_queue_duration_seconds")
+    )
+    assert len(request) == len(BUCKET_EDGES_NS) + 3
+    assert [request["_bucket", le] for le in ("0.0025", "0.005", "0.01", "+Inf")] == [0, 1, 2, 2]
+    assert (request["_sum", None], request["_count", None]) == (0.01, 2)
+    assert [queue["_bucket", le] for le in ("0.0001", "30", "+Inf")] == [1, 1, 2]
+    assert (queue["_sum", None], queue["_count", None]) == (40, 2)
+
+
+def test_metric_tags_become_labels_with_an_underscore_in_front():
+    tags = {"team": 'a "b"', "cost-centre": "7", "version": "tag"}
+    body = render([ModelSample(ModelStats("m", "1"), tags)], None, [])
+
+    line = next(line for line in body.decode().splitlines() if line.startswith("nv_inference_count{"))
+    assert line == 'nv_inference_count{_cost_centre="7",_team="a \\"b\\"",_version="tag",model="m",version="1"} 0'
+
+
+def test_gpu_values_that_the_driver_does_not_know_have_no_series():
+    whole = GpuSample("GPU-1", 0.75, 80 << 30, 5 << 30, 210.5, 700.0, 12.25)
+    mig = GpuSample("GPU-2", None, 40 << 30, 1 << 30, None, None, None)
+    body = render([], None, [whole, mig])
+
+    assert {name: values(body, name) for name in TRITON_FAMILIES if name.startswith(("nv_gpu", "nv_energy"))} == {
+        "nv_gpu_utilization": {(("gpu_uuid", "GPU-1"),): 0.75},
+        "nv_gpu_memory_total_bytes": {(("gpu_uuid", "GPU-1"),): 80 << 30, (("gpu_uuid", "GPU-2"),): 40 << 30},
+        "nv_gpu_memory_used_bytes": {(("gpu_uuid", "GPU-1"),): 5 << 30, (("gpu_uuid", "GPU-2"),): 1 << 30},
+        "nv_gpu_power_usage": {(("gpu_uuid", "GPU-1"),): 210.5},
+        "nv_gpu_power_limit": {(("gpu_uuid", "GPU-1"),): 700},
+        "nv_energy_consumption": {(("gpu_uuid", "GPU-1"),): 12.25},
+    }
+
+
+def test_the_first_sample_of_the_machine_has_no_utilization():
+    body = render([], SystemSample(None, 1000, 400), [])
+
+    assert {name: values(body, name) for name in TRITON_FAMILIES if name.startswith("nv_cpu")} == {
+        "nv_cpu_utilization": {},
+        "nv_cpu_memory_total_bytes": {(): 1000},
+        "nv_cpu_memory_used_bytes": {(): 400},
+    }
+
+
+def test_no_series_is_there_twice_whatever_models_are_called():
+    models = [ModelSample(ModelStats(name, version)) for name in ("a", "b", 'a"') for version in ("1", "2")]
+    lines = render(models, SystemSample(0.5, 2, 1), []).decode().splitlines()
+
+    series = [line.rsplit(" ", 1)[0] for line in lines if not line.startswith("#")]
+    assert len(series) == len(set(series))
+    help_lines = [line.split(" ")[2] for line in lines if line.startswith("# HELP")]
+    assert len(help_lines) == len(set(help_lines))

@@ -1,0 +1,103 @@
+import copy
+
+from halimede.core.observe.stats import BUCKET_EDGES_NS, ModelStats
+from halimede.core.types.statistics import (
+    BatchStatistics,
+    Duration,
+    FailureReason,
+    InferStatistics,
+    ModelStatistics,
+)
+
+MS = 1_000_000
+
+
+def test_a_model_that_was_never_asked_has_statistics_of_zero():
+    assert ModelStats("digits", "3").snapshot() == ModelStatistics("digits", "3")
+
+
+def test_each_request_of_a_batch_adds_the_whole_compute_time_of_its_batch():
+    stats = ModelStats("digits", "1")
+    stats.record_execution(5, input_ns=10, infer_ns=100, output_ns=20)
+    stats.record_success(2, 150, 20, 10, 100, 20, 1_700_000_000_000)
+    stats.record_success(3, 140, 10, 10, 100, 20, 1_700_000_000_001)
+
+    assert stats.snapshot() == ModelStatistics(
+        name="digits",
+        version="1",
+        last_inference_ms=1_700_000_000_001,
+        inference_count=5,
+        execution_count=1,
+        inference=InferStatistics(
+            success=Duration(2, 290),
+            queue=Duration(2, 30),
+            compute_input=Duration(2, 20),
+            compute_infer=Duration(2, 200),
+            compute_output=Duration(2, 40),
+        ),
+        batches=[BatchStatistics(5, Duration(1, 10), Duration(1, 100), Duration(1, 20))],
+    )
+
+
+def test_executions_are_counted_per_total_batch_size_in_ascending_order():
+    stats = ModelStats("digits", "1")
+    for rows in (8, 1, 8):
+        stats.record_execution(rows, 1, 2, 3)
+
+    snapshot = stats.snapshot()
+    assert snapshot.execution_count == 3
+    assert snapshot.batches == [
+        BatchStatistics(1, Duration(1, 1), Duration(1, 2), Duration(1, 3)),
+        BatchStatistics(8, Duration(2, 2), Duration(2, 4), Duration(2, 6)),
+    ]
+
+
+def test_failures_are_counted_by_reason_and_are_no_inferences():
+    stats = ModelStats("digits", "1")
+    stats.record_failure(FailureReason.REJECTED, 7)
+    stats.record_failure(FailureReason.REJECTED, 7)
+    stats.record_failure(FailureReason.BACKEND, 100)
+
+    assert stats.snapshot() == ModelStatistics("digits", "1", inference=InferStatistics(fail=Duration(3, 114)))
+    assert stats.failures == {
+        FailureReason.REJECTED: 2,
+        FailureReason.CANCELED: 0,
+        FailureReason.BACKEND: 1,
+        FailureReason.OTHER: 0,
+    }
+
+
+def test_two_snapshots_can_be_subtracted():
+    stats = ModelStats("digits", "1")
+    stats.record_execution(1, 1, 2, 3)
+    stats.record_success(1, 10, 4, 1, 2, 3, 5)
+    before = stats.snapshot()
+    kept = copy.deepcopy(before)
+    stats.record_execution(1, 1, 2, 3)
+    stats.record_success(1, 10, 4, 1, 2, 3, 6)
+    stats.record_failure(FailureReason.OTHER, 1)
+
+    assert before == kept
+    assert stats.snapshot().batches[0].compute_infer == Duration(2, 4)
+
+
+def test_durations_fall_into_the_bucket_whose_edge_they_do_not_exceed():
+    stats = ModelStats("digits", "1")
+    for request_ns, queue_ns in ((1 * MS, 0), (1 * MS + 1, 60_000 * MS)):
+        stats.record_success(1, request_ns, queue_ns, 0, 0, 0, 0)
+
+    edge = BUCKET_EDGES_NS.index(1 * MS)
+    assert {i: count for i, count in enumerate(stats.request_buckets) if count} == {edge: 1, edge + 1: 1}
+    assert {i: count for i, count in enumerate(stats.queue_buckets) if count} == {0: 1, len(BUCKET_EDGES_NS): 1}
+
+
+def test_bucket_edges_ascend():
+    assert list(BUCKET_EDGES_NS) == sorted(set(BUCKET_EDGES_NS))
+
+
+def test_repr_shows_what_was_counted():
+    stats = ModelStats("digits", "1")
+    stats.record_success(1, 1, 1, 1, 1, 1, 1)
+    stats.record_failure(FailureReason.OTHER, 1)
+
+    assert repr(stats) == "<ModelStats digits:1 success=1 fail=1>"

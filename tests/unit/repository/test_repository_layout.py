@@ -1,0 +1,147 @@
+import pytest
+from halimede.core.config.model_config import ModelConfig, ModelEnsembling
+from halimede.core.repository.layout import detect_backend, duplicates, version_directories
+from halimede.core.types import ErrorCode, InferenceError
+
+
+def test_versions_are_the_directories_with_plain_positive_numbers():
+    assert version_directories(["10", "9", "1", "9223372036854775807"]) == ((1, 9, 10, 9223372036854775807), ())
+
+
+def test_what_belongs_to_the_layout_otherwise_is_passed_over_in_silence():
+    assert version_directories(["configs", "warmup", "initial_state", "__pycache__", ".git", "..data", "1"]) == (
+        (1,),
+        (),
+    )
+
+
+def test_everything_else_is_ignored_with_one_warning_each():
+    names = ["02", "-1", "99999999999999999999", "x", "0", "00", "1.5", "٣", "1 ", "9223372036854775808", "9" * 10_000]
+
+    versions, warnings = version_directories(names)
+
+    assert versions == ()
+    assert sorted(warnings) == sorted(
+        [
+            "ignoring version directory '02': a version has no leading zeros",
+            "ignoring version directory '-1': a version is a decimal number, at least 1",
+            "ignoring version directory '99999999999999999999': a version is at most 9223372036854775807",
+            "ignoring version directory 'x': a version is a decimal number, at least 1",
+            "ignoring version directory '0': a version is at least 1",
+            "ignoring version directory '00': a version is at least 1",
+            "ignoring version directory '1.5': a version is a decimal number, at least 1",
+            "ignoring version directory '\\u0663': a version is a decimal number, at least 1",
+            "ignoring version directory '1 ': a version is a decimal number, at least 1",
+            "ignoring version directory '9223372036854775808': a version is at most 9223372036854775807",
+            f"ignoring version directory '{'9' * 256}...': a version is at most 9223372036854775807",
+        ]
+    )
+
+
+def found(config: ModelConfig, name: str = "m", files: tuple[str, ...] = ()) -> tuple[str, str]:
+    detected = detect_backend(config, name, files)
+    return detected.backend, detected.platform
+
+
+@pytest.mark.parametrize(
+    ("files", "backend", "platform"),
+    [
+        (("model.onnx",), "onnxruntime", "onnxruntime_onnx"),
+        (("model.plan",), "tensorrt", "tensorrt_plan"),
+        (("model.pt",), "pytorch", "pytorch_libtorch"),
+        (("model.pt2",), "pytorch", "torch_aoti"),
+        (("model.savedmodel",), "tensorflow", "tensorflow_savedmodel"),
+        (("model.graphdef",), "tensorflow", "tensorflow_graphdef"),
+        (("model.bin", "model.xml"), "openvino", ""),
+        (("helpers.py", "model.py"), "python", ""),
+        (("model.dali",), "dali", ""),
+        (("dali.py",), "dali", ""),
+        (("model.py", "model.onnx"), "onnxruntime", "onnxruntime_onnx"),
+    ],
+)
+def test_a_well_known_file_says_what_runs_it(files: tuple[str, ...], backend: str, platform: str):
+    assert found(ModelConfig(), "m.identity", files) == (backend, platform)
+
+
+def test_the_suffix_of_the_directory_says_it_when_no_file_does():
+    assert found(ModelConfig(), "my.model.identity") == ("identity", "")
+    assert found(ModelConfig(), "resnet.onnxruntime", ("weights.bin",)) == ("onnxruntime", "onnxruntime_onnx")
+
+
+@pytest.mark.parametrize("name", ["resnet", "resnet.", ".onnxruntime"])
+def test_nothing_says_what_runs_the_model(name: str):
+    with pytest.raises(InferenceError) as raised:
+        detect_backend(ModelConfig(), name, ("weights.bin",))
+
+    assert raised.value == InferenceError(
+        ErrorCode.INVALID_ARG,
+        f"Invalid model name: Could not determine backend for model '{name}' with no backend in model configuration. "
+        "Expected model name of the form 'model.<backend_name>'.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "expected"),
+    [
+        (ModelConfig(backend="onnxruntime"), (), ("onnxruntime", "onnxruntime_onnx")),
+        (ModelConfig(platform="onnxruntime_onnx"), (), ("onnxruntime", "onnxruntime_onnx")),
+        (ModelConfig(platform="torch_aoti", backend="pytorch"), (), ("pytorch", "torch_aoti")),
+        (ModelConfig(backend="pytorch"), (), ("pytorch", "pytorch_libtorch")),
+        (ModelConfig(backend="pytorch"), ("model.pt2",), ("pytorch", "torch_aoti")),
+        (ModelConfig(backend="pytorch", default_model_filename="net.pt2"), (), ("pytorch", "torch_aoti")),
+        (ModelConfig(backend="pytorch", runtime="model.py"), ("model.pt",), ("pytorch", "")),
+        (ModelConfig(backend="tensorflow"), ("model.graphdef",), ("tensorflow", "tensorflow_graphdef")),
+        (ModelConfig(backend="openvino"), ("model.onnx",), ("openvino", "")),
+        (ModelConfig(backend="python"), ("model.onnx", "model.py"), ("python", "")),
+        (ModelConfig(backend="mine", platform="anything"), (), ("mine", "anything")),
+        (ModelConfig(platform="ensemble"), (), ("", "ensemble")),
+        (ModelConfig(ensemble_scheduling=ModelEnsembling(), backend="ensemble"), (), ("", "ensemble")),
+    ],
+)
+def test_what_the_configuration_says_comes_first(
+    config: ModelConfig, files: tuple[str, ...], expected: tuple[str, str]
+):
+    assert found(config, "m.identity", files) == expected
+
+
+@pytest.mark.parametrize(
+    ("platform", "backend"),
+    [
+        ("onnxruntime_onnx", "tensorrt"),
+        ("tensorrt_plan", "onnxruntime"),
+        ("nonsense", "pytorch"),
+        ("ensemble", "python"),
+    ],
+)
+def test_platform_and_backend_may_not_contradict_each_other(platform: str, backend: str):
+    with pytest.raises(InferenceError) as raised:
+        detect_backend(ModelConfig(platform=platform, backend=backend), "m", ())
+
+    assert raised.value == InferenceError(
+        ErrorCode.INVALID_ARG, f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
+    )
+
+
+def test_an_unknown_platform_alone_is_an_error():
+    with pytest.raises(InferenceError) as raised:
+        detect_backend(ModelConfig(platform="caffe2_netdef"), "m", ("model.onnx",))
+
+    assert raised.value == InferenceError(
+        ErrorCode.INVALID_ARG,
+        "unexpected platform type 'caffe2_netdef' for model 'm', expected one of tensorflow_savedmodel, "
+        "tensorflow_graphdef, tensorrt_plan, onnxruntime_onnx, pytorch_libtorch, torch_aoti, ensemble, or a 'backend'",
+    )
+
+
+def test_detecting_twice_changes_nothing():
+    once = detect_backend(ModelConfig(), "m", ("model.onnx",))
+
+    assert detect_backend(once, "m", ("model.onnx",)) == once
+
+
+def test_a_name_in_two_repositories_is_served_from_neither():
+    assert duplicates([("/a", ["x", "y"]), ("/b/", ["z", "x"]), ("/c", ["y", "x"])]) == {
+        "x": "model 'x' appears in two or more repositories: /a/x, /b/x, /c/x",
+        "y": "model 'y' appears in two or more repositories: /a/y, /c/y",
+    }
+    assert duplicates([("/a", ["x"])]) == {}

@@ -1,0 +1,188 @@
+"""Control bodies: exact JSON out, Triton's texts for what comes in."""
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
+from halimede.core.config.model_view import ModelView
+from halimede.core.types import (
+    DataType,
+    ErrorCode,
+    InferenceError,
+    ModelIndexEntry,
+    ModelReadyState,
+    ServerMetadata,
+)
+from halimede.core.types.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
+from halimede.core.wire.http_control import (
+    decode_index_request,
+    decode_load_request,
+    decode_unload_request,
+    error_json,
+    index_json,
+    metadata_json,
+    model_metadata_json,
+    statistics_json,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def refusal(decode: Callable[[bytes], Any], body: bytes) -> InferenceError:
+    with pytest.raises(InferenceError) as caught:
+        decode(body)
+    return caught.value
+
+
+def internal(text: str) -> InferenceError:
+    return InferenceError(ErrorCode.INTERNAL, text)
+
+
+def test_the_server_says_what_it_is() -> None:
+    assert (
+        metadata_json(ServerMetadata("triton", "2.0", ("classification", "sequence")))
+        == b'{"name":"triton","version":"2.0","extensions":["classification","sequence"]}'
+    )
+
+
+def test_a_model_says_what_it_takes_with_the_batch_dimension_in_front() -> None:
+    config = ModelConfig(
+        name="m",
+        backend="python",
+        max_batch_size=8,
+        input=(ModelInput("a", DataType.BYTES, dims=(-1,)),),
+        output=(ModelOutput("b", DataType.FP32, dims=(2, 3)),),
+    )
+    assert model_metadata_json(ModelView("m", "2", ("1", "2"), config, {})) == (
+        b'{"name":"m","versions":["1","2"],"platform":"python",'
+        b'"inputs":[{"name":"a","datatype":"BYTES","shape":[-1,-1]}],'
+        b'"outputs":[{"name":"b","datatype":"FP32","shape":[-1,2,3]}]}'
+    )
+
+
+def test_a_model_without_batching_has_the_shapes_of_its_configuration() -> None:
+    config = ModelConfig(name="m", platform="ensemble", output=(ModelOutput("b", DataType.BOOL, dims=(4,)),))
+    assert model_metadata_json(ModelView("m", "1", ("1",), config, {})) == (
+        b'{"name":"m","versions":["1"],"platform":"ensemble","inputs":[],'
+        b'"outputs":[{"name":"b","datatype":"BOOL","shape":[4]}]}'
+    )
+
+
+def test_statistics_have_every_member_that_tools_subtract() -> None:
+    inference = InferStatistics(success=Duration(3, 30), cache_hit=Duration(1, 2))
+    batches = [BatchStatistics(4, compute_infer=Duration(1, 9))]
+    model = ModelStatistics("m", "1", 1700000000000, 8, 2, inference, batches)
+    zero = b'{"count":0,"ns":0}'
+    assert statistics_json([model]) == (
+        b'{"model_stats":[{"name":"m","version":"1","last_inference":1700000000000,"inference_count":8,'
+        b'"execution_count":2,"inference_stats":{"success":{"count":3,"ns":30},"fail":%b,"queue":%b,'
+        b'"compute_input":%b,"compute_infer":%b,"compute_output":%b,"cache_hit":{"count":1,"ns":2},"cache_miss":%b},'
+        b'"response_stats":{},"batch_stats":[{"batch_size":4,"compute_input":%b,"compute_infer":{"count":1,"ns":9},'
+        b'"compute_output":%b}],"memory_usage":[]}]}' % ((zero,) * 8)
+    )
+    assert statistics_json([]) == b'{"model_stats":[]}'
+
+
+def test_the_index_leaves_out_what_it_does_not_know() -> None:
+    entries = [
+        ModelIndexEntry("never"),
+        ModelIndexEntry("good", "1", ModelReadyState.READY),
+        ModelIndexEntry("gone", "2", ModelReadyState.UNAVAILABLE, "unloaded"),
+    ]
+    assert index_json(entries) == (
+        b'[{"name":"never"},{"name":"good","version":"1","state":"READY"},'
+        b'{"name":"gone","version":"2","state":"UNAVAILABLE","reason":"unloaded"}]'
+    )
+
+
+def test_errors_are_json_whatever_they_say() -> None:
+    assert error_json('no "x"\n') == b'{"error":"no \\"x\\"\\n"}'
+    assert error_json("\udcff") == b'{"error":"?"}'
+
+
+@pytest.mark.parametrize(
+    ("body", "ready"), [(b"", False), (b"{}", False), (b'{"ready":true}', True), (b'{"ready":false,"x":1}', False)]
+)
+def test_the_index_is_asked_for_ready_models_or_all(body: bytes, ready: bool) -> None:
+    assert decode_index_request(body) is ready
+
+
+def test_bodies_that_ask_for_no_index() -> None:
+    assert refusal(decode_index_request, b'{"ready":"x"}') == InferenceError(
+        ErrorCode.INVALID_ARG, "Invalid value for 'ready': expected a boolean"
+    )
+    assert refusal(decode_index_request, b"{nope").code is ErrorCode.INTERNAL
+    assert refusal(decode_index_request, b"[]") == internal(
+        "failed to parse the request JSON buffer: it is not an object. at 0"
+    )
+
+
+def test_load_parameters() -> None:
+    content = bytes(range(256))
+    body = b'{"parameters":{"config":"{}","file:1/model.onnx":"%b"}}' % base64.b64encode(content)
+    assert decode_load_request(body) == {"config": "{}", "file:1/model.onnx": content}
+    assert decode_load_request(b"") == {}
+    assert decode_load_request(b'{"x":1}') == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (
+            b'{"parameters":{"nope":"x"}}',
+            internal(
+                "unexpected error on creating Triton parameter: 'nope' is neither 'config' nor 'file:<version>/<path>'"
+            ),
+        ),
+        (
+            b'{"parameters":{"config":{}}}',
+            internal("Unable to parse 'config': attempt to access JSON non-string as string"),
+        ),
+        (
+            b'{"parameters":[]}',
+            internal("Unable to parse 'parameters': attempt to access JSON non-object as object"),
+        ),
+        (
+            b'{"parameters":{"file:1/m":"abc"}}',
+            InferenceError(
+                ErrorCode.INVALID_ARG,
+                "load parameter 'file:1/m' must be the file's content in base64: Incorrect padding",
+            ),
+        ),
+    ],
+)
+def test_wrong_load_parameters(body: bytes, error: InferenceError) -> None:
+    assert refusal(decode_load_request, body) == error
+
+
+def test_unload_takes_dependents_with_it_when_asked() -> None:
+    assert decode_unload_request(b"") is False
+    assert decode_unload_request(b'{"parameters":{"unload_dependents":true}}') is True
+    assert refusal(decode_unload_request, b'{"parameters":{"unload_dependents":1}}') == internal(
+        "Unable to parse 'unload_dependents': attempt to access JSON non-boolean as boolean"
+    )
+
+
+names = st.sampled_from(["parameters", "ready", "unload_dependents", "config", "file:1/m"]) | st.text()
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(names, inner),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize(
+    ("decode", "result_type"),
+    [(decode_index_request, bool), (decode_load_request, dict), (decode_unload_request, bool)],
+)
+@settings(deadline=None)
+@given(body=st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_decoded_or_refused(decode: Callable[[bytes], Any], result_type: type, body: bytes) -> None:
+    try:
+        outcome: object = type(decode(body))
+    except InferenceError as error:
+        outcome = error.code
+    assert outcome in (result_type, ErrorCode.INTERNAL, ErrorCode.INVALID_ARG)

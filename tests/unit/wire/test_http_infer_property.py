@@ -1,0 +1,325 @@
+"""What must hold for any body: a verdict of the client's kind, the same in slices as at once, no memory for claims."""
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
+from halimede.core.config.model_view import ModelView
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceResponse, Tensor
+from halimede.core.types.datatype import FROM_WIRE
+from halimede.core.types.tensor import join_bytes
+from halimede.core.wire.http_infer import (
+    BINARY,
+    DecodedInfer,
+    ResponseFormat,
+    decode_infer,
+    decode_infer_steps,
+    decode_large_steps,
+    decode_small,
+    encode_infer,
+    parse_header_length,
+)
+from halimede.core.wire.json_tensor import run
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+CONFIG = ModelConfig(
+    name="m",
+    max_batch_size=4,
+    input=(ModelInput("x", DataType.FP32, dims=(-1,)),),
+    output=(ModelOutput("y", DataType.FP32, dims=(-1,)),),
+)
+VIEW = ModelView("m", "1", ("1",), CONFIG, {"y": ("a", "b")})
+
+many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def verdict(decode: Callable[[], DecodedInfer]) -> tuple[object, ...]:
+    """The request and the format, or the code of the error: what two ways of reading must agree on."""
+    try:
+        decoded = decode()
+    except InferenceError as error:
+        return (error.code,) if len(error.message) < 4096 else (error.code, "and too long a text")
+    request = decoded.request
+    tensors = [(t.name, t.datatype, t.shape, bytes(t.data)) for t in request.inputs]
+    return tensors, request.outputs, request.parameters, request.id, decoded.format
+
+
+REFUSALS = [(ErrorCode.INVALID_ARG,), (ErrorCode.UNSUPPORTED,)]
+
+
+def is_fine(outcome: tuple[object, ...]) -> bool:
+    """Whether this is a request, or an error of the client's kind."""
+    return len(outcome) == 5 or outcome in REFUSALS
+
+
+# ---- Bodies that are nearly requests
+
+scalars = st.sampled_from(
+    [
+        *("0", "1", "-1", "1.5", "-0", "1e2", "1e400", "300", "18446744073709551616", "true", "false", "null"),
+        *("NaN", "Infinity", "-Infinity", '""', '"a"', '"],[{,"', r'"\""', r'"\\"', r'"\u00e9"', '"é"', '"a\\nb"'),
+        *(r'"\ud83d\ude00"', r'"\ud83d"', "{}", '{"a":[1,2]}', '"' + "long " * 20 + '"', '"' + r"\\\"" * 20 + '"'),
+        *('"' + r"\ud83d\ude00é" * 8 + '"', " " * 60 + "7", "x"),
+    ]
+)
+commas = st.sampled_from([",", ", ", " ,\n\t", "," + " " * 50])
+
+
+def arrays(elements: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    def joined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+        return st.builds(lambda comma, parts: f"[{comma.join(parts)}]", commas, st.lists(inner, max_size=6))
+
+    return st.recursive(joined(elements), joined, max_leaves=5)
+
+
+ELEMENTS = {
+    "BOOL": st.sampled_from(["true", "false"]),
+    "BYTES": st.text(max_size=60).map(json.dumps)
+    | st.text(max_size=60).map(lambda t: json.dumps(t, ensure_ascii=False)),
+    "FP32": st.floats(width=32).map(json.dumps),
+    "FP64": st.floats().map(json.dumps) | st.integers().map(str),
+    "INT8": st.integers(-130, 130).map(str),
+    "UINT64": st.integers(0, 2**64).map(str),
+    "INT32": st.integers(-(2**31), 2**31).map(str),
+}
+
+
+def count_of(array: str) -> int:
+    def size(value: Any) -> int:
+        return sum(map(size, value)) if isinstance(value, list) else 1
+
+    try:
+        return size(json.loads(array))
+    except ValueError:
+        return 1
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> str:
+    datatype = draw(st.sampled_from(sorted(ELEMENTS)))
+    array = draw(arrays(draw(st.sampled_from([ELEMENTS[datatype]] * 3 + [scalars]))))
+    members = [
+        '"name":"x"',
+        f'"datatype":"{datatype}"',
+        f'"shape":[{count_of(array) + draw(st.sampled_from([0, 0, 0, 0, 1]))}]',
+        f'"data":{array}',
+        *draw(
+            st.lists(st.sampled_from(['"data":[1]', r'"d\u0061ta":[2]', '"shape":[0]', '"z":[{"a":[1]}]']), max_size=1)
+        ),
+    ]
+    return f"{{{','.join(draw(st.permutations(members)))}}}"
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> bytes:
+    members = [
+        f'"inputs":[{", ".join(draw(st.lists(inputs(), min_size=1, max_size=3)))}]',
+        *draw(
+            st.lists(
+                st.sampled_from(
+                    ['"id":"a[{"', '"parameters":{"k":"v","n":[1]}', '"outputs":[{"name":"y"}]', '"q":[[[[1]]]]']
+                ),
+                max_size=1,
+            )
+        ),
+    ]
+    body = bytearray(f"{{{','.join(members)}}}".encode())
+    # Most bodies stay whole; the others lose or gain a byte or two at any place.
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
+        at = draw(st.integers(0, len(body) - 1))
+        body[at : at + draw(st.integers(0, 1))] = draw(st.sampled_from([b"", *map(bytes, zip(b'[]{},"\\:1 a\xff'))]))
+    return bytes(body)
+
+
+@many
+@given(body=bodies(), block_bytes=st.sampled_from([16, 17, 20, 33, 64, 4096]))
+@example(body=b'{"inputs":[{"name":"x","datatype":"FP32","shape":[0],"data":[[[0]]]}]}', block_bytes=16)
+def test_slices_give_the_verdict_of_the_whole(body: bytes, block_bytes: int) -> None:
+    whole = verdict(lambda: decode_small(VIEW, body, None, ""))
+    slices = verdict(lambda: run(decode_large_steps(VIEW, body, None, "", block_bytes)))
+    assert slices == whole
+    assert is_fine(whole)
+
+
+header_lengths = st.none() | st.integers(0, 80)
+
+
+@many
+@given(body=st.binary(max_size=80) | bodies(), header_length=header_lengths)
+def test_any_bytes_are_a_request_or_a_clients_fault(body: bytes, header_length: int | None) -> None:
+    length = header_length if header_length is None else min(header_length, len(body))
+    at_once = verdict(lambda: decode_infer(VIEW, body, length))
+    in_steps = verdict(lambda: run(decode_infer_steps(VIEW, memoryview(body), length)))
+    assert at_once == in_steps
+    assert is_fine(at_once)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=8,
+)
+tensor_members = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": st.text(max_size=4) | json_values,
+        "datatype": st.sampled_from(sorted(FROM_WIRE)) | json_values,
+        "shape": st.lists(st.integers(-1, 3) | st.integers(0, 2**70), max_size=3) | json_values,
+        "data": st.lists(st.integers(0, 3), max_size=4) | json_values,
+        "parameters": st.dictionaries(
+            st.sampled_from(["binary_data_size", "shared_memory_region", "binary_data", "classification"]),
+            st.integers(0, 9) | json_values,
+        )
+        | json_values,
+    },
+)
+documents = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.text() | json_values,
+        "inputs": st.lists(tensor_members, max_size=3) | json_values,
+        "outputs": st.lists(tensor_members, max_size=3) | json_values,
+        "parameters": st.dictionaries(
+            st.sampled_from(
+                ["sequence_id", "sequence_start", "priority", "timeout", "binary_data_output", "triton_x", "a"]
+            ),
+            json_values,
+        )
+        | json_values,
+    },
+)
+
+
+@many
+@given(document=documents | json_values, tail=st.none() | st.binary(max_size=12))
+def test_any_members_are_a_request_or_a_clients_fault(document: Any, tail: bytes | None) -> None:
+    text = json.dumps(document).encode()
+    view = None if tail is None else memoryview(tail)
+    whole = verdict(lambda: decode_small(VIEW, text, view, ""))
+    assert verdict(lambda: run(decode_large_steps(VIEW, text, view, "", 64))) == whole
+    assert is_fine(whole)
+
+
+@settings(deadline=None)
+@given(text=st.text(max_size=30) | st.integers().map(str), body_length=st.integers(0, 2**40))
+def test_any_header_length_is_in_range_or_a_clients_fault(text: str, body_length: int) -> None:
+    try:
+        outcome: object = 0 <= parse_header_length(text, body_length) <= body_length
+    except InferenceError as error:
+        outcome = error.code
+    assert outcome in (True, ErrorCode.INVALID_ARG)
+
+
+# ---- There and back
+
+INTEGERS = {t: np.iinfo(t.dtype.str) for t in DataType if t.dtype.kind in "iu" and t is not DataType.BF16}
+
+
+def wire_data(datatype: DataType, count: int) -> st.SearchStrategy[bytes]:
+    """`count` elements of any value, in wire layout."""
+    if datatype is DataType.BYTES:
+        return st.lists(st.text(max_size=12), min_size=count, max_size=count).map(join_bytes)
+    if datatype is DataType.BOOL:
+        return st.lists(st.integers(0, 1), min_size=count, max_size=count).map(bytes)
+    return st.binary(min_size=count * datatype.itemsize, max_size=count * datatype.itemsize)
+
+
+@st.composite
+def tensors(draw: st.DrawFn, datatypes: list[DataType]) -> list[Tensor]:
+    made = []
+    for n in range(draw(st.integers(1, 3))):
+        datatype = draw(st.sampled_from(datatypes))
+        shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
+        made.append(Tensor(f"t{n}", datatype, shape, draw(wire_data(datatype, int(np.prod(shape))))))
+    return made
+
+
+def request_of(answer: bytes, json_length: int | None) -> tuple[bytes, int | None]:
+    """A response body as the body of a request with its outputs as inputs."""
+    end = len(answer) if json_length is None else json_length
+    head = answer[:end].replace(b'"outputs":', b'"inputs":', 1)
+    return head + answer[end:], json_length if json_length is None else len(head)
+
+
+@many
+@given(tensors([t for t in DataType if t is not DataType.INVALID]))
+def test_binary_tensors_come_back_bit_by_bit(sent: list[Tensor]) -> None:
+    encoded = encode_infer(InferenceResponse("m", "1", outputs=sent), ResponseFormat(BINARY), VIEW)
+    body, length = request_of(b"".join(encoded.chunks), encoded.json_length)
+    assert length is not None
+    assert decode_infer(VIEW, body, length).request.inputs == sent
+
+
+@many
+@given(tensors([t for t in FROM_WIRE.values() if t.name not in ("FP16", "BF16")]), st.sampled_from([16, 40, 4096]))
+def test_json_tensors_come_back_value_by_value(sent: list[Tensor], block_bytes: int) -> None:
+    encoded = encode_infer(InferenceResponse("m", "1", outputs=sent), ResponseFormat(), VIEW)
+    body, length = request_of(b"".join(encoded.chunks), encoded.json_length)
+    assert length is None
+    for decoded in (
+        decode_small(VIEW, body, None, ""),
+        run(decode_large_steps(VIEW, body, None, "", block_bytes)),
+    ):
+        for back, tensor in zip(decoded.request.inputs, sent, strict=True):
+            assert (back.name, back.datatype, back.shape) == (tensor.name, tensor.datatype, tensor.shape)
+            # NaN has many bit patterns and one name.
+            np.testing.assert_array_equal(back.array(), tensor.array())
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(INTEGERS, key=lambda t: t.number)), st.integers(-(2**66), 2**66))
+def test_an_integer_arrives_as_it_is_or_not_at_all(datatype: DataType, value: int) -> None:
+    body = b'{"inputs":[{"name":"x","datatype":"%b","shape":[1],"data":[%d]}]}' % (datatype.name.encode(), value)
+    limits = INTEGERS[datatype]
+    try:
+        outcome: object = decode_infer(VIEW, body, None).request.inputs[0].array().tolist()
+    except InferenceError as error:
+        outcome = error.code
+    assert outcome == ([value] if limits.min <= value <= limits.max else ErrorCode.INVALID_ARG)
+
+
+# ---- Claims
+
+
+@pytest.mark.parametrize("datatype", ["FP64", "BYTES", "UINT8"])
+@pytest.mark.parametrize("shape", [[2**40], [2**20, 2**20], [2**62], [2**31, 2**31, 2**31], [0, 2**62], [1] * 20_000])
+@pytest.mark.parametrize("padding", [0, 200_000])
+def test_declared_sizes_cost_no_memory(datatype: str, shape: list[int], padding: int) -> None:
+    element = '"a"' if datatype == "BYTES" else "1"
+    head = json.dumps({"name": "x", "datatype": datatype, "shape": shape})[1:-1]
+    body = f'{{"inputs":[{{{head},"data":[{element},{" " * padding}{element}]}}]}}'.encode()
+    tracemalloc.start()
+    outcome = verdict(lambda: decode_infer(VIEW, body, None))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert outcome == (ErrorCode.INVALID_ARG,)
+    assert peak < 4 << 20
+
+
+@pytest.mark.parametrize("size", [2**31, 2**40, 2**63, 2**64 - 1])
+def test_declared_binary_sizes_cost_no_memory(size: int) -> None:
+    document = json.dumps(
+        {"inputs": [{"name": "x", "datatype": "FP32", "shape": [4], "parameters": {"binary_data_size": size}}]}
+    ).encode()
+    tracemalloc.start()
+    outcome = verdict(lambda: decode_infer(VIEW, document + bytes(16), len(document)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert outcome == (ErrorCode.INVALID_ARG,)
+    assert peak < 1 << 20
+
+
+def test_a_large_array_takes_little_more_memory_than_its_tensor() -> None:
+    count = 500_000
+    body = b'{"inputs":[{"name":"x","datatype":"INT8","shape":[%d],"data":[%b1]}]}' % (count, b"1," * (count - 1))
+    tracemalloc.start()
+    decoded = decode_infer(VIEW, body, None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert decoded.request.inputs[0].data == b"\1" * count
+    assert peak < count + (4 << 20)
