@@ -37,6 +37,8 @@ def run(settings: Settings) -> int:
     """Serve until a signal; the process's exit code."""
     configure(settings)
     keep_large_buffers()
+    # CUDA's own order is by speed; the inventory's, like nvidia-smi's, is by bus. Set before anything opens CUDA.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
         return uvloop.run(_serve(settings))
     except (InferenceError, OSError) as error:
@@ -106,7 +108,7 @@ class App:
         self._sampler.start()
 
     async def serve(self) -> int:
-        """Load the models, serve until a signal, drain. 1 when a model failed with `--exit-on-error`, or at the limit."""
+        """Load the models, serve until a signal, drain. 1 if a model failed under `--exit-on-error`, or at the limit."""
         loading = asyncio.ensure_future(self._core.start(self._startup_models()))
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)

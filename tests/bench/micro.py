@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import models
 import numpy as np
+
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
 from halimede.core.schedule.actions import Execute

@@ -28,6 +28,7 @@ import numpy as np
 import onnxruntime
 import perf_analyzer
 import psutil
+
 from halimede.demo.digits import train
 from halimede.demo.process import ServerProcess
 

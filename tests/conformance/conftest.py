@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.models import add_identity, add_onnx_identity, add_scaled, add_simple, add_simple_string
 from support.server import RunningServer, start_server
 
@@ -27,7 +28,22 @@ def write_repository(repository: Path) -> None:
     add_identity(repository, "text", datatype="BYTES", dims="-1")
     add_identity(repository, "ints", datatype="INT32", dims="-1")
     add_identity(repository, "slow", extra='parameters { key: "execute_delay_ms" value { string_value: "2000" } }')
-    for datatype in ("BOOL", "UINT8", "INT8", "UINT16", "INT16", "UINT32", "INT32", "UINT64", "INT64", "FP16", "FP32", "FP64", "BYTES", "BF16"):
+    for datatype in (
+        "BOOL",
+        "UINT8",
+        "INT8",
+        "UINT16",
+        "INT16",
+        "UINT32",
+        "INT32",
+        "UINT64",
+        "INT64",
+        "FP16",
+        "FP32",
+        "FP64",
+        "BYTES",
+        "BF16",
+    ):
         add_identity(repository, f"ident_{datatype.lower()}", datatype=datatype, dims="-1")
     add_onnx_identity(repository, "auto", "FP32", ["N", 4])
     add_scaled(repository, "scaled", 2.0, version=1)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
-from support.server import RunningServer
 from tritonclient.utils import InferenceServerException
+
+from support.server import RunningServer
 
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
 B = np.ones((1, 16), dtype=np.int32)
@@ -18,7 +19,9 @@ B = np.ones((1, 16), dtype=np.int32)
 def client(request: pytest.FixtureRequest, server: RunningServer):
     module = httpclient if request.param == "http" else grpcclient
     options = {"concurrency": 4} if request.param == "http" else {}
-    with module.InferenceServerClient(server.http_url if request.param == "http" else server.grpc_url, **options) as made:
+    with module.InferenceServerClient(
+        server.http_url if request.param == "http" else server.grpc_url, **options
+    ) as made:
         made.module = module
         yield made
 
@@ -36,7 +39,11 @@ def test_health_and_metadata(client) -> None:
     assert client.is_model_ready("simple")
     assert client.is_model_ready("simple", "1")
     if client.module is httpclient:
-        server, model, config = client.get_server_metadata(), client.get_model_metadata("simple"), client.get_model_config("simple")
+        server, model, config = (
+            client.get_server_metadata(),
+            client.get_model_metadata("simple"),
+            client.get_model_config("simple"),
+        )
     else:
         server = client.get_server_metadata(as_json=True)
         model = client.get_model_metadata("simple", as_json=True)
@@ -72,7 +79,9 @@ def test_async_infer(client) -> None:
     else:
         done: queue.Queue = queue.Queue()
         for n in range(32):
-            client.async_infer("simple", tensors(grpcclient, A + n), partial(lambda n, result, error: done.put((n, result, error)), n))
+            client.async_infer(
+                "simple", tensors(grpcclient, A + n), partial(lambda n, result, error: done.put((n, result, error)), n)
+            )
         collected = sorted((done.get(timeout=20) for _ in range(32)), key=lambda entry: entry[0])
         assert [error for _, _, error in collected] == [None] * 32
         results = [result for _, result, _ in collected]
@@ -110,11 +119,15 @@ def test_statistics_and_index(client) -> None:
         stats = client.get_inference_statistics("simple", as_json=True)["model_stats"][0]
         index = client.get_model_repository_index(as_json=True)["models"]
     assert int(stats["inference_stats"]["success"]["count"]) >= 1
-    assert {"name": "simple", "version": "1", "state": "READY"}.items() <= next(m for m in index if m["name"] == "simple").items()
+    assert {"name": "simple", "version": "1", "state": "READY"}.items() <= next(
+        m for m in index if m["name"] == "simple"
+    ).items()
 
 
 def test_control_is_refused_without_explicit_mode(client) -> None:
-    with pytest.raises(InferenceServerException, match="explicit model load / unload is not allowed if polling is enabled"):
+    with pytest.raises(
+        InferenceServerException, match="explicit model load / unload is not allowed if polling is enabled"
+    ):
         client.load_model("simple")
 
 

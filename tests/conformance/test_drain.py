@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+
 from support.models import add_identity
 from support.server import RunningServer, start_server, wait_until
 

@@ -2,9 +2,10 @@
 
 import grpc
 import pytest
-from support.server import RunningServer
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
+
+from support.server import RunningServer
 
 DETAILS_LIMIT = 4096
 

@@ -12,6 +12,7 @@ import zlib
 
 import numpy as np
 import pytest
+
 from support.server import Answer, RunningServer
 
 
@@ -113,7 +114,22 @@ def test_wrong_names(server: RunningServer, body: object, text: str) -> None:
 
 
 def test_every_pair_of_datatypes_that_differ_is_refused_by_name(server: RunningServer) -> None:
-    types = ["BOOL", "UINT8", "INT8", "UINT16", "INT16", "UINT32", "INT32", "UINT64", "INT64", "FP16", "FP32", "FP64", "BYTES", "BF16"]
+    types = [
+        "BOOL",
+        "UINT8",
+        "INT8",
+        "UINT16",
+        "INT16",
+        "UINT32",
+        "INT32",
+        "UINT64",
+        "INT64",
+        "FP16",
+        "FP32",
+        "FP64",
+        "BYTES",
+        "BF16",
+    ]
     for model_type in types:
         for sent in types:
             if sent == model_type:
@@ -133,7 +149,10 @@ def test_a_datatype_that_is_none(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"shape": [1, 15], "data": [0.5] * 15}, "unexpected shape for input 'IN' for model 'ident'. Expected [-1,16], got [1,15]. "),
+        (
+            {"shape": [1, 15], "data": [0.5] * 15},
+            "unexpected shape for input 'IN' for model 'ident'. Expected [-1,16], got [1,15]. ",
+        ),
         ({"shape": [16]}, "unexpected shape for input 'IN' for model 'ident'. Expected [-1,16], got [16]. "),
         ({"shape": [], "data": [0.5]}, "input 'IN' has no shape but model requires batch dimension for 'ident'"),
         ({"shape": [33, 16], "data": [0.5] * 528}, "inference request batch-size must be <= 32 for 'ident'"),
@@ -152,7 +171,9 @@ def test_a_count_that_does_not_match_the_shape(server: RunningServer, data: obje
     assert "Shape does not match true shape of 'data' field" in answer.error or "shape does not match" in answer.error
 
 
-@pytest.mark.parametrize("shape", [[1, -16], [-1, 16], [1.5, 16], ["1", 16], [True, 16], [2**64, 1], "x", None, [[1, 16]]])
+@pytest.mark.parametrize(
+    "shape", [[1, -16], [-1, 16], [1.5, 16], ["1", 16], [True, 16], [2**64, 1], "x", None, [[1, 16]]]
+)
 def test_shapes_that_are_no_unsigned_integers(server: RunningServer, shape: object) -> None:
     answer = infer(server, "ident", ident(shape=shape))
     assert answer.status == 400
@@ -243,9 +264,17 @@ def text_tensor(payload: bytes, count: int) -> tuple[dict[str, object], bytes]:
             1,
             "incomplete string data for inference input 'IN', expecting string of length 4294967295 but only 4 bytes available",
         ),
-        (b"\1\0", 1, "incomplete string length indicator for inference input 'IN' for model 'text', expecting 4 bytes but only 2 bytes"),
+        (
+            b"\1\0",
+            1,
+            "incomplete string length indicator for inference input 'IN' for model 'text', expecting 4 bytes but only 2 bytes",
+        ),
         (struct.pack("<I", 1) + b"a", 2, "expected 2 string elements for inference input 'IN' for model 'text', got 1"),
-        (struct.pack("<I", 1) + b"a" + struct.pack("<I", 1) + b"b", 1, "unexpected number of string elements 2 for inference input 'IN'"),
+        (
+            struct.pack("<I", 1) + b"a" + struct.pack("<I", 1) + b"b",
+            1,
+            "unexpected number of string elements 2 for inference input 'IN'",
+        ),
     ],
 )
 def test_broken_bytes_tensors(server: RunningServer, payload: bytes, count: int, text: str) -> None:
@@ -255,7 +284,9 @@ def test_broken_bytes_tensors(server: RunningServer, payload: bytes, count: int,
 
 
 def test_nul_bytes_in_strings_survive(server: RunningServer) -> None:
-    answer = infer(server, "text", {"inputs": [{"name": "IN", "shape": [1, 2], "datatype": "BYTES", "data": ["a\0b", ""]}]})
+    answer = infer(
+        server, "text", {"inputs": [{"name": "IN", "shape": [1, 2], "datatype": "BYTES", "data": ["a\0b", ""]}]}
+    )
     assert answer.status == 200
     assert b'"data":["a\\u0000b",""]' in answer.body
 
@@ -289,7 +320,9 @@ def test_a_wrong_binary_data_size(server: RunningServer, size: object, text: str
 def test_two_sources_of_one_input(server: RunningServer) -> None:
     answer = infer(server, "ident", ident(parameters={"binary_data_size": 64}))
     assert answer.status == 400
-    assert answer.error.startswith("Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters'")
+    assert answer.error.startswith(
+        "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters'"
+    )
 
 
 @pytest.mark.parametrize("length", ["99999", "-1", "abc", "9" * 30])
@@ -336,7 +369,12 @@ def test_a_gzip_bomb_is_stopped_at_the_limit(server: RunningServer) -> None:
 
 
 def test_a_wrong_method(server: RunningServer) -> None:
-    for method, path in [("GET", "/v2/models/ident/infer"), ("POST", "/v2"), ("POST", "/v2/health/ready"), ("GET", "/v2/repository/index")]:
+    for method, path in [
+        ("GET", "/v2/models/ident/infer"),
+        ("POST", "/v2"),
+        ("POST", "/v2/health/ready"),
+        ("GET", "/v2/repository/index"),
+    ]:
         answer = server.request(method, path)
         assert (answer.status, answer.error) == (405, "Method Not Allowed")
         assert answer.headers["allow"] in {"GET", "POST"}
@@ -364,7 +402,14 @@ def test_parameters_of_a_wrong_type(server: RunningServer, value: dict[str, obje
 
 @pytest.mark.parametrize(
     "parameters",
-    [{"triton_x": 1}, {"sequence_start": "x"}, {"sequence_id": 1.5}, {"priority": -1}, {"timeout": -1}, {"timeout": "x"}],
+    [
+        {"triton_x": 1},
+        {"sequence_start": "x"},
+        {"sequence_id": 1.5},
+        {"priority": -1},
+        {"timeout": -1},
+        {"timeout": "x"},
+    ],
 )
 def test_reserved_parameters(server: RunningServer, parameters: dict[str, object]) -> None:
     answer = infer(server, "ident", {**ident(), "parameters": parameters})
@@ -373,7 +418,9 @@ def test_reserved_parameters(server: RunningServer, parameters: dict[str, object
 
 
 def test_client_data_in_an_error_is_cut(server: RunningServer) -> None:
-    answer = infer(server, "ident", {"inputs": [{"name": "x" * 1_000_000, "shape": [1] * 16, "datatype": "FP32", "data": [1]}]})
+    answer = infer(
+        server, "ident", {"inputs": [{"name": "x" * 1_000_000, "shape": [1] * 16, "datatype": "FP32", "data": [1]}]}
+    )
     assert answer.status == 400
     assert len(answer.body) <= 4096
     answer = infer(server, "ident", ident(shape=[1] * 100_000))

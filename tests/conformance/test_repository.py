@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from support.models import add_identity, add_scaled, add_simple, write_config
 from support.server import RunningServer, start_server, wait_until
 
@@ -87,7 +88,9 @@ def test_exit_on_error_is_the_default(start: Start, repository: Path) -> None:
 def test_a_slow_model_does_not_delay_the_others(start: Start, repository: Path) -> None:
     add_scaled(repository, "scaled", 2)
     for number in range(6):
-        add_identity(repository, f"slow{number}", extra='parameters { key: "creation_delay_sec" value { string_value: "600" } }')
+        add_identity(
+            repository, f"slow{number}", extra='parameters { key: "creation_delay_sec" value { string_value: "600" } }'
+        )
     server = start("--model-repository", repository, ready=False)
     wait_until(lambda: server.get("/v2/models/scaled/ready").status == 200, "the quick model", server)
     assert scaled(server) == 2
@@ -128,14 +131,18 @@ def test_explicit_control(start: Start, repository: Path) -> None:
 
 
 def test_a_failed_load_names_its_root_cause(start: Start, repository: Path) -> None:
-    write_config(repository / "bad_config", 'max_batch_size: 4\ninput [ { name: "a" dims: [ 1 ] data_tipe: TYPE_FP32 } ]')
+    write_config(
+        repository / "bad_config", 'max_batch_size: 4\ninput [ { name: "a" dims: [ 1 ] data_tipe: TYPE_FP32 } ]'
+    )
     (repository / "bad_config" / "1").mkdir()
     (repository / "bad_file" / "1").mkdir(parents=True)
     (repository / "bad_file" / "1" / "model.onnx").write_bytes(b"garbage")
     server = start("--model-repository", repository, "--model-control-mode=explicit")
     missing = server.post("/v2/repository/models/missing/load")
     assert missing.status == 500
-    assert missing.error.startswith("failed to load 'missing', failed to poll from model repository: there is no directory")
+    assert missing.error.startswith(
+        "failed to load 'missing', failed to poll from model repository: there is no directory"
+    )
     config = server.post("/v2/repository/models/bad_config/load")
     assert config.status == 500
     assert "config.pbtxt:2:33" in config.error
@@ -196,7 +203,9 @@ def test_the_same_model_in_two_repositories_is_in_neither(start: Start, tmp_path
     add_scaled(first, "twice", 1)
     add_scaled(second, "twice", 2)
     add_scaled(second, "once", 3)
-    server = start("--model-repository", first, "--model-repository", second, "--exit-on-error=0", "--strict-readiness=0")
+    server = start(
+        "--model-repository", first, "--model-repository", second, "--exit-on-error=0", "--strict-readiness=0"
+    )
     assert scaled(server, "once") == 3
     state, reason = next(value for key, value in index(server).items() if key[0] == "twice")
     assert state == "UNAVAILABLE"

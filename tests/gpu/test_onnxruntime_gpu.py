@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+
 from halimede.backends.api import CancelFlag, ModelSource, RunContext
 from halimede.backends.onnxruntime import OnnxRuntimeBackend
 from halimede.core.config.model_config import (
@@ -21,7 +23,6 @@ from halimede.core.types.tensor import tensor_from_array
 from halimede.runtime.devices import read_inventory
 from halimede.workers.thread import ThreadWorker
 from halimede.workers.worker import BatchDone, BatchItem
-from onnx import TensorProto, helper, numpy_helper
 
 BACKEND = OnnxRuntimeBackend()
 GPUS = [device for device in read_inventory(None).devices if device.kind is DeviceKind.GPU]

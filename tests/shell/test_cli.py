@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import pytest
+
 from halimede import __version__
 from halimede.commands.serve import build_settings, serve
 from halimede.settings import ModelControlMode, Settings

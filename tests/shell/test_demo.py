@@ -3,6 +3,7 @@
 from collections import Counter
 
 import numpy as np
+
 from halimede.demo.__main__ import batch_text, disagreements
 from halimede.demo.drive import Drive
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from halimede.log import TritonFormatter, log_table
 
 

@@ -50,7 +50,10 @@ def add_simple(repository: Path, name: str = "simple", *, version: int = 1) -> N
     """Triton's `simple`: two INT32[16] inputs, their sum and their difference."""
     save_onnx(
         repository / name / str(version) / "model.onnx",
-        [helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]), helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"])],
+        [
+            helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
+            helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
+        ],
         [("INPUT0", "INT32", ["N", 16]), ("INPUT1", "INT32", ["N", 16])],
         [("OUTPUT0", "INT32", ["N", 16]), ("OUTPUT1", "INT32", ["N", 16])],
     )

@@ -66,7 +66,13 @@ class RunningServer:
         return self.log_path.read_text(errors="replace")
 
     def request(
-        self, method: str, path: str, body: bytes | str | object = b"", headers: dict[str, str] | None = None, *, port: int = 0
+        self,
+        method: str,
+        path: str,
+        body: bytes | str | object = b"",
+        headers: dict[str, str] | None = None,
+        *,
+        port: int = 0,
     ) -> Answer:
         """One HTTP request on a connection of its own; a body that is not bytes or text is sent as JSON."""
         raw = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else json.dumps(body).encode()

@@ -1,4 +1,5 @@
 import pytest
+
 from halimede.core.inventory import MAX_DEVICES, MAX_LIST_BYTES, Inventory, parse_device_list
 from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
 

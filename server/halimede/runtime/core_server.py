@@ -1,7 +1,8 @@
 """The façade's implementation in one process: models, their pumps, statistics and the repository."""
 
+import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 
 from halimede import __version__
 from halimede.core.config.model_view import ModelView
@@ -56,6 +57,7 @@ class CoreServer:
         self._started = False
         self._draining = False
         self._next_ticket = 1
+        self._control: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<CoreServer models={len(self._lifecycle.records)} in_flight={len(self._lifecycle.live)}>"
@@ -144,12 +146,12 @@ class CoreServer:
                 f"load parameter '{clip(next(iter(parameters)))}' is not supported yet: a model loads as it is on disk"
             )
             raise InferenceError(ErrorCode.UNSUPPORTED, text)
-        await self._lifecycle.load(name)
+        await self._finish(self._lifecycle.load(name))
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:  # noqa: ARG002
         # No model depends on another without ensembles, so that `unload_dependents` asks for nothing more.
         self._require_control(name)
-        await self._lifecycle.unload(name)
+        await self._finish(self._lifecycle.unload(name))
 
     def render_metrics(self) -> bytes:
         """The metrics page, in Prometheus' text format."""
@@ -167,6 +169,13 @@ class CoreServer:
         ]
         sample = self._sampler.latest
         return metrics.render(samples, sample.system, sample.gpus)
+
+    async def _finish(self, work: Coroutine[None, None, None]) -> None:
+        """Carry on when the client that asked goes away: a load that was begun ends as loaded or failed."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._control.add(task)
+        task.add_done_callback(self._control.discard)
+        await asyncio.shield(task)
 
     def _require_control(self, name: str) -> None:
         if self._control_mode is not ModelControlMode.EXPLICIT:
@@ -215,4 +224,3 @@ def _version_number(text: str) -> int:
         f"failed to get model version from specified version string '{clip(text)}' (details: stol), "
         "version should be an integral value > 0",
     )
-

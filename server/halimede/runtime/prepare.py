@@ -88,14 +88,14 @@ def plan_model(entry: ModelEntry, options: LoadOptions) -> ModelPlan:
     try:
         config = detect_backend(config, entry.name, _first_files(entry))
         versions = select_versions(config.version_policy, tuple(entry.versions), entry.name)
+        refusals, notes = check_support(config)
+        _raise_problems(entry, locate(refusals, locations))
         backend = find_backend(config.backend)
         if options.autocomplete:
             config = _autocompleted(config, backend, source(entry, config, backend, versions[-1], options))
         filename = config.default_model_filename or backend.default_model_filename
         config = apply_defaults(config, entry.name, default_model_filename=filename)
         _raise_problems(entry, locate(validate(config, entry.name), locations))
-        refusals, notes = check_support(config)
-        _raise_problems(entry, locate(refusals, locations))
         for note in notes:
             log.info("model '%s': %s", entry.name, note)
         placements = plan_instances(

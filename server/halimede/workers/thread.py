@@ -128,10 +128,8 @@ class ThreadWorker:
             input_end = time.monotonic_ns()
             outputs = instance.run(inputs, wanted_outputs(self._datatypes, wanted), context)
             output_start = time.monotonic_ns()
-            replies = cast(
-                list[Outputs | InferenceError | None],
-                scatter(outputs, self._datatypes, rows if self._batching else None, wanted),
-            )
+            replies: list[Outputs | InferenceError] = []
+            replies += scatter(outputs, self._datatypes, rows if self._batching else None, wanted)
         except BaseException as error:  # noqa: BLE001  # the thread outlives whatever a model raises
             return self._failed(items, [None] * len(items), error, start, input_end, output_start)
         return BatchDone(self, items, replies, BatchTimes(start, input_end, output_start, time.monotonic_ns()))
@@ -146,10 +144,8 @@ class ThreadWorker:
         except BaseException as error:  # noqa: BLE001  # the thread outlives whatever a model raises
             return self._failed(items, [request.take() for request in requests], error, start, input_end, 0)
         output_start = time.monotonic_ns()
-        replies = [request.take() for request in requests]
-        if None in replies:
-            silence = InferenceError(ErrorCode.INTERNAL, f"instance '{self.name}' did not answer the request")
-            replies = [silence if reply is None else reply for reply in replies]
+        silence = InferenceError(ErrorCode.INTERNAL, f"instance '{self.name}' did not answer the request")
+        replies = [silence if reply is None else reply for reply in (request.take() for request in requests)]
         return BatchDone(self, items, replies, BatchTimes(start, input_end, output_start, time.monotonic_ns()))
 
     def _failed(
@@ -165,7 +161,7 @@ class ThreadWorker:
         failure = self._as_error(error)
         end = time.monotonic_ns()
         times = BatchTimes(start, input_end or end, output_start or end, end)
-        replies: list[Outputs | InferenceError | None] = [failure if each is None else each for each in answers]
+        replies = [failure if each is None else each for each in answers]
         return BatchDone(self, items, replies, times, failed=True)
 
     def _as_error(self, error: BaseException) -> InferenceError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from halimede.backends.api import CancelFlag
-from halimede.core.types import InferenceError, InferenceRequest, ParameterValue, Tensor
+from halimede.core.types import InferenceError, InferenceRequest, Tensor
 
 
 @dataclass(slots=True)
@@ -37,31 +37,20 @@ Outputs = list[Tensor]
 
 @dataclass(slots=True)
 class BatchDone:
-    """The batch is over and the worker is free. `replies` are in the order of `items`; None where a decoupled model
-    answered (or will answer) through `Reply` events instead. `failed` is set when the execution itself failed, so that
-    statistics count no execution."""
+    """The batch is over and the worker is free.
+
+    `replies` are in the order of `items` and in the model's shapes. `failed` is set when the execution itself failed, so
+    that statistics count no execution.
+    """
 
     worker: "Worker"
     items: list[BatchItem]
-    replies: list[Outputs | InferenceError | None]
+    replies: list[Outputs | InferenceError]
     times: BatchTimes
     failed: bool = False
 
 
-@dataclass(slots=True)
-class Reply:
-    """One answer ahead of, or instead of, the batch's own: decoupled models only. `outputs` None with `final` set ends
-    the stream without a response."""
-
-    worker: "Worker"
-    key: int
-    outputs: Outputs | InferenceError | None
-    parameters: dict[str, ParameterValue]
-    final: bool
-
-
-WorkerEvent = BatchDone | Reply
-OnEvent = Callable[[WorkerEvent], None]
+OnEvent = Callable[[BatchDone], None]
 
 
 class Worker(Protocol):

@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from halimede.backends.discover import backend_names, find_backend
 from halimede.backends.identity import IdentityBackend
 from halimede.backends.onnxruntime import OnnxRuntimeBackend

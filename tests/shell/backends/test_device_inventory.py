@@ -2,6 +2,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
+
 from halimede.core.inventory import Inventory
 from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
 from halimede.runtime.devices import nvml_devices, read_inventory

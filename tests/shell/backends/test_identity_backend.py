@@ -3,6 +3,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
 from halimede.backends.api import ModelSource
 from halimede.backends.identity import IdentityBackend
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelParameter

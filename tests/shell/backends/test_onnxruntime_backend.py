@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+
 from halimede.backends.api import CancelFlag, ModelSource, RunContext
 from halimede.backends.onnxruntime import OnnxRuntimeBackend
 from halimede.backends.onnxruntime.signature import tensors_without_rank
@@ -28,7 +30,6 @@ from halimede.core.config.model_config import (
     ModelTensorReshape,
 )
 from halimede.core.types import DataType, ErrorCode, InferenceError, Placement
-from onnx import TensorProto, helper, numpy_helper
 
 FP32, BYTES, BF16 = DataType.FP32, DataType.BYTES, DataType.BF16
 BACKEND = OnnxRuntimeBackend()

@@ -1,4 +1,5 @@
 import pytest
+
 from halimede.backends.onnxruntime.options import OnnxOptions, read_options
 from halimede.core.config.model_config import (
     Accelerator,

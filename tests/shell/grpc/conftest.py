@@ -11,6 +11,7 @@ import grpc
 import pytest
 import tritonclient.grpc as client_module
 import uvloop
+
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelTransactionPolicy
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import (

@@ -4,6 +4,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
+
 from halimede.core.wire.protocol import message_class
 
 HealthRequest = message_class("grpc.health.v1.HealthCheckRequest")

@@ -6,9 +6,10 @@ from concurrent.futures import Future
 
 import grpc
 import pytest
+from tritonclient.grpc import service_pb2 as pb
+
 from halimede.core.wire.protocol import message_class
 from halimede.frontends.grpc.server import GrpcServer
-from tritonclient.grpc import service_pb2 as pb
 
 HealthResponse = message_class("grpc.health.v1.HealthCheckResponse")
 

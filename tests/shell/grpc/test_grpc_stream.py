@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
-from halimede.frontends.grpc.infer import MAX_UNANSWERED
 from tritonclient.grpc import service_pb2 as pb
+
+from halimede.frontends.grpc.infer import MAX_UNANSWERED
 
 INTERNAL_ERROR = "ModelStreamInfer failed by an internal error; the server's log has the cause"
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
-from halimede.core.types import DataType, InferenceRequest, Tensor
-from halimede.core.wire.protocol import POOL
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from halimede.core.types import DataType, InferenceRequest, Tensor
+from halimede.core.wire.protocol import POOL
 
 X = np.arange(16, dtype=np.float32).reshape(2, 8)
 

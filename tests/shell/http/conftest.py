@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import uvloop
+
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelTransactionPolicy
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import (

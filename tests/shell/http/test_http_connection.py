@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
+
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.protocol import Connection, Exchange

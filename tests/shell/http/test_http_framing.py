@@ -3,6 +3,9 @@
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from halimede.frontends.http.framing import (
     CLOSE,
     KEEP_ALIVE,
@@ -13,8 +16,6 @@ from halimede.frontends.http.framing import (
     Refusal,
     find_head,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 LIMITS = Limits()
 

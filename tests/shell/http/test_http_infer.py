@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as tritonhttp
-from halimede.frontends.http.compression import choose_coding
 from tritonclient.utils import InferenceServerException
+
+from halimede.frontends.http.compression import choose_coding
 
 LIMIT = 1 << 20
 

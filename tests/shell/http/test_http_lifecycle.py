@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import uvloop
+
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import bind

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from halimede.frontends.http.routes import Action, Route, resolve
 
 GET, POST, BOTH = (b"GET",), (b"POST",), (b"GET", b"POST")

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from halimede.frontends.metrics import MetricsServer
 
 PAGE = b"# TYPE x counter\nx 1\n"

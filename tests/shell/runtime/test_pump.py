@@ -4,8 +4,15 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+
 from halimede.core.config.check_request import Checked, RequestChecker
-from halimede.core.config.model_config import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput, ModelQueuePolicy
+from halimede.core.config.model_config import (
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelInput,
+    ModelOutput,
+    ModelQueuePolicy,
+)
 from halimede.core.observe.stats import ModelStats
 from halimede.core.schedule.make import make_scheduler
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor

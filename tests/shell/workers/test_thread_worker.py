@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+
 from halimede.backends.api import CancelFlag, ExecuteRequest
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelTransactionPolicy
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Placement, Tensor

@@ -1,4 +1,5 @@
 import pytest
+
 from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature, complete
 from halimede.core.config.model_config import (
     ModelConfig,

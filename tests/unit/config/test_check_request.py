@@ -2,13 +2,14 @@ from math import prod
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from halimede.core.config.check_request import Checked, RequestChecker
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelTensorReshape
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.tensor import join_bytes, split_bytes
-from hypothesis import given
-from hypothesis import strategies as st
 
 FP32, BYTES = DataType.FP32, DataType.BYTES
 

@@ -17,6 +17,10 @@ from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
 from google.protobuf import descriptor_pb2, json_format, text_format
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import model_config_pb2
+
 from halimede.core.config.model_config import (
     AllVersions,
     ControlKind,
@@ -52,9 +56,6 @@ from halimede.core.config.model_config import (
 from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_json, read_pbtxt
 from halimede.core.config.write import to_json
 from halimede.core.types import DataType, Problem
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from tritonclient.grpc import model_config_pb2
 
 VISION = """
 # A vision model, as people write them.

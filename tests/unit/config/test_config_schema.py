@@ -7,10 +7,11 @@ from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from tritonclient.grpc import model_config_pb2
+
 from halimede.core.config import model_config
 from halimede.core.config.model_config import Int32, Int64, ModelConfig, UInt32, UInt64
 from halimede.core.types import DataType
-from tritonclient.grpc import model_config_pb2
 
 PLAIN = {
     FieldDescriptor.TYPE_BOOL: bool,

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+
 from halimede.core.config.text import (
     FieldNode,
     ListNode,

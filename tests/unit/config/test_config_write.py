@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+
 from halimede.core.config.model_config import (
     AllVersions,
     EnsembleStep,

@@ -1,6 +1,7 @@
 from collections.abc import Callable
 
 import pytest
+
 from halimede.core.config.instances import completed_groups, plan_instances
 from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelEnsembling, ModelInstanceGroup
 from halimede.core.inventory import Inventory

@@ -3,6 +3,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 import pytest
+
 from halimede.core.config.model_config import (
     Accelerator,
     BatchInput,

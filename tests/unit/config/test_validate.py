@@ -1,6 +1,9 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from halimede.core.config.instances import completed_groups
 from halimede.core.config.model_config import (
     AllVersions,
@@ -39,8 +42,6 @@ from halimede.core.config.model_config import (
 from halimede.core.config.validate import apply_defaults, model_name_problem, reshape_problem, validate
 from halimede.core.inventory import Inventory
 from halimede.core.types import DataType, Problem
-from hypothesis import given
-from hypothesis import strategies as st
 
 X = ModelInput("x", DataType.FP32, dims=(4,))
 Y = ModelOutput("y", DataType.FP32, dims=(4,))

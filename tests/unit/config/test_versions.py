@@ -1,4 +1,5 @@
 import pytest
+
 from halimede.core.config.model_config import AllVersions, LatestVersions, ModelVersionPolicy, SpecificVersions
 from halimede.core.config.versions import select_versions
 from halimede.core.types import ErrorCode, InferenceError

@@ -1,10 +1,11 @@
 from math import inf, isnan, nan
 
 import pytest
-from halimede.core.observe.exposition import Exposition, edge_texts, label_text, number_text
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+
+from halimede.core.observe.exposition import Exposition, edge_texts, label_text, number_text
 
 
 def test_a_family_with_two_series():
@@ -90,7 +91,9 @@ def test_a_name_that_is_not_utf8_does_not_cost_the_scrape():
     assert out.to_bytes().endswith(b'a{model="m?"} 1\n')
 
 
-@given(st.dictionaries(st.from_regex(r"[a-z_]{1,5}", fullmatch=True), st.text(max_size=20), max_size=4), st.floats())
+@given(
+    st.dictionaries(st.from_regex(r"_?[a-z][a-z_]{0,3}", fullmatch=True), st.text(max_size=20), max_size=4), st.floats()
+)
 def test_what_is_written_is_what_another_parser_reads(labels: dict[str, str], value: float):
     out = Exposition()
     out.family("some_gauge", "gauge", "A gauge")

@@ -1,8 +1,9 @@
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
 from halimede.core.observe.metrics import GpuSample, ModelSample, SystemSample, render
 from halimede.core.observe.stats import BUCKET_EDGES_NS, ModelStats
 from halimede.core.types.statistics import FailureReason
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 MS = 1_000_000
 
@@ -149,11 +150,13 @@ def test_histograms_are_in_seconds():
 
 
 def test_metric_tags_become_labels_with_an_underscore_in_front():
-    tags = {"team": 'a "b"', "cost-centre": "7", "version": "tag"}
+    tags = {"team": 'a "b"', "cost-centre": "7", "version": "tag", "__own": "x"}
     body = render([ModelSample(ModelStats("m", "1"), tags)], None, [])
 
     line = next(line for line in body.decode().splitlines() if line.startswith("nv_inference_count{"))
-    assert line == 'nv_inference_count{_cost_centre="7",_team="a \\"b\\"",_version="tag",model="m",version="1"} 0'
+    assert line == (
+        'nv_inference_count{_cost_centre="7",_own="x",_team="a \\"b\\"",_version="tag",model="m",version="1"} 0'
+    )
 
 
 def test_gpu_values_that_the_driver_does_not_know_have_no_series():

@@ -1,6 +1,7 @@
 import pytest
+
 from halimede.core.config.model_config import ModelConfig, ModelEnsembling
-from halimede.core.repository.layout import detect_backend, duplicates, version_directories
+from halimede.core.repository.layout import detect_backend, duplicate_reason, version_directories
 from halimede.core.types import ErrorCode, InferenceError
 
 
@@ -139,9 +140,5 @@ def test_detecting_twice_changes_nothing():
     assert detect_backend(once, "m", ("model.onnx",)) == once
 
 
-def test_a_name_in_two_repositories_is_served_from_neither():
-    assert duplicates([("/a", ["x", "y"]), ("/b/", ["z", "x"]), ("/c", ["y", "x"])]) == {
-        "x": "model 'x' appears in two or more repositories: /a/x, /b/x, /c/x",
-        "y": "model 'y' appears in two or more repositories: /a/y, /c/y",
-    }
-    assert duplicates([("/a", ["x"])]) == {}
+def test_a_model_in_two_repositories_says_where() -> None:
+    assert duplicate_reason("x", ["/a/x", "/b/x"]) == "model 'x' appears in two or more repositories: /a/x, /b/x"

@@ -1,6 +1,7 @@
 from itertools import product
 
 import pytest
+
 from halimede.core.repository.lifecycle import NEXT, Event, next_state, reason
 from halimede.core.types import ErrorCode, InferenceError, ModelReadyState
 

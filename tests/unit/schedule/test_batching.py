@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from halimede.core.schedule.batching import check_reply, gather, scatter, wanted_outputs
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.tensor import join_bytes, tensor_from_array
-from hypothesis import given
-from hypothesis import strategies as st
 
 FP32, INT32, BYTES = DataType.FP32, DataType.INT32, DataType.BYTES
 FIXED = [datatype for datatype in DataType if datatype.itemsize]

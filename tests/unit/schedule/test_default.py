@@ -1,4 +1,5 @@
 import pytest
+
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Execute, Fail
 from halimede.core.schedule.default import DefaultScheduler

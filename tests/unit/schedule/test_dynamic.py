@@ -1,6 +1,7 @@
 from collections.abc import Hashable
 
 import pytest
+
 from halimede.core.config.model_config import (
     ModelConfig,
     ModelDynamicBatching,

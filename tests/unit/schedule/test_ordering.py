@@ -1,7 +1,8 @@
 import pytest
-from halimede.core.schedule.ordering import ResponseOrder
 from hypothesis import given
 from hypothesis import strategies as st
+
+from halimede.core.schedule.ordering import ResponseOrder
 
 
 def order_of(*keys: int) -> ResponseOrder[str]:

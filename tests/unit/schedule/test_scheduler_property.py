@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Action, Execute, Fail
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
@@ -9,8 +12,6 @@ from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 US = 1000
 TIMED_OUT = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")

@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.tensor import tensor_from_array
 from halimede.core.wire.classification import check_classifiable, classify
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def scores(values: Any, datatype: DataType = DataType.FP32) -> Tensor:

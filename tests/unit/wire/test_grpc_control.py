@@ -7,6 +7,7 @@ from enum import Enum
 
 import pytest
 from google.protobuf.json_format import MessageToDict
+
 from halimede.core.config import model_config
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView

@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
@@ -18,8 +21,6 @@ from halimede.core.wire.grpc_infer import (
     status_message,
 )
 from halimede.core.wire.protocol import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse, parse
-from hypothesis import given
-from hypothesis import strategies as st
 
 VIEW = ModelView("m", "1", ("1",), ModelConfig(name="m", max_batch_size=8), {"scores": ("cat", "dog")})
 

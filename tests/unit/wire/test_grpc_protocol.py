@@ -4,10 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import halimede.core.wire.protocol as protocol
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from grpc_tools import protoc
+
+import halimede.core.wire.protocol as protocol
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.wire.protocol import POOL, ModelInferRequest, message_class, parse
 

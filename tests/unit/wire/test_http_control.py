@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import (
@@ -27,8 +30,6 @@ from halimede.core.wire.http_control import (
     model_metadata_json,
     statistics_json,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def refusal(decode: Callable[[bytes], Any], body: bytes) -> InferenceError:

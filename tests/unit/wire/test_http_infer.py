@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceResponse, Tensor
@@ -24,8 +27,6 @@ from halimede.core.wire.http_infer import (
     parse_header_length,
 )
 from halimede.core.wire.json_tensor import run
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
 CONFIG = ModelConfig(
     name="m",

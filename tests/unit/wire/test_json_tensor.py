@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.tensor import join_bytes, tensor_from_array
 from halimede.core.wire.json_tensor import (
@@ -21,8 +24,6 @@ from halimede.core.wire.json_tensor import (
     run,
     scan_steps,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 COUNT_ERROR = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 

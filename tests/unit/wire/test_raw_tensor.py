@@ -3,11 +3,12 @@
 from math import prod
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.tensor import join_bytes
 from halimede.core.wire.raw_tensor import byte_size, element_count, elements, shape_text, take
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def refusal(name: str, datatype: DataType, shape: tuple[int, ...]) -> InferenceError:

@@ -1,6 +1,7 @@
 """Every error code has its numbers."""
 
 import grpc
+
 from halimede.core.types import ErrorCode
 from halimede.core.wire.status_map import GRPC_STATUS, HTTP_STATUS
 

@@ -248,5 +248,9 @@ def _labels(model: ModelSample) -> dict[str, str]:
 
 
 def _tag_label(tag: str) -> str:
-    """A tag's label: Triton's leading underscore keeps it apart from ours; what no label may hold becomes one too."""
-    return "_" + "".join([char if char.isascii() and char.isalnum() else "_" for char in tag])
+    """A tag's label: Triton's one leading underscore keeps it apart from ours; what no label may hold becomes one too.
+
+    Two leading underscores are Prometheus' own, and a scrape that has them is refused or loses them.
+    """
+    legal = "".join([char if char.isascii() and char.isalnum() else "_" for char in tag])
+    return "_" + legal.lstrip("_")

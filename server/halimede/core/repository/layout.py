@@ -16,7 +16,6 @@ __all__ = [
     "Artifact",
     "detect_backend",
     "duplicate_reason",
-    "duplicates",
     "model_name_problem",
     "version_directories",
 ]
@@ -159,12 +158,3 @@ def _unexpected_pair(config: ModelConfig) -> InferenceError:
 def duplicate_reason(name: str, places: Sequence[str]) -> str:
     """Why a model that lies in several repositories is unavailable. `places` are its directories."""
     return f"model '{clip(name)}' appears in two or more repositories: {', '.join(places)}"
-
-
-def duplicates(repositories: Sequence[tuple[str, Collection[str]]]) -> dict[str, str]:
-    """The names that more than one of the repositories (path, model names) has, with the reason why none is served."""
-    places: dict[str, list[str]] = {}
-    for path, names in repositories:
-        for name in set(names):
-            places.setdefault(name, []).append(f"{path.rstrip('/')}/{name}")
-    return {name: duplicate_reason(name, found) for name, found in sorted(places.items()) if len(found) > 1}

@@ -47,7 +47,7 @@ SMALL_JSON_BYTES = 64 << 10
 """JSON up to this size is decoded in one step."""
 
 JOIN_BYTES = 64 << 10
-"""Chunks of a response that are smaller than this are joined with their neighbours."""
+"""A response up to this size is one chunk; of a larger one, chunks below a quarter of this are joined."""
 
 _HALF = (DataType.FP16, DataType.BF16)
 

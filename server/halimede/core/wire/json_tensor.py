@@ -36,6 +36,8 @@ MAX_SKELETON_BYTES = 256 << 10
 """What a large document may have beside the data of its inputs: this part is parsed in one step."""
 
 MAX_NUMBER_BYTES = 64 << 10
+"""The longest element that is not a string."""
+
 PRINT_ELEMENTS = 32 << 10
 """Numbers printed in one step."""
 
