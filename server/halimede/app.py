@@ -108,7 +108,7 @@ class App:
         self._sampler.start()
 
     async def serve(self) -> int:
-        """Load the models, serve until a signal, drain. 1 if a model failed under `--exit-on-error`, or at the limit."""
+        """Load the models, serve until a signal, drain; 1 if a model failed under `--exit-on-error` or time ran out."""
         loading = asyncio.ensure_future(self._core.start(self._startup_models()))
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)

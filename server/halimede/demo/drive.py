@@ -30,11 +30,13 @@ def connection(library: str, address: str) -> Iterator[Ask]:
     """A client of `tritonclient.http` or `tritonclient.grpc`, which are used alike, for the thread that enters here."""
     triton = import_module(library)
     client = triton.InferenceServerClient(address)
+    # The HTTP client gives up after 60 s by itself, the gRPC client never.
+    limit = {"client_timeout": PATIENCE_S} if library.endswith("grpc") else {}
 
     def ask(image: NDArray[np.float32]) -> NDArray[np.float32]:
         tensor = triton.InferInput(INPUT, list(image.shape), "FP32")
         tensor.set_data_from_numpy(image)
-        answer: NDArray[np.float32] = client.infer(MODEL, [tensor]).as_numpy(OUTPUT)
+        answer: NDArray[np.float32] = client.infer(MODEL, [tensor], **limit).as_numpy(OUTPUT)
         return answer
 
     try:

@@ -21,10 +21,9 @@ class MetricsServer(Listener):
         self._render = render
 
     def _answer(self, exchange: Exchange) -> None:
-        # Other paths are 200 and empty, as in Triton: probes of all kinds point at this port.
-        if path_of(exchange.target) != b"/metrics":
-            exchange.respond(200, PLAIN_TEXT)
-        elif exchange.method != b"GET":
+        if exchange.head.method != b"GET":
             exchange.respond(405, JSON + b"Allow: GET\r\n", (error_json("Method Not Allowed"),))
+        elif path_of(exchange.head.target) != b"/metrics":
+            exchange.respond(200, PLAIN_TEXT)  # As Triton does: probes of all kinds point at this port.
         else:
             exchange.respond(200, PLAIN_TEXT, (self._render(),))

@@ -39,7 +39,7 @@ Outputs = list[Tensor]
 class BatchDone:
     """The batch is over and the worker is free.
 
-    `replies` are in the order of `items` and in the model's shapes. `failed` is set when the execution itself failed, so
+    `replies` are in the order of `items`, in the model's shapes. `failed` is set when the execution itself failed, so
     that statistics count no execution.
     """
 

@@ -103,7 +103,7 @@ def connect(
     log: list[str] = []
 
     def note(exchange: Exchange) -> None:
-        seen.append((exchange.method, exchange.target, bytes(exchange.body)))
+        seen.append((exchange.head.method, exchange.head.target, bytes(exchange.body)))
         exchanges.append(exchange)
         if answer:
             exchange.respond(200, b"", (b"%d" % len(seen),))

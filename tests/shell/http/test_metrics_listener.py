@@ -25,8 +25,9 @@ def test_metrics_are_text(metrics: Any) -> None:
 
 
 def test_other_methods_are_not_allowed(metrics: Any) -> None:
-    answer = metrics.ask("POST", "/metrics", b"x")
-    assert (answer.status, answer.headers["allow"], answer.body) == (405, "GET", b'{"error":"Method Not Allowed"}')
+    for path in ("/metrics", "/"):
+        answer = metrics.ask("POST", path, b"x")
+        assert (answer.status, answer.headers["allow"], answer.body) == (405, "GET", b'{"error":"Method Not Allowed"}')
 
 
 def test_other_paths_are_empty(metrics: Any) -> None:

@@ -7,6 +7,11 @@ from halimede.core.types import Buffer, ErrorCode, InferenceError
 from halimede.core.types.error import clip
 from halimede.frontends.http.steps import Steps
 
+GZIP = "gzip"
+DEFLATE = "deflate"
+IDENTITY = "identity"
+CODINGS = (GZIP, DEFLATE, IDENTITY)
+
 _GZIP = 16 + zlib.MAX_WBITS
 _ZLIB = zlib.MAX_WBITS
 _RAW = -zlib.MAX_WBITS
@@ -15,23 +20,15 @@ _SLICE = 256 << 10
 _LEVEL = 1
 
 
-def parse_content_coding(value: bytes) -> str:
-    """The coding of a request body: "gzip", "deflate" or "identity". UNSUPPORTED for any other."""
-    coding = value.strip().lower().decode("latin-1") or "identity"
-    if coding not in {"gzip", "deflate", "identity"}:
-        raise InferenceError(ErrorCode.UNSUPPORTED, "Unsupported compression type")
-    return coding
-
-
 def choose_coding(accept_encoding: bytes) -> str:
     """The coding that a client prefers for the answer: "gzip" or "deflate" if it names one, else "identity"."""
     weights: dict[str, float] = {}
     for item in accept_encoding.decode("latin-1").lower().split(","):
         name, *parameters = (part.strip() for part in item.split(";"))
         weights[name] = _weight(parameters)
-    best = max(("gzip", "deflate"), key=lambda name: weights.get(name, 0.0))
+    best = max((GZIP, DEFLATE), key=lambda name: weights.get(name, 0.0))
     best_weight = weights.get(best, 0.0)
-    return best if best_weight > 0.0 and best_weight >= weights.get("identity", 0.0) else "identity"
+    return best if best_weight > 0.0 and best_weight >= weights.get(IDENTITY, 0.0) else IDENTITY
 
 
 def _weight(parameters: Sequence[str]) -> float:
@@ -53,7 +50,7 @@ def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[bytearray]:
     """
     out = bytearray()
     rest = memoryview(body)
-    wbits = _GZIP if coding == "gzip" else _deflate_format(rest)
+    wbits = _GZIP if coding == GZIP else _deflate_format(rest)
     while True:  # One turn per member: a gzip body may be several, one after the other.
         stream = zlib.decompressobj(wbits)
         while not stream.eof:
@@ -77,7 +74,7 @@ def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[bytearray]:
             yield
         if not len(rest):
             return out
-        if coding != "gzip":
+        if coding != GZIP:
             raise _broken(coding, f"{len(rest)} bytes follow its end")
 
 
@@ -92,7 +89,7 @@ def _broken(coding: str, reason: str) -> InferenceError:
 
 def compress_steps(chunks: Sequence[Buffer], coding: str) -> Steps[list[bytes]]:
     """Compress an answer's chunks into one stream of `coding`, gzip or deflate (in zlib's format)."""
-    stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP if coding == "gzip" else _ZLIB)
+    stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP if coding == GZIP else _ZLIB)
     out: list[bytes] = []
     for chunk in chunks:
         view = memoryview(chunk)

@@ -128,12 +128,11 @@ class HeadReader:
             self._raw.clear()
             self._targets.clear()
             raise Refusal(400, f"malformed HTTP request: {error}") from None
-        headers = {name.lower(): value for name, value in self._raw.items()}
-        self._raw.clear()
-        target = b"".join(self._targets)
-        self._targets.clear()
         if not self._method:
             raise Refusal(400, "malformed HTTP request: no request line")
+        headers = {name.lower(): value for name, value in self._raw.items()}
+        self._raw.clear()
+        target = self._targets.pop()  # One call, because the head is in one piece.
         connection = b""
         if not self._keep_alive:
             if parser.get_http_version() not in {"1.0", "1.1"}:

@@ -16,7 +16,7 @@ from halimede.core.wire.http_infer import (
     parse_header_length,
 )
 from halimede.core.wire.status_map import HTTP_STATUS
-from halimede.frontends.http.compression import choose_coding, compress_steps, decompress_steps, parse_content_coding
+from halimede.frontends.http.compression import CODINGS, IDENTITY, choose_coding, compress_steps, decompress_steps
 from halimede.frontends.http.protocol import JSON, Exchange
 from halimede.frontends.http.steps import StepQueue, Steps
 from halimede.runtime.server import Server
@@ -56,55 +56,55 @@ class InferHandler:
     def handle(self, exchange: Exchange, model: str, version: str) -> None:
         """Start an inference; it answers the exchange, now or later."""
         try:
-            self._start(exchange, model, version)
+            # The order is Triton's: it decides which of several errors a client sees.
+            view = self.server.model(model, version)
+            policy = view.config.model_transaction_policy
+            if policy is not None and policy.decoupled:
+                raise InferenceError(
+                    ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
+                )
+            headers = exchange.head.headers
+            length = headers.get(b"inference-header-content-length")
+            coding = headers.get(b"content-encoding")
+            if coding is not None and (name := coding.strip().lower().decode("latin-1")) != IDENTITY:
+                self._decode_in_steps(exchange, view, version, name, length)
+                return
+            body = exchange.body
+            header_length = _header_length(length, body)
+            if (len(body) if header_length is None else header_length) > _IN_STEPS_ABOVE:
+                self._decode_in_steps(exchange, view, version, IDENTITY, length)
+                return
+            decoded = decode_infer(view, body, header_length, version)
         except InferenceError as error:
             _respond_infer_error(exchange, error)
+        else:
+            self._infer(exchange, view, decoded)
 
-    def _start(self, exchange: Exchange, model: str, version: str) -> None:
-        # The order is Triton's: it decides which of several errors a client sees.
-        view = self.server.model(model, version)
-        policy = view.config.model_transaction_policy
-        if policy is not None and policy.decoupled:
-            raise InferenceError(
-                ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
-            )
-        headers = exchange.headers
-        body = exchange.body
-        length = headers.get(b"inference-header-content-length")
-        content_encoding = headers.get(b"content-encoding")
-        if content_encoding is not None:
-            try:
-                coding = parse_content_coding(content_encoding)
-            except InferenceError as error:
-                respond_error(exchange, error, _SUPPORTED_CODINGS)
-                return
-            if coding != "identity":
-                steps = self._decompress_and_decode(view, body, coding, length, version)
-                self.steps.run(
-                    exchange, steps, partial(self._infer, exchange, view), partial(_respond_infer_error, exchange)
-                )
-                return
-        header_length = _header_length(length, body)
-        if (len(body) if header_length is None else header_length) <= _IN_STEPS_ABOVE:
-            self._infer(exchange, view, decode_infer(view, body, header_length, version))
+    def _decode_in_steps(
+        self, exchange: Exchange, view: ModelView, version: str, coding: str, length: bytes | None
+    ) -> None:
+        if coding not in CODINGS:
+            error = InferenceError(ErrorCode.UNSUPPORTED, "Unsupported compression type")
+            respond_error(exchange, error, _SUPPORTED_CODINGS)
             return
         self.steps.run(
             exchange,
-            decode_infer_steps(view, body, header_length, version),
+            self._decode_steps(exchange.body, view, version, coding, length),
             partial(self._infer, exchange, view),
             partial(_respond_infer_error, exchange),
         )
 
-    def _decompress_and_decode(
-        self, view: ModelView, body: Buffer, coding: str, length: bytes | None, version: str
+    def _decode_steps(
+        self, body: Buffer, view: ModelView, version: str, coding: str, length: bytes | None
     ) -> Steps[DecodedInfer]:
-        content = yield from decompress_steps(body, coding, self._max_input_size)
-        return (yield from decode_infer_steps(view, content, _header_length(length, content), version))
+        if coding != IDENTITY:
+            body = yield from decompress_steps(body, coding, self._max_input_size)
+        return (yield from decode_infer_steps(view, body, _header_length(length, body), version))
 
     def _infer(self, exchange: Exchange, view: ModelView, decoded: DecodedInfer) -> None:
         call = _Call(self, exchange, view, decoded.format)
         call.ticket = self.server.infer(decoded.request, call.take_response)
-        if exchange.is_open:
+        if not call.is_over:
             exchange.on_gone = call.cancel
 
 
@@ -115,7 +115,7 @@ def _header_length(text: bytes | None, body: Buffer) -> int | None:
 class _Call:
     """One inference on its way through the server."""
 
-    __slots__ = ("early", "exchange", "format", "handler", "ticket", "view")
+    __slots__ = ("early", "exchange", "format", "handler", "is_over", "ticket", "view")
 
     def __init__(
         self, handler: InferHandler, exchange: Exchange, view: ModelView, response_format: ResponseFormat
@@ -126,43 +126,37 @@ class _Call:
         self.format = response_format
         self.ticket = 0
         self.early = 0
+        self.is_over = False
 
     def cancel(self) -> None:
         self.handler.server.cancel(self.ticket)
 
     def take_response(self, response: InferenceResponse) -> None:
-        exchange = self.exchange
-        if not exchange.is_open:
+        """Answer with the final response; one that comes after its client has gone is dropped by the exchange."""
+        if not response.final:
+            self.early += 1  # The model has become decoupled since it was looked up.
             return
+        self.is_over = True
+        exchange = self.exchange
         try:
-            self._take(exchange, response)
+            if self.early:
+                raise InferenceError(ErrorCode.INTERNAL, f"expected a single response, got {self.early + 1}")
+            if response.error is not None:
+                _respond_infer_error(exchange, response.error)
+                return
+            accepted = exchange.head.headers.get(b"accept-encoding")
+            coding = IDENTITY if accepted is None else choose_coding(accepted)
+            if coding == IDENTITY and self._is_quick(response):
+                encoded = encode_infer(response, self.format, self.view)
+                self._send(encoded.chunks, encoded.json_length)
+                return
+            exchange.on_gone = None  # The inference is over: nothing is left to cancel.
+            on_error = partial(_respond_infer_error, exchange)
+            self.handler.steps.run(exchange, self._encode(response, coding), lambda _: None, on_error)
         except InferenceError as error:
             _respond_infer_error(exchange, error)
         except Exception as error:  # noqa: BLE001 -- it must fail this request, not the batch that it was part of
             self.handler.on_crash(exchange, error)
-
-    def _take(self, exchange: Exchange, response: InferenceResponse) -> None:
-        if not response.final:
-            # The model has become decoupled since it was looked up.
-            self.early += 1
-            return
-        if self.early:
-            raise InferenceError(ErrorCode.INTERNAL, f"expected a single response, got {self.early + 1}")
-        if response.error is not None:
-            raise response.error
-        accept_encoding = exchange.headers.get(b"accept-encoding")
-        coding = "identity" if accept_encoding is None else choose_coding(accept_encoding)
-        if coding == "identity" and self._is_quick(response):
-            encoded = encode_infer(response, self.format, self.view)
-            self._send(encoded.chunks, encoded.json_length)
-            return
-        exchange.on_gone = None  # The inference is over: nothing is left to cancel.
-        self.handler.steps.run(
-            exchange,
-            self._encode(response, coding),
-            lambda _: None,
-            partial(_respond_infer_error, exchange),
-        )
 
     def _is_quick(self, response: InferenceResponse) -> bool:
         """Whether it takes little time to write: binary tensors take none, numbers in JSON do."""
@@ -177,7 +171,7 @@ class _Call:
 
     def _encode(self, response: InferenceResponse, coding: str) -> Steps[None]:
         encoded = yield from encode_infer_steps(response, self.format, self.view)
-        if coding != "identity":
+        if coding != IDENTITY:
             chunks = yield from compress_steps(encoded.chunks, coding)
             if sum(map(len, chunks)) < sum(map(len, encoded.chunks)):
                 self._send(chunks, encoded.json_length, b"Content-Encoding: %b\r\n" % coding.encode())

@@ -54,14 +54,11 @@ class Exchange:
     `body` is valid as long as it is referenced. `on_gone` is called once if the client leaves before the answer.
     """
 
-    __slots__ = ("_connection", "body", "connection_field", "headers", "method", "on_gone", "target")
+    __slots__ = ("_connection", "body", "head", "on_gone")
 
     def __init__(self, connection: "Connection", head: Head, body: Buffer) -> None:
         self._connection = connection
-        self.method = head.method
-        self.target = head.target
-        self.headers = head.headers
-        self.connection_field = head.connection
+        self.head = head
         self.body = body
         self.on_gone: Callable[[], None] | None = None
 
@@ -78,7 +75,7 @@ class Exchange:
         self._connection.answer(self, status, fields, chunks)
 
     def __repr__(self) -> str:
-        return f"<Exchange {self.method.decode('latin-1')} {self.target.decode('latin-1')}>"
+        return f"<Exchange {self.head.method.decode('latin-1')} {self.head.target.decode('latin-1')}>"
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -228,7 +225,7 @@ class Connection(asyncio.BufferedProtocol):
             raise body_too_large(length, listener.max_body)
         here = end - stop
         if here >= length:
-            body = bytes(memoryview(data)[stop : stop + length])
+            body = bytes(data[stop : stop + length])
             self._keep(data, stop + length, end)
             self._work(Exchange(self, head, body))
             return
@@ -330,9 +327,10 @@ class Connection(asyncio.BufferedProtocol):
         if self.exchange is not exchange:
             return
         self.exchange = None
-        connection_field = CLOSE if self._listener.is_draining else exchange.connection_field
-        self._send(status, fields, chunks, connection_field, is_body_sent=exchange.method != b"HEAD")
-        if connection_field is CLOSE:
+        head = exchange.head
+        connection = CLOSE if self._listener.is_draining else head.connection
+        self._send(status, fields, chunks, connection, is_body_sent=head.method != b"HEAD")
+        if connection is CLOSE:
             self._close()
             return
         self._state = _State.HEAD
@@ -340,19 +338,21 @@ class Connection(asyncio.BufferedProtocol):
             self._schedule_backlog()
 
     def _send(
-        self, status: int, fields: bytes, chunks: Sequence[Buffer], connection_field: bytes, is_body_sent: bool = True
+        self, status: int, fields: bytes, chunks: Sequence[Buffer], connection: bytes, is_body_sent: bool = True
     ) -> None:
         if self._transport.is_closing():
             return  # A write failed, and the transport is about to say so.
         size = sum(map(len, chunks))
-        head = b"%b%bContent-Length: %d\r\n%b\r\n" % (_STATUS_LINES[status], fields, size, connection_field)
-        write = self._transport.write
+        head = b"%b%bContent-Length: %d\r\n%b\r\n" % (_STATUS_LINES[status], fields, size, connection)
         if not is_body_sent:
-            write(head)
-            return
-        if size <= _JOIN_BELOW:
-            write(b"".join((head, *chunks)))
-            return
+            self._transport.write(head)
+        elif size <= _JOIN_BELOW:
+            self._transport.write(b"".join((head, *chunks)))
+        else:
+            self._write_large(head, chunks)
+
+    def _write_large(self, head: bytes, chunks: Sequence[Buffer]) -> None:
+        write = self._transport.write
         small: list[Buffer] = [head]
         for chunk in chunks:
             if len(chunk) <= _JOIN_BELOW:

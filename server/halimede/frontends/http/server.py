@@ -59,10 +59,10 @@ class HttpServer(Listener):
         }
 
     def _route(self, exchange: Exchange) -> None:
-        route = resolve(exchange.target)
+        route = resolve(exchange.head.target)
         if route is None:
             exchange.respond(404, JSON, (error_json("Not Found"),))
-        elif exchange.method not in route.methods:
+        elif exchange.head.method not in route.methods:
             allow = b"Allow: %b\r\n" % b", ".join(route.methods)
             exchange.respond(405, JSON + allow, (error_json("Method Not Allowed"),))
         elif route.action is Action.INFER:

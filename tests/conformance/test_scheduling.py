@@ -1,0 +1,236 @@
+"""Queues, batches, deadlines and cancellation, seen from a client of the running server."""
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from support.models import add_identity
+from support.server import Answer, RunningServer, start_server, wait_until
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+BODY = json.dumps({"inputs": [{"name": "IN", "shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}]})
+ONE = "instance_group { kind: KIND_CPU count: 1 }"
+
+
+def delay(milliseconds: int) -> str:
+    return f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{milliseconds}" }} }}'
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    models = tmp_path_factory.mktemp("models")
+    add_identity(models, "plain", extra=f"{ONE} {delay(300)}")
+    add_identity(models, "preferred", extra=f"{ONE} {delay(300)} dynamic_batching {{ preferred_batch_size: [ 4, 8 ] }}")
+    add_identity(
+        models,
+        "bounded",
+        extra=f"{ONE} {delay(700)} dynamic_batching {{ preferred_batch_size: [ 1 ] default_queue_policy {{ max_queue_size: 2 }} }}",
+    )
+    add_identity(
+        models,
+        "impatient",
+        extra=f"{ONE} {delay(1500)} dynamic_batching {{ default_queue_policy {{ default_timeout_microseconds: 200000 allow_timeout_override: true }} }}",
+    )
+    add_identity(models, "long", extra=f"{ONE} {delay(30_000)}")
+    add_identity(models, "delayed", extra=f"{ONE} dynamic_batching {{ max_queue_delay_microseconds: 400000 }}")
+    add_identity(models, "quick", extra=f"{ONE} dynamic_batching {{ default_queue_policy {{ max_queue_size: 100 }} }}")
+    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models, "--exit-timeout-secs=2"])
+    yield running
+    running.stop()
+
+
+def infer(server: RunningServer, model: str) -> Answer:
+    return server.post(f"/v2/models/{model}/infer", BODY)
+
+
+def gauge(server: RunningServer, name: str, model: str, labels: str = "") -> int:
+    head = f'{name}{{model="{model}",{labels}version="1"}} '
+    return next(int(line.split()[-1]) for line in server.metrics().splitlines() if line.startswith(head))
+
+
+def executing(server: RunningServer, model: str) -> int:
+    return gauge(server, "halimede_executing_requests", model)
+
+
+def pending(server: RunningServer, model: str) -> int:
+    return gauge(server, "nv_inference_pending_request_count", model)
+
+
+def stats(server: RunningServer, model: str) -> dict:
+    return server.get(f"/v2/models/{model}/stats").json["model_stats"][0]
+
+
+def in_background(count: int, call: Callable[[], Answer]) -> tuple[list[threading.Thread], list[Answer]]:
+    answers: list[Answer] = []
+    threads = [threading.Thread(target=lambda: answers.append(call())) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads, answers
+
+
+def test_a_backlog_of_ten_runs_in_the_preferred_sizes(server: RunningServer) -> None:
+    first, _ = in_background(1, lambda: infer(server, "preferred"))
+    wait_until(lambda: executing(server, "preferred") == 1, "the first request to run", server)
+    rest, answers = in_background(10, lambda: infer(server, "preferred"))
+    wait_until(lambda: pending(server, "preferred") == 10, "the backlog", server)
+    for thread in first + rest:
+        thread.join()
+    assert {answer.status for answer in answers} == {200}
+    formed = {batch["batch_size"]: batch["compute_infer"]["count"] for batch in stats(server, "preferred")["batch_stats"]}
+    assert formed == {1: 1, 4: 2, 2: 1}
+
+
+def test_statistics_keep_the_identities_that_perf_analyzer_needs(server: RunningServer) -> None:
+    before = stats(server, "quick")
+    threads, _ = in_background(20, lambda: infer(server, "quick"))
+    for thread in threads:
+        thread.join()
+    after = stats(server, "quick")
+    success = after["inference_stats"]["success"]["count"] - before["inference_stats"]["success"]["count"]
+    assert success == 20
+    for part in ("queue", "compute_input", "compute_infer", "compute_output"):
+        assert after["inference_stats"][part]["count"] == after["inference_stats"]["success"]["count"]
+    assert after["inference_count"] == sum(b["batch_size"] * b["compute_infer"]["count"] for b in after["batch_stats"])
+    assert after["execution_count"] == sum(b["compute_infer"]["count"] for b in after["batch_stats"])
+    assert gauge(server, "nv_inference_count", "quick") == after["inference_count"]
+    assert gauge(server, "nv_inference_request_success", "quick") == after["inference_stats"]["success"]["count"]
+
+
+def test_a_full_queue_is_refused_at_once_with_a_hint_to_retry(server: RunningServer) -> None:
+    threads, _ = in_background(1, lambda: infer(server, "bounded"))
+    wait_until(lambda: executing(server, "bounded") == 1, "the execution", server)
+    more, answers = in_background(2, lambda: infer(server, "bounded"))
+    wait_until(lambda: pending(server, "bounded") == 2, "a full queue", server)
+    refused = infer(server, "bounded")
+    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    assert refused.error.endswith("Exceeds maximum queue size")
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        tensor = grpcclient.InferInput("IN", [1, 16], "FP32")
+        tensor.set_data_from_numpy(np.ones((1, 16), np.float32))
+        with pytest.raises(InferenceServerException, match="Exceeds maximum queue size") as caught:
+            client.infer("bounded", [tensor])
+        assert caught.value.status() == "StatusCode.UNAVAILABLE"
+    for thread in threads + more:
+        thread.join()
+    assert {answer.status for answer in answers} == {200}
+    assert gauge(server, "nv_inference_request_failure", "bounded", 'reason="REJECTED",') == 2
+
+
+def test_a_queue_timeout_comes_at_its_deadline_and_not_with_the_next_batch(server: RunningServer) -> None:
+    threads, _ = in_background(1, lambda: infer(server, "impatient"))
+    wait_until(lambda: executing(server, "impatient") == 1, "the execution", server)
+    begun = time.monotonic()
+    late = infer(server, "impatient")
+    waited = time.monotonic() - begun
+    assert (late.status, late.error) == (503, "Request timeout expired")
+    assert executing(server, "impatient") == 1, "it was answered while the first execution still ran"
+    assert waited >= 0.2
+    threads[0].join()
+
+
+def test_a_lone_request_pays_a_delay_that_was_asked_for(server: RunningServer) -> None:
+    begun = time.monotonic()
+    assert infer(server, "delayed").status == 200
+    assert time.monotonic() - begun >= 0.4
+
+
+def test_a_caller_that_leaves_the_queue_is_never_executed(server: RunningServer) -> None:
+    threads, _ = in_background(1, lambda: infer(server, "plain"))
+    wait_until(lambda: executing(server, "plain") == 1, "the execution", server)
+    executions = stats(server, "plain")["execution_count"]
+    canceled = gauge(server, "nv_inference_request_failure", "plain", 'reason="CANCELED",')
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port)
+    connection.request("POST", "/v2/models/plain/infer", BODY)
+    wait_until(lambda: pending(server, "plain") == 1, "the request to queue", server)
+    connection.close()
+    wait_until(lambda: pending(server, "plain") == 0, "the request to be dropped", server)
+    threads[0].join()
+    assert gauge(server, "nv_inference_request_failure", "plain", 'reason="CANCELED",') == canceled + 1
+    assert infer(server, "plain").status == 200
+    assert stats(server, "plain")["execution_count"] == executions + 2
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_running_request_is_flagged_when_its_caller_leaves(server: RunningServer, protocol: str) -> None:
+    if protocol == "http":
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port)
+        connection.request("POST", "/v2/models/long/infer", BODY)
+        wait_until(lambda: executing(server, "long") == 1, "the execution", server)
+        connection.close()
+    else:
+        message = pb.ModelInferRequest(model_name="long", raw_input_contents=[b"\0" * 64])
+        message.inputs.add(name="IN", datatype="FP32", shape=[1, 16])
+        with grpc.insecure_channel(server.grpc_url) as channel, pytest.raises(grpc.RpcError) as caught:
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=0.5)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    # The model looks at its flag and ends; without the flag it would run for 30 seconds.
+    wait_until(lambda: executing(server, "long") == 0, "the execution to end", server, limit_s=10)
+
+
+def test_a_queue_policy_does_not_stall_the_model(server: RunningServer) -> None:
+    """With a queue bound set, Triton forms a batch only at a 500 ms poll: ten requests in a row take seconds there."""
+    waits = []
+    for _ in range(50):
+        begun = time.monotonic()
+        assert infer(server, "quick").status == 200
+        waits.append(time.monotonic() - begun)
+    assert sorted(waits)[len(waits) // 2] < 0.25
+
+
+BACKEND = '''
+import numpy as np
+
+class Instance:
+    def run(self, inputs, outputs, context):
+        return {"OUT": inputs["IN"][:, ::-1].copy()}
+    def close(self):
+        pass
+
+class Model:
+    def create_instance(self, placement):
+        return Instance()
+    def close(self):
+        pass
+
+class ReverseBackend:
+    default_model_filename = ""
+    def default_instance_count(self, kind):
+        return 1
+    def supports_gpu(self):
+        return False
+    def autocomplete(self, config, source):
+        return config
+    def load(self, config, source):
+        return Model()
+'''
+
+
+def test_a_third_party_backend_is_found_by_its_entry_point(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    info = site / "halimede_reverse-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "halimede_reverse.py").write_text(BACKEND)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: halimede-reverse\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[halimede.backends]\nreverse = halimede_reverse:ReverseBackend\n")
+    add_identity(tmp_path / "models", "mirror", dims="3")
+    config = tmp_path / "models" / "mirror" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"identity"', '"reverse"'))
+    server = start_server(
+        tmp_path, ["--model-repository", tmp_path / "models"], environment={"PYTHONPATH": str(site)}
+    )
+    try:
+        body = {"inputs": [{"name": "IN", "shape": [2, 3], "datatype": "FP32", "data": [1, 2, 3, 4, 5, 6]}]}
+        answer = server.post("/v2/models/mirror/infer", body)
+        assert answer.json["outputs"][0]["data"] == [3.0, 2.0, 1.0, 6.0, 5.0, 4.0]
+        assert server.get("/v2/models/mirror/config").json["backend"] == "reverse"
+    finally:
+        assert server.stop() == 0
