@@ -91,7 +91,7 @@ class App:
             port = await self._http.start(settings.http_address, settings.http_port)
             started.append(f"Started HTTPService at {settings.http_address}:{port}")
         if settings.allow_grpc:
-            self._grpc = GrpcServer(self._core)
+            self._grpc = GrpcServer(self._core, max_message_bytes=settings.grpc_max_input_size)
             port = self._grpc.bind(settings.grpc_address, settings.grpc_port)
             started.append(f"Started GRPCInferenceService at {settings.grpc_address}:{port}")
         if settings.allow_metrics:

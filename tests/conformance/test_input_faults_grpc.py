@@ -1,11 +1,14 @@
 """Bad input over gRPC, against the running server, through tritonclient's own messages and channel."""
 
+from pathlib import Path
+
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from support.server import RunningServer
+from support.models import add_identity
+from support.server import RunningServer, start_server
 
 DETAILS_LIMIT = 4096
 
@@ -151,3 +154,16 @@ def test_features_that_are_not_there_say_so(stub) -> None:
             call()
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert caught.value.details()
+
+
+def test_a_message_over_the_limit(tmp_path: Path) -> None:
+    add_identity(tmp_path / "models", "ident")
+    server = start_server(tmp_path, ["--model-repository", tmp_path / "models", "--grpc-max-input-size=10000"])
+    try:
+        with grpc.insecure_channel(server.grpc_url) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            code, _ = refused(stub, request(raw=[b"\0" * 20_000]))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert stub.ModelInfer(request(raw=[b"\0" * 64])).raw_output_contents == [b"\0" * 64]
+    finally:
+        assert server.stop() == 0

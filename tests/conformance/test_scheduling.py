@@ -11,11 +11,12 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from support.models import add_identity
-from support.server import Answer, RunningServer, start_server, wait_until
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
+
+from support.models import add_identity
+from support.server import Answer, RunningServer, start_server, wait_until
 
 BODY = json.dumps({"inputs": [{"name": "IN", "shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}]})
 ONE = "instance_group { kind: KIND_CPU count: 1 }"
@@ -85,7 +86,9 @@ def test_a_backlog_of_ten_runs_in_the_preferred_sizes(server: RunningServer) -> 
     for thread in first + rest:
         thread.join()
     assert {answer.status for answer in answers} == {200}
-    formed = {batch["batch_size"]: batch["compute_infer"]["count"] for batch in stats(server, "preferred")["batch_stats"]}
+    formed = {
+        batch["batch_size"]: batch["compute_infer"]["count"] for batch in stats(server, "preferred")["batch_stats"]
+    }
     assert formed == {1: 1, 4: 2, 2: 1}
 
 
@@ -186,7 +189,7 @@ def test_a_queue_policy_does_not_stall_the_model(server: RunningServer) -> None:
     assert sorted(waits)[len(waits) // 2] < 0.25
 
 
-BACKEND = '''
+BACKEND = """
 import numpy as np
 
 class Instance:
@@ -211,7 +214,7 @@ class ReverseBackend:
         return config
     def load(self, config, source):
         return Model()
-'''
+"""
 
 
 def test_a_third_party_backend_is_found_by_its_entry_point(tmp_path: Path) -> None:
@@ -224,9 +227,7 @@ def test_a_third_party_backend_is_found_by_its_entry_point(tmp_path: Path) -> No
     add_identity(tmp_path / "models", "mirror", dims="3")
     config = tmp_path / "models" / "mirror" / "config.pbtxt"
     config.write_text(config.read_text().replace('"identity"', '"reverse"'))
-    server = start_server(
-        tmp_path, ["--model-repository", tmp_path / "models"], environment={"PYTHONPATH": str(site)}
-    )
+    server = start_server(tmp_path, ["--model-repository", tmp_path / "models"], environment={"PYTHONPATH": str(site)})
     try:
         body = {"inputs": [{"name": "IN", "shape": [2, 3], "datatype": "FP32", "data": [1, 2, 3, 4, 5, 6]}]}
         answer = server.post("/v2/models/mirror/infer", body)

@@ -38,7 +38,7 @@ def test_every_flag_fills_its_setting(tmp_path: Path) -> None:
         "--load-model=a --load-model b --model-load-thread-count 3 --disable-auto-complete-config "
         "--exit-on-error=false --strict-readiness 0 --exit-timeout-secs 7 --id edge "
         "--allow-http=on --http-address 127.0.0.1 --http-port 1 --http-max-input-size 1024 "
-        "--allow-grpc=OFF --grpc-address ::1 --grpc-port 2 "
+        "--allow-grpc=OFF --grpc-address ::1 --grpc-port 2 --grpc-max-input-size 4096 "
         "--allow-metrics True --metrics-address 10.0.0.1 --metrics-port 3 --metrics-interval-ms 500 "
         "--allow-gpu-metrics=false --allow-cpu-metrics=FALSE "
         "--log-verbose=2 --log-info=off --log-warning=0 --log-error=1 "
@@ -61,6 +61,7 @@ def test_every_flag_fills_its_setting(tmp_path: Path) -> None:
         allow_grpc=False,
         grpc_address="::1",
         grpc_port=2,
+        grpc_max_input_size=4096,
         allow_metrics=True,
         metrics_address="10.0.0.1",
         metrics_port=3,

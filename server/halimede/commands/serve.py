@@ -131,6 +131,7 @@ BOOLEAN = Reader("BOOL", read_boolean)
 PORT = Reader("PORT", integer_reader(0, 65535))
 COUNT = Reader("COUNT", integer_reader(1, INT32_MAX))
 BYTES = Reader("BYTES", integer_reader(1, INT64_MAX))
+MESSAGE_BYTES = Reader("BYTES", integer_reader(1, INT32_MAX))
 MILLISECONDS = Reader("MS", integer_reader(1, INT32_MAX))
 SECONDS = Reader("SECONDS", read_seconds)
 VERBOSITY = Reader("LEVEL", read_verbosity)
@@ -193,6 +194,7 @@ GROUPS: dict[str, list[click.Option]] = {
         option("allow-grpc", BOOLEAN, "Serve gRPC."),
         option("grpc-address", TEXT, "The address to listen on."),
         option("grpc-port", PORT, "The port, 0 for any free one."),
+        option("grpc-max-input-size", MESSAGE_BYTES, "The largest message."),
     ],
     "Metrics": [
         option("allow-metrics", BOOLEAN, "Serve metrics."),

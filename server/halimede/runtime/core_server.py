@@ -60,7 +60,7 @@ class CoreServer:
         self._control: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<CoreServer models={len(self._lifecycle.records)} in_flight={len(self._lifecycle.live)}>"
+        return f"<CoreServer models={len(self._lifecycle.records)} in_flight={len(self._lifecycle.live.by_ticket)}>"
 
     async def start(self, names: Sequence[str] | None) -> list[str]:
         """Load the models to begin with (None: all); returns the names of those that failed. Ready from then on."""
@@ -117,7 +117,7 @@ class CoreServer:
         return ticket
 
     def cancel(self, ticket: int) -> None:
-        flight = self._lifecycle.live.get(ticket)
+        flight = self._lifecycle.live.by_ticket.get(ticket)
         if flight is not None:
             flight.pump.cancel(ticket)
 

@@ -15,7 +15,7 @@ from halimede.core.repository.lifecycle import Event, next_state, reason
 from halimede.core.types import ErrorCode, InferenceError, ModelIndexEntry, ModelReadyState
 from halimede.runtime.model import ModelVersion, start_version
 from halimede.runtime.prepare import ConfigError, LoadOptions, PreparedModel, VersionError, load_model
-from halimede.runtime.pump import InFlight
+from halimede.runtime.pump import LiveRequests
 from halimede.runtime.repository import DuplicateModelError, ModelEntry, ModelRepository
 from halimede.runtime.threads import run_in_thread
 
@@ -85,7 +85,7 @@ class ModelLifecycle:
 
     def __init__(self, repository: ModelRepository, options: LoadOptions, load_threads: int) -> None:
         self.records: dict[str, ModelRecord] = {}
-        self.live: dict[int, InFlight] = {}
+        self.live = LiveRequests()
         """Every request in flight, of all models, by ticket: filled and emptied by the pumps."""
         self._repository = repository
         self._options = options

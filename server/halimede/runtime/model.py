@@ -9,7 +9,7 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.observe.stats import ModelStats
 from halimede.core.schedule.make import make_scheduler
 from halimede.runtime.prepare import PreparedVersion
-from halimede.runtime.pump import InFlight, Pump
+from halimede.runtime.pump import LiveRequests, Pump
 from halimede.runtime.threads import run_in_thread
 from halimede.workers.thread import ThreadWorker
 from halimede.workers.worker import BatchDone
@@ -28,7 +28,7 @@ class ModelVersion:
         labels: Mapping[str, tuple[str, ...]],
         model: BackendModel,
         load_seconds: float,
-        live: dict[int, InFlight],
+        live: LiveRequests,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.name = name
@@ -65,7 +65,7 @@ async def start_version(
     prepared: PreparedVersion,
     labels: Mapping[str, tuple[str, ...]],
     load_seconds: float,
-    live: dict[int, InFlight],
+    live: LiveRequests,
 ) -> ModelVersion:
     """Start all instances side by side; when one fails the others are stopped and its error is raised."""
     loop = asyncio.get_running_loop()

@@ -36,6 +36,43 @@ class InFlight:
     on_response: OnResponse
     received_ns: int
     queued_ns: int
+    size_bytes: int
+
+
+MAX_IN_FLIGHT_BYTES = 1 << 30
+
+
+class LiveRequests:
+    """Every request in flight, of all models, by ticket, and the bytes of input that they hold together.
+
+    The queue of each model is bounded; this bounds their sum and what executes. One request alone may be larger.
+    """
+
+    __slots__ = ("by_ticket", "limit_bytes", "size_bytes")
+
+    def __init__(self, limit_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
+        self.by_ticket: dict[int, InFlight] = {}
+        self.size_bytes = 0
+        self.limit_bytes = limit_bytes
+
+    def check_room(self, size_bytes: int) -> None:
+        """UNAVAILABLE when a request of this size would go over the bound."""
+        if self.size_bytes + size_bytes > self.limit_bytes and self.by_ticket:
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE,
+                f"Exceeds maximum queue size: requests in flight hold {self.size_bytes} bytes, "
+                f"and with {size_bytes} more would go over {self.limit_bytes}",
+            )
+
+    def add(self, ticket: int, flight: InFlight) -> None:
+        self.by_ticket[ticket] = flight
+        self.size_bytes += flight.size_bytes
+
+    def take(self, ticket: int) -> InFlight | None:
+        flight = self.by_ticket.pop(ticket, None)
+        if flight is not None:
+            self.size_bytes -= flight.size_bytes
+        return flight
 
 
 class Pump:
@@ -48,7 +85,7 @@ class Pump:
         scheduler: Scheduler,
         stats: ModelStats,
         checker: RequestChecker,
-        live: dict[int, InFlight],
+        live: LiveRequests,
         loop: asyncio.AbstractEventLoop,
         *,
         preserve_ordering: bool = False,
@@ -106,6 +143,7 @@ class Pump:
         rows = checked.batch_size
         pending = Pending(key, rows, checked.size_bytes, checked.compatible, request.priority, request.timeout_us)
         try:
+            self._live.check_room(checked.size_bytes)
             self._scheduler.enqueue(pending, now)
         except InferenceError as error:
             self._stats.record_failure(FailureReason.REJECTED, now - received_ns)
@@ -114,7 +152,8 @@ class Pump:
         if self._order is not None:
             self._order.enqueued(key)
         self._live_count += 1
-        self._live[key] = InFlight(self, BatchItem(key, request, rows, CancelFlag()), on_response, received_ns, now)
+        item = BatchItem(key, request, rows, CancelFlag())
+        self._live.add(key, InFlight(self, item, on_response, received_ns, now, checked.size_bytes))
         self._idle.clear()
         if self._running < len(self._workers):
             self._poll()
@@ -123,7 +162,7 @@ class Pump:
 
     def cancel(self, key: int) -> None:
         """The client is gone: drop the request if it is queued, raise its flag if it is running."""
-        flight = self._live.get(key)
+        flight = self._live.by_ticket.get(key)
         if flight is None:
             return
         flight.item.cancel.cancelled = True
@@ -143,7 +182,7 @@ class Pump:
         """Fail everything that is queued or running: the server stops now. What still runs is flagged, and unheard."""
         for key in self._scheduler.drain():
             self._fail(key, STOPPING, FailureReason.OTHER)
-        for key, flight in list(self._live.items()):
+        for key, flight in list(self._live.by_ticket.items()):
             if flight.pump is self:
                 flight.item.cancel.cancelled = True
                 self._fail(key, STOPPING, FailureReason.OTHER)
@@ -170,7 +209,7 @@ class Pump:
         items: list[BatchItem] = []
         rows = 0
         for key in keys:
-            flight = self._live[key]
+            flight = self._live.by_ticket[key]
             items.append(flight.item)
             rows += flight.item.rows
         self._running += 1
@@ -241,7 +280,7 @@ class Pump:
 
     def _take(self, key: int) -> InFlight | None:
         """The request's record, for its one final answer; None when `abort` has answered it already."""
-        flight = self._live.pop(key, None)
+        flight = self._live.take(key)
         if flight is not None:
             self._live_count -= 1
         return flight

@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import Listener
@@ -161,6 +163,49 @@ def test_two_requests_are_the_same_two_however_they_are_cut(first: str, second: 
                 b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d" % number for number in (1, 2)
             )
             assert (client.transport.closed, client.transport.reading, client.log) == ("", True, [])
+
+    asyncio.run(story())
+
+
+FRAGMENTS = [
+    b"GET / HTTP/1.1\r\n",
+    b"POST /x HTTP/1.1\r\n",
+    b"POST /y HTTP/1.0\r\nConnection: keep-alive\r\n",
+    b"Content-Length: 4\r\n",
+    b"Content-Length: 0\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Connection: close\r\n",
+    b"A: b\r\n",
+    b"\r\n",
+    b"\n",
+    b"\r",
+    b"4\r\nbody\r\n",
+    b"0\r\n\r\n",
+    b"0\r\nT: v\r\n\r\n",
+    b"body",
+    b" ",
+    b"\0",
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=14))
+def test_any_input_gets_the_same_verdict_whole_and_byte_by_byte(fragments: list[bytes]) -> None:
+    async def story() -> None:
+        data = b"".join(fragments)
+        outcomes = []
+        for parts in ([data], [data[at : at + 1] for at in range(len(data))]):
+            client = connect()
+            for part in parts:
+                client.send(part)
+                await turns(2)
+            await turns(20)
+            statuses = [part.split(b" ", 2)[1] for part in client.transport.written]
+            outcomes.append((client.seen, statuses, client.transport.closed, client.transport.eof, client.log))
+        assert outcomes[0] == outcomes[1]
+        seen, statuses, _, refused, log = outcomes[0]
+        assert len(statuses) == len(seen) + refused
+        assert log == []
 
     asyncio.run(story())
 

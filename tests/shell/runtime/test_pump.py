@@ -18,7 +18,7 @@ from halimede.core.schedule.make import make_scheduler
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns
-from halimede.runtime.pump import InFlight, Pump
+from halimede.runtime.pump import LiveRequests, Pump
 from halimede.workers.worker import BatchDone, BatchItem, BatchTimes
 
 
@@ -52,9 +52,9 @@ def config(**batching: object) -> ModelConfig:
 class Bench:
     """A pump with played workers, and what its callers were told."""
 
-    def __init__(self, workers: int = 1, **batching: object) -> None:
+    def __init__(self, workers: int = 1, limit_bytes: int = 1 << 30, **batching: object) -> None:
         made = config(**batching)
-        self.live: dict[int, InFlight] = {}
+        self.live = LiveRequests(limit_bytes)
         self.stats = ModelStats("m", "1")
         self.pump = Pump(
             "m",
@@ -111,7 +111,7 @@ def test_a_backlog_forms_a_batch_behind_the_running_one() -> None:
         assert bench.answers == [(1, "ok")]
         bench.finish()
         assert bench.answers == [(1, "ok"), (2, "ok"), (3, "ok")]
-        assert bench.live == {}
+        assert (bench.live.by_ticket, bench.live.size_bytes) == ({}, 0)
         assert (bench.stats.success_count, bench.stats.execution_count) == (3, 2)
 
     scenario(story)
@@ -164,6 +164,19 @@ def test_a_full_queue_answers_at_once() -> None:
         bench.submit(1, 2, 3, 4)
         assert bench.answers == [(4, ErrorCode.UNAVAILABLE)]
         assert bench.stats.failures[FailureReason.REJECTED] == 1
+
+    scenario(story)
+
+
+def test_the_bytes_in_flight_are_bounded_over_all_models() -> None:
+    async def story() -> None:
+        bench = Bench(limit_bytes=8)
+        bench.submit(1, 2, 3)
+        assert bench.answers == [(3, ErrorCode.UNAVAILABLE)]
+        bench.finish()
+        bench.submit(4)
+        assert bench.live.size_bytes == 8
+        assert Bench(limit_bytes=1).submit(1) is None
 
     scenario(story)
 
@@ -249,7 +262,7 @@ def test_every_request_is_answered_once_under_a_mixed_load(workers: int) -> None
                 for worker in range(workers):
                     if bench.workers[worker].batches:
                         bench.finish(worker, InferenceError(ErrorCode.INTERNAL, "x") if key % 5 == 0 else None)
-        while bench.live:
+        while bench.live.by_ticket:
             for worker in range(workers):
                 if bench.workers[worker].batches:
                     bench.finish(worker)
