@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from halimede.backends.api import CancelFlag, ModelSource, RunContext
+from halimede.backends.api import ModelSource, RunContext
 from halimede.backends.onnxruntime import OnnxRuntimeBackend
 from halimede.core.config.model_config import (
     InstanceKind,
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 RNG = np.random.default_rng(7)
 IMAGES = RNG.standard_normal((5, 3, 16, 16)).astype(np.float32)
-CONTEXT = RunContext([""], [5], [CancelFlag()])
+CONTEXT = RunContext([""], [5], [BatchItem(1, InferenceRequest("m"), 1, cancelled=False)])
 
 
 def small_network() -> onnx.ModelProto:
@@ -130,7 +130,7 @@ def test_two_instances_answer_side_by_side_on_one_gpu(source):
             tensor_from_array("label", DataType.BYTES, np.array([["a"]] * 5, dtype=object)),
         ]
         for worker in workers:
-            worker.execute([BatchItem(1, InferenceRequest("m", inputs=inputs), 5, CancelFlag())], 5)
+            worker.execute([BatchItem(1, InferenceRequest("m", inputs=inputs), 5, cancelled=False)], 5)
         done = [await asyncio.wait_for(events.get(), 60) for _ in workers]
         for worker in workers:
             await worker.stop()

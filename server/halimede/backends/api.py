@@ -38,13 +38,10 @@ class ModelSource:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-class CancelFlag:
+class CancelFlag(Protocol):
     """Set when the client has gone; a long computation may look at it and stop. Reading and setting are atomic."""
 
-    __slots__ = ("cancelled",)
-
-    def __init__(self) -> None:
-        self.cancelled = False
+    cancelled: bool
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from halimede.backends.api import CancelFlag
 from halimede.core.config.check_request import Checked, RequestChecker
 from halimede.core.observe.stats import ModelStats
 from halimede.core.schedule.actions import Execute, Fail
@@ -28,11 +27,13 @@ STOPPING = InferenceError(
 
 
 @dataclass(slots=True)
-class InFlight:
-    """One accepted request, of `pump`. `item` is what the worker gets; times are monotonic nanoseconds."""
+class InFlight(BatchItem):
+    """One accepted request: what the worker gets, and who waits for it. Times are monotonic nanoseconds.
+
+    One object for both, because one of each per request would cost more than all else that the pump does.
+    """
 
     pump: "Pump"
-    item: BatchItem
     on_response: OnResponse
     received_ns: int
     queued_ns: int
@@ -152,8 +153,8 @@ class Pump:
         if self._order is not None:
             self._order.enqueued(key)
         self._live_count += 1
-        item = BatchItem(key, request, rows, CancelFlag())
-        self._live.add(key, InFlight(self, item, on_response, received_ns, now, checked.size_bytes))
+        size_bytes = checked.size_bytes
+        self._live.add(key, InFlight(key, request, rows, False, self, on_response, received_ns, now, size_bytes))
         self._idle.clear()
         if self._running < len(self._workers):
             self._poll()
@@ -165,7 +166,7 @@ class Pump:
         flight = self._live.by_ticket.get(key)
         if flight is None:
             return
-        flight.item.cancel.cancelled = True
+        flight.cancelled = True
         if self._scheduler.try_cancel(key):
             self._fail(key, CANCELLED, FailureReason.CANCELED)
             self._poll()
@@ -184,7 +185,7 @@ class Pump:
             self._fail(key, STOPPING, FailureReason.OTHER)
         for key, flight in list(self._live.by_ticket.items()):
             if flight.pump is self:
-                flight.item.cancel.cancelled = True
+                flight.cancelled = True
                 self._fail(key, STOPPING, FailureReason.OTHER)
 
     async def close(self) -> None:
@@ -210,8 +211,8 @@ class Pump:
         rows = 0
         for key in keys:
             flight = self._live.by_ticket[key]
-            items.append(flight.item)
-            rows += flight.item.rows
+            items.append(flight)
+            rows += flight.rows
         self._running += 1
         worker.execute(items, rows)
 
@@ -275,7 +276,7 @@ class Pump:
         if flight is None:
             return
         self._stats.record_failure(reason, monotonic_ns() - flight.received_ns)
-        self._send(key, flight, self._failure(flight.item.request.id, error))
+        self._send(key, flight, self._failure(flight.request.id, error))
         self._rest()
 
     def _take(self, key: int) -> InFlight | None:

@@ -15,7 +15,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import cast
 
-from halimede.backends.api import BackendModel, Instance, RequestInstance, RunContext, TensorInstance
+from halimede.backends.api import BackendModel, CancelFlag, Instance, RequestInstance, RunContext, TensorInstance
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.schedule.batching import OutputTypes, check_reply, gather, scatter, wanted_outputs
 from halimede.core.types import ErrorCode, InferenceError, ParameterValue, Placement, Tensor
@@ -124,7 +124,7 @@ class ThreadWorker:
             inputs = gather([item.request.inputs for item in items])
             rows = [item.rows for item in items]
             wanted = [item.request.outputs for item in items]
-            context = RunContext([item.request.id for item in items], rows, [item.cancel for item in items])
+            context = RunContext([item.request.id for item in items], rows, items)
             input_end = time.monotonic_ns()
             outputs = instance.run(inputs, wanted_outputs(self._datatypes, wanted), context)
             output_start = time.monotonic_ns()
@@ -205,7 +205,7 @@ class ThreadRequest:
         self.batch_size = item.rows
         self.parameters: Mapping[str, ParameterValue] = request.parameters
         self._wanted = request.outputs
-        self._cancel = item.cancel
+        self._cancel: CancelFlag = item
         self._datatypes = datatypes
         self._reply: Outputs | InferenceError | None = None
         self._open = True

@@ -8,18 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from halimede.backends.api import CancelFlag
 from halimede.core.types import InferenceError, InferenceRequest, Tensor
 
 
 @dataclass(slots=True)
 class BatchItem:
-    """One request of a batch. `rows` is its batch size."""
+    """One request of a batch, and its own cancel flag. `rows` is its batch size."""
 
     key: int
     request: InferenceRequest
     rows: int
-    cancel: CancelFlag
+    cancelled: bool
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from halimede.backends.api import CancelFlag, ModelSource, RunContext
+from halimede.backends.api import ModelSource, RunContext
 from halimede.backends.onnxruntime import OnnxRuntimeBackend
 from halimede.backends.onnxruntime.signature import tensors_without_rank
 from halimede.backends.onnxruntime.threads import ThreadPlan, plan_threads, quota_cores
@@ -29,11 +29,12 @@ from halimede.core.config.model_config import (
     ModelParameter,
     ModelTensorReshape,
 )
-from halimede.core.types import DataType, ErrorCode, InferenceError, Placement
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Placement
+from halimede.workers.worker import BatchItem
 
 FP32, BYTES, BF16 = DataType.FP32, DataType.BYTES, DataType.BF16
 BACKEND = OnnxRuntimeBackend()
-CONTEXT = RunContext([""], [1], [CancelFlag()])
+CONTEXT = RunContext([""], [1], [BatchItem(1, InferenceRequest("m"), 1, cancelled=False)])
 CPU = Placement("m_0", 0, "CPU")
 
 ONNX_TYPES = {

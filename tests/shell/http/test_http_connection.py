@@ -188,7 +188,7 @@ FRAGMENTS = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=14))
 def test_any_input_gets_the_same_verdict_whole_and_byte_by_byte(fragments: list[bytes]) -> None:
     async def story() -> None:

@@ -134,7 +134,7 @@ def test_a_running_request_that_is_cancelled_gets_its_flag_and_one_answer() -> N
     async def story() -> None:
         bench = Bench()
         bench.submit(1)
-        flag = bench.workers[0].batches[0][0].cancel
+        flag = bench.workers[0].batches[0][0]
         bench.pump.cancel(1)
         bench.pump.cancel(1)
         assert (flag.cancelled, bench.answers) == (True, [])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from halimede.backends.api import CancelFlag, ExecuteRequest
+from halimede.backends.api import ExecuteRequest
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelTransactionPolicy
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Placement, Tensor
 from halimede.core.types.tensor import tensor_from_array
@@ -36,7 +36,7 @@ def floats(name: str, *rows: list[float]) -> Tensor:
 
 def item(key: int, *rows: list[float], outputs: tuple[str, ...] = ("y",)) -> BatchItem:
     request = InferenceRequest("double", id=f"r{key}", inputs=[floats("x", *rows)], outputs=outputs)
-    return BatchItem(key, request, len(rows), CancelFlag())
+    return BatchItem(key, request, len(rows), cancelled=False)
 
 
 @dataclass
@@ -158,7 +158,7 @@ def test_a_model_without_batching_sees_one_request_without_a_batch_dimension():
     async def main() -> None:
         harness = Harness()
         worker = await harness.start(Model(lambda: Tensors(lambda x, *_: {"y": x["x"].sum(keepdims=True)})), config)
-        done = await harness.batch(worker, BatchItem(1, request, 1, CancelFlag()))
+        done = await harness.batch(worker, BatchItem(1, request, 1, cancelled=False))
         assert answers(done) == [{"y": [3]}]
         await worker.stop()
 
@@ -289,7 +289,7 @@ def test_requests_are_answered_one_by_one():
 
     async def story(harness: Harness, worker: ThreadWorker) -> None:
         items = [item(1, [1, 2]), item(2, [1, 2]), item(3, [1, 2], outputs=()), item(4, [1, 2])]
-        items[0].cancel.cancelled = True
+        items[0].cancelled = True
         done = await harness.batch(worker, *items)
         assert answers(done) == [
             {"y": [[1, 2]]},
@@ -396,7 +396,7 @@ def test_an_idle_worker_keeps_nothing_of_its_last_batch():
         weakref.finalize(data, gone.set)
         request = InferenceRequest("double", inputs=[Tensor("x", FP32, (1, 2), data)])
         del data
-        await harness.batch(worker, BatchItem(1, request, 1, CancelFlag()))
+        await harness.batch(worker, BatchItem(1, request, 1, cancelled=False))
         del request
         # The thread forgets the batch just after it has reported it.
         assert await asyncio.to_thread(gone.wait, WAIT_SECONDS)

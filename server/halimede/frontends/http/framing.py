@@ -7,7 +7,7 @@ which the connection is closed: a guess would let two parties disagree on where 
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -47,7 +47,7 @@ class Refusal(Exception):
         self.message = message
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Head:
     """Request line and headers. Names of `headers` are lower case, the last of equal ones counts.
 
@@ -57,7 +57,7 @@ class Head:
 
     method: bytes
     target: bytes
-    headers: dict[bytes, bytes]
+    headers: Mapping[bytes, bytes]
     connection: bytes
     content_length: int | None
 
@@ -66,7 +66,10 @@ KEEP_ALIVE = b"Connection: keep-alive\r\n"
 CLOSE = b"Connection: close\r\n"
 
 _HEAD_END = b"\r\n\r\n"
+_LF = ord("\n")
 _SHORTEST_HEADER = len(b"a:\r\n")
+_KNOWN_HEADS = 512
+_KNOWN_HEAD_BYTES = 1 << 10
 
 
 def find_head(data: bytearray, at: int, end: int, limits: Limits) -> int:
@@ -75,6 +78,9 @@ def find_head(data: bytearray, at: int, end: int, limits: Limits) -> int:
     if stop < 0:
         _check_partial_head(data, at, end, limits)
         return 0
+    if data[at] == _LF:
+        # llhttp would skip it; while it comes in pieces it is refused, and the verdict must not depend on the pieces.
+        raise _bare_line_feed()
     stop += len(_HEAD_END)
     size = stop - at
     if size > limits.max_head_bytes:
@@ -90,7 +96,11 @@ def _check_partial_head(data: bytearray, at: int, end: int, limits: Limits) -> N
         raise _too_long(data, at, end, limits)
     # Whoever ends lines with a bare LF never sends the CRLF CRLF that is waited for.
     if data.count(b"\n", at, end) != data.count(b"\r\n", at, end):
-        raise Refusal(400, "malformed HTTP request: lines must end with CR LF")
+        raise _bare_line_feed()
+
+
+def _bare_line_feed() -> Refusal:
+    return Refusal(400, "malformed HTTP request: lines must end with CR LF")
 
 
 def _too_long(data: bytearray, at: int, end: int, limits: Limits) -> Refusal:
@@ -100,9 +110,13 @@ def _too_long(data: bytearray, at: int, end: int, limits: Limits) -> Refusal:
 
 
 class HeadReader:
-    """Parses complete heads. One serves many connections: it keeps nothing between two calls."""
+    """Parses complete heads, or finds them again: a client's next head is mostly its last one, byte for byte.
+
+    One serves many connections. It keeps at most _KNOWN_HEADS heads of at most _KNOWN_HEAD_BYTES each.
+    """
 
     def __init__(self) -> None:
+        self._known: dict[bytes, Head] = {}
         self._raw: dict[bytes, bytes] = {}
         self._targets: list[bytes] = []
         self._method = b""
@@ -118,6 +132,18 @@ class HeadReader:
 
     def read(self, data: memoryview) -> Head:
         """The head in `data`, which ends with its empty line. Refuses what is malformed or ambiguous."""
+        if len(data) > _KNOWN_HEAD_BYTES:
+            return self._parse(data)
+        raw = bytes(data)
+        head = self._known.get(raw)
+        if head is None:
+            head = self._parse(data)
+            if len(self._known) >= _KNOWN_HEADS:
+                self._known.clear()
+            self._known[raw] = head
+        return head
+
+    def _parse(self, data: memoryview) -> Head:
         self._method = b""
         self._parser = parser = httptools.HttpRequestParser(self)
         try:

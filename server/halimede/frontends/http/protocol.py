@@ -199,7 +199,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _read_head(self, data: bytearray, at: int, end: int) -> None:
         """Take one request from `data`, or as much of it as is there; keep what comes after it for later."""
-        if data.startswith(b"\r\n", at, end):
+        while data.startswith(b"\r\n", at, end):
             at += 2  # Some clients end a body with a line of its own.
         listener = self._listener
         stop = find_head(data, at, end, listener.limits)
