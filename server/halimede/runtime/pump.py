@@ -41,6 +41,8 @@ class InFlight(BatchItem):
 
 
 MAX_IN_FLIGHT_BYTES = 1 << 30
+LONGEST_SLEEP_MS = 3_600_000
+"""A request's own timeout may be thousands of years, which no timer takes."""
 
 
 class LiveRequests:
@@ -227,7 +229,7 @@ class Pump:
             return
         # The loop's timers count whole milliseconds. Sleep the whole ones, then look again each turn of the loop: a
         # delay of 100 us is kept, and the turns between cost less than a millisecond late would.
-        whole_ms = (wake_at - monotonic_ns()) // 1_000_000
+        whole_ms = min((wake_at - monotonic_ns()) // 1_000_000, LONGEST_SLEEP_MS)
         if whole_ms >= 1:
             self._timer = self._loop.call_later(whole_ms / 1000, self._wake)
         else:

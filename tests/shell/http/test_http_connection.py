@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from halimede.frontends.http.framing import Limits
@@ -189,6 +189,7 @@ FRAGMENTS = [
 
 
 @settings(max_examples=500, deadline=None)
+@example(fragments=[b"\n", b"GET / HTTP/1.1\r\n", b"\r\n"])
 @given(fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=14))
 def test_any_input_gets_the_same_verdict_whole_and_byte_by_byte(fragments: list[bytes]) -> None:
     async def story() -> None:

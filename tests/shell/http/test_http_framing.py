@@ -257,3 +257,16 @@ def test_trailers_are_bounded() -> None:
     with pytest.raises(Refusal) as raised:
         decode(encode([], trailers=b"A: bcd\r\n" * 5000), [])
     assert raised.value.status == 431
+
+
+def test_a_head_that_comes_again_is_the_same_and_what_is_kept_is_bounded() -> None:
+    reader = HeadReader()
+    first = reader.read(memoryview(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"))
+    assert reader.read(memoryview(bytearray(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"))) is first
+    assert reader.read(memoryview(b"GET /a HTTP/1.1\r\nHost: y\r\n\r\n")).headers == {b"host": b"y"}
+    for number in range(5000):
+        reader.read(memoryview(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % number))
+    assert len(reader.known) <= 512
+    long = b"GET /a HTTP/1.1\r\nHost: " + b"x" * 2000 + b"\r\n\r\n"
+    assert reader.read(memoryview(long)) == reader.read(memoryview(long))
+    assert long not in reader.known

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
@@ -17,6 +18,7 @@ from halimede.core.wire.http_infer import (
     SMALL_JSON_BYTES,
     DecodedInfer,
     EncodedInfer,
+    InferDecoder,
     OutputFormat,
     ResponseFormat,
     decode_infer,
@@ -619,3 +621,61 @@ def test_a_large_response_is_encoded_in_steps() -> None:
     assert sum(1 for _ in encode_infer_steps(answer, ResponseFormat(), VIEW)) >= 4
     body = b"".join(encode_infer(answer, ResponseFormat(), VIEW).chunks)
     assert [item["data"] for item in json.loads(body)["outputs"]] == [values.tolist(), [1.5]]
+
+
+def test_a_json_part_that_is_known_decodes_as_it_did_the_first_time() -> None:
+    tensor = {"name": "IN", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
+    plain = orjson.dumps({"inputs": [tensor], "outputs": [{"name": "OUT", "parameters": {"binary_data": True}}]})
+    named = orjson.dumps({"id": "7", "inputs": [tensor]})
+    listed = orjson.dumps({"parameters": {"binary_data_output": True, "x": 1}, "inputs": [tensor]})
+    view = decoder_view()
+    decoder = InferDecoder(view, "1")
+    for text in (plain, named, listed):
+        for payload in (b"\0" * 8, b"\1" * 8):
+            for _ in range(2):
+                assert decoder.decode(text + payload, len(text)) == decode_infer(view, text + payload, len(text), "1")
+
+
+def test_a_known_json_part_with_another_binary_part_is_refused_as_ever() -> None:
+    tensor = {"name": "IN", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
+    text = orjson.dumps({"inputs": [tensor]})
+    view = decoder_view()
+    decoder = InferDecoder(view, "")
+    assert decoder.decode(text + b"\0" * 8, len(text)).request.inputs[0].data == b"\0" * 8
+    for payload in (b"", b"\0" * 7, b"\0" * 9):
+        with pytest.raises(InferenceError) as known:
+            decoder.decode(text + payload, len(text))
+        with pytest.raises(InferenceError) as fresh:
+            decode_infer(view, text + payload, len(text))
+        assert known.value == fresh.value
+
+
+def test_a_json_part_with_data_of_its_own_is_not_taken_for_a_binary_one() -> None:
+    view = decoder_view()
+    decoder = InferDecoder(view, "")
+    for value in (1.0, 2.0):
+        text = b'{"inputs":[{"name":"IN","shape":[1,2],"datatype":"FP32","data":[%.1f,0.0]}]}' % value
+        for _ in range(2):
+            assert decoder.decode(text, len(text)).request.inputs[0].array().tolist() == [[value, 0.0]]
+
+
+def test_the_json_parts_that_are_known_are_bounded() -> None:
+    view = decoder_view()
+    decoder = InferDecoder(view, "")
+    tensor = {"name": "IN", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
+    sizes = []
+    for number in range(300):
+        text = orjson.dumps({"inputs": [tensor]}) + b" " * number
+        decoder.decode(text + b"\0" * 8, len(text))
+        sizes.append(len(decoder.known))
+    assert max(sizes) <= 64
+
+
+def decoder_view() -> ModelView:
+    config = ModelConfig(
+        name="m",
+        max_batch_size=8,
+        input=(ModelInput(name="IN", data_type=DataType.FP32, dims=(2,)),),
+        output=(ModelOutput(name="OUT", data_type=DataType.FP32, dims=(2,)),),
+    )
+    return ModelView("m", "1", ("1",), config, {})

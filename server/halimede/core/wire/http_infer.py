@@ -51,6 +51,9 @@ JOIN_BYTES = 64 << 10
 
 _HALF = (DataType.FP16, DataType.BF16)
 
+_TEMPLATES = 64
+_TEMPLATE_BYTES = 1 << 10
+
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
@@ -123,6 +126,61 @@ def decode_infer(view: ModelView, body: Buffer, header_length: int | None, versi
     if len(text) <= SMALL_JSON_BYTES:
         return decode_small(view, text, tail, version)
     return run(decode_large_steps(view, text, tail, version))
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """All that a JSON part without id and parameters says: everything of a binary request but its tensors' bytes."""
+
+    outputs: tuple[str, ...]
+    format: ResponseFormat
+    inputs: tuple[tuple[str, DataType, tuple[int, ...], int], ...]
+    tail_bytes: int
+
+
+class InferDecoder:
+    """Decodes the requests of one version of a model, with the same results as `decode_infer`.
+
+    Clients that send tensors as binary data send the same JSON part again and again. The parts of at most
+    _TEMPLATE_BYTES are remembered, _TEMPLATES of them, as what they came out as.
+    """
+
+    def __init__(self, view: ModelView, version: str) -> None:
+        self.view = view
+        self._version = version
+        self.known: dict[bytes, _Template] = {}
+
+    def decode(self, body: Buffer, header_length: int | None) -> DecodedInfer:
+        """As `decode_infer`."""
+        if not header_length or header_length > _TEMPLATE_BYTES:
+            return decode_infer(self.view, body, header_length, self._version)
+        text = bytes(body[:header_length])
+        template = self.known.get(text)
+        if template is None:
+            decoded = decode_infer(self.view, body, header_length, self._version)
+            self._remember(text, len(body) - header_length, decoded)
+            return decoded
+        if len(body) - header_length != template.tail_bytes:
+            return decode_infer(self.view, body, header_length, self._version)  # It knows what is wrong.
+        whole = memoryview(body)
+        at = header_length
+        inputs = []
+        for name, datatype, shape, size in template.inputs:
+            inputs.append(Tensor(name, datatype, shape, whole[at : at + size]))
+            at += size
+        request = InferenceRequest(self.view.name, self._version, "", inputs, template.outputs)
+        return DecodedInfer(request, template.format)
+
+    def _remember(self, text: bytes, tail_bytes: int, decoded: DecodedInfer) -> None:
+        request = decoded.request
+        inputs = tuple((each.name, each.datatype, each.shape, len(each.data)) for each in request.inputs)
+        plain = InferenceRequest(self.view.name, self._version, "", request.inputs, request.outputs)
+        # Whatever else it says, or data that it has itself, is decoded each time.
+        if request != plain or sum(size for *_, size in inputs) != tail_bytes:
+            return
+        if len(self.known) >= _TEMPLATES:
+            self.known.clear()
+        self.known[text] = _Template(request.outputs, decoded.format, inputs, tail_bytes)
 
 
 def decode_infer_steps(

@@ -116,7 +116,7 @@ class HeadReader:
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Head] = {}
+        self.known: dict[bytes, Head] = {}
         self._raw: dict[bytes, bytes] = {}
         self._targets: list[bytes] = []
         self._method = b""
@@ -135,12 +135,12 @@ class HeadReader:
         if len(data) > _KNOWN_HEAD_BYTES:
             return self._parse(data)
         raw = bytes(data)
-        head = self._known.get(raw)
+        head = self.known.get(raw)
         if head is None:
             head = self._parse(data)
-            if len(self._known) >= _KNOWN_HEADS:
-                self._known.clear()
-            self._known[raw] = head
+            if len(self.known) >= _KNOWN_HEADS:
+                self.known.clear()
+            self.known[raw] = head
         return head
 
     def _parse(self, data: memoryview) -> Head:

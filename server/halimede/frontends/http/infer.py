@@ -8,8 +8,8 @@ from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResp
 from halimede.core.wire.http_control import error_json
 from halimede.core.wire.http_infer import (
     DecodedInfer,
+    InferDecoder,
     ResponseFormat,
-    decode_infer,
     decode_infer_steps,
     encode_infer,
     encode_infer_steps,
@@ -52,6 +52,7 @@ class InferHandler:
         self.steps = steps
         self.on_crash = on_crash
         self._max_input_size = max_input_size
+        self._decoders: dict[tuple[str, str], InferDecoder] = {}
 
     def handle(self, exchange: Exchange, model: str, version: str) -> None:
         """Start an inference; it answers the exchange, now or later."""
@@ -74,7 +75,7 @@ class InferHandler:
             if (len(body) if header_length is None else header_length) > _IN_STEPS_ABOVE:
                 self._decode_in_steps(exchange, view, version, IDENTITY, length)
                 return
-            decoded = decode_infer(view, body, header_length, version)
+            decoded = self._decoder(view, version).decode(body, header_length)
         except InferenceError as error:
             _respond_infer_error(exchange, error)
         else:
@@ -100,6 +101,13 @@ class InferHandler:
         if coding != IDENTITY:
             body = yield from decompress_steps(body, coding, self._max_input_size)
         return (yield from decode_infer_steps(view, body, _header_length(length, body), version))
+
+    def _decoder(self, view: ModelView, version: str) -> InferDecoder:
+        """The decoder of what this path serves now: a reload brings another view. One per path that was served."""
+        decoder = self._decoders.get((view.name, version))
+        if decoder is None or decoder.view is not view:
+            decoder = self._decoders[view.name, version] = InferDecoder(view, version)
+        return decoder
 
     def _infer(self, exchange: Exchange, view: ModelView, decoded: DecodedInfer) -> None:
         call = _Call(self, exchange, view, decoded.format)
