@@ -31,8 +31,10 @@ from halimede.settings import ModelControlMode, Settings
 log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_SECS = 0.0002
-"""How soon an instance's thread gets the interpreter that the event loop holds. With Python's 5 ms a batch that was just
-handed over starts only when the answers of the last one are written."""
+"""How soon an instance's thread gets the interpreter from the event loop.
+
+With Python's own 5 ms, a batch that was just handed over starts only when the answers of the last one are written.
+"""
 
 ANSWER_SECS = 0.5
 """How long the last errors of an aborted drain may take to reach their clients."""
