@@ -132,3 +132,39 @@ def test_a_second_signal_stops_at_once(server: RunningServer, connect) -> None:
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(10) == 1
     assert time.monotonic() - begun <= 1.5
+
+
+def test_a_stop_under_load_loses_no_answer(server: RunningServer, connect) -> None:
+    """Every caller has every answer but, at most, that of the one request it sent into the closing connection."""
+    outcomes: list[tuple[int, int, int]] = []
+    begun = threading.Barrier(9)
+
+    def ask(connection: http.client.HTTPConnection) -> None:
+        right = wrong = broken = 0
+        connection.connect()
+        begun.wait()
+        while not broken:
+            try:
+                connection.request("POST", "/v2/models/quick/infer", json.dumps(BODY))
+                response = connection.getresponse()
+                answer = json.loads(response.read())
+            except (ConnectionError, http.client.RemoteDisconnected, TimeoutError):
+                broken += 1
+                continue
+            if response.status == 200 and answer["outputs"][0]["data"] == [1.0] * 16:
+                right += 1
+            else:
+                wrong += 1
+        outcomes.append((right, wrong, broken))
+
+    callers = [threading.Thread(target=ask, args=(connect(),)) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    begun.wait()
+    quick = 'nv_inference_request_success{model="quick",version="1"} '
+    wait_until(lambda: int(server.metrics().split(quick)[1].split()[0]) > 200, "some load", server)
+    assert server.stop() == 0, server.log
+    for caller in callers:
+        caller.join()
+    assert [(wrong, broken) for _, wrong, broken in outcomes] == [(0, 1)] * 8
+    assert sum(right for right, _, _ in outcomes) > 200

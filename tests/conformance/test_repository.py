@@ -56,10 +56,10 @@ def test_a_broken_model_beside_good_ones(start: Start, repository: Path) -> None
     assert scaled(server) == 2
     states = index(server)
     assert states[("simple", "1")] == ("READY", "")
-    state, reason = next(value for key, value in states.items() if key[0] == "broken")
+    state, reason = states[("broken", "1")]
     assert state == "UNAVAILABLE"
-    assert reason
-    assert "failed to load" in server.log or "load failed" in server.log
+    assert reason.startswith("Internal: onnx runtime error 7: Load model from ")
+    assert "load failed for model 'broken': version 1 is at UNAVAILABLE state: Internal: onnx" in server.log
     assert server.get("/v2/models/broken/ready").status == 400
     assert server.stop() == 0
 
@@ -148,8 +148,11 @@ def test_a_failed_load_names_its_root_cause(start: Start, repository: Path) -> N
     assert "config.pbtxt:2:33" in config.error
     assert "data_tipe" in config.error
     file = server.post("/v2/repository/models/bad_file/load")
-    assert file.status in {400, 500}
-    assert "onnx" in file.error.lower() or "protobuf" in file.error.lower()
+    assert file.status == 400
+    assert file.error.startswith(
+        "load failed for model 'bad_file': version 1 is at UNAVAILABLE state: Internal: onnx runtime error 7: Load model "
+    )
+    assert file.error.endswith(";\n")
     for name in ("..", "a%2Fb", "%00"):
         assert server.post(f"/v2/repository/models/{name}/load").status in {400, 404}
 
@@ -165,10 +168,29 @@ def test_reload_swaps_and_a_broken_new_version_leaves_the_old_serving(start: Sta
     assert scaled(server) == 3
     (repository / "scaled" / "1" / "model.onnx").write_bytes(b"broken")
     answer = server.post("/v2/repository/models/scaled/load")
-    assert answer.status == 400 or answer.status == 500
+    assert answer.status == 400
+    assert answer.error.startswith("load failed for model 'scaled': version 1 is at UNAVAILABLE state: ")
+    write_config(repository / "scaled", "max_batch_size: -1")
+    assert server.post("/v2/repository/models/scaled/load").status == 500
     assert scaled(server) == 3
-    assert index(server)[("scaled", "1")][0] == "READY"
+    state, reason = index(server)[("scaled", "1")]
+    assert state == "READY"
+    assert "max_batch_size" in reason
     assert server.get("/v2/health/ready").status == 200
+
+
+def test_the_index_blames_the_version_that_failed(start: Start, repository: Path) -> None:
+    for version in (1, 2, 3):
+        add_scaled(repository, "scaled", version, version=version)
+    (repository / "scaled" / "3" / "model.onnx").write_bytes(b"broken")
+    server = start("--model-repository", repository, "--model-control-mode=explicit")
+    assert server.post("/v2/repository/models/scaled/load").status == 400
+    assert list(index(server)) == [("scaled", "3")]
+    write_config(repository / "scaled", "version_policy { specific { versions: [ 2, 3 ] } }")
+    assert server.post("/v2/repository/models/scaled/load").status == 400
+    states = index(server)
+    assert list(states) == [("scaled", "2"), ("scaled", "3")]
+    assert "because version 3 failed" in states[("scaled", "2")][1]
 
 
 def test_no_request_is_lost_while_a_model_is_reloaded(start: Start, repository: Path) -> None:

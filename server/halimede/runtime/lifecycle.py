@@ -196,17 +196,14 @@ class ModelLifecycle:
         building = {version: VersionStatus(ModelReadyState.UNKNOWN) for version in entry.versions}
         try:
             serving = await self._build(record, entry, building)
-        except ConfigError as error:
-            record.failure = error.message
-            raise
-        except VersionError as error:
-            if record.versions:
-                for status in record.status.values():
-                    if status.state is ModelReadyState.READY:
-                        status.on(Event.RELOAD_FAILED, error)
-            for number, status in building.items():
-                if record.status.get(number) is status:
-                    status.on(Event.FAILED, error)
+        except (ConfigError, VersionError) as error:
+            for status in record.status.values():
+                if status.state is ModelReadyState.READY:
+                    status.on(Event.RELOAD_FAILED, error)
+            if isinstance(error, VersionError):
+                self._fail(record, building, error)
+            else:
+                record.failure = error.message
             raise
         old = record.replace(serving)
         for number in serving:
@@ -219,6 +216,19 @@ class ModelLifecycle:
         record.failure = ""
         self._retire(record, old)
         log.info("successfully loaded '%s'", record.name)
+
+    def _fail(self, record: ModelRecord, building: dict[int, VersionStatus], error: VersionError) -> None:
+        """No selected version came up, the others because of the one that failed; the index forgets the rest."""
+        for number, status in building.items():
+            if record.status.get(number) is not status:
+                continue
+            if number not in error.selected:
+                del record.status[number]
+            elif number == error.version:
+                status.on(Event.FAILED, error)
+            else:
+                text = f"not loaded because version {error.version} failed: {error.message}"
+                status.on(Event.FAILED, InferenceError(error.code, text))
 
     async def _build(
         self, record: ModelRecord, entry: ModelEntry, building: dict[int, VersionStatus]
@@ -245,6 +255,7 @@ class ModelLifecycle:
 
     async def _start(self, record: ModelRecord, prepared: PreparedModel) -> dict[int, ModelVersion]:
         started: dict[int, ModelVersion] = {}
+        selected = tuple(version.version for version in prepared.versions)
         for version in prepared.versions:
             try:
                 started[version.version] = await start_version(
@@ -257,9 +268,10 @@ class ModelLifecycle:
                     else:
                         other.model.close()
                 if isinstance(error, InferenceError):
-                    raise VersionError(version.version, error.code, error.message) from error
+                    raise VersionError(version.version, selected, error.code, error.message) from error
                 log.exception("model '%s': an instance did not start", record.name)
-                raise VersionError(version.version, ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
+                text = f"{type(error).__name__}: {error}"
+                raise VersionError(version.version, selected, ErrorCode.INTERNAL, text) from error
         return started
 
     def _retire(self, record: ModelRecord, old: dict[int, ModelVersion]) -> None:

@@ -75,15 +75,19 @@ class ConfigError(InferenceError):
 
 
 class VersionError(InferenceError):
-    """One version could not be loaded."""
+    """One version could not be loaded, and so none of `selected`, the versions that were to be."""
 
-    def __init__(self, version: int, code: ErrorCode, message: str) -> None:
+    def __init__(self, version: int, selected: tuple[int, ...], code: ErrorCode, message: str) -> None:
         super().__init__(code, message)
         self.version = version
+        self.selected = selected
 
 
 def plan_model(entry: ModelEntry, options: LoadOptions) -> ModelPlan:
-    """Read and complete the configuration and check all of it; ConfigError names every problem."""
+    """Read and complete the configuration and check all of it; ConfigError names every problem.
+
+    VersionError where the model file cannot even be read: that is no fault of the configuration.
+    """
     config, locations = _read(entry)
     try:
         config = detect_backend(config, entry.name, _first_files(entry))
@@ -92,7 +96,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions) -> ModelPlan:
         _raise_problems(entry, locate(refusals, locations))
         backend = find_backend(config.backend)
         if options.autocomplete:
-            config = _autocompleted(config, backend, source(entry, config, backend, versions[-1], options))
+            config = _autocompleted(config, backend, source(entry, config, backend, versions[-1], options), versions)
         filename = config.default_model_filename or backend.default_model_filename
         config = apply_defaults(config, entry.name, default_model_filename=filename)
         _raise_problems(entry, locate(validate(config, entry.name), locations))
@@ -114,7 +118,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions) -> ModelPlan:
             ),
         )
         labels = read_labels(entry, {o.name: o.label_filename for o in config.output if o.label_filename})
-    except ConfigError:
+    except (ConfigError, VersionError):
         raise
     except InferenceError as error:
         raise ConfigError(error.code, error.message) from error
@@ -150,10 +154,11 @@ def _load(plan: ModelPlan, where: ModelSource) -> BackendModel:
     try:
         return plan.backend.load(plan.config, where)
     except InferenceError as error:
-        raise VersionError(where.version, error.code, error.message) from error
+        raise VersionError(where.version, plan.versions, error.code, error.message) from error
     except Exception as error:
         log.exception("model '%s' version %d: the backend failed", where.name, where.version)
-        raise VersionError(where.version, ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
+        text = f"{type(error).__name__}: {error}"
+        raise VersionError(where.version, plan.versions, ErrorCode.INTERNAL, text) from error
 
 
 def _read(entry: ModelEntry) -> tuple[ModelConfig, Mapping[str, tuple[int, int]]]:
@@ -174,15 +179,16 @@ def _raise_problems(entry: ModelEntry, problems: Sequence[Problem]) -> None:
         raise ConfigError(ErrorCode.INVALID_ARG, "; ".join(f"{path}:{problem}" for problem in problems))
 
 
-def _autocompleted(config: ModelConfig, backend: Backend, where: ModelSource) -> ModelConfig:
-    """The backend's completion, of which Triton takes over these fields and no other ."""
+def _autocompleted(config: ModelConfig, backend: Backend, where: ModelSource, versions: tuple[int, ...]) -> ModelConfig:
+    """The backend's completion, of which Triton takes over these fields and no other."""
     try:
         said = backend.autocomplete(config, where)
-    except InferenceError:
-        raise
+    except InferenceError as error:
+        raise VersionError(where.version, versions, error.code, error.message) from error
     except Exception as error:
         log.exception("model '%s': auto-complete failed", where.name)
-        raise InferenceError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
+        text = f"{type(error).__name__}: {error}"
+        raise VersionError(where.version, versions, ErrorCode.INTERNAL, text) from error
     return replace(
         config,
         max_batch_size=said.max_batch_size,

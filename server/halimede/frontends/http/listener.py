@@ -48,6 +48,12 @@ def bind(address: str, port: int, service: str) -> socket.socket:
     return sock
 
 
+async def _turns(count: int) -> None:
+    """Let the event loop look at its sockets."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 class Listener:
     """Gives every whole request to `handle`, which answers it at once or later.
 
@@ -103,8 +109,12 @@ class Listener:
         Has no deadline of its own: cancel it, then `close`.
         """
         self.is_draining = True
+        # What has reached this machine is taken in first, connections that wait to be accepted and requests that wait to
+        # be read: closing over them would lose them.
+        await _turns(2)
         if self._server is not None:
             self._server.close()
+        await _turns(2)
         for connection in tuple(self._connections):
             connection.close_if_idle()
         await self._empty.wait()
