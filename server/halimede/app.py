@@ -91,7 +91,10 @@ class App:
         self._metrics: MetricsServer | None = None
 
     async def listen(self) -> None:
-        """Bind every port, then accept on all of them."""
+        """Bind every port and answer on it: not ready yet, but live."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
         settings = self._settings
         started: list[str] = []
         if settings.allow_http:
@@ -110,9 +113,6 @@ class App:
             await self._grpc.start()
         for line in started:
             log.info(line)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
         self._sampler.start()
 
     async def serve(self) -> int:
@@ -123,16 +123,17 @@ class App:
         if not loading.done():
             loading.cancel()
         else:
-            self._log_models()
+            await self._log_models()
             if loading.result() and self._settings.exit_on_error:
                 log.error("creating server: Internal - failed to load all models: %s", ", ".join(loading.result()))
                 stopping.cancel()
+                await self._drain()
                 return 1
             await stopping
         return await self._drain()
 
     async def close(self) -> None:
-        """Close what is still open; nothing waits here."""
+        """Close what is still open, whatever it is doing."""
         self._sampler.stop()
         if self._http is not None:
             await self._http.close()
@@ -147,9 +148,9 @@ class App:
             return None
         return names
 
-    def _log_models(self) -> None:
+    async def _log_models(self) -> None:
         rows: list[tuple[str, ...]] = []
-        for entry in self._core.repository_index(ready_only=False):
+        for entry in await self._core.repository_index(ready_only=False):
             state = entry.state or ModelReadyState.UNKNOWN
             rows.append((entry.name, entry.version, f"{state.value}: {entry.reason}" if entry.reason else state.value))
         log_table(log, ("Model", "Version", "Status"), rows)

@@ -170,13 +170,40 @@ def test_reload_swaps_and_a_broken_new_version_leaves_the_old_serving(start: Sta
     answer = server.post("/v2/repository/models/scaled/load")
     assert answer.status == 400
     assert answer.error.startswith("load failed for model 'scaled': version 1 is at UNAVAILABLE state: ")
-    write_config(repository / "scaled", "max_batch_size: -1")
+    write_config(repository / "scaled", "max_batch_sise: 1")
     assert server.post("/v2/repository/models/scaled/load").status == 500
     assert scaled(server) == 3
     state, reason = index(server)[("scaled", "1")]
     assert state == "READY"
-    assert "max_batch_size" in reason
+    assert "max_batch_sise" in reason
     assert server.get("/v2/health/ready").status == 200
+
+
+def test_a_failed_load_says_what_would_be_right(start: Start, repository: Path) -> None:
+    (repository / "flat").mkdir()
+    (repository / "flat" / "model.onnx").write_bytes(b"")
+    add_scaled(repository, "scaled", 1)
+    server = start("--model-repository", repository, "--model-control-mode=explicit")
+
+    def cause(model: str) -> str:
+        answer = server.post(f"/v2/repository/models/{model}/load")
+        before = f"failed to load '{model}', failed to poll from model repository: "
+        assert (answer.status, answer.error[: len(before)]) == (500, before)
+        return answer.error.removeprefix(before)
+
+    none = "at least one version must be available under the version policy of model"
+    assert cause("flat") == f"{none} 'flat': there is no version directory, such as '{repository}/flat/1'"
+    write_config(repository / "scaled", "version_policy { specific { versions: 7 } }")
+    assert cause("scaled") == f"{none} 'scaled': there are 1"
+    write_config(repository / "scaled", "sequence_batching { }\nmax_batch_sise: 4\nresponse_cache { enable: true }")
+    assert [problem.split(": ")[0] for problem in cause("scaled").split("; ") if "scaled/config.pbtxt" in problem] == [
+        "scaled/config.pbtxt:1:1",
+        "scaled/config.pbtxt:2:1",
+        "scaled/config.pbtxt:3:18",
+    ]
+    write_config(repository / "scaled", 'output [ { name: "OUT" label_filename: "nope.txt" } ]')
+    assert "a label file cannot be read: " in cause("scaled")
+    assert "scaled/nope.txt" in cause("scaled")
 
 
 def test_the_index_blames_the_version_that_failed(start: Start, repository: Path) -> None:

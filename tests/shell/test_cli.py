@@ -112,6 +112,7 @@ def test_verbose_takes_a_level_or_a_boolean(tmp_path: Path) -> None:
         ("--model-repository /no/where", "--model-repository: repository path is not a valid directory: /no/where"),
         ("--model-repository=", "--model-repository: repository path is not a valid directory: "),
         ("/no/where.onnx", "FILE: model file does not exist: /no/where.onnx"),
+        (".", "FILE: a directory, which is no model file: .; right for a repository is --model-repository"),
         ("--model-repository . pyproject.toml", "--model-repository and the model file pyproject.toml exclude"),
         ("--model-repository . pyproject.toml second", "Unexpected argument: second"),
         (

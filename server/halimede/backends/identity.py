@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from halimede.backends.api import ExecuteRequest, ModelSource
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import ErrorCode, InferenceError, Placement, Tensor
+from halimede.core.types.tensor import concatenate
 
 SLICE_SECONDS = 0.005
 """How long a delay goes without a look at the cancel flags."""
@@ -71,7 +72,7 @@ class IdentityInstance:
             request.respond(
                 [
                     # A copy, because the answer may outlive the buffer that the request came in.
-                    Tensor(outputs[name], tensor.datatype, tensor.shape, bytes(tensor.data))
+                    Tensor(outputs[name], tensor.datatype, tensor.shape, concatenate((tensor.data,)))
                     for name, tensor in request.inputs.items()
                     if outputs[name] in wanted
                 ]

@@ -82,6 +82,8 @@ def read_repository(text: str) -> Path:
 
 def read_model_file(text: str) -> Path:
     path = Path(text)
+    if path.is_dir():
+        raise ValueError(f"a directory, which is no model file: {text}; right for a repository is --model-repository")
     if not path.is_file():
         raise ValueError(f"model file does not exist: {text}")
     return path

@@ -26,6 +26,8 @@ from halimede.settings import ModelControlMode
 
 log = logging.getLogger(__name__)
 
+STOPPING = InferenceError(ErrorCode.UNAVAILABLE, "Server is stopping, models are not loaded or unloaded any more")
+
 EXTENSIONS = (
     "classification",
     "model_repository",
@@ -71,6 +73,8 @@ class CoreServer:
     def begin_drain(self) -> None:
         """Not ready from now on; requests that still arrive are answered, so that none is lost on its way."""
         self._draining = True
+        for task in self._control:
+            task.cancel()
 
     async def close(self) -> None:
         """Wait for every accepted request, then free all models."""
@@ -136,8 +140,8 @@ class CoreServer:
             raise InferenceError(ErrorCode.INVALID_ARG, text)
         return [serving.version.stats.snapshot()]
 
-    def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
-        return self._lifecycle.index(ready_only)
+    async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
+        return await self._lifecycle.index(ready_only)
 
     async def load_model(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         self._require_control(name)
@@ -175,7 +179,12 @@ class CoreServer:
         task = asyncio.get_running_loop().create_task(work)
         self._control.add(task)
         task.add_done_callback(self._control.discard)
-        await asyncio.shield(task)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise STOPPING from None
+            raise
 
     def _require_control(self, name: str) -> None:
         if self._control_mode is not ModelControlMode.EXPLICIT:
@@ -184,9 +193,7 @@ class CoreServer:
         if problem := model_name_problem(name):
             raise InferenceError(ErrorCode.INVALID_ARG, problem)
         if self._draining:
-            raise InferenceError(
-                ErrorCode.UNAVAILABLE, "Server is stopping, models are not loaded or unloaded any more"
-            )
+            raise STOPPING
 
     def _find(self, name: str, version: str) -> Serving:
         record = self._lifecycle.records.get(name)

@@ -16,7 +16,7 @@ from halimede.core.types import ErrorCode, InferenceError, ModelIndexEntry, Mode
 from halimede.runtime.model import ModelVersion, start_version
 from halimede.runtime.prepare import ConfigError, LoadOptions, PreparedModel, VersionError, load_model
 from halimede.runtime.pump import LiveRequests
-from halimede.runtime.repository import DuplicateModelError, ModelEntry, ModelRepository
+from halimede.runtime.repository import ModelEntry, ModelRepository
 from halimede.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
@@ -75,9 +75,27 @@ class ModelRecord:
         return old
 
     def is_ready(self) -> bool:
-        """Whether everything that was wanted of this model serves."""
-        states = [status.state for status in self.status.values() if status.reason != "unloaded"]
-        return bool(self.versions) and all(state is ModelReadyState.READY for state in states)
+        """Whether the model serves. A reload changes nothing of that, while it runs and when it fails."""
+        return bool(self.versions)
+
+    def withdraw(self, building: dict[int, VersionStatus], before: dict[int, VersionStatus]) -> None:
+        """Take back the states of versions that turned out not to be loaded: the index shows what it showed before."""
+        for number, status in building.items():
+            if self.status.get(number) is not status:
+                continue
+            if number in before:
+                self.status[number] = before[number]
+            else:
+                del self.status[number]
+
+    def forget_failures(self) -> None:
+        """After a load that succeeded: what failed before is history."""
+        self.failure = ""
+        for number, status in list(self.status.items()):
+            if number in self.versions:
+                status.reason = ""
+            elif status.state is ModelReadyState.UNAVAILABLE and status.reason != reason(Event.UNLOADED):
+                del self.status[number]
 
 
 class ModelLifecycle:
@@ -90,22 +108,33 @@ class ModelLifecycle:
         self._repository = repository
         self._options = options
         self._slots = asyncio.Semaphore(load_threads)
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], ModelVersion] = {}
 
     async def load_all(self, names: Sequence[str] | None) -> list[str]:
         """Load the named models, or with None all that the repository has, side by side. Returns those that failed."""
         if names is None:
-            listing = await run_in_thread("list-repository", self._repository.names)
-            names = tuple(listing)
+            found, warnings = await run_in_thread("list-repository", self._repository.scan)
+            names = tuple(found)
+            for warning in warnings:
+                log.warning("%s", warning)
         results = await asyncio.gather(*(self._load_logged(name) for name in names))
         return [name for name, loaded in zip(names, results, strict=True) if not loaded]
 
     async def load(self, name: str) -> None:
         """Load or reload one model, nothing when it is loaded and unchanged; InferenceError with the root cause."""
+        while not await self._load_once(name):
+            pass
+
+    async def _load_once(self, name: str) -> bool:
+        """Whether the record that was waited for is still the model's: a failed load before this one drops it."""
         record = self.records.setdefault(name, ModelRecord(name))
         async with record.lock:
+            if self.records.get(name) is not record:
+                return False
+            was_wanted = record.wanted
             try:
                 await self._load(record)
+                return True
             except ConfigError as error:
                 # Scripts look for this text; what follows it is the reason, which Triton keeps in its log.
                 text = f"failed to load '{name}', failed to poll from model repository: {error.message}"
@@ -117,6 +146,8 @@ class ModelLifecycle:
                 )
                 raise InferenceError(ErrorCode.INVALID_ARG, text) from error
             finally:
+                # One failed call must not take a server out of service that nobody had asked for that model before.
+                record.wanted = bool(record.versions) or was_wanted
                 if not record.wanted and not record.status:
                     del self.records[name]
 
@@ -134,10 +165,10 @@ class ModelLifecycle:
             self._retire(record, record.replace({}))
             log.info("unloading model '%s'", name)
 
-    def index(self, ready_only: bool) -> list[ModelIndexEntry]:
+    async def index(self, ready_only: bool) -> list[ModelIndexEntry]:
         """The repository index: what is on disk now, and every version that was ever loaded."""
         entries: list[ModelIndexEntry] = []
-        on_disk = self._repository.names()
+        on_disk, _ = await run_in_thread("list-repository", self._repository.scan)
         for name in sorted({*on_disk, *self.records}):
             record = self.records.get(name)
             if record is None or not record.status:
@@ -159,8 +190,8 @@ class ModelLifecycle:
         return all(record.is_ready() for record in self.records.values() if record.wanted)
 
     def abort(self) -> None:
-        """Fail what is queued in every model: the time to drain is over."""
-        for version in self._serving():
+        """Fail what is queued in every model, serving or retired: the time to drain is over."""
+        for version in (*self._serving(), *self._closing.values()):
             version.pump.abort()
 
     async def close(self) -> None:
@@ -178,18 +209,26 @@ class ModelLifecycle:
             await self.load(name)
         except InferenceError as error:
             log.error("%s", error.message.rstrip())
-            return False
-        return True
+            failure = error.message.rstrip()
+        except Exception as error:
+            log.exception("model '%s': the load failed", name)
+            failure = f"{type(error).__name__}: {error}"
+        else:
+            return True
+        # Wanted from the start, so that the server is not ready without it.
+        record = self.records.setdefault(name, ModelRecord(name))
+        record.wanted = True
+        record.failure = record.failure or failure
+        return False
 
     async def _load(self, record: ModelRecord) -> None:
-        record.wanted = True
         try:
             entry = await run_in_thread(f"read-{record.name}", lambda: self._repository.find(record.name))
-        except (OSError, LookupError) as error:
-            record.wanted = bool(record.versions) or isinstance(error, DuplicateModelError)
+        except (OSError, LookupError, ValueError) as error:
             record.failure = str(error)
             raise ConfigError(ErrorCode.INTERNAL, str(error)) from error
         if record.versions and record.fingerprint == entry.fingerprint:
+            record.forget_failures()
             return
         for warning in entry.warnings:
             log.warning("model '%s': %s", record.name, warning)
@@ -213,18 +252,16 @@ class ModelLifecycle:
             status.on(Event.LOADED)
             record.status[number] = status
         record.fingerprint = entry.fingerprint
-        record.failure = ""
         self._retire(record, old)
+        record.forget_failures()
         log.info("successfully loaded '%s'", record.name)
 
     def _fail(self, record: ModelRecord, building: dict[int, VersionStatus], error: VersionError) -> None:
-        """No selected version came up, the others because of the one that failed; the index forgets the rest."""
+        """No selected version came up, the others because of the one that failed."""
         for number, status in building.items():
             if record.status.get(number) is not status:
                 continue
-            if number not in error.selected:
-                del record.status[number]
-            elif number == error.version:
+            if number == error.version:
                 status.on(Event.FAILED, error)
             else:
                 text = f"not loaded because version {error.version} failed: {error.message}"
@@ -236,6 +273,7 @@ class ModelLifecycle:
         """New versions with their instances up; all of them or none."""
         async with self._slots:
             log.info("loading: %s", record.name)
+            before = dict(record.status)
             for number, status in building.items():
                 status.on(Event.LOAD)
                 if number not in record.versions:
@@ -243,14 +281,13 @@ class ModelLifecycle:
             try:
                 prepared = await run_in_thread(f"load-{record.name}", lambda: load_model(entry, self._options))
                 selected = {version.version for version in prepared.versions}
-                for number in building.keys() - selected:
-                    if record.status.get(number) is building[number]:
-                        del record.status[number]
+                record.withdraw({n: s for n, s in building.items() if n not in selected}, before)
                 return await self._start(record, prepared)
             except ConfigError:
-                for number, status in building.items():
-                    if record.status.get(number) is status:
-                        del record.status[number]
+                record.withdraw(building, before)
+                raise
+            except VersionError as error:
+                record.withdraw({n: s for n, s in building.items() if n not in error.selected}, before)
                 raise
 
     async def _start(self, record: ModelRecord, prepared: PreparedModel) -> dict[int, ModelVersion]:
@@ -266,7 +303,7 @@ class ModelLifecycle:
                     if other.version in started:
                         await started[other.version].close()
                     else:
-                        other.model.close()
+                        await run_in_thread(f"close-{record.name}", other.model.close)
                 if isinstance(error, InferenceError):
                     raise VersionError(version.version, selected, error.code, error.message) from error
                 log.exception("model '%s': an instance did not start", record.name)
@@ -282,8 +319,8 @@ class ModelLifecycle:
                 status = record.status[number]
                 status.on(Event.UNLOAD)
             task = asyncio.get_running_loop().create_task(self._finish(version, status))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._closing[task] = version
+            task.add_done_callback(self._closing.pop)
 
     async def _finish(self, version: ModelVersion, status: VersionStatus | None) -> None:
         try:

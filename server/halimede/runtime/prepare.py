@@ -15,7 +15,7 @@ from halimede.backends.api import Backend, BackendModel, ModelSource
 from halimede.backends.discover import find_backend
 from halimede.core.config.instances import completed_groups, plan_instances
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.config.read import locate, read_pbtxt
+from halimede.core.config.read import PROBLEM_LIMIT, locate, read_pbtxt
 from halimede.core.config.support import check_support
 from halimede.core.config.validate import apply_defaults, validate
 from halimede.core.config.versions import select_versions
@@ -88,12 +88,10 @@ def plan_model(entry: ModelEntry, options: LoadOptions) -> ModelPlan:
 
     VersionError where the model file cannot even be read: that is no fault of the configuration.
     """
-    config, locations = _read(entry)
+    config, locations, notes = _read(entry)
     try:
+        versions = _versions(entry, config)
         config = detect_backend(config, entry.name, _first_files(entry))
-        versions = select_versions(config.version_policy, tuple(entry.versions), entry.name)
-        refusals, notes = check_support(config)
-        _raise_problems(entry, locate(refusals, locations))
         backend = find_backend(config.backend)
         if options.autocomplete:
             config = _autocompleted(config, backend, source(entry, config, backend, versions[-1], options), versions)
@@ -117,12 +115,15 @@ def plan_model(entry: ModelEntry, options: LoadOptions) -> ModelPlan:
                 backend_gpu=backend.supports_gpu(),
             ),
         )
-        labels = read_labels(entry, {o.name: o.label_filename for o in config.output if o.label_filename})
+        labels = _labels(entry, config)
     except (ConfigError, VersionError):
         raise
     except InferenceError as error:
         raise ConfigError(error.code, error.message) from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
+    except Exception as error:
+        log.exception("model '%s': its configuration could not be completed", entry.name)
         raise ConfigError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
     return ModelPlan(config, backend, versions, placements, labels)
 
@@ -161,22 +162,45 @@ def _load(plan: ModelPlan, where: ModelSource) -> BackendModel:
         raise VersionError(where.version, plan.versions, ErrorCode.INTERNAL, text) from error
 
 
-def _read(entry: ModelEntry) -> tuple[ModelConfig, Mapping[str, tuple[int, int]]]:
+def _read(entry: ModelEntry) -> tuple[ModelConfig, Mapping[str, tuple[int, int]], tuple[str, ...]]:
+    """The configuration, the place of each field in the text, and notes on fields without effect."""
     try:
         text = read_config_text(entry)
     except (OSError, ValueError) as error:
         raise ConfigError(ErrorCode.INTERNAL, f"{CONFIG_NAME} cannot be read: {error}") from error
     if text is None:
-        return ModelConfig(), {}
+        return ModelConfig(), {}, ()
     parsed = read_pbtxt(text)
-    _raise_problems(entry, parsed.problems)
-    return parsed.config, parsed.locations
+    refusals, notes = check_support(parsed.config)
+    problems = [*parsed.problems, *locate(refusals, parsed.locations)]
+    _raise_problems(entry, sorted(problems, key=lambda problem: (problem.line, problem.column)))
+    return parsed.config, parsed.locations, notes
+
+
+def _versions(entry: ModelEntry, config: ModelConfig) -> tuple[int, ...]:
+    try:
+        return select_versions(config.version_policy, tuple(entry.versions), entry.name)
+    except InferenceError as error:
+        there = ", ".join(str(version) for version in sorted(entry.versions))
+        hint = f"there are {there}" if there else f"there is no version directory, such as '{entry.directory / '1'}'"
+        raise ConfigError(error.code, f"{error.message}: {hint}") from error
+
+
+def _labels(entry: ModelEntry, config: ModelConfig) -> Mapping[str, tuple[str, ...]]:
+    try:
+        return read_labels(entry, {o.name: o.label_filename for o in config.output if o.label_filename})
+    except (OSError, ValueError) as error:
+        raise ConfigError(ErrorCode.INVALID_ARG, f"a label file cannot be read: {error}") from error
 
 
 def _raise_problems(entry: ModelEntry, problems: Sequence[Problem]) -> None:
     if problems:
         path = Path(entry.name) / CONFIG_NAME
-        raise ConfigError(ErrorCode.INVALID_ARG, "; ".join(f"{path}:{problem}" for problem in problems))
+        # The text goes to a client and into the index. One more than the limit is a reader's own count of the rest.
+        texts = [f"{path}:{problem}" for problem in problems[: PROBLEM_LIMIT + 1]]
+        if unlisted := len(problems) - len(texts):
+            texts.append(f"{unlisted} more problems are not listed")
+        raise ConfigError(ErrorCode.INVALID_ARG, "; ".join(texts))
 
 
 def _autocompleted(config: ModelConfig, backend: Backend, where: ModelSource, versions: tuple[int, ...]) -> ModelConfig:

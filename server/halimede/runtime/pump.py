@@ -6,6 +6,7 @@ timer is armed at `wake_at`. A request costs one record and one callback: no tas
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns, wall_ms
 from halimede.runtime.server import OnResponse
 from halimede.workers.worker import BatchDone, BatchItem, Worker
+
+log = logging.getLogger(__name__)
 
 CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
 STOPPING = InferenceError(
@@ -256,7 +259,11 @@ class Pump:
                 cancelled = reply.code is ErrorCode.CANCELLED
                 self._fail(item.key, reply, FailureReason.CANCELED if cancelled else FailureReason.BACKEND)
                 continue
-            self._checker.reshape_outputs(reply, item.rows)
+            try:
+                self._checker.reshape_outputs(reply, item.rows)
+            except InferenceError as error:
+                self._fail(item.key, error, FailureReason.BACKEND)
+                continue
             flight = self._take(item.key)
             if flight is None:
                 continue
@@ -295,10 +302,18 @@ class Pump:
 
     def _send(self, key: int, flight: InFlight, response: InferenceResponse) -> None:
         if self._order is None:
-            flight.on_response(response)
+            _call(flight.on_response, response)
             return
         for on_response, ordered in self._order.completed(key, (flight.on_response, response)):
-            on_response(ordered)
+            _call(on_response, ordered)
 
     def _failure(self, request_id: str, error: InferenceError) -> InferenceResponse:
         return InferenceResponse(self._name, self._version, request_id, error=error)
+
+
+def _call(on_response: OnResponse, response: InferenceResponse) -> None:
+    """Answer; a caller that fails must not cost the others of its batch their answers."""
+    try:
+        on_response(response)
+    except Exception:
+        log.exception("answering a request of model '%s' failed", response.model_name)

@@ -1,8 +1,8 @@
 """The model repositories on disk: the models there are, and one model's configuration and labels. Blocking."""
 
 import hashlib
-import logging
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,10 +10,11 @@ from pathlib import Path
 from halimede.core.repository.layout import duplicate_reason, model_name_problem, version_directories
 from halimede.core.types.error import clip
 
-log = logging.getLogger(__name__)
-
 CONFIG_NAME = "config.pbtxt"
-MAX_CONFIG_BYTES = 16 << 20
+MAX_CONFIG_BYTES = 4 << 20
+MAX_LABELS_BYTES = 16 << 20
+MAX_FILES = 100_000
+"""Files and directories below one model's directory: a link to `/` must not keep a load busy for hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +41,26 @@ class ModelRepository:
         self._roots = roots
         self._file = _file_entry(model_file) if model_file is not None else None
 
-    def names(self) -> list[str]:
-        """The names of all models that there are, sorted. What cannot be a model is warned of and left out."""
+    def scan(self) -> tuple[list[str], list[str]]:
+        """The names of all models that there are, sorted, and a warning for each thing that cannot be one."""
         if self._file is not None:
-            return [self._file.name]
+            return [self._file.name], []
         found: set[str] = set()
+        warnings: list[str] = []
         for root in self._roots:
             try:
                 names = _names(root)
             except OSError as error:
-                log.warning("repository '%s' cannot be read: %s", root, error)
+                warnings.append(f"repository '{root}' cannot be read: {error}")
                 continue
             for name in names:
                 if name.startswith(".") or not (root / name).is_dir():
                     continue
                 if problem := model_name_problem(name):
-                    log.warning("ignoring %s in '%s': %s", ascii(name), root, problem)
+                    warnings.append(f"ignoring {name!a} in '{root}': {problem}")
                     continue
                 found.add(name)
-        return sorted(found)
+        return sorted(found), warnings
 
     def find(self, name: str) -> ModelEntry:
         """The model's directory as it is now. LookupError when there is none, or more than one; OSError."""
@@ -80,33 +82,43 @@ def read_config_text(entry: ModelEntry) -> bytes | None:
     if entry.artifact is not None:
         return None
     path = entry.directory / CONFIG_NAME
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_CONFIG_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    if len(text) > MAX_CONFIG_BYTES:
-        raise ValueError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes")
-    return text
+    # A link that leads nowhere is a configuration that is missing, and a model served by guesses instead.
+    return read_file(path, MAX_CONFIG_BYTES) if os.path.lexists(path) else None
 
 
 def read_labels(entry: ModelEntry, filenames: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The lines of each output's label file, by output name."""
-    return {
-        output: tuple((entry.directory / filename).read_text("utf-8").splitlines())
-        for output, filename in filenames.items()
-    }
+    """The lines of each output's label file, by output name. OSError or ValueError as `read_file`, or for no UTF-8."""
+    labels: dict[str, tuple[str, ...]] = {}
+    for output, filename in filenames.items():
+        path = entry.directory / filename
+        try:
+            labels[output] = tuple(read_file(path, MAX_LABELS_BYTES).decode().splitlines())
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+    return labels
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """A small regular file, whole. OSError when it cannot be read, ValueError when it is no file or above `limit`."""
+    # Without O_NONBLOCK the open of a FIFO waits for a writer that may never come.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError(f"{path} is not a regular file")
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"{path} is larger than {limit} bytes")
+    return content
 
 
 def _file_entry(file: Path) -> ModelEntry:
     path = file.resolve()
     name = "".join(c if c.isalnum() or c in "._-" else "_" for c in path.stem) or "model"
-    stat = path.stat()
+    info = path.stat()
     return ModelEntry(
         name,
         path.parent,
         {1: (f"model{path.suffix}",)},
-        fingerprint=f"{stat.st_mtime_ns}-{stat.st_size}",
+        fingerprint=f"{info.st_mtime_ns}-{info.st_size}",
         artifact=path,
     )
 
@@ -130,24 +142,25 @@ def _names(directory: Path) -> list[str]:
 
 def _fingerprint(directory: Path) -> str:
     """Changes with any file's path, size or modification time below the directory. Links to directories are followed,
-    as Triton does, each real directory once, so that a loop of links ends."""
+    as Triton does, each real directory once, so that a loop of links ends. LookupError for too many files."""
     digest = hashlib.blake2b(digest_size=16)
-    seen: set[tuple[int, int]] = set()
-
-    def walk(path: Path, prefix: str) -> None:
-        stat = path.stat()
-        if (stat.st_dev, stat.st_ino) in seen:
-            return
-        seen.add((stat.st_dev, stat.st_ino))
+    top = directory.stat()
+    seen = {(top.st_dev, top.st_ino)}
+    waiting = [(directory, "")]
+    count = 0
+    while waiting:
+        path, prefix = waiting.pop()
         for name in sorted(_names(path)):
             child = path / name
+            count += 1
+            if count > MAX_FILES:
+                raise LookupError(f"there are more than {MAX_FILES} files below '{directory}'")
             try:
                 info = child.stat()
             except OSError:
                 continue  # a dangling link changes nothing that can be served
             digest.update(f"{prefix}{name}\0{info.st_size}\0{info.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
-            if child.is_dir():
-                walk(child, f"{prefix}{name}/")
-
-    walk(directory, "")
+            if stat.S_ISDIR(info.st_mode) and (info.st_dev, info.st_ino) not in seen:
+                seen.add((info.st_dev, info.st_ino))
+                waiting.append((child, f"{prefix}{name}/"))
     return digest.hexdigest()

@@ -63,7 +63,7 @@ class Server(Protocol):
         """Of one version, of all versions of a model (version ""), or of all models (name "").
         INVALID_ARG `requested model '<m>' is not available` when unknown."""
 
-    def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
+    async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
         """Every model of the repositories, one entry per version that was ever loaded."""
 
     async def load_model(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:

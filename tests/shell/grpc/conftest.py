@@ -152,7 +152,7 @@ class FakeServer:
         inference = InferStatistics(success=Duration(len(self.requests), 5))
         return [ModelStatistics(each, "1", inference=inference) for each in ([name] if name else self.views)]
 
-    def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
+    async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
         loaded = [ModelIndexEntry("ident", "1", ModelReadyState.READY)]
         return loaded if ready_only else [*loaded, ModelIndexEntry("new")]
 

@@ -133,7 +133,7 @@ class FakeServer:
             raise InferenceError(ErrorCode.INVALID_ARG, f"requested model '{name}' is not available")
         return [ModelStatistics(name or "echo", version or "1")]
 
-    def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
+    async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
         self.calls.append(("index", ready_only))
         return [ModelIndexEntry("echo", "1", ModelReadyState.READY)]
 

@@ -12,6 +12,7 @@ from halimede.core.config.model_config import (
     ModelInput,
     ModelOutput,
     ModelQueuePolicy,
+    ModelTensorReshape,
 )
 from halimede.core.observe.stats import ModelStats
 from halimede.core.schedule.make import make_scheduler
@@ -39,12 +40,15 @@ class PlayedWorker:
         self.stopped = True
 
 
-def config(**batching: object) -> ModelConfig:
+OUTPUT = ModelOutput(name="OUT", data_type=DataType.FP32, dims=(1,))
+
+
+def config(output: ModelOutput, **batching: object) -> ModelConfig:
     return ModelConfig(
         name="m",
         max_batch_size=4,
         input=(ModelInput(name="IN", data_type=DataType.FP32, dims=(1,)),),
-        output=(ModelOutput(name="OUT", data_type=DataType.FP32, dims=(1,)),),
+        output=(output,),
         dynamic_batching=ModelDynamicBatching(**batching),
     )
 
@@ -52,8 +56,10 @@ def config(**batching: object) -> ModelConfig:
 class Bench:
     """A pump with played workers, and what its callers were told."""
 
-    def __init__(self, workers: int = 1, limit_bytes: int = 1 << 30, **batching: object) -> None:
-        made = config(**batching)
+    def __init__(
+        self, workers: int = 1, limit_bytes: int = 1 << 30, output: ModelOutput = OUTPUT, **batching: object
+    ) -> None:
+        made = config(output, **batching)
         self.live = LiveRequests(limit_bytes)
         self.stats = ModelStats("m", "1")
         self.pump = Pump(
@@ -267,5 +273,40 @@ def test_every_request_is_answered_once_under_a_mixed_load(workers: int) -> None
                 if bench.workers[worker].batches:
                     bench.finish(worker)
         assert sorted(key for key, _ in bench.answers) == list(range(1, 400))
+
+    scenario(story)
+
+
+def test_an_output_that_does_not_fit_its_reshape_fails_its_request_and_no_other() -> None:
+    async def story() -> None:
+        reshape = ModelTensorReshape(shape=(1,))
+        bench = Bench(output=ModelOutput(name="OUT", data_type=DataType.FP32, dims=(1, 1), reshape=reshape))
+        bench.submit(1, 2, 3)
+        bench.finish()
+        items = bench.workers[0].batches.pop(0)
+        now = monotonic_ns()
+        good, bad = Tensor("OUT", DataType.FP32, (1, 1), b"\0" * 4), Tensor("OUT", DataType.FP32, (1, 3), b"\0" * 12)
+        bench.pump.on_event(BatchDone(bench.workers[0], items, [[bad], [good]], BatchTimes(now, now, now, now)))
+        assert bench.answers == [(1, "ok"), (2, ErrorCode.INTERNAL), (3, "ok")]
+        await bench.pump.close()
+
+    scenario(story)
+
+
+def test_a_caller_that_fails_costs_no_other_its_answer() -> None:
+    async def story() -> None:
+        bench = Bench()
+        bench.submit(1)
+
+        def broken(response: InferenceResponse) -> None:
+            raise ValueError("a front end's own fault")
+
+        bench.pump.submit(2, InferenceRequest("m"), Checked(1, 4, ()), broken, monotonic_ns())
+        bench.submit(3)
+        bench.finish()
+        bench.finish()
+        assert bench.answers == [(1, "ok"), (3, "ok")]
+        assert bench.live.by_ticket == {}
+        await bench.pump.close()
 
     scenario(story)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
-from halimede.core.types.tensor import join_bytes
+from halimede.core.types.tensor import concatenate, join_bytes
 
 OutputTypes = Mapping[str, DataType]
 """A model's outputs in the configuration's order."""
@@ -129,7 +129,8 @@ def _stack(parts: list[Tensor]) -> NDArray[Any]:
         if part.shape[1:] != first.shape[1:] or part.datatype is not first.datatype:
             raise _internal(f"input '{first.name}': {first!r} and {part!r} cannot share a batch")
         rows += part.shape[0]
-    return Tensor(first.name, first.datatype, (rows, *first.shape[1:]), b"".join([part.data for part in parts])).array()
+    data = concatenate([part.data for part in parts])
+    return Tensor(first.name, first.datatype, (rows, *first.shape[1:]), data).array()
 
 
 def _whole(name: str, datatype: DataType, array: NDArray[Any]) -> Tensor:

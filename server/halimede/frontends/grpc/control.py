@@ -83,7 +83,7 @@ class Control:
 
     async def _repository_index(self, request: ProtoMessage) -> ProtoMessage:
         check_repository_name(request)
-        return encode_index(self._server.repository_index(request.ready))
+        return encode_index(await self._server.repository_index(request.ready))
 
     async def _load(self, request: ProtoMessage) -> ProtoMessage:
         check_repository_name(request)

@@ -109,8 +109,8 @@ class Listener:
         Has no deadline of its own: cancel it, then `close`.
         """
         self.is_draining = True
-        # What has reached this machine is taken in first, connections that wait to be accepted and requests that wait to
-        # be read: closing over them would lose them.
+        # What has reached this machine is taken in first, connections that wait to be accepted and requests that wait
+        # to be read: closing over them would lose them.
         await _turns(2)
         if self._server is not None:
             self._server.close()

@@ -39,6 +39,10 @@ _JOIN_BELOW = 16 << 10
 """Answers and parts of answers up to this size are copied together into one write; larger parts are written alone."""
 
 
+_DRAIN_LINGER_S = 0.5
+"""How long a refused client has to read its answer once the server drains."""
+
+
 class _State(Enum):
     HEAD = auto()
     BODY = auto()
@@ -376,7 +380,12 @@ class Connection(asyncio.BufferedProtocol):
         self._update_reading()
         if not self._transport.is_closing():
             self._transport.write_eof()
-        self._linger_timer = self._loop.call_later(self._listener.limits.linger_s, self._transport.abort)
+        self._linger(_DRAIN_LINGER_S if self._listener.is_draining else self._listener.limits.linger_s)
+
+    def _linger(self, seconds: float) -> None:
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+        self._linger_timer = self._loop.call_later(seconds, self._transport.abort)
 
     def _close(self) -> None:
         """Close as soon as what was written is sent."""
@@ -400,6 +409,8 @@ class Connection(asyncio.BufferedProtocol):
         """Close unless a request is being received or in work; its answer will say `Connection: close`."""
         if self._state is _State.HEAD and self._backlog is None:
             self._close()
+        elif self._state is _State.LINGER:
+            self._linger(_DRAIN_LINGER_S)
 
     def abort(self) -> None:
         """Close now, whatever is unsent."""

@@ -101,8 +101,15 @@ class HttpServer(Listener):
         exchange.respond(200, JSON, (statistics_json(self._model_server.statistics(route.model, route.version)),))
 
     def _repository_index(self, exchange: Exchange, _route: Route) -> None:
-        ready_only = decode_index_request(exchange.body)
-        exchange.respond(200, JSON, (index_json(self._model_server.repository_index(ready_only)),))
+        self.spawn(exchange, self._index(exchange, decode_index_request(exchange.body)))
+
+    async def _index(self, exchange: Exchange, ready_only: bool) -> None:
+        try:
+            index = await self._model_server.repository_index(ready_only)
+        except InferenceError as error:
+            respond_error(exchange, error)
+        else:
+            exchange.respond(200, JSON, (index_json(index),))
 
     def _model_load(self, exchange: Exchange, route: Route) -> None:
         _refuse_repository(route)

@@ -1,0 +1,225 @@
+"""Life cycle under stress and after failures: loads, reloads, unloads and a stop, in every order that goes wrong."""
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.models import add_identity, add_scaled, write_config
+from support.server import RunningServer, start_server, wait_until
+
+BODY = {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}
+SLOW = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }} instance_group {{ kind: KIND_CPU count: 1 }}'
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    add_scaled(path, "scaled", 2)
+    return path
+
+
+@pytest.fixture
+def server(tmp_path: Path, repository: Path) -> Iterator[RunningServer]:
+    arguments = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=scaled"]
+    running = start_server(tmp_path, [*arguments, "--exit-timeout-secs=2"])
+    yield running
+    running.kill()
+
+
+def load(server: RunningServer, name: str) -> int:
+    return server.post(f"/v2/repository/models/{name}/load").status
+
+
+def ready(server: RunningServer) -> int:
+    return server.get("/v2/health/ready").status
+
+
+def scaled(server: RunningServer) -> float:
+    return server.post("/v2/models/scaled/infer", BODY).json["outputs"][0]["data"][0]
+
+
+def states(server: RunningServer) -> dict[str, tuple[str, str]]:
+    index = server.post("/v2/repository/index").json
+    return {entry.get("version", ""): (entry["state"], entry.get("reason", "")) for entry in index if "state" in entry}
+
+
+def executing(server: RunningServer, model: str) -> int:
+    head = f'halimede_executing_requests{{model="{model}",version="1"}} '
+    return next((int(line.split()[-1]) for line in server.metrics().splitlines() if line.startswith(head)), 0)
+
+
+def test_a_broken_new_version_and_its_repair_leave_readiness_alone(server: RunningServer, repository: Path) -> None:
+    add_scaled(repository, "scaled", 5, version=2)
+    (repository / "scaled" / "2" / "model.onnx").write_bytes(b"broken")
+    assert load(server, "scaled") == 400
+    assert (ready(server), scaled(server)) == (200, 2)
+    assert states(server)["2"][0] == "UNAVAILABLE"
+    assert states(server)["1"][1].startswith("reload failed, the loaded one keeps serving")
+    shutil.rmtree(repository / "scaled" / "2")
+    assert load(server, "scaled") == 200
+    assert (ready(server), states(server)) == (200, {"1": ("READY", "")})
+
+
+def test_a_reload_to_another_version_never_makes_the_server_unready(server: RunningServer, repository: Path) -> None:
+    seen: Counter[int] = Counter()
+    stop = threading.Event()
+
+    def probe() -> None:
+        while not stop.is_set():
+            seen[ready(server)] += 1
+
+    prober = threading.Thread(target=probe)
+    prober.start()
+    for version in (2, 3, 4):
+        add_scaled(repository, "scaled", version, version=version)
+        assert load(server, "scaled") == 200
+        assert scaled(server) == version
+    stop.set()
+    prober.join()
+    assert set(seen) == {200}
+    wait_until(lambda: states(server)["1"] == ("UNAVAILABLE", "unloaded"), "the first version to go", server)
+
+
+def test_a_failed_load_of_what_nobody_wanted_leaves_the_server_ready(server: RunningServer, repository: Path) -> None:
+    write_config(repository / "bad", "max_batch_size: -1")
+    (repository / "bad" / "1").mkdir()
+    assert load(server, "bad") == 500
+    assert load(server, "missing") == 500
+    assert ready(server) == 200
+
+
+def test_many_loads_of_a_missing_model_all_get_the_reason(server: RunningServer) -> None:
+    answers: list[tuple[int, bool]] = []
+
+    def ask() -> None:
+        answer = server.post("/v2/repository/models/missing/load")
+        answers.append((answer.status, answer.error.startswith("failed to load 'missing', failed to poll from model")))
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [(500, True)] * 16
+
+
+def test_loads_unloads_and_inference_from_many_threads(server: RunningServer, repository: Path) -> None:
+    """Only the documented outcomes, whatever the order; and the model works when all is done."""
+    outcomes: Counter[tuple[str, int, str]] = Counter()
+
+    def ask(number: int) -> None:
+        for turn in range(12):
+            what = ("load", "infer", "unload", "infer")[(number + turn) % 4]
+            if what == "infer":
+                answer = server.post("/v2/models/scaled/infer", BODY)
+                text = "" if answer.status == 200 else answer.error
+            else:
+                answer = server.post(f"/v2/repository/models/scaled/{what}")
+                text = "" if answer.status == 200 else answer.error
+            outcomes[what, answer.status, text] += 1
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gone = "Request for unknown model: 'scaled' has no available versions"
+    assert set(outcomes) <= {("load", 200, ""), ("unload", 200, ""), ("infer", 200, ""), ("infer", 404, gone)}
+    assert load(server, "scaled") == 200
+    assert scaled(server) == 2
+    assert executing(server, "scaled") == 0
+
+
+def test_a_backend_that_breaks_the_rules_costs_its_own_model_alone(tmp_path: Path, repository: Path) -> None:
+    site = tmp_path / "site"
+    info = site / "halimede_half-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "halimede_half.py").write_text("class Half:\n    default_model_filename = ''\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: halimede-half\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[halimede.backends]\nhalf = halimede_half:Half\n")
+    add_identity(repository, "half")
+    config = repository / "half" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"identity"', '"half"'))
+    arguments = ["--model-repository", repository, "--exit-on-error=false", "--strict-readiness=false"]
+    server = start_server(tmp_path, arguments, environment={"PYTHONPATH": str(site)})
+    try:
+        assert scaled(server) == 2
+        assert "AttributeError" in str(server.post("/v2/repository/index").json)
+    finally:
+        assert server.stop() == 0
+
+
+def post_in_background(server: RunningServer, path: str, body: object = b"") -> tuple[threading.Thread, list]:
+    answers: list = []
+
+    def ask() -> None:
+        try:
+            answer = server.post(path, body)
+            answers.append((answer.status, answer.error if answer.status != 200 else ""))
+        except (ConnectionError, http.client.HTTPException) as error:
+            answers.append(repr(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread, answers
+
+
+def test_a_stop_answers_a_load_that_is_under_way(server: RunningServer, repository: Path) -> None:
+    add_identity(repository, "slow", extra=SLOW.format("creation_delay_sec", 600))
+    thread, answers = post_in_background(server, "/v2/repository/models/slow/load")
+    wait_until(lambda: "loading: slow" in server.log, "the load to begin", server)
+    begun = time.monotonic()
+    assert server.stop() == 0, server.log
+    assert time.monotonic() - begun < 2
+    thread.join()
+    assert answers == [(503, "Server is stopping, models are not loaded or unloaded any more")]
+
+
+def test_a_request_in_an_unloaded_model_is_answered_when_time_runs_out(server: RunningServer, repository: Path) -> None:
+    add_identity(repository, "stuck", dims="4", extra=SLOW.format("execute_delay_ms", 600_000))
+    assert load(server, "stuck") == 200
+    thread, answers = post_in_background(server, "/v2/models/stuck/infer", BODY)
+    wait_until(lambda: executing(server, "stuck") == 1, "the execution", server)
+    assert server.post("/v2/repository/models/stuck/unload").status == 200
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(20) == 1
+    thread.join()
+    assert [status for status, _ in answers] == [503]
+
+
+def test_auto_complete_can_be_switched_off(tmp_path: Path) -> None:
+    add_scaled(tmp_path / "models", "scaled", 2)
+    for flag in ("--disable-auto-complete-config", "--strict-model-config=true"):
+        server = start_server(tmp_path, ["--model-repository", tmp_path / "models", flag], ready=False)
+        try:
+            assert server.process.wait(20) == 1
+            assert "must specify" in server.log or "at least one input" in server.log
+        finally:
+            server.kill()
+
+
+def test_an_unchanged_model_is_not_loaded_again(server: RunningServer, repository: Path) -> None:
+    assert load(server, "scaled") == 200
+    assert server.log.count("successfully loaded 'scaled'") == 1
+    os.utime(repository / "scaled" / "1" / "model.onnx", ns=(1, 1))
+    assert load(server, "scaled") == 200
+    assert server.log.count("successfully loaded 'scaled'") == 2
+
+
+def test_json_bodies_of_control_calls_are_checked(server: RunningServer) -> None:
+    for path, body in [("scaled/load", "{nope"), ("scaled/unload", '{"parameters":{"unload_dependents":1}}')]:
+        answer = server.post(f"/v2/repository/models/{path}", body)
+        assert answer.status in {400, 500}
+        assert json.loads(answer.body)["error"]
+    answer = server.post("/v2/repository/models/scaled/load", {"parameters": {"config": "{}"}})
+    assert (answer.status, "not supported yet" in answer.error) == (501, True)
+    assert scaled(server) == 2
