@@ -73,6 +73,10 @@ def test_strict_readiness_waits_for_every_model(start: Start, repository: Path) 
     answer = server.get("/v2/health/ready")
     assert (answer.status, answer.body) == (400, b"")
     assert server.get("/v2/health/live").status == 200
+    wait_until(lambda: ("broken", "") in index(server), "the failure", server)
+    state, reason = index(server)[("broken", "")]
+    assert state == "UNAVAILABLE"
+    assert reason.startswith("broken/config.pbtxt:1:1: nonsense_field: unknown field")
 
 
 def test_exit_on_error_is_the_default(start: Start, repository: Path) -> None:
@@ -193,6 +197,9 @@ def test_a_failed_load_says_what_would_be_right(start: Start, repository: Path) 
 
     none = "at least one version must be available under the version policy of model"
     assert cause("flat") == f"{none} 'flat': there is no version directory, such as '{repository}/flat/1'"
+    write_config(repository / "bare", 'backend: "identity"')
+    (repository / "bare" / "1").mkdir()
+    assert cause("bare").startswith("bare/config.pbtxt: model configuration must contain at least one input, none were")
     write_config(repository / "scaled", "version_policy { specific { versions: 7 } }")
     assert cause("scaled") == f"{none} 'scaled': there are 1"
     write_config(repository / "scaled", "sequence_batching { }\nmax_batch_sise: 4\nresponse_cache { enable: true }")

@@ -115,13 +115,14 @@ def test_a_full_queue_is_refused_at_once_with_a_hint_to_retry(server: RunningSer
     wait_until(lambda: pending(server, "bounded") == 2, "a full queue", server)
     refused = infer(server, "bounded")
     assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-    assert refused.error.endswith("Exceeds maximum queue size")
+    assert refused.error == "[request id: <id_unknown>] Exceeds maximum queue size"
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
         tensor = grpcclient.InferInput("IN", [1, 16], "FP32")
         tensor.set_data_from_numpy(np.ones((1, 16), np.float32))
         with pytest.raises(InferenceServerException, match="Exceeds maximum queue size") as caught:
-            client.infer("bounded", [tensor])
+            client.infer("bounded", [tensor], request_id="r1")
         assert caught.value.status() == "StatusCode.UNAVAILABLE"
+        assert caught.value.message() == "[request id: r1] Exceeds maximum queue size"
     for thread in threads + more:
         thread.join()
     assert {answer.status for answer in answers} == {200}

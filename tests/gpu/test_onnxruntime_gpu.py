@@ -130,7 +130,7 @@ def test_two_instances_answer_side_by_side_on_one_gpu(source):
             tensor_from_array("label", DataType.BYTES, np.array([["a"]] * 5, dtype=object)),
         ]
         for worker in workers:
-            worker.execute([BatchItem(1, InferenceRequest("m", inputs=inputs), 5, cancelled=False)], 5)
+            worker.execute([BatchItem(1, InferenceRequest("m", inputs=inputs), 5, cancelled=False)])
         done = [await asyncio.wait_for(events.get(), 60) for _ in workers]
         for worker in workers:
             await worker.stop()

@@ -30,10 +30,6 @@ class Inventory:
         """The device that `instance_group.gpus` calls by this number."""
         return next((device for device in self.devices if device.index == index), None)
 
-    def by_uuid(self, uuid: str) -> Device | None:
-        """The device that the driver calls by this UUID."""
-        return next((device for device in self.devices if device.uuid == uuid), None)
-
 
 def parse_device_list(text: str | bytes) -> Inventory:
     """The inventory that a JSON list describes; InferenceError INVALID_ARG names every problem, `; ` between them.

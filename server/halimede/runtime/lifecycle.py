@@ -205,21 +205,19 @@ class ModelLifecycle:
         return [version for record in self.records.values() for version in record.versions.values()]
 
     async def _load_logged(self, name: str) -> bool:
+        # Wanted from the start, so that the server is not ready without it.
+        record = self.records.setdefault(name, ModelRecord(name))
+        record.wanted = True
         try:
             await self.load(name)
         except InferenceError as error:
             log.error("%s", error.message.rstrip())
-            failure = error.message.rstrip()
+            return False
         except Exception as error:
             log.exception("model '%s': the load failed", name)
-            failure = f"{type(error).__name__}: {error}"
-        else:
-            return True
-        # Wanted from the start, so that the server is not ready without it.
-        record = self.records.setdefault(name, ModelRecord(name))
-        record.wanted = True
-        record.failure = record.failure or failure
-        return False
+            record.failure = f"{type(error).__name__}: {error}"
+            return False
+        return True
 
     async def _load(self, record: ModelRecord) -> None:
         try:

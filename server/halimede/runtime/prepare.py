@@ -52,8 +52,6 @@ class PreparedVersion:
 class PreparedModel:
     """All selected versions of a model, loaded, without instances yet."""
 
-    entry: ModelEntry
-    config: ModelConfig
     labels: Mapping[str, tuple[str, ...]]
     versions: tuple[PreparedVersion, ...]
     load_seconds: float
@@ -141,7 +139,7 @@ def load_model(entry: ModelEntry, options: LoadOptions) -> PreparedModel:
         for done in loaded:
             done.model.close()
         raise
-    return PreparedModel(entry, plan.config, plan.labels, tuple(loaded), time.monotonic() - begun)
+    return PreparedModel(plan.labels, tuple(loaded), time.monotonic() - begun)
 
 
 def source(entry: ModelEntry, config: ModelConfig, backend: Backend, version: int, options: LoadOptions) -> ModelSource:
@@ -197,7 +195,9 @@ def _raise_problems(entry: ModelEntry, problems: Sequence[Problem]) -> None:
     if problems:
         path = Path(entry.name) / CONFIG_NAME
         # The text goes to a client and into the index. One more than the limit is a reader's own count of the rest.
-        texts = [f"{path}:{problem}" for problem in problems[: PROBLEM_LIMIT + 1]]
+        texts = [
+            f"{path}:{problem}" if problem.line else f"{path}: {problem}" for problem in problems[: PROBLEM_LIMIT + 1]
+        ]
         if unlisted := len(problems) - len(texts):
             texts.append(f"{unlisted} more problems are not listed")
         raise ConfigError(ErrorCode.INVALID_ARG, "; ".join(texts))

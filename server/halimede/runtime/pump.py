@@ -16,6 +16,7 @@ from halimede.core.schedule.actions import Execute, Fail
 from halimede.core.schedule.ordering import ResponseOrder
 from halimede.core.schedule.scheduler import Pending, Scheduler
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types.error import of_request
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns, wall_ms
 from halimede.runtime.server import OnResponse
@@ -147,12 +148,23 @@ class Pump:
         """Queue a checked request; its answer comes through `on_response`, at once if the queue is full."""
         now = monotonic_ns()
         rows = checked.batch_size
-        pending = Pending(key, rows, checked.size_bytes, checked.compatible, request.priority, request.timeout_us)
+        pending = Pending(
+            key,
+            rows,
+            checked.size_bytes,
+            checked.compatible,
+            request.priority,
+            request.timeout_us,
+            request.sequence_id,
+            request.sequence_start,
+            request.sequence_end,
+        )
         try:
             self._live.check_room(checked.size_bytes)
             self._scheduler.enqueue(pending, now)
         except InferenceError as error:
             self._stats.record_failure(FailureReason.REJECTED, now - received_ns)
+            error = InferenceError(error.code, of_request(request.id, error.message))
             on_response(self._failure(request.id, error))
             return
         if self._order is not None:
@@ -212,14 +224,9 @@ class Pump:
         self._arm(self._scheduler.wake_at())
 
     def _execute(self, worker: Worker, keys: Sequence[int]) -> None:
-        items: list[BatchItem] = []
-        rows = 0
-        for key in keys:
-            flight = self._live.by_ticket[key]
-            items.append(flight)
-            rows += flight.rows
+        by_ticket = self._live.by_ticket
         self._running += 1
-        worker.execute(items, rows)
+        worker.execute([by_ticket[key] for key in keys])
 
     def _arm(self, wake_at: int | None) -> None:
         if wake_at == self._timer_at:

@@ -80,7 +80,7 @@ class ThreadWorker:
             raise
         return worker
 
-    def execute(self, items: list[BatchItem], rows: int) -> None:  # noqa: ARG002  # each item says its own rows
+    def execute(self, items: list[BatchItem]) -> None:
         self._inbox.put(items)
 
     async def stop(self) -> None:

@@ -58,8 +58,8 @@ class Worker(Protocol):
     ordinal: int
     name: str
 
-    def execute(self, items: list[BatchItem], rows: int) -> None:
-        """Start a batch of `rows` rows in all; called on the loop, returns at once, never while a batch is running."""
+    def execute(self, items: list[BatchItem]) -> None:
+        """Start a batch; called on the loop, returns at once, never while a batch is running."""
 
     async def stop(self) -> None:
         """Wait for the running batch, close the instance, end the thread or process. Called once."""

@@ -32,8 +32,7 @@ class PlayedWorker:
         self.batches: list[list[BatchItem]] = []
         self.stopped = False
 
-    def execute(self, items: list[BatchItem], rows: int) -> None:
-        assert rows == sum(item.rows for item in items)
+    def execute(self, items: list[BatchItem]) -> None:
         self.batches.append(items)
 
     async def stop(self) -> None:

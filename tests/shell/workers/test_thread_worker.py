@@ -99,7 +99,7 @@ class Harness:
         return await ThreadWorker.start(PLACEMENT, model, config, self.on_event, asyncio.get_running_loop())
 
     async def batch(self, worker: ThreadWorker, *items: BatchItem) -> BatchDone:
-        worker.execute(list(items), sum(each.rows for each in items))
+        worker.execute(list(items))
         return await asyncio.wait_for(self.events.get(), WAIT_SECONDS)
 
 
@@ -372,7 +372,7 @@ def test_stop_waits_for_the_running_batch_and_survives_a_failing_close():
         instance = Tensors(compute)
         instance.close = fail
         worker = await harness.start(Model(lambda: instance))
-        worker.execute([item(1, [1, 2])], 1)
+        worker.execute([item(1, [1, 2])])
         await asyncio.to_thread(running.wait, WAIT_SECONDS)
         stopping = asyncio.create_task(worker.stop())
         await asyncio.sleep(0)

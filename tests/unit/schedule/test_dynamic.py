@@ -6,7 +6,6 @@ from halimede.core.config.model_config import (
     ModelConfig,
     ModelDynamicBatching,
     ModelQueuePolicy,
-    ModelSequenceBatching,
     TimeoutAction,
 )
 from halimede.core.schedule.actions import Action, Execute, Fail
@@ -478,7 +477,6 @@ def test_the_policy_of_a_full_configuration():
         dynamic_batching=ModelDynamicBatching(
             preferred_batch_size=(4, 8),
             max_queue_delay_microseconds=300,
-            preserve_ordering=True,
             default_queue_policy=ModelQueuePolicy(TimeoutAction.DELAY, 7, True, 5),
         ),
     )
@@ -487,7 +485,6 @@ def test_the_policy_of_a_full_configuration():
         max_batch_size=16,
         preferred_batch_sizes=(4, 8),
         max_queue_delay_ns=300_000,
-        preserve_ordering=True,
         max_queue_size=5,
         max_queue_bytes=256 << 20,
         timeout_action=TimeoutAction.DELAY,
@@ -503,16 +500,6 @@ def test_a_queue_without_a_size_is_bounded_all_the_same():
     assert from_config(ModelConfig()) == BatchPolicy(1, max_queue_size=4096)
 
 
-def test_a_single_priority_level_may_have_a_policy_of_its_own():
-    batching = ModelDynamicBatching(
-        priority_levels=1,
-        default_queue_policy=ModelQueuePolicy(max_queue_size=9),
-        priority_queue_policy={1: ModelQueuePolicy(max_queue_size=3)},
-    )
-
-    assert from_config(ModelConfig(max_batch_size=4, dynamic_batching=batching)).max_queue_size == 3
-
-
 def test_make_scheduler_follows_the_configuration():
     batching = ModelDynamicBatching(max_queue_delay_microseconds=10)
     dynamic = make_scheduler(ModelConfig(max_batch_size=4, dynamic_batching=batching), instances=1)
@@ -521,23 +508,3 @@ def test_make_scheduler_follows_the_configuration():
     assert repr(dynamic) == "<DynamicBatchScheduler queue=1 running=0/1>"
     assert (dynamic.poll(0), dynamic.wake_at()) == ([], 10_000)
     assert repr(make_scheduler(ModelConfig(max_batch_size=4), 2)) == "<DefaultScheduler queue=0 running=0/2>"
-
-
-@pytest.mark.parametrize(
-    ("config", "text"),
-    [
-        (
-            ModelConfig(name="m", sequence_batching=ModelSequenceBatching()),
-            "model 'm' asks for sequence_batching, which is not supported; use dynamic_batching or no scheduler",
-        ),
-        (
-            ModelConfig(name="m", dynamic_batching=ModelDynamicBatching(priority_levels=2)),
-            "model 'm' asks for dynamic_batching.priority_levels above 1, which is not supported; use 0 or 1",
-        ),
-    ],
-)
-def test_a_scheduler_that_is_not_there_is_refused_rather_than_replaced(config: ModelConfig, text: str):
-    with pytest.raises(InferenceError) as refused:
-        make_scheduler(config, instances=1)
-
-    assert refused.value == InferenceError(ErrorCode.UNSUPPORTED, text)

@@ -19,7 +19,7 @@ import numpy as np
 
 from halimede.core.config.model_config import ModelConfig, ModelInput
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
-from halimede.core.types.error import clip
+from halimede.core.types.error import clip, of_request
 from halimede.core.types.tensor import Buffer
 
 MAX_TENSOR_BYTES = 2**63 - 1
@@ -313,7 +313,7 @@ def _compile(tensor: ModelInput) -> _Input:
 
 
 def _invalid(request: InferenceRequest, message: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, f"[request id: {clip(request.id) or '<id_unknown>'}] {message}")
+    return InferenceError(ErrorCode.INVALID_ARG, of_request(request.id, message))
 
 
 def _fits(dims: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

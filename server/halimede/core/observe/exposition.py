@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import inf, isnan
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 Number = int | float
 
 

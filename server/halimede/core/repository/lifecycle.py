@@ -19,7 +19,6 @@ class Event(Enum):
     LOADED = "loaded"
     FAILED = "failed"
     RELOAD_FAILED = "reload failed"
-    REPLACED = "replaced"
     UNLOAD = "unload"
     UNLOADED = "unloaded"
 
@@ -31,7 +30,6 @@ NEXT = {
     (ModelReadyState.LOADING, Event.FAILED): ModelReadyState.UNAVAILABLE,
     # The load that serves goes on serving when the one that should have followed it did not come up.
     (ModelReadyState.READY, Event.RELOAD_FAILED): ModelReadyState.READY,
-    (ModelReadyState.READY, Event.REPLACED): ModelReadyState.UNLOADING,
     (ModelReadyState.READY, Event.UNLOAD): ModelReadyState.UNLOADING,
     (ModelReadyState.UNLOADING, Event.UNLOADED): ModelReadyState.UNAVAILABLE,
 }
@@ -53,7 +51,7 @@ def reason(event: Event, cause: InferenceError | None = None) -> str:
         case Event.FAILED | Event.RELOAD_FAILED:
             said = f"{cause.code.value}: {cause.message}" if cause is not None else "unknown cause"
             text = said if event is Event.FAILED else f"reload failed, the loaded one keeps serving: {said}"
-        case Event.REPLACED | Event.UNLOADED:
+        case Event.UNLOADED:
             text = event.value
         case _:
             text = ""

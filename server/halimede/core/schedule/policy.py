@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from halimede.core.config.model_config import ModelConfig, ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
+from halimede.core.config.model_config import ModelConfig, ModelQueuePolicy, TimeoutAction
 
 # A queue without a bound turns overload into memory and then into a dead server, so 0 ("no limit") is this bound.
 DEFAULT_MAX_QUEUE_SIZE = 4096
@@ -20,7 +20,6 @@ class BatchPolicy:
     max_batch_size: int = 1
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay_ns: int = 0
-    preserve_ordering: bool = False
     max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE
     max_queue_bytes: int = MAX_QUEUE_BYTES
     timeout_action: TimeoutAction = TimeoutAction.REJECT
@@ -44,20 +43,13 @@ def from_config(config: ModelConfig) -> BatchPolicy:
     batching = config.dynamic_batching
     if batching is None:
         return BatchPolicy(max_batch_size)
-    queue = _queue_policy(batching)
+    queue = batching.default_queue_policy or ModelQueuePolicy()
     return BatchPolicy(
         max_batch_size=max_batch_size,
         preferred_batch_sizes=batching.preferred_batch_size,
         max_queue_delay_ns=batching.max_queue_delay_microseconds * 1000,
-        preserve_ordering=batching.preserve_ordering,
         max_queue_size=queue.max_queue_size or DEFAULT_MAX_QUEUE_SIZE,
         timeout_action=queue.timeout_action,
         default_timeout_ns=queue.default_timeout_microseconds * 1000,
         allow_timeout_override=queue.allow_timeout_override,
     )
-
-
-def _queue_policy(batching: ModelDynamicBatching) -> ModelQueuePolicy:
-    """The policy of the one level there is: its own where one is given, else the default one."""
-    default = batching.default_queue_policy or ModelQueuePolicy()
-    return batching.priority_queue_policy.get(1, default) if batching.priority_levels == 1 else default

@@ -2,10 +2,11 @@
 
 A scheduler is synchronous and pure but for its own state: it is told what happened and when, and says what to do. It
 holds keys and sizes, never tensors. The pump calls `poll` after every event that can free capacity or form a batch
-(`enqueue`, `cancel`, `completed`, `add_instance`) and when `wake_at` has come; it performs the actions in order.
+(`enqueue`, `try_cancel`, `completed`, `add_instance`) and when `wake_at` has come; it performs the actions in order.
 
-What is to come fits without a change here: priorities are queues inside a scheduler; a sequence scheduler keeps the
-instance of a `correlation` between polls; a rate limiter is asked inside `poll` which free instances may start.
+What is to come needs no other call: priorities are queues inside a scheduler; a sequence scheduler keeps the instance
+of a `correlation` between polls, and for the direct strategy its Execute gets the slots beside the requests; a rate
+limiter is asked inside `poll` which free instances may start, and whoever frees a resource polls those that wait for it.
 """
 
 from collections.abc import Hashable, Sequence

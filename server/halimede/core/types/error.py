@@ -55,6 +55,11 @@ class Problem:
 CLIENT_TEXT_LIMIT = 256
 
 
+def of_request(request_id: str, message: str) -> str:
+    """The text of an error that Triton's core, not its front end, finds with a request: it names the request."""
+    return f"[request id: {clip(request_id) or '<id_unknown>'}] {message}"
+
+
 def clip(text: str) -> str:
     """Client data as an error may repeat it: cut at 256 bytes of UTF-8, `...` where it was cut.
 
