@@ -236,3 +236,37 @@ def test_a_third_party_backend_is_found_by_its_entry_point(tmp_path: Path) -> No
         assert server.get("/v2/models/mirror/config").json["backend"] == "reverse"
     finally:
         assert server.stop() == 0
+
+
+def test_a_request_that_takes_long_to_check_keeps_no_other_waiting(tmp_path: Path) -> None:
+    """Millions of strings: while they are looked at, the server answers others, and then gives the right answer."""
+    add_identity(tmp_path / "models", "text", datatype="BYTES", dims="-1")
+    server = start_server(tmp_path, ["--model-repository", tmp_path / "models"])
+    try:
+        count = 2_000_000
+        payload = (b"\1\0\0\0a" + b"\2\0\0\0bc") * (count // 2)
+        tensor = {
+            "name": "IN",
+            "shape": [1, count],
+            "datatype": "BYTES",
+            "parameters": {"binary_data_size": len(payload)},
+        }
+        head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        threads, answers = in_background(1, lambda: server.post("/v2/models/text/infer", head + payload, headers))
+        probes = 0
+        while threads[0].is_alive():
+            assert server.get("/v2/health/live").status == 200
+            probes += 1
+        threads[0].join()
+        assert answers[0].status == 200
+        assert answers[0].body.endswith(payload)
+        assert probes >= 5
+        broken = server.post("/v2/models/text/infer", head + payload[:-1], headers)
+        assert broken.status == 400
+        wrong = payload[:-6] + b"\3" + payload[-5:]
+        refused = server.post("/v2/models/text/infer", head + wrong, headers)
+        assert (refused.status, "incomplete string data" in refused.error) == (400, True)
+        assert executing(server, "text") == 0
+    finally:
+        assert server.stop() == 0

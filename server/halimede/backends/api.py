@@ -9,7 +9,8 @@ Threads: `autocomplete` and `load` run on a load thread; `create_instance`, `run
 run on that instance's own thread, one call at a time; several instances of one model run side by side.
 
 Errors: raise InferenceError to choose code and text; any other exception is answered as INTERNAL with its message (no
-traceback goes to a client). Whatever is raised from `run` or `execute` fails the requests of that batch alone.
+traceback goes to a client). Whatever is raised from `run` or `execute` fails the requests of that batch alone;
+RefusedRequestsError fails some of them, and spares the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,18 @@ class RunContext:
     def is_cancelled(self) -> bool:
         """True when every request of the batch has been cancelled, so that nobody waits for the result."""
         return all(flag.cancelled for flag in self.cancel_flags)
+
+
+class RefusedRequestsError(Exception):
+    """Raised by `TensorInstance.run` before it computes anything: some requests of the batch have unusable inputs.
+
+    `errors` says why, by position in `context.rows`. Those requests are answered so, and `run` is called again without
+    them: nobody's request may fail for what another client sent.
+    """
+
+    def __init__(self, errors: Mapping[int, InferenceError]) -> None:
+        super().__init__(f"{len(errors)} requests of the batch have unusable inputs")
+        self.errors = errors
 
 
 class TensorInstance(Protocol):

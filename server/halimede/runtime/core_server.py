@@ -5,6 +5,7 @@ import logging
 from collections.abc import Coroutine, Mapping, Sequence
 
 from halimede import __version__
+from halimede.core.config.check_request import Checked
 from halimede.core.config.model_view import ModelView
 from halimede.core.observe import metrics
 from halimede.core.repository.layout import model_name_problem
@@ -20,13 +21,18 @@ from halimede.core.types.error import clip
 from halimede.core.types.statistics import ModelStatistics
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.lifecycle import ModelLifecycle, Serving
+from halimede.runtime.model import ModelVersion
+from halimede.runtime.pump import CANCELLED
 from halimede.runtime.sampler import Sampler
 from halimede.runtime.server import LoadParameter, OnResponse
+from halimede.runtime.threads import run_in_thread
 from halimede.settings import ModelControlMode
 
 log = logging.getLogger(__name__)
 
 STOPPING = InferenceError(ErrorCode.UNAVAILABLE, "Server is stopping, models are not loaded or unloaded any more")
+
+FRAMING_THREADS = 2
 
 EXTENSIONS = (
     "classification",
@@ -60,6 +66,8 @@ class CoreServer:
         self._draining = False
         self._next_ticket = 1
         self._control: set[asyncio.Task[None]] = set()
+        self._framing: dict[int, asyncio.Task[None]] = {}
+        self._framing_slots = asyncio.Semaphore(FRAMING_THREADS)
 
     def __repr__(self) -> str:
         return f"<CoreServer models={len(self._lifecycle.records)} in_flight={len(self._lifecycle.live.by_ticket)}>"
@@ -117,13 +125,56 @@ class CoreServer:
         except InferenceError as error:
             on_response(InferenceResponse(request.model_name, "", request.id, error=error))
             return ticket
-        model.pump.submit(ticket, request, checked, on_response, received_ns)
+        if checked.needs_framing:
+            self._frame_first(ticket, model, request, checked, on_response, received_ns)
+        else:
+            model.pump.submit(ticket, request, checked, on_response, received_ns)
         return ticket
+
+    def _frame_first(
+        self,
+        ticket: int,
+        model: ModelVersion,
+        request: InferenceRequest,
+        checked: Checked,
+        on_response: OnResponse,
+        received_ns: int,
+    ) -> None:
+        """Check the many elements of a BYTES tensor on a thread: a second of work must not stop the event loop."""
+
+        def answer(error: InferenceError) -> None:
+            on_response(InferenceResponse(request.model_name, "", request.id, error=error))
+
+        async def check_then_submit() -> None:
+            try:
+                async with self._framing_slots:
+                    await run_in_thread(f"frame-{model.name}", lambda: model.checker.check_framing(request))
+            except InferenceError as error:
+                model.pump.release(checked.size_bytes)
+                answer(error)
+            except asyncio.CancelledError:
+                model.pump.release(checked.size_bytes)
+                answer(CANCELLED)
+            else:
+                # Submitted first: a pump that is held by nobody may close.
+                model.pump.submit(ticket, request, checked, on_response, received_ns)
+                model.pump.release(checked.size_bytes)
+
+        try:
+            model.pump.hold(checked.size_bytes)
+        except InferenceError as error:
+            answer(error)
+            return
+        task = asyncio.get_running_loop().create_task(check_then_submit())
+        self._framing[ticket] = task
+        task.add_done_callback(lambda _: self._framing.pop(ticket))
 
     def cancel(self, ticket: int) -> None:
         flight = self._lifecycle.live.by_ticket.get(ticket)
         if flight is not None:
             flight.pump.cancel(ticket)
+        elif ticket in self._framing:
+            self._framing[ticket].cancel()
 
     def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         records = self._lifecycle.records

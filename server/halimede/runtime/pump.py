@@ -142,6 +142,19 @@ class Pump:
         """An instance that is loaded and never scheduled: its backend uses it."""
         self._passive.append(worker)
 
+    def hold(self, size_bytes: int) -> None:
+        """Stay open for a request that is on its way, and count its bytes; UNAVAILABLE when there are too many."""
+        self._live.check_room(size_bytes)
+        self._live.size_bytes += size_bytes
+        self._live_count += 1
+        self._idle.clear()
+
+    def release(self, size_bytes: int) -> None:
+        """The request that `hold` was for is here, or will not come."""
+        self._live.size_bytes -= size_bytes
+        self._live_count -= 1
+        self._rest()
+
     def submit(
         self, key: int, request: InferenceRequest, checked: Checked, on_response: OnResponse, received_ns: int
     ) -> None:

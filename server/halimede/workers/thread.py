@@ -15,7 +15,15 @@ from functools import partial
 from queue import SimpleQueue
 from typing import cast
 
-from halimede.backends.api import BackendModel, CancelFlag, Instance, RequestInstance, RunContext, TensorInstance
+from halimede.backends.api import (
+    BackendModel,
+    CancelFlag,
+    Instance,
+    RefusedRequestsError,
+    RequestInstance,
+    RunContext,
+    TensorInstance,
+)
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.schedule.batching import OutputTypes, check_reply, gather, scatter, wanted_outputs
 from halimede.core.types import ErrorCode, InferenceError, ParameterValue, Placement, Tensor
@@ -130,9 +138,30 @@ class ThreadWorker:
             output_start = time.monotonic_ns()
             replies: list[Outputs | InferenceError] = []
             replies += scatter(outputs, self._datatypes, rows if self._batching else None, wanted)
+        except RefusedRequestsError as refused:
+            return self._run_others(instance, items, refused, start, input_end)
         except BaseException as error:  # noqa: BLE001  # the thread outlives whatever a model raises
             return self._failed(items, [None] * len(items), error, start, input_end, output_start)
         return BatchDone(self, items, replies, BatchTimes(start, input_end, output_start, time.monotonic_ns()))
+
+    def _run_others(
+        self,
+        instance: TensorInstance,
+        items: list[BatchItem],
+        refused: RefusedRequestsError,
+        start: int,
+        input_end: int,
+    ) -> BatchDone:
+        """The batch without the requests that its instance refused; each refusal takes at least one off."""
+        errors = refused.errors
+        others = [item for position, item in enumerate(items) if position not in errors]
+        if not others or len(others) == len(items):
+            answers = [errors.get(position) for position in range(len(items))]
+            return self._failed(items, answers, refused, start, input_end, 0)
+        done = self._run_tensors(instance, others)
+        answered = iter(done.replies)
+        replies = [errors[position] if position in errors else next(answered) for position in range(len(items))]
+        return BatchDone(self, items, replies, done.times, failed=done.failed)
 
     def _execute_requests(self, instance: RequestInstance, items: list[BatchItem]) -> BatchDone:
         start = time.monotonic_ns()

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from halimede.backends.api import ModelSource, RunContext
+from halimede.backends.api import ModelSource, RefusedRequestsError, RunContext
 from halimede.backends.onnxruntime import OnnxRuntimeBackend
 from halimede.backends.onnxruntime.signature import tensors_without_rank
 from halimede.backends.onnxruntime.threads import ThreadPlan, plan_threads, quota_cores
@@ -201,6 +201,16 @@ def test_a_string_that_is_not_text_is_the_clients_mistake(tmp_path):
         "input 'x': an element is not UTF-8 text (invalid start byte at its byte 1), "
         "and ONNX Runtime takes no other strings",
     )
+
+
+def test_a_string_that_is_not_text_fails_its_own_request_alone(tmp_path):
+    settings = config({"x": (BYTES, 1)}, {"y": (BYTES, 1)})
+    instance = BACKEND.load(settings, source(tmp_path, identity(BYTES, ("n", 1)))).create_instance(CPU)
+    array = np.array([[b"fine"], [b"also fine"], [b"a\xff"], [b"fine"]], dtype=object)
+    items = [BatchItem(key, InferenceRequest("m"), rows, cancelled=False) for key, rows in enumerate((2, 1, 1))]
+    with pytest.raises(RefusedRequestsError) as caught:
+        instance.run({"x": array}, ["y"], RunContext([""] * 3, [2, 1, 1], items))
+    assert {position: error.code for position, error in caught.value.errors.items()} == {1: ErrorCode.INVALID_ARG}
 
 
 def test_inputs_that_lie_across_element_boundaries_are_read_right(tmp_path):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from halimede.backends.api import ExecuteRequest
+from halimede.backends.api import ExecuteRequest, RefusedRequestsError
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelTransactionPolicy
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Placement, Tensor
 from halimede.core.types.tensor import tensor_from_array
@@ -412,3 +412,42 @@ def test_decoupled_models_are_refused():
             await Harness().start(Model(lambda: Tensors(double)), config)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("refuse_at_once", [True, False])
+def test_a_request_with_unusable_inputs_fails_alone(refuse_at_once: bool) -> None:
+    batches: list[int] = []
+
+    def positive_only(inputs, outputs, context):
+        batches.append(len(context.rows))
+        starts = np.cumsum([0, *context.rows[:-1]])
+        bad = [k for k, start in enumerate(starts) if inputs["x"][start][0] < 0]
+        if bad:
+            errors = {k: internal(f"{inputs['x'][starts[k]][0]} is negative") for k in bad}
+            raise RefusedRequestsError(errors if refuse_at_once else {bad[0]: errors[bad[0]]})
+        return double(inputs, outputs, context)
+
+    async def story(harness: Harness, worker: ThreadWorker) -> None:
+        done = await harness.batch(worker, item(1, [-1, 0]), item(2, [1, 2], [3, 4]), item(3, [-5, 0]), item(4, [7, 8]))
+        first, second, third, fourth = done.replies
+        assert (first, third) == (internal("-1.0 is negative"), internal("-5.0 is negative"))
+        assert [[t.array().tolist() for t in reply] for reply in (second, fourth)] == [[[[2, 4], [6, 8]]], [[[14, 16]]]]
+        assert not done.failed
+        assert batches == ([4, 2] if refuse_at_once else [4, 3, 2])
+        alone = await harness.batch(worker, item(5, [-9, 0]), item(6, [-8, 0]))
+        assert alone.replies == [internal("-9.0 is negative"), internal("-8.0 is negative")]
+        assert alone.failed
+
+    play(Tensors(positive_only), story)
+
+
+def test_refusing_nobody_is_a_failure_of_the_model() -> None:
+    def confused(inputs, outputs, context):
+        raise RefusedRequestsError({})
+
+    async def story(harness: Harness, worker: ThreadWorker) -> None:
+        done = await harness.batch(worker, item(1, [1, 2]), item(2, [3, 4]))
+        assert done.failed
+        assert [reply.code for reply in done.replies] == [ErrorCode.INTERNAL] * 2
+
+    play(Tensors(confused), story)

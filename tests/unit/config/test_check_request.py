@@ -490,3 +490,29 @@ def test_a_checker_keeps_nothing_of_a_request():
 
     assert PAIR.check(asked) == PAIR.check(asked)
     assert np.array_equal(asked.inputs[0].array(), np.zeros((2, 4), np.float32))
+
+
+def test_very_many_strings_are_left_to_a_walk_of_their_own():
+    config = ModelConfig(
+        name="m",
+        max_batch_size=4,
+        input=(ModelInput(name="IN", data_type=DataType.BYTES, dims=(-1,)),),
+        output=(ModelOutput(name="OUT", data_type=DataType.BYTES, dims=(-1,)),),
+    )
+    checker = RequestChecker(config)
+
+    def request(data: bytes, elements: int) -> InferenceRequest:
+        return InferenceRequest("m", inputs=[Tensor("IN", DataType.BYTES, (1, elements), data)])
+
+    equal = request(join_bytes([b"ab"] * 100_000), 100_000)
+    mixed = request(join_bytes([b"a", b"bc"] * 50_000), 100_000)
+    short = request(join_bytes([b"a", b"bc"] * 49_999), 100_000)
+    assert not checker.check(equal).needs_framing
+    assert checker.check(mixed).needs_framing
+    checker.check_framing(mixed)
+    assert checker.check(short).needs_framing
+    with pytest.raises(InferenceError, match=r"expected 100000 string elements for inference input 'IN' .* got 99998"):
+        checker.check_framing(short)
+    with pytest.raises(InferenceError, match="expected 100000 string elements"):
+        checker.check(request(b"\0\0\0\0" * 10, 100_000))
+    assert not checker.check(request(join_bytes([b"a", b"bc"] * 100), 200)).needs_framing

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from halimede.core.schedule.batching import check_reply, gather, scatter, wanted_outputs
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
-from halimede.core.types.tensor import join_bytes, tensor_from_array
+from halimede.core.types.tensor import concatenate, join_bytes, tensor_from_array
 
 FP32, INT32, BYTES = DataType.FP32, DataType.INT32, DataType.BYTES
 FIXED = [datatype for datatype in DataType if datatype.itemsize]
@@ -203,3 +203,10 @@ def test_whatever_a_model_returns_is_answered_or_refused_by_name(dtype, shape, d
     for (tensor,), rows in zip(replies, (1, 2), strict=True):
         assert tensor.shape == (rows, *array.shape[1:])
         assert tensor.array().shape == tensor.shape
+
+
+def test_long_parts_are_joined_as_short_ones_are():
+    for size in (0, 3, 300_000):
+        whole = bytes(range(256)) * (size // 256) + bytes(size % 256)
+        parts = [whole, memoryview(bytearray(whole)), b""]
+        assert bytes(concatenate(parts)) == whole + whole

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halimede.backends.api import RunContext
+from halimede.backends.api import RefusedRequestsError, RunContext
 from halimede.backends.onnxruntime.session import onnx_error, runtime
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import DataType, ErrorCode, InferenceError
@@ -33,9 +33,9 @@ class OnnxInstance:
         self,
         inputs: Mapping[str, NDArray[Any]],
         outputs: Sequence[str],
-        context: RunContext,  # noqa: ARG002
+        context: RunContext,
     ) -> dict[str, NDArray[Any]]:
-        feed = {name: self._value(name, array) for name, array in inputs.items()}
+        feed = {name: self._value(name, array, context.rows) for name, array in inputs.items()}
         names = list(outputs)
         try:
             if not self._bfloat16_outputs.isdisjoint(names):
@@ -47,11 +47,11 @@ class OnnxInstance:
     def close(self) -> None:
         self._session = None
 
-    def _value(self, name: str, array: NDArray[Any]) -> Any:
+    def _value(self, name: str, array: NDArray[Any], rows: Sequence[int]) -> Any:
         """The array as the session takes it: numpy's, or an OrtValue for what numpy has no type for."""
         datatype = self._input_types[name]
         if datatype is DataType.BYTES:
-            return _text(name, array)
+            return _text(name, array, rows)
         if not array.flags.aligned:
             # A view into the middle of a message; the kernels may rely on alignment.
             array = array.copy()
@@ -70,18 +70,36 @@ class OnnxInstance:
         }
 
 
-def _text(name: str, array: NDArray[Any]) -> NDArray[Any]:
+def _text(name: str, array: NDArray[Any], rows: Sequence[int]) -> NDArray[Any]:
     """The strings of a BYTES input. ONNX Runtime would take `bytes` too, and read `b'x'` with its quotes."""
-    texts = np.empty(array.shape, dtype=object)
     try:
-        texts.reshape(-1)[:] = [element.decode() for element in array.reshape(-1).tolist()]
+        return _decoded(array)
     except UnicodeDecodeError as error:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"input '{name}': an element is not UTF-8 text ({error.reason} at its byte {error.start}), "
-            f"and ONNX Runtime takes no other strings",
-        ) from error
+        if len(rows) == 1:
+            raise _no_text(name, error) from error
+    errors: dict[int, InferenceError] = {}
+    start = 0
+    for position, count in enumerate(rows):
+        try:
+            _decoded(array[start : start + count])
+        except UnicodeDecodeError as error:
+            errors[position] = _no_text(name, error)
+        start += count
+    raise RefusedRequestsError(errors)
+
+
+def _decoded(array: NDArray[Any]) -> NDArray[Any]:
+    texts = np.empty(array.shape, dtype=object)
+    texts.reshape(-1)[:] = [element.decode() for element in array.reshape(-1).tolist()]
     return texts
+
+
+def _no_text(name: str, error: UnicodeDecodeError) -> InferenceError:
+    return InferenceError(
+        ErrorCode.INVALID_ARG,
+        f"input '{name}': an element is not UTF-8 text ({error.reason} at its byte {error.start}), "
+        f"and ONNX Runtime takes no other strings",
+    )
 
 
 def _bits(value: Any) -> NDArray[Any]:

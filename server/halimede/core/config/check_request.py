@@ -40,6 +40,9 @@ _BATCH_NOTE = (
     " max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
 
+FRAMED_AT_ONCE = 64 << 10
+"""BYTES elements that `check` walks itself: about 5 ms of work."""
+
 _LENGTH = struct.Struct("<I").unpack_from
 
 
@@ -48,11 +51,13 @@ class Checked:
     """What the scheduler needs of a request that fits: its rows (at least 1) and the bytes of its inputs.
 
     `compatible` is equal for requests of this model that may share a batch: the same inputs in the same shapes.
+    `needs_framing` says that BYTES tensors of very many elements are still to be walked, by `check_framing`.
     """
 
     batch_size: int
     size_bytes: int
     compatible: Hashable = ()
+    needs_framing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,7 @@ class RequestChecker:
         self._check_input_names(request, by_name.keys())
         rows = self._batch_size(request)
         size = 0
+        needs_framing = False
         for tensor in request.inputs:
             # Refused here and not with the names, because Triton compares the batch sizes first.
             expected = self._inputs.get(tensor.name)
@@ -177,7 +183,7 @@ class RequestChecker:
                     ErrorCode.INVALID_ARG,
                     f"unexpected inference input '{clip(tensor.name)}' for model '{self._model}'",
                 )
-            self._check_input(request, tensor, expected)
+            needs_framing |= self._check_input(request, tensor, expected)
             size += len(tensor.data)
         if rows < 1:
             raise _invalid(request, f"inference request batch-size must be >= 1 for '{self._model}'")
@@ -186,7 +192,15 @@ class RequestChecker:
         if self._reshapes:
             for tensor in request.inputs:
                 self._reshape_input(tensor)
-        return Checked(rows, size, compatible)
+        return Checked(rows, size, compatible, needs_framing)
+
+    def check_framing(self, request: InferenceRequest) -> None:
+        """Walk the elements that `check` left out, or raise INVALID_ARG. Takes long, and may run on any thread."""
+        for tensor in request.inputs:
+            if tensor.datatype is DataType.BYTES and prod(tensor.shape) > FRAMED_AT_ONCE:
+                problem = _framing_problem(tensor.data, prod(tensor.shape), clip(tensor.name), self._model)
+                if problem is not None:
+                    raise _invalid(request, problem)
 
     def _check_outputs(self, request: InferenceRequest) -> None:
         if len(set(request.outputs)) != len(request.outputs):
@@ -243,7 +257,8 @@ class RequestChecker:
         # Every input is optional and none was sent: there is still one request to run.
         return rows if rows >= 0 else 1
 
-    def _check_input(self, request: InferenceRequest, tensor: Tensor, expected: _Input) -> None:
+    def _check_input(self, request: InferenceRequest, tensor: Tensor, expected: _Input) -> bool:
+        """Raise for an input that does not fit; whether its framing is left to `check_framing`."""
         datatype = tensor.datatype
         if datatype is not expected.datatype:
             got = "<invalid>" if datatype is DataType.INVALID else datatype.name
@@ -276,6 +291,8 @@ class RequestChecker:
                 # As Triton, which takes a batch of no rows for one row here; the batch size itself is refused later.
                 elements = prod(dims)
         if datatype is DataType.BYTES:
+            if elements > FRAMED_AT_ONCE and len(tensor.data) >= 4 * elements:
+                return not _has_equal_lengths(tensor.data, elements)
             if problem := _framing_problem(tensor.data, elements, clip(tensor.name), self._model):
                 raise _invalid(request, problem)
         elif elements * datatype.itemsize != len(tensor.data):
@@ -284,6 +301,7 @@ class RequestChecker:
                 f"input byte size mismatch for input '{clip(tensor.name)}' for model '{self._model}'. Expected "
                 f"{elements * datatype.itemsize}, got {len(tensor.data)}",
             )
+        return False
 
     def _unspecified(self, request: InferenceRequest, tensor: Tensor) -> InferenceError:
         return _invalid(
@@ -355,12 +373,8 @@ def _names_text(names: Iterable[str]) -> str:
 def _framing_problem(data: Buffer, expected: int, name: str, model: str) -> str | None:
     """What is wrong with a BYTES tensor of `expected` elements, None when nothing is. The elements are not copied."""
     size = len(data)
-    if expected >= _MIN_VECTOR_ELEMENTS and size % expected == 0 and size // expected >= 4:
-        # Elements of one length, such as digests or images, are compared all at once.
-        stride = size // expected
-        lengths = np.ndarray((expected,), np.dtype("<u4"), data, strides=(stride,))
-        if (lengths == stride - 4).all():
-            return None
+    if expected >= _MIN_VECTOR_ELEMENTS and _has_equal_lengths(data, expected):
+        return None
     at = 0
     try:
         # Nothing but what leads to the next element: a tensor may have millions. Where it ends says whether all fits.
@@ -369,6 +383,15 @@ def _framing_problem(data: Buffer, expected: int, name: str, model: str) -> str 
     except struct.error:
         at = -1
     return None if at == size else _explain_framing(data, expected, name, model)
+
+
+def _has_equal_lengths(data: Buffer, expected: int) -> bool:
+    """Whether the elements all have one length, such as digests or images: compared all at once."""
+    stride, rest = divmod(len(data), expected)
+    if rest or stride < 4:
+        return False
+    lengths = np.ndarray((expected,), np.dtype("<u4"), data, strides=(stride,))
+    return bool((lengths == stride - 4).all())
 
 
 def _explain_framing(data: Buffer, expected: int, name: str, model: str) -> str:

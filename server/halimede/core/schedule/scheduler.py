@@ -6,7 +6,7 @@ holds keys and sizes, never tensors. The pump calls `poll` after every event tha
 
 What is to come needs no other call: priorities are queues inside a scheduler; a sequence scheduler keeps the instance
 of a `correlation` between polls, and for the direct strategy its Execute gets the slots beside the requests; a rate
-limiter is asked inside `poll` which free instances may start, and whoever frees a resource polls those that wait for it.
+limiter is asked inside `poll` which free instances may start, and who frees a resource polls those that wait for it.
 """
 
 from collections.abc import Hashable, Sequence

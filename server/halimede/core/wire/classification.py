@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import join_bytes
+from halimede.core.wire.json_tensor import Steps, run
 
 UNCLASSIFIABLE = (DataType.FP16, DataType.BF16, DataType.BOOL, DataType.BYTES)
 """Datatypes that Triton makes no classes of."""
@@ -23,11 +24,19 @@ def check_classifiable(name: str, datatype: DataType) -> None:
         )
 
 
+TEXTS_PER_STEP = 4096
+
+
 def classify(tensor: Tensor, k: int, labels: Sequence[str], batched: bool) -> Tensor:
+    """As `classify_steps`, in one go."""
+    return run(classify_steps(tensor, k, labels, batched))
+
+
+def classify_steps(tensor: Tensor, k: int, labels: Sequence[str], batched: bool) -> Steps[Tensor]:
     """The `k` largest values of each row, best first, as a BYTES tensor of shape `[batch,]min(k, n)`.
 
     `batched` means that the first dimension counts rows; all others are one row's. Equal values keep the order of their
-    indices and NaN comes last. A label that is missing or empty is left out.
+    indices and NaN comes last. A label that is missing or empty is left out. A step makes at most TEXTS_PER_STEP texts.
     """
     check_classifiable(tensor.name, tensor.datatype)
     values = tensor.array()
@@ -37,7 +46,10 @@ def classify(tensor: Tensor, k: int, labels: Sequence[str], batched: bool) -> Te
     texts: list[str] = []
     for row in rows:
         best = _largest(row, count)
-        texts += _class_texts(row[best].tolist(), best.tolist(), labels)
+        for at in range(0, count, TEXTS_PER_STEP):
+            some = best[at : at + TEXTS_PER_STEP]
+            texts += _class_texts(row[some].tolist(), some.tolist(), labels)
+            yield
     shape = (batch, count) if batched and tensor.shape else (count,)
     return Tensor(tensor.name, DataType.BYTES, shape, join_bytes(texts))
 

@@ -26,7 +26,7 @@ from halimede.core.types import (
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import Buffer
-from halimede.core.wire.classification import check_classifiable, classify
+from halimede.core.wire.classification import check_classifiable, classify_steps
 from halimede.core.wire.json_tensor import (
     BLOCK_BYTES,
     MAX_SKELETON_BYTES,
@@ -576,8 +576,8 @@ def encode_infer_steps(
         wish = format.of(answer.name)
         output = answer
         if wish.classes:
-            output = classify(answer, wish.classes, view.labels.get(answer.name, ()), view.config.max_batch_size > 0)
-            yield
+            labels = view.labels.get(answer.name, ())
+            output = yield from classify_steps(answer, wish.classes, labels, view.config.max_batch_size > 0)
         if number:
             chunks.append(b",")
         chunks.append(_output_json(output.name, output.datatype, output.shape))

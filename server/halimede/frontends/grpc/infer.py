@@ -30,7 +30,21 @@ MAX_UNANSWERED = 256
 MAX_UNSENT_BYTES = 128 << 20
 """Answers of one stream that may wait to be sent: above it no more requests are read, and decoupled models cut off."""
 
+MAX_ON_LOOP_BYTES = 256 << 10
+"""Typed contents, and classes, of more bytes than this are turned into tensors, or made, on a thread."""
+
 log = logging.getLogger(__name__)
+
+
+async def _decode(message: ProtoMessage, size_bytes: int) -> InferCall:
+    # Raw contents are taken as they are; each element of typed ones is an object on its way.
+    if size_bytes > MAX_ON_LOOP_BYTES and not message.raw_input_contents:
+        return await asyncio.to_thread(decode_infer, message)
+    return decode_infer(message)
+
+
+def _encode(response: InferenceResponse, view: ModelView, classes: dict[str, int]) -> bytes:
+    return bytes(encode_infer(response, view, classes).SerializeToString())
 
 
 class Infer:
@@ -59,7 +73,7 @@ class Infer:
             raise InferenceError(
                 ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
             )
-        call = decode_infer(message)
+        call = await _decode(message, len(raw))
         answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
         ticket = server.infer(call.request, partial(_resolve, answer))
         try:
@@ -69,7 +83,9 @@ class Infer:
             raise
         if response.error is not None:
             raise response.error
-        return bytes(encode_infer(response, view, call.classes).SerializeToString())
+        if call.classes and sum(len(output.data) for output in response.outputs) > MAX_ON_LOOP_BYTES:
+            return await asyncio.to_thread(_encode, response, view, call.classes)
+        return _encode(response, view, call.classes)
 
     async def model_stream_infer(self, _requests: object, context: Context) -> None:
         """A stream of ModelInferRequest in, a stream of ModelStreamInferResponse out."""
@@ -167,7 +183,7 @@ class _InferStream:
                     raw = await self._context.read()
                     if raw is grpc.aio.EOF:
                         break
-                    self._accept(raw)
+                    await self._accept(raw)
         except TimeoutError:
             # Draining: what was read is still answered.
             self._farewell = shutting_down()
@@ -196,13 +212,13 @@ class _InferStream:
         if not self._outcome.done():
             self._outcome.set_result(error)
 
-    def _accept(self, raw: bytes) -> None:
+    async def _accept(self, raw: bytes) -> None:
         message = parse(ModelInferRequest, raw)
         slot = _Slot(message.id)
         try:
             view = self._server.model(message.model_name, message.model_version)
             slot.is_decoupled = _is_decoupled(view)
-            call = decode_infer(message)
+            call = await _decode(message, len(raw))
         except InferenceError as error:
             self._admit(slot)
             self._put(slot, self._failure(slot, error), is_final=True)
