@@ -52,6 +52,8 @@ def configure(settings: Settings) -> None:
     handler.setFormatter(TritonFormatter())
     handler.addFilter(lambda record: wanted[severity(record.levelno)])
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    # It logs a traceback each time that a client's deadline meets the answer; what is ours to know is logged by us.
+    logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
     # The lowest level on the logger itself: a message that nobody wants then costs 0.1 us.
     logging.getLogger(PACKAGE).setLevel(lowest)
 

@@ -304,7 +304,7 @@ def test_odd_model_names_are_unknown_and_never_cut(server: RunningServer, name: 
         (1059, "unexpected size for input 'IN', expecting 995 additional bytes for model 'ident'"),
         (32, "unexpected additional input data for model 'ident'"),
         (-1, "Unable to parse 'binary_data_size'"),
-        (2**63, "binary_data_size"),
+        (2**63, "unexpected size for input 'IN', expecting 9223372036854775744 additional bytes for model 'ident'"),
         ("64", "Unable to parse 'binary_data_size'"),
     ],
 )
@@ -312,9 +312,7 @@ def test_a_wrong_binary_data_size(server: RunningServer, size: object, text: str
     tensor = {"name": "IN", "shape": [1, 16], "datatype": "FP32", "parameters": {"binary_data_size": size}}
     answer = binary(server, "ident", {"inputs": [tensor]}, b"\0" * 64)
     assert answer.status == 400
-    assert "input" in answer.error or text in answer.error
-    if isinstance(size, int) and 0 <= size < 2000:
-        assert text in answer.error or "input byte size mismatch" in answer.error
+    assert text in answer.error
 
 
 def test_two_sources_of_one_input(server: RunningServer) -> None:
@@ -332,12 +330,8 @@ def test_a_wrong_header_length(server: RunningServer, length: str) -> None:
     assert "header" in answer.error.lower()
 
 
-def small_limit(server: RunningServer) -> int:
-    return 64 << 20
-
-
 def test_a_body_over_the_limit_is_answered_and_closed(server: RunningServer) -> None:
-    limit = small_limit(server)
+    limit = 64 << 20
     for size in (limit + 1, 2**40):
         head = f"POST /v2/models/ident/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
         answer = raw_exchange(server, head + b"{")

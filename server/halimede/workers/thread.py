@@ -166,7 +166,7 @@ class ThreadWorker:
     def _execute_requests(self, instance: RequestInstance, items: list[BatchItem]) -> BatchDone:
         start = time.monotonic_ns()
         names = tuple(self._datatypes)
-        requests = [ThreadRequest(item, self._datatypes, names) for item in items]
+        requests = [ThreadRequest(item, self._datatypes, names, self._batching) for item in items]
         input_end = time.monotonic_ns()
         try:
             instance.execute(requests)
@@ -218,6 +218,7 @@ class ThreadRequest:
         "_datatypes",
         "_open",
         "_reply",
+        "_rows",
         "_wanted",
         "batch_size",
         "id",
@@ -226,7 +227,7 @@ class ThreadRequest:
         "parameters",
     )
 
-    def __init__(self, item: BatchItem, datatypes: OutputTypes, names: tuple[str, ...]) -> None:
+    def __init__(self, item: BatchItem, datatypes: OutputTypes, names: tuple[str, ...], batching: bool) -> None:
         request = item.request
         self.id = request.id
         self.inputs: Mapping[str, Tensor] = {tensor.name: tensor for tensor in request.inputs}
@@ -234,6 +235,7 @@ class ThreadRequest:
         self.batch_size = item.rows
         self.parameters: Mapping[str, ParameterValue] = request.parameters
         self._wanted = request.outputs
+        self._rows = item.rows if batching else None
         self._cancel: CancelFlag = item
         self._datatypes = datatypes
         self._reply: Outputs | InferenceError | None = None
@@ -252,7 +254,7 @@ class ThreadRequest:
             raise RuntimeError(f"request '{self.id}': response parameters are for decoupled models")
         self._check_open()
         try:
-            self._reply = check_reply(outputs, self._datatypes, self._wanted)
+            self._reply = check_reply(outputs, self._datatypes, self._wanted, self._rows)
         except InferenceError as error:
             self._reply = error.with_traceback(None)
 

@@ -137,8 +137,8 @@ def test_a_string_output_holds_strings_only(element, text):
 
 def test_a_reply_is_cut_to_the_wanted_outputs_in_the_configurations_order():
     reply = [texts("TEXT", [b"a"]), floats("OUT", [1])]
-    assert check_reply(reply, SAMPLES, ()) == [reply[1], reply[0]]
-    assert check_reply(reply, SAMPLES, ("TEXT", "IDS")) == [reply[0]]
+    assert check_reply(reply, SAMPLES, (), None) == [reply[1], reply[0]]
+    assert check_reply(reply, SAMPLES, ("TEXT", "IDS"), None) == [reply[0]]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_reply_is_cut_to_the_wanted_outputs_in_the_configurations_order():
     ],
 )
 def test_a_reply_that_does_not_fit_is_named(reply, text):
-    assert text in raised(lambda: check_reply(reply, SAMPLES, ())).message
+    assert text in raised(lambda: check_reply(reply, SAMPLES, (), None)).message
 
 
 @st.composite
@@ -210,3 +210,10 @@ def test_long_parts_are_joined_as_short_ones_are():
         whole = bytes(range(256)) * (size // 256) + bytes(size % 256)
         parts = [whole, memoryview(bytearray(whole)), b""]
         assert bytes(concatenate(parts)) == whole + whole
+
+
+def test_a_reply_has_as_many_rows_as_its_request() -> None:
+    reply = [samples := tensor_from_array("IDS", SAMPLES["IDS"], np.zeros((2, 3), SAMPLES["IDS"].dtype))]
+    assert check_reply(reply, SAMPLES, (), 2) == [samples]
+    text = raised(lambda: check_reply(reply, SAMPLES, (), 1)).message
+    assert text.startswith("output 'IDS': the model sent shape [2,3] for a request of 1 rows")

@@ -89,10 +89,13 @@ def scatter(
     return replies
 
 
-def check_reply(tensors: Sequence[Tensor], datatypes: OutputTypes, wanted: Sequence[str]) -> list[Tensor]:
+def check_reply(
+    tensors: Sequence[Tensor], datatypes: OutputTypes, wanted: Sequence[str], rows: int | None
+) -> list[Tensor]:
     """One request's own answer: the wanted outputs of `tensors`, in the configuration's order.
 
-    Raises INTERNAL for an output that the model does not have or sent twice, or whose datatype or size is wrong.
+    `rows` are the request's, None for a model that does not batch. Raises INTERNAL for an output that the model does
+    not have or sent twice, or whose datatype, rows or size are wrong.
     """
     named: dict[str, Tensor] = {}
     for tensor in tensors:
@@ -105,6 +108,11 @@ def check_reply(tensors: Sequence[Tensor], datatypes: OutputTypes, wanted: Seque
             raise _internal(
                 f"output '{tensor.name}': the model sent {tensor.datatype.name}, "
                 f"but the configuration says {datatype.config_name}"
+            )
+        if rows is not None and tensor.shape[:1] != (rows,):
+            raise _internal(
+                f"output '{tensor.name}': the model sent shape {_shape(tensor.shape)} for a request of {rows} rows; "
+                f"its first dimension must be {rows}"
             )
         _check_size(tensor)
         named[tensor.name] = tensor

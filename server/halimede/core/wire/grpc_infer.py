@@ -29,6 +29,8 @@ from halimede.core.wire.raw_tensor import shape_text
 
 STATUS_MESSAGE_LIMIT = 4096
 ELEMENTS_PER_PIECE = 64 << 10
+MAX_ENTRIES = 4096
+"""Inputs, outputs or parameters of one request."""
 
 # The field of `contents` that a datatype's elements come in; FP16 and BF16 have none.
 _CONTENTS_FIELD = {
@@ -83,6 +85,9 @@ def status_message(text: str) -> str:
 
 def decode_infer(message: ProtoMessage) -> InferCall:
     """The request in a ModelInferRequest; INVALID_ARG for what no model would take, UNSUPPORTED for shared memory."""
+    for field in ("inputs", "outputs", "parameters"):
+        if len(getattr(message, field)) > MAX_ENTRIES:
+            raise _invalid(f"request has {len(getattr(message, field))} {field}, at most {MAX_ENTRIES} are taken")
     request = InferenceRequest(message.model_name, message.model_version, message.id)
     call = InferCall(request, {})
     if message.parameters:

@@ -30,15 +30,23 @@ MAX_UNANSWERED = 256
 MAX_UNSENT_BYTES = 128 << 20
 """Answers of one stream that may wait to be sent: above it no more requests are read, and decoupled models cut off."""
 
-MAX_ON_LOOP_BYTES = 256 << 10
-"""Typed contents, and classes, of more bytes than this are turned into tensors, or made, on a thread."""
+MAX_ON_LOOP_BYTES = 1 << 20
+"""Messages of more bytes than this are read, and made, on a thread."""
+
+MAX_TYPED_ON_LOOP_BYTES = 256 << 10
+"""As MAX_ON_LOOP_BYTES, for typed contents and classes: each element is an object on its way."""
 
 log = logging.getLogger(__name__)
 
 
+async def _parse(raw: bytes) -> ProtoMessage:
+    if len(raw) > MAX_ON_LOOP_BYTES:
+        return await asyncio.to_thread(parse, ModelInferRequest, raw)
+    return parse(ModelInferRequest, raw)
+
+
 async def _decode(message: ProtoMessage, size_bytes: int) -> InferCall:
-    # Raw contents are taken as they are; each element of typed ones is an object on its way.
-    if size_bytes > MAX_ON_LOOP_BYTES and not message.raw_input_contents:
+    if size_bytes > (MAX_ON_LOOP_BYTES if message.raw_input_contents else MAX_TYPED_ON_LOOP_BYTES):
         return await asyncio.to_thread(decode_infer, message)
     return decode_infer(message)
 
@@ -67,7 +75,7 @@ class Infer:
 
     async def _infer(self, raw: bytes) -> bytes:
         server = self._server
-        message = parse(ModelInferRequest, raw)
+        message = await _parse(raw)
         view = server.model(message.model_name, message.model_version)
         if _is_decoupled(view):
             raise InferenceError(
@@ -83,7 +91,9 @@ class Infer:
             raise
         if response.error is not None:
             raise response.error
-        if call.classes and sum(len(output.data) for output in response.outputs) > MAX_ON_LOOP_BYTES:
+        if sum([len(output.data) for output in response.outputs]) > (
+            MAX_TYPED_ON_LOOP_BYTES if call.classes else MAX_ON_LOOP_BYTES
+        ):
             return await asyncio.to_thread(_encode, response, view, call.classes)
         return _encode(response, view, call.classes)
 
@@ -213,7 +223,7 @@ class _InferStream:
             self._outcome.set_result(error)
 
     async def _accept(self, raw: bytes) -> None:
-        message = parse(ModelInferRequest, raw)
+        message = await _parse(raw)
         slot = _Slot(message.id)
         try:
             view = self._server.model(message.model_name, message.model_version)

@@ -5,6 +5,7 @@ import errno
 import socket
 import traceback
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from halimede.core.types import ErrorCode, InferenceError
@@ -13,6 +14,7 @@ from halimede.frontends.http.framing import HeadReader, Limits
 from halimede.frontends.http.protocol import INTERNAL_ERROR, JSON, Connection, Exchange
 
 _BACKLOG = 1024
+DRAIN_STALL_S = 1.0
 _BUFFER_BYTES = 64 << 10
 # A peer that vanished without a word is noticed within two minutes. Accepted sockets inherit the options.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
@@ -74,6 +76,7 @@ class Listener:
         self.max_body = max_body
         self.limits = limits
         self.is_draining = False
+        self._is_accepting = True
         self.heads = HeadReader()
         self.buffer = bytearray(_BUFFER_BYTES)
         self.view = memoryview(self.buffer)
@@ -109,12 +112,17 @@ class Listener:
         Has no deadline of its own: cancel it, then `close`.
         """
         self.is_draining = True
+        # A client that stalls in the middle of its request does not hold the exit for long.
+        self.limits = replace(
+            self.limits, head_timeout_s=DRAIN_STALL_S, body_progress_s=DRAIN_STALL_S, sweep_s=DRAIN_STALL_S / 4
+        )
         # What has reached this machine is taken in first, connections that wait to be accepted and requests that wait
         # to be read: closing over them would lose them.
         await _turns(2)
         if self._server is not None:
             self._server.close()
         await _turns(2)
+        self._is_accepting = False
         for connection in tuple(self._connections):
             connection.close_if_idle()
         await self._empty.wait()
@@ -162,7 +170,7 @@ class Listener:
         is_full = len(self._connections) >= self.limits.max_connections
         self._connections.add(connection)
         self._empty.clear()
-        if self.is_draining:
+        if not self._is_accepting:
             return "the server is exiting"
         return "the server has as many connections as it can serve" if is_full else None
 
