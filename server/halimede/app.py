@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from collections.abc import Sequence
 
 import uvloop
@@ -30,12 +29,6 @@ from halimede.settings import ModelControlMode, Settings
 
 log = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_SECS = 0.0002
-"""How soon an instance's thread gets the interpreter from the event loop.
-
-With Python's own 5 ms, a batch that was just handed over starts only when the answers of the last one are written.
-"""
-
 ANSWER_SECS = 0.5
 """How long the last errors of an aborted drain may take to reach their clients."""
 
@@ -44,7 +37,6 @@ def run(settings: Settings) -> int:
     """Serve until a signal; the process's exit code."""
     configure(settings)
     keep_large_buffers()
-    sys.setswitchinterval(SWITCH_INTERVAL_SECS)
     # CUDA's own order is by speed; the inventory's, like nvidia-smi's, is by bus. Set before anything opens CUDA.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
