@@ -13,7 +13,9 @@ from halimede.core.schedule.dynamic import DynamicBatchScheduler
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import DataType, InferenceResponse, Tensor
-from halimede.core.wire.http_infer import decode_infer, encode_infer
+from halimede.core.wire import grpc_infer
+from halimede.core.wire.http_infer import InferDecoder, decode_infer, encode_infer
+from halimede.core.wire.protocol import ModelInferRequest, parse
 
 BATCH = 16
 REPEATS = 5
@@ -47,8 +49,11 @@ def scheduler_us() -> list[float]:
     return us_per_request(step, BATCH)
 
 
-def wire_http_us() -> list[float]:
-    """Decode a binary request of FP32[16] and encode the same tensor as its answer."""
+def wire_http_us(*, is_known: bool) -> list[float]:
+    """Decode a binary request of FP32[16] and encode the same tensor as its answer.
+
+    `is_known`: by the server's decoder, which has seen the JSON part before; else as a part that it sees first.
+    """
     config = ModelConfig(
         name="ident",
         max_batch_size=32,
@@ -58,10 +63,29 @@ def wire_http_us() -> list[float]:
     view = ModelView("ident", "1", ("1",), config, labels={})
     body, header_length = models.binary_request("INPUT0", np.arange(16, dtype=np.float32).reshape(1, 16))
 
+    decoder = InferDecoder(view, "")
+
     def step() -> None:
-        decoded = decode_infer(view, body, header_length)
+        decoded = decoder.decode(body, header_length) if is_known else decode_infer(view, body, header_length)
         tensor = decoded.request.inputs[0]
         output = Tensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.data)
         encode_infer(InferenceResponse("ident", "1", outputs=[output]), decoded.format, view)
+
+    return us_per_request(step, 1)
+
+
+def wire_grpc_us() -> list[float]:
+    """Parse and decode a ModelInferRequest of FP32[16], encode and serialize the same tensor as its answer."""
+    view = ModelView("ident", "1", ("1",), ModelConfig(name="ident", max_batch_size=32), labels={})
+    message = ModelInferRequest(model_name="ident", raw_input_contents=[bytes(64)])
+    message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 16])
+    raw = message.SerializeToString()
+
+    def step() -> None:
+        call = grpc_infer.decode_infer(parse(ModelInferRequest, raw))
+        tensor = call.request.inputs[0]
+        output = Tensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.data)
+        response = InferenceResponse("ident", "1", outputs=[output])
+        grpc_infer.encode_infer(response, view, call.classes).SerializeToString()
 
     return us_per_request(step, 1)

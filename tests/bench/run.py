@@ -201,7 +201,9 @@ def micro_rows() -> list[Row]:
     """Pieces of the hot path alone, in this process."""
     return [
         row("scheduler", "us per request", micro.scheduler_us(), f"dynamic batcher, batches of {micro.BATCH}"),
-        row("wire-http", "us per request", micro.wire_http_us(), "decode and encode of FP32[16], binary"),
+        row("wire-http", "us per request", micro.wire_http_us(is_known=False), "decode and encode of FP32[16], binary"),
+        row("wire-http-known", "us per request", micro.wire_http_us(is_known=True), "the same JSON part again"),
+        row("wire-grpc", "us per request", micro.wire_grpc_us(), "parse, decode, encode and serialize of FP32[16]"),
     ]
 
 

@@ -1,7 +1,7 @@
 """One connection over a transport in memory: every cut of the input, pipelining, back-pressure, and the time limits."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -45,6 +45,10 @@ class MemoryTransport(asyncio.Transport):
             self.unsent += len(data)
             if self.unsent > self.high:
                 self.protocol.pause_writing()
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        for data in list_of_data:
+            self.write(data)
 
     def take(self, size: int) -> None:
         """The client reads so many bytes."""

@@ -356,18 +356,20 @@ class Connection(asyncio.BufferedProtocol):
             self._write_large(head, chunks)
 
     def _write_large(self, head: bytes, chunks: Sequence[Buffer]) -> None:
-        write = self._transport.write
+        """Send in one call, because each is a packet and wakes the client; what is large is not joined."""
+        parts: list[Buffer] = []
         small: list[Buffer] = [head]
         for chunk in chunks:
             if len(chunk) <= _JOIN_BELOW:
                 small.append(chunk)
                 continue
             if small:
-                write(b"".join(small))
+                parts.append(b"".join(small))
                 small = []
-            write(chunk)
+            parts.append(chunk)
         if small:
-            write(b"".join(small))
+            parts.append(b"".join(small))
+        self._transport.writelines(parts)
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer, send our end of file, and discard what still comes: closing at once would reset the answer away."""
