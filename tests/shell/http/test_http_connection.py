@@ -519,3 +519,30 @@ async def test_while_draining_answers_close_and_idle_connections_close_at_once()
     idle = connect()
     idle.connection.close_if_idle()
     assert idle.transport.closed == "close"
+
+
+@on_loop
+async def test_the_bodies_of_all_connections_together_are_bounded() -> None:
+    first = connect(answer=False, limits=Limits(max_held_bytes=1500))
+    second_transport = MemoryTransport()
+    second_connection = Connection(first.listener, asyncio.get_running_loop())
+    second_transport.protocol = second_connection
+    second_connection.connection_made(second_transport)
+    second = Client(second_transport, second_connection, first.listener, first.seen, first.exchanges, first.log)
+    head = b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n"
+    first.send(head + b"x" * 400)
+    first.send(b"x" * 600)
+    assert (len(first.seen), first.listener.held_bytes) == (1, 1000)
+    second.send(head + b"y" * 400)
+    assert (second.answers, first.listener.held_bytes) == (b"", 1400)
+    second.send(b"y" * 200)
+    assert second.answers.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: 1\r\n" in second.answers
+    assert first.listener.held_bytes == 1000
+    first.exchanges[0].respond(200, b"", (b"1",))
+    assert first.listener.held_bytes == 0
+    first.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n" + b"z" * 900)
+    assert first.listener.held_bytes == 900
+    first.connection.connection_lost(None)
+    assert first.listener.held_bytes == 0
+    assert first.log == []

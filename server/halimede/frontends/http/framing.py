@@ -20,10 +20,12 @@ class Limits:
 
     A head must be complete within `head_timeout_s`; a body must bring `body_progress_bytes` in every
     `body_progress_s`; an answer of which the client took nothing for `write_timeout_s` is given up. After a refusal,
-    input is discarded for `linger_s` or `linger_bytes`, so that the client reads the answer instead of a reset.
+    input is discarded for `linger_s` or `linger_bytes`, so that the client reads the answer instead of a reset. Bodies
+    that are being received or worked on hold at most `max_held_bytes`, over all connections.
     """
 
     max_connections: int = 10_000
+    max_held_bytes: int = 1 << 30
     max_headers: int = 100
     max_head_bytes: int = 32 << 10
     max_chunks: int = 65_536

@@ -76,6 +76,7 @@ class Listener:
         self.max_body = max_body
         self.limits = limits
         self.is_draining = False
+        self.held_bytes = 0
         self._is_accepting = True
         self.heads = HeadReader()
         self.buffer = bytearray(_BUFFER_BYTES)

@@ -93,6 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         "_discarded",
         "_filled",
         "_head",
+        "_held",
         "_linger_timer",
         "_listener",
         "_loop",
@@ -122,6 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         self._head: Head | None = None
         self._body = memoryview(b"")
         self._filled = 0
+        self._held = 0
         self._chunked: ChunkedBody | None = None
         self._requests = 0
         self._reading = True
@@ -152,6 +154,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._linger_timer is not None:
             self._linger_timer.cancel()
         self._listener.forget(self)
+        self._let_go()
         self._give_up()
 
     def eof_received(self) -> bool:
@@ -172,6 +175,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._read_head(self._listener.buffer, 0, nbytes)
             elif state is _State.BODY:
                 self._filled += nbytes
+                self._hold(nbytes)
                 if self._filled == len(self._body):
                     self._take_body(self._body)
             elif state is _State.CHUNKED:
@@ -239,6 +243,7 @@ class Connection(asyncio.BufferedProtocol):
         self._body = np.empty(length, dtype=np.uint8).data
         self._body[:here] = memoryview(data)[stop:end]
         self._filled = here
+        self._hold(here)
         self._backlog = None
         self._state = _State.BODY
 
@@ -254,11 +259,24 @@ class Connection(asyncio.BufferedProtocol):
 
     def _read_chunks(self, data: bytearray, at: int, end: int) -> None:
         chunked = cast("ChunkedBody", self._chunked)
+        before = len(chunked.body)
         at = chunked.feed(data, at, end)
+        self._hold(len(chunked.body) - before)
         if chunked.is_complete:
             self._chunked = None
             self._keep(data, at, end)
             self._take_body(chunked.body)
+
+    def _hold(self, size: int) -> None:
+        """Count body bytes that came, and refuse the request that brings too many. Small bodies are not counted."""
+        self._held += size
+        self._listener.held_bytes += size
+        if self._listener.held_bytes > self._listener.limits.max_held_bytes:
+            raise Refusal(503, "the server holds as many bytes of request bodies as it can, try again later")
+
+    def _let_go(self) -> None:
+        self._listener.held_bytes -= self._held
+        self._held = 0
 
     def _take_body(self, body: Buffer) -> None:
         head = cast("Head", self._head)
@@ -331,6 +349,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.exchange is not exchange:
             return
         self.exchange = None
+        if self._held:
+            self._let_go()
         head = exchange.head
         connection = CLOSE if self._listener.is_draining else head.connection
         self._send(status, fields, chunks, connection, is_body_sent=head.method != b"HEAD")
@@ -377,8 +397,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.exchange = self._backlog = self._chunked = self._head = None
         self._body = memoryview(b"")
+        self._let_go()
         self._state = _State.LINGER
-        self._send(status, JSON, (error_json(message),), CLOSE)
+        fields = JSON + b"Retry-After: 1\r\n" if status == 503 else JSON
+        self._send(status, fields, (error_json(message),), CLOSE)
         self._update_reading()
         if not self._transport.is_closing():
             self._transport.write_eof()
