@@ -223,3 +223,29 @@ def test_json_bodies_of_control_calls_are_checked(server: RunningServer) -> None
     answer = server.post("/v2/repository/models/scaled/load", {"parameters": {"config": "{}"}})
     assert (answer.status, "not supported yet" in answer.error) == (501, True)
     assert scaled(server) == 2
+
+
+def test_one_load_shows_all_that_is_wrong_with_a_configuration(server: RunningServer, repository: Path) -> None:
+    write_config(
+        repository / "wrong",
+        """max_batch_size: -1
+nonsense: 1
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ 0 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP23 dims: [ 4 ] } ]
+dynamic_batching { preferred_batch_size: [ -2 ] max_queue_delay_microseconds: x }
+sequence_batching { }
+instance_group [ { count: -1 } ]""",
+    )
+    (repository / "wrong" / "1").mkdir()
+    answer = server.post("/v2/repository/models/wrong/load")
+    assert answer.status == 500
+    lines = [part.split(":")[1] for part in answer.error.split("wrong/config.pbtxt")[1:]]
+    assert lines == sorted(lines)
+    assert set(lines) == {"1", "2", "3", "4", "5", "6", "7"}, answer.error
+
+
+def test_what_a_configuration_leaves_out_is_no_problem(server: RunningServer, repository: Path) -> None:
+    add_scaled(repository, "partial", 3)
+    write_config(repository / "partial", "dynamic_batching { preferred_batch_size: [ 2, 4 ] }")
+    assert load(server, "partial") == 200
+    assert server.get("/v2/models/partial/config").json["max_batch_size"] == 4

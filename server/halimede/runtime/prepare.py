@@ -15,7 +15,7 @@ from halimede.backends.api import Backend, BackendModel, ModelSource
 from halimede.backends.discover import find_backend
 from halimede.core.config.instances import completed_groups, plan_instances
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.config.read import PROBLEM_LIMIT, locate, read_pbtxt
+from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_pbtxt
 from halimede.core.config.support import check_support
 from halimede.core.config.validate import apply_defaults, validate
 from halimede.core.config.versions import select_versions
@@ -170,9 +170,21 @@ def _read(entry: ModelEntry) -> tuple[ModelConfig, Mapping[str, tuple[int, int]]
         return ModelConfig(), {}, ()
     parsed = read_pbtxt(text)
     refusals, notes = check_support(parsed.config)
-    problems = [*parsed.problems, *locate(refusals, parsed.locations)]
+    problems = [*parsed.problems, *locate((*refusals, *_wrong_as_written(entry, parsed)), parsed.locations)]
     _raise_problems(entry, sorted(problems, key=lambda problem: (problem.line, problem.column)))
     return parsed.config, parsed.locations, notes
+
+
+def _wrong_as_written(entry: ModelEntry, parsed: ParsedConfig) -> list[Problem]:
+    """What no completion can put right: problems of fields that the file itself gives.
+
+    Found before the backend has a say, so that one look at a file shows all that is wrong with it.
+    """
+    config = parsed.config
+    # What is left out may come from the model file: of the batch size the most that there is stands in for it.
+    completed = replace(config, max_batch_size=config.max_batch_size or 2**31 - 1)
+    said = {problem.path for problem in (*parsed.problems, *check_support(config)[0])}
+    return [p for p in validate(completed, entry.name) if p.path in parsed.locations and p.path not in said]
 
 
 def _versions(entry: ModelEntry, config: ModelConfig) -> tuple[int, ...]:
