@@ -679,3 +679,16 @@ def decoder_view() -> ModelView:
         output=(ModelOutput(name="OUT", data_type=DataType.FP32, dims=(2,)),),
     )
     return ModelView("m", "1", ("1",), config, {})
+
+
+def test_a_sole_binary_output_is_written_as_any_other() -> None:
+    view = decoder_view()
+    for size in (0, 2, 100_000):
+        output = Tensor("OUT", DataType.UINT8, (1, size), b"\7" * size)
+        response = InferenceResponse("m", "1", outputs=[output])
+        binary = ResponseFormat(OutputFormat(binary=True))
+        short, long = (encode_infer(response, each, view) for each in (ResponseFormat(BINARY), binary))
+        assert b"".join(short.chunks) == b"".join(long.chunks)
+        assert short.json_length == long.json_length
+        document = orjson.loads(b"".join(short.chunks)[: short.json_length])
+        assert document["outputs"][0]["parameters"] == {"binary_data_size": size}

@@ -556,6 +556,14 @@ def _half_output(name: str, datatype: DataType) -> InferenceError:
 
 def encode_infer(response: InferenceResponse, format: ResponseFormat, view: ModelView) -> EncodedInfer:  # noqa: A002
     """Write a response that has no error. INVALID_ARG for outputs that cannot be sent in the format asked for."""
+    if len(response.outputs) == 1 and not response.id and not response.parameters:
+        sole = response.outputs[0]
+        if format.of(sole.name) is BINARY:
+            data = sole.data
+            head = _sole_binary_json(
+                response.model_name, response.model_version, sole.name, sole.datatype, sole.shape, len(data)
+            )
+            return EncodedInfer(_join([head, data]), len(head))
     return run(encode_infer_steps(response, format, view))
 
 
@@ -607,6 +615,18 @@ def _output_json(name: str, datatype: DataType, shape: tuple[int, ...]) -> bytes
         orjson.dumps(name),
         datatype.name.encode(),
         orjson.dumps(shape),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _sole_binary_json(
+    model: str, version: str, name: str, datatype: DataType, shape: tuple[int, ...], size_bytes: int
+) -> bytes:
+    """The JSON part of a response that is one binary tensor: answers to like requests differ in its bytes alone."""
+    return b'{%b,"outputs":[%b,"parameters":{"binary_data_size":%d}}]}' % (
+        _model_json(model, version),
+        _output_json(name, datatype, shape),
+        size_bytes,
     )
 
 
