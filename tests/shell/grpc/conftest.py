@@ -1,6 +1,7 @@
 """A real GrpcServer on a loop of its own thread, over a small server that answers as its models' names say."""
 
 import asyncio
+import gc
 import itertools
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -218,7 +219,7 @@ async def make(**options: Any) -> tuple[FakeServer, GrpcServer, int]:
     return core, front, port
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def loop_thread() -> Iterator[LoopThread]:
     thread = LoopThread()
     yield thread
@@ -236,8 +237,15 @@ def serve(loop_thread: LoopThread) -> Iterator[Callable[..., Served]]:
         return Served(core, front, port, loop_thread)
 
     yield start
-    for front in fronts:
-        loop_thread.run(front.stop(0))
+
+    async def end() -> None:
+        while fronts:
+            await fronts.pop().stop(0)
+        # What grpc made for a server must die on the thread of its loop: the collector of another test's thread would
+        # otherwise free it there, and grpc has crashed the process over that. A real process has one server and one loop.
+        gc.collect()
+
+    loop_thread.run(end())
 
 
 @pytest.fixture
