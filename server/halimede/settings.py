@@ -1,9 +1,12 @@
 """Settings of one server process: the command line, parsed and checked. Flags keep Triton's names and defaults."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+
+from halimede.core.types import Restrictions
 
 
 class ModelControlMode(Enum):
@@ -11,38 +14,87 @@ class ModelControlMode(Enum):
     EXPLICIT = "explicit"
 
 
+class LogFormat(Enum):
+    DEFAULT = "default"
+    ISO8601 = "ISO8601"
+    JSON = "json"
+
+
+class CompressionLevel(Enum):
+    NONE = "none"
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Ports are TCP ports, 0 for any free one (printed in the `Started …` line). Times are seconds."""
+    """Ports are TCP ports, 0 for any free one (the log says which). Addresses may be `unix:<path>`, and then have no
+    port. Times are seconds where the name does not say otherwise, gRPC's are milliseconds as in Triton."""
 
     model_repository: tuple[Path, ...] = ()
     model_file: Path | None = None
     model_control_mode: ModelControlMode = ModelControlMode.NONE
     load_model: tuple[str, ...] = ()
+    model_config_name: str = ""
     disable_auto_complete_config: bool = False
     model_load_thread_count: int = 16
+    model_load_retry_count: int = 0
+    min_supported_compute_capability: tuple[int, int] = (6, 0)
     exit_on_error: bool = True
     strict_readiness: bool = True
+    drain_delay_secs: float = 0.0
+    """How long after SIGTERM the ports still take requests, while readiness says no (`--drain-delay`)."""
     exit_timeout_secs: float = 25.0
     id: str = "triton"
+
     allow_http: bool = True
     http_address: str = "0.0.0.0"
     http_port: int = 8000
+    reuse_http_port: bool = False
     http_max_input_size: int = 64 << 20
+    http_header_forward_pattern: re.Pattern[str] | None = None
+    http_restricted_api: Restrictions = field(default_factory=dict)
+
     allow_grpc: bool = True
     grpc_address: str = "0.0.0.0"
     grpc_port: int = 8001
+    reuse_grpc_port: bool = False
     grpc_max_input_size: int = 2**31 - 1
+    grpc_header_forward_pattern: re.Pattern[str] | None = None
+    grpc_restricted_protocol: Restrictions = field(default_factory=dict)
+    grpc_max_response_pool_size: int = 2**31 - 1
+    grpc_use_ssl: bool = False
+    grpc_use_ssl_mutual: bool = False
+    grpc_server_cert: Path | None = None
+    grpc_server_key: Path | None = None
+    grpc_root_cert: Path | None = None
+    grpc_infer_response_compression_level: CompressionLevel = CompressionLevel.NONE
+    grpc_keepalive_time: int = 7_200_000
+    grpc_keepalive_timeout: int = 20_000
+    grpc_keepalive_permit_without_calls: bool = False
+    grpc_http2_max_pings_without_data: int = 2
+    grpc_http2_min_recv_ping_interval_without_data: int = 300_000
+    grpc_http2_max_ping_strikes: int = 2
+    grpc_max_connection_age: int | None = None
+    grpc_max_connection_age_grace: int | None = None
+
     allow_metrics: bool = True
     metrics_address: str = "0.0.0.0"
     metrics_port: int = 8002
     allow_gpu_metrics: bool = True
     allow_cpu_metrics: bool = True
     metrics_interval_ms: int = 2000
+    counter_latencies: bool = True
+    """Whether the duration counters are published (`--metrics-config counter_latencies=…`)."""
+
     log_verbose: int = 0
     log_info: bool = True
     log_warning: bool = True
     log_error: bool = True
+    log_format: LogFormat = LogFormat.DEFAULT
+    log_file: Path | None = None
+
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Per backend name, "" for the settings that every backend gets."""
     device_list: Path | None = None

@@ -1,5 +1,6 @@
 """Values that every layer shares: tensors, requests, responses, errors, statistics, devices."""
 
+from halimede.core.types.access import ApiCategory, Restrictions, Secret
 from halimede.core.types.datatype import DataType
 from halimede.core.types.device import Device, DeviceKind, Placement
 from halimede.core.types.error import ErrorCode, InferenceError, Problem
@@ -8,6 +9,7 @@ from halimede.core.types.server import ModelIndexEntry, ModelReadyState, ServerM
 from halimede.core.types.tensor import Buffer, Tensor
 
 __all__ = [
+    "ApiCategory",
     "Buffer",
     "DataType",
     "Device",
@@ -21,6 +23,8 @@ __all__ = [
     "ParameterValue",
     "Placement",
     "Problem",
+    "Restrictions",
+    "Secret",
     "ServerMetadata",
     "Tensor",
 ]
