@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench .venv
+.PHONY: demo test check bench load .venv
 
 demo: .venv  ## train a small model, serve it, measure it
 	$(BIN)/python -m halimede.demo
@@ -14,6 +14,9 @@ check: .venv  ## the part of it that runs no test
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+load: .venv  ## the tests that take minutes: overload, many connections, many models
+	$(BIN)/python -m pytest -m load
 
 bench: .venv  ## ratios and CPU per request, as JSON
 	$(BIN)/python tests/bench/run.py
