@@ -692,3 +692,9 @@ def test_a_sole_binary_output_is_written_as_any_other() -> None:
         assert short.json_length == long.json_length
         document = orjson.loads(b"".join(short.chunks)[: short.json_length])
         assert document["outputs"][0]["parameters"] == {"binary_data_size": size}
+
+
+def test_a_large_json_part_without_data_keeps_the_shapes_of_its_binary_tensors() -> None:
+    document = asking(tensor(data=..., parameters={"binary_data_size": 8}), parameters={"note": "long " * 20_000})
+    decoded = with_tail(document, bytes(8))
+    assert [(each.name, each.shape) for each in decoded.request.inputs] == [("x", (2,))]

@@ -268,11 +268,14 @@ def decode_large_steps(
 
 def _data_spans(document: Any) -> set[int]:
     """Which of the arrays taken out are the data of an input, and so are parsed later and in pieces."""
+    placed = [item.get("data") for item in _inputs(document) if isinstance(item, dict)]
+    return {place[0] for place in placed if isinstance(place, list)}
+
+
+def _inputs(document: Any) -> list[Any]:
+    """The inputs of a document that may yet turn out to be none."""
     inputs = document.get("inputs") if isinstance(document, dict) else None
-    if not isinstance(inputs, list):
-        return set()
-    placed = [item["data"] for item in inputs if isinstance(item, dict) and isinstance(item.get("data"), list)]
-    return {place[0] for place in placed}
+    return inputs if isinstance(inputs, list) else []
 
 
 def _settle_steps(
@@ -290,10 +293,9 @@ def _settle_steps(
         parsed[i] = load_json(view[opened : closed + 1], opened)
         if i % 1024 == 0:
             yield
-    if data_spans:
-        for item in document["inputs"]:
-            if isinstance(item, dict) and isinstance(item.get("shape"), list):
-                item["shape"] = parsed[item["shape"][0]]
+    for item in _inputs(document):
+        if isinstance(item, dict) and isinstance(item.get("shape"), list):
+            item["shape"] = parsed[item["shape"][0]]
 
 
 _NOTHING = memoryview(b"")

@@ -161,6 +161,8 @@ class HeadReader:
         headers = {name.lower(): value for name, value in self._raw.items()}
         self._raw.clear()
         target = self._targets.pop()  # One call, because the head is in one piece.
+        if headers.get(b"expect", b"100-continue").lower() not in {b"", b"100-continue"}:
+            raise Refusal(417, "the only expectation that is supported is '100-continue'")
         connection = b""
         if not self._keep_alive:
             if parser.get_http_version() not in {"1.0", "1.1"}:

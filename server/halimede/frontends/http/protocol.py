@@ -222,7 +222,7 @@ class Connection(asyncio.BufferedProtocol):
             self._work(Exchange(self, head, b""))
             return
         if length is None:
-            self._check_expectation(head, is_body_here=stop < end)
+            self._meet_expectation(head, is_body_here=stop < end)
             self._head = head
             self._chunked = ChunkedBody(listener.max_body, listener.limits)
             self._state = _State.CHUNKED
@@ -237,7 +237,7 @@ class Connection(asyncio.BufferedProtocol):
             self._keep(data, stop + length, end)
             self._work(Exchange(self, head, body))
             return
-        self._check_expectation(head, is_body_here=here > 0)
+        self._meet_expectation(head, is_body_here=here > 0)
         self._head = head
         # Memory from numpy is not touched before data arrives: an announced length alone costs no memory.
         self._body = np.empty(length, dtype=np.uint8).data
@@ -247,14 +247,9 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog = None
         self._state = _State.BODY
 
-    def _check_expectation(self, head: Head, is_body_here: bool) -> None:
+    def _meet_expectation(self, head: Head, is_body_here: bool) -> None:
         """Tell a client that waits for it to send its body."""
-        expectation = head.headers.get(b"expect")
-        if not expectation:
-            return
-        if expectation.lower() != b"100-continue":
-            raise Refusal(417, "the only expectation that is supported is '100-continue'")
-        if not is_body_here:
+        if not is_body_here and head.headers.get(b"expect"):
             self._transport.write(_CONTINUE)
 
     def _read_chunks(self, data: bytearray, at: int, end: int) -> None:

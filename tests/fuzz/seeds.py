@@ -1,0 +1,57 @@
+"""Where the fuzzer begins: well-formed inputs of each target, from which it mutates."""
+
+import numpy as np
+
+from halimede.core.wire.protocol import ModelInferRequest
+
+_JSON = (
+    b'{"id":"a","parameters":{"k":1,"timeout":5},"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1.5,NaN]}]}',
+    b'{"inputs":[{"name":"s","shape":[1,2],"datatype":"BYTES","data":["a\\u0000","\xc3\xa9"]}],"outputs":[{"name":"y"}]}',
+    b'{"inputs":[{"name":"i","shape":[2,1],"datatype":"INT8","data":[[-128],[127]]}],"outputs":[{"name":"y",'
+    b'"parameters":{"classification":2}}]}',
+    b'{"inputs":[{"name":"u","shape":[1,1],"datatype":"UINT64","data":[18446744073709551615]},'
+    b'{"name":"b","shape":[1,1],"datatype":"BOOL","data":[true]}]}',
+)
+_BINARY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","parameters":{"binary_data_size":8}}]}   '
+assert len(_BINARY) % 8 == 0
+
+
+def _message(**changes: object) -> bytes:
+    message = ModelInferRequest(model_name="m", id="a")
+    tensor = message.inputs.add(name="x", datatype="FP32", shape=[1, 2])
+    if changes.get("raw"):
+        message.raw_input_contents.append(np.ones(2, np.float32).tobytes())
+    else:
+        tensor.contents.fp32_contents.extend([1.0, 2.0])
+    strings = message.inputs.add(name="s", datatype="BYTES", shape=[1, 1])
+    if changes.get("raw"):
+        message.raw_input_contents.append(b"\1\0\0\0a")
+    else:
+        strings.contents.bytes_contents.append(b"a")
+    message.outputs.add(name="y").parameters["classification"].int64_param = 1
+    message.parameters["timeout"].int64_param = 7
+    return bytes(message.SerializeToString())
+
+
+SEEDS: dict[str, tuple[bytes, ...]] = {
+    "http_framing": (
+        b"\x03GET /v2 HTTP/1.1\r\nHost: a\r\n\r\nGET /v2/health/live HTTP/1.1\r\n\r\n",
+        b"\x05POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.0\r\n\r\n",
+        b"\x80POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n0\r\nT: x\r\n\r\nGET / HTTP/1.1\r\n\r\n",
+        b"\x01POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx",
+    ),
+    "json_to_tensor": (
+        *(b"\xff" + text for text in _JSON),
+        bytes([len(_BINARY) // 8]) + _BINARY + bytes(8),
+        b"\x00" + bytes(8),
+    ),
+    "pbtxt": (
+        b'name: "m" backend: "identity" max_batch_size: 8\ninput [ { name: "IN" data_type: TYPE_FP32 dims: [ -1, 3 ] } ]\n'
+        b"dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 }\n",
+        b'version_policy: { specific { versions: [ 1, 2 ] } } parameters { key: "k" value { string_value: "v\\n\\x01" } }\n'
+        b"instance_group [ { kind: KIND_CPU count: 2 profile: 'p' } ] # a comment\n",
+        b'optimization { graph { level: -1 } input_pinned_memory { enable: true } } metric_tags { key: "a" value: "b" };\n'
+        b"sequence_batching < direct { } max_sequence_idle_microseconds: 5 >",
+    ),
+    "grpc_contents": (_message(raw=True), _message()),
+}

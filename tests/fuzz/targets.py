@@ -1,0 +1,277 @@
+"""What is fuzzed, and what must hold: one function per decoder, from bytes to nothing, or an exception that is a finding.
+
+Each is deterministic and fast, so that the same function runs under the fuzzer (`make fuzz`) and over the corpus of what
+was found, in every test run.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Collection
+from typing import Any, cast
+
+from halimede.core.config.check_request import RequestChecker
+from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
+from halimede.core.config.model_view import ModelView
+from halimede.core.config.read import read_json, read_pbtxt
+from halimede.core.config.write import to_json
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest
+from halimede.core.wire import grpc_infer, http_infer
+from halimede.core.wire.json_tensor import run
+from halimede.core.wire.protocol import ModelInferRequest, parse
+from halimede.frontends.http.framing import Limits
+from halimede.frontends.http.listener import Listener
+from halimede.frontends.http.protocol import Connection, Exchange
+
+CLIENT_FAULTS = {ErrorCode.INVALID_ARG, ErrorCode.UNSUPPORTED}
+LONGEST_ERROR = 8 << 10
+
+NAMES = {
+    "x": DataType.FP32,
+    "i": DataType.INT8,
+    "u": DataType.UINT64,
+    "b": DataType.BOOL,
+    "s": DataType.BYTES,
+    "h": DataType.FP16,
+}
+CONFIG = ModelConfig(
+    name="m",
+    max_batch_size=4,
+    input=tuple(ModelInput(name, datatype, dims=(-1,), optional=True) for name, datatype in NAMES.items()),
+    output=(ModelOutput("y", DataType.FP32, dims=(-1,)),),
+)
+VIEW = ModelView("m", "1", ("1",), CONFIG, {})
+RAW_CONFIG = ModelConfig(name="m", input=(ModelInput("x", DataType.FP32, dims=(-1,)),), output=CONFIG.output)
+RAW_VIEW = ModelView("m", "1", ("1",), RAW_CONFIG, {})
+CHECKER = RequestChecker(CONFIG)
+
+
+def check_error(error: InferenceError, right: Collection[ErrorCode] = CLIENT_FAULTS) -> None:
+    assert error.code in right, f"{error.code}: {error.message}"
+    assert 0 < len(error.message) <= LONGEST_ERROR, len(error.message)
+
+
+def check_tensors(request: InferenceRequest) -> None:
+    """What the model's configuration accepts is a tensor of exactly the bytes that its shape says."""
+    try:
+        CHECKER.check(request)
+        CHECKER.check_framing(request)
+    except InferenceError as error:
+        check_error(error)
+        return
+    for tensor in request.inputs:
+        array = tensor.array()
+        assert array.shape == tensor.shape
+        if tensor.datatype is not DataType.BYTES:
+            assert array.nbytes == len(tensor.data)
+
+
+# ---- JSON to tensors
+
+
+def outcome(decode: Callable[[], http_infer.DecodedInfer]) -> tuple[Any, ...]:
+    """The request and the format, or the code of the error: what all ways of reading must agree on."""
+    try:
+        decoded = decode()
+    except InferenceError as error:
+        check_error(error)
+        return (error.code,)
+    request = decoded.request
+    tensors = [(t.name, t.datatype, t.shape, bytes(t.data)) for t in request.inputs]
+    # NaN is unlike itself, and what it was read from may hold it in a parameter.
+    return tensors, request.outputs, repr(request.parameters), request.id, request.priority, repr(decoded.format)
+
+
+def check_ways(view: ModelView, body: bytes, header_length: int | None) -> None:
+    at_once = outcome(lambda: http_infer.decode_infer(view, body, header_length))
+    decoder = http_infer.InferDecoder(view, "")
+    assert outcome(lambda: decoder.decode(body, header_length)) == at_once
+    assert outcome(lambda: decoder.decode(body, header_length)) == at_once, "a known JSON part"
+
+
+def json_to_tensor(data: bytes) -> None:
+    """An inference body, whose first byte says how much of it is JSON: read at once, in steps, and a second time."""
+    if not data:
+        return
+    body = data[1:]
+    header_length = None if data[0] >= 0xF0 else min(data[0] * 8, len(body))
+    for view in (VIEW, RAW_VIEW):
+        check_ways(view, body, header_length)
+    if header_length != 0 and body:
+        text = body if header_length is None else memoryview(body)[:header_length]
+        tail = None if header_length is None else memoryview(body)[header_length:]
+        small = outcome(lambda: http_infer.decode_small(VIEW, text, tail, ""))
+        steps = outcome(lambda: run(http_infer.decode_large_steps(VIEW, text, tail, "", block_bytes=16)))
+        assert steps == small
+    try:
+        request = http_infer.decode_infer(VIEW, body, header_length).request
+    except InferenceError:
+        return
+    check_tensors(request)
+
+
+# ---- gRPC contents
+
+
+def grpc_contents(data: bytes) -> None:
+    """A ModelInferRequest as it comes from the wire."""
+    try:
+        message = parse(ModelInferRequest, data)
+    except InferenceError as error:
+        check_error(error, {ErrorCode.INTERNAL})
+        return
+    try:
+        call = grpc_infer.decode_infer(message)
+    except InferenceError as error:
+        check_error(error)
+        return
+    check_tensors(call.request)
+
+
+# ---- config.pbtxt
+
+
+def pbtxt(data: bytes) -> None:
+    """A configuration: problems with their places, or a value that survives being written and read again."""
+    parsed = read_pbtxt(data)
+    for problem in parsed.problems:
+        assert problem.message
+        assert len(str(problem)) <= LONGEST_ERROR
+    if parsed.problems:
+        return
+    again = read_json(to_json(parsed.config))
+    assert again.problems == ()
+    assert to_json(again.config) == to_json(parsed.config)
+
+
+# ---- HTTP framing
+
+
+class _Loop:
+    """As much of an event loop as a connection asks for: callbacks that run when they are told to; no time passes."""
+
+    def __init__(self) -> None:
+        self._ready: list[Callable[[], None]] = []
+
+    def call_soon(self, callback: Callable[..., None], *arguments: Any) -> None:
+        self._ready.append(lambda: callback(*arguments))
+
+    def call_later(self, _delay: float, _callback: Callable[..., None], *_arguments: Any) -> "_Loop":
+        return self
+
+    def cancel(self) -> None:
+        """Of the timer that `call_later` returned."""
+
+    def turn(self) -> None:
+        for _ in range(10_000):
+            if not self._ready:
+                return
+            self._ready.pop(0)()
+        raise AssertionError("the connection never comes to rest")
+
+
+class _Transport(asyncio.Transport):
+    """Keeps what is written and takes part in reading's flow control."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.is_over = False
+        self.is_reading_paused = False
+
+    def write(self, data: Any) -> None:
+        assert not self.is_over, "written after the end"
+        self.written += data
+
+    def writelines(self, list_of_data: Any) -> None:
+        for data in list_of_data:
+            self.write(data)
+
+    def write_eof(self) -> None:
+        self.is_over = True
+
+    def close(self) -> None:
+        self.is_over = True
+
+    def abort(self) -> None:
+        self.is_over = True
+
+    def is_closing(self) -> bool:
+        return self.is_over
+
+    def pause_reading(self) -> None:
+        self.is_reading_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_reading_paused = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Everything is sent at once here."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+
+FRAMING_LIMITS = Limits(max_headers=8, max_head_bytes=512, max_chunks=8, pipelined_bytes=1 << 20)
+FRAMING_MAX_BODY = 256
+
+
+STATUS = re.compile(rb"HTTP/1\.1 (\d+)")
+
+
+def serve_pieces(pieces: list[bytes]) -> tuple[list[tuple[Any, ...]], list[bool]]:
+    """What a connection makes of a byte stream that arrives in these pieces: the requests, and whether each answer is good.
+
+    Of several faults a stream in pieces may name another than one at once, so refusals are not told apart.
+    """
+    taken: list[tuple[Any, ...]] = []
+    faults: list[str] = []
+
+    def handle(exchange: Exchange) -> None:
+        head = exchange.head
+        taken.append((head.method, head.target, dict(head.headers), bytes(exchange.body)))
+        exchange.respond(200, b"", (b"%d" % len(taken),))
+
+    listener = Listener(handle, service="HTTP", max_body=FRAMING_MAX_BODY, log=faults.append, limits=FRAMING_LIMITS)
+    loop = _Loop()
+    transport = _Transport()
+    connection = Connection(listener, cast("asyncio.AbstractEventLoop", loop))
+    connection.connection_made(transport)
+    for piece in pieces:
+        at = 0
+        while at < len(piece) and not transport.is_over:
+            room = connection.get_buffer(-1)
+            assert len(room), "no room to receive"
+            size = min(len(room), len(piece) - at)
+            room[:size] = piece[at : at + size]
+            connection.buffer_updated(size)
+            at += size
+            loop.turn()
+            assert not transport.is_reading_paused
+    assert faults == []
+    connection.connection_lost(None)
+    assert listener.held_bytes == 0
+    assert listener.connection_count == 0
+    return taken, [status == b"200" for status in STATUS.findall(transport.written) if status != b"100"]
+
+
+def http_framing(data: bytes) -> None:
+    """A byte stream, whose first byte says where it is cut: the verdict does not depend on the pieces."""
+    if len(data) < 2:
+        return
+    stream = data[1:4096]
+    whole = serve_pieces([stream])
+    size = data[0] % 17 + 1
+    assert serve_pieces([stream[at : at + size] for at in range(0, len(stream), size)]) == whole
+    cut = data[0] * len(stream) // 256
+    assert serve_pieces([stream[:cut], stream[cut:]]) == whole
+    requests, answers = whole
+    assert answers[: len(requests)] == [True] * len(requests), "one answer per request, in order"
+    assert len(answers) - len(requests) in {0, 1}, "at most one refusal, after which nothing is taken"
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target for target in (http_framing, json_to_tensor, pbtxt, grpc_contents)
+}
