@@ -1,7 +1,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench load .venv
+# An image: of which kind, under which name, and by the first of three programs that works here.
+ACCELERATOR ?= cpu
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+IMAGE ?= halimede:$(VERSION)$(if $(filter gpu,$(ACCELERATOR)),-gpu)
+ENGINE ?= $(shell for engine in docker podman buildah; do $$engine info >/dev/null 2>&1 && echo $$engine && break; done)
+# Docker's format alone has a health check; chroot works where buildah itself runs in a container.
+FLAGS_podman := --format docker
+FLAGS_buildah := --format docker --layers --isolation chroot
+# How this machine reaches packages, handed to the build and left out of the image.
+BUILD_FLAGS = $(foreach name,PIP_INDEX_URL http_proxy https_proxy no_proxy,$(if $($(name)),--build-arg $(name))) \
+  $(if $(PIP_CERT),--secret id=certificates$(,)src=$(PIP_CERT))
+, := ,
+
+.PHONY: demo test check bench load fuzz docs image .venv
 
 demo: .venv  ## train a small model, serve it, measure it
 	$(BIN)/python -m halimede.demo
@@ -17,6 +30,19 @@ check: .venv  ## the part of it that runs no test
 
 load: .venv  ## the tests that take minutes: overload, many connections, many models
 	$(BIN)/python -m pytest -m load
+
+image:  ## the server as an image; ACCELERATOR=gpu for NVIDIA's GPUs
+	@[ -n "$(ENGINE)" ] || { echo "An image is made by docker, podman or buildah, and none of them works here"; exit 1; }
+	DOCKER_BUILDKIT=1 $(ENGINE) build $(FLAGS_$(ENGINE)) --file Dockerfile.server \
+	  --tag $(IMAGE) --build-arg VERSION=$(VERSION) --build-arg ACCELERATOR=$(ACCELERATOR) $(BUILD_FLAGS) .
+
+fuzz: .venv  ## atheris on every decoder, SECONDS each; what it finds goes to tests/fuzz/corpus
+	$(BIN)/python -m pip install --quiet --require-hashes -r tests/fuzz/requirements.lock
+	$(BIN)/python tests/fuzz/run.py --seconds $(or $(SECONDS),60)
+
+docs: .venv  ## the reference pages from the code, and the site, in docs/site
+	$(BIN)/python docs/generate.py
+	$(BIN)/zensical build --strict -f docs/zensical.toml
 
 bench: .venv  ## ratios and CPU per request, as JSON
 	$(BIN)/python tests/bench/run.py

@@ -1,0 +1,106 @@
+"""Every command in the documents, run as a reader would run it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from support.models import add_onnx_identity
+from support.server import wait_until
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
+BLOCK = re.compile(r"(?:<!-- run by (?P<elsewhere>\S+) -->\n)?```sh\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+SERVER = re.compile(r"^(?:\S*/)?(?:halimede serve|tritonserver)\b", re.MULTILINE)
+STARTED = "Started Metrics Service"
+
+
+@dataclass
+class Reader:
+    """Somebody with two terminals in a folder that has a model file: the first one is for servers."""
+
+    folder: Path
+    server: subprocess.Popen[bytes] | None = None
+
+    def environment(self) -> dict[str, str]:
+        # curl fails on an answer that is an error, as a reader would see it.
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {**os.environ, "PATH": path, "CURL_HOME": str(self.folder), "HOME": str(self.folder)}
+
+    def run(self, text: str) -> None:
+        command = ["bash", "-euo", "pipefail", "-c", text]
+        if SERVER.search(text) is None:
+            done = subprocess.run(
+                command, cwd=self.folder, env=self.environment(), capture_output=True, timeout=60, check=False
+            )
+            assert done.returncode == 0, f"{text}\n{done.stdout.decode()}\n{done.stderr.decode()}\n{self.log()}"
+            return
+        self.stop()
+        with (self.folder / "server.log").open("wb") as log:
+            # In a session of its own, so that a signal reaches the server behind the shell.
+            self.server = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment(), stdout=log, stderr=log, start_new_session=True
+            )
+        server = self.server
+        wait_until(lambda: STARTED in self.log() or server.poll() is not None, f"the server of\n{text}")
+        assert server.poll() is None, f"{text}\n{self.log()}"
+
+    def log(self) -> str:
+        path = self.folder / "server.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def stop(self) -> None:
+        if self.server is None:
+            return
+        server, self.server = self.server, None
+        try:
+            os.killpg(server.pid, signal.SIGTERM)
+            assert server.wait(30) == 0, self.log()
+        finally:
+            if server.poll() is None:
+                os.killpg(server.pid, signal.SIGKILL)
+                server.wait()
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    add_onnx_identity(tmp_path / "made", "made", "FP32", ["N", 4])
+    (tmp_path / "made" / "made" / "1" / "model.onnx").rename(tmp_path / "model.onnx")
+    (tmp_path / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\n")
+    (tmp_path / ".venv").symlink_to(Path(sys.executable).parents[1])
+    someone = Reader(tmp_path)
+    yield someone
+    if someone.server is not None:
+        os.killpg(someone.server.pid, signal.SIGKILL)
+        someone.server.wait()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_works(document: Path, reader: Reader) -> None:
+    blocks = list(BLOCK.finditer(document.read_text()))
+    for block in blocks:
+        if block["elsewhere"]:
+            assert (ROOT / block["elsewhere"]).is_file(), block["elsewhere"]
+        else:
+            reader.run(block["text"])
+    reader.stop()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_command_hides_in_a_block_without_a_language(document: Path) -> None:
+    text = document.read_text()
+    opened = re.findall(r"^```(\w*)$", text, re.MULTILINE)[::2]
+    assert set(opened) <= {"sh", "text", "json", "yaml", "protobuf"}, opened
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text()):
+        if "://" not in target:
+            assert (document.parent / target).exists(), target

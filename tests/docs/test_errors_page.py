@@ -1,0 +1,92 @@
+"""The tables of errors say what the server does."""
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from halimede.core.types import ErrorCode
+from halimede.core.wire.status_map import GRPC_STATUS, HTTP_STATUS
+from support.models import add_onnx_identity, write_config
+from support.server import Answer, RunningServer, start_server
+
+PAGE = (Path(__file__).parents[2] / "docs" / "pages" / "errors.md").read_text()
+ROWS = [
+    tuple(cell.strip() for cell in line.strip("|").split("|")) for line in PAGE.splitlines() if line.startswith("| ")
+]
+TEXTS = {what: (int(status), text) for what, status, text in (row for row in ROWS if len(row) == 3) if status.isdigit()}
+
+
+def test_every_code_has_its_numbers() -> None:
+    names = {status.value[0]: status.name for status in grpc.StatusCode}
+    written = {(row[0], row[1], row[2]) for row in ROWS if len(row) == 4 and row[0] in ErrorCode.__members__}
+    assert written == {(code.name, str(HTTP_STATUS[code]), names[GRPC_STATUS[code]]) for code in ErrorCode}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp("errors")
+    add_onnx_identity(root / "models", "m", "FP32", ["N", 4])
+    (root / "models" / "bad" / "1").mkdir(parents=True)
+    (root / "models" / "bad" / "1" / "model.onnx").write_bytes(b"no model")
+    write_config(root / "models" / "m", 'max_batch_size: 8 backend: "onnxruntime"')
+    running = start_server(
+        root,
+        [
+            *("--model-repository", root / "models", "--model-control-mode=explicit", "--load-model=m"),
+            "--http-restricted-api=logging:key=value",
+        ],
+    )
+    yield running
+    running.kill()
+
+
+def infer(server: RunningServer, path: str = "/v2/models/m/infer", outputs: Any = None, **changes: Any) -> Answer:
+    tensor = {"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4], **changes}
+    body: dict[str, Any] = {"inputs": [tensor]}
+    if outputs:
+        body["outputs"] = outputs
+    return server.post(path, body)
+
+
+def too_large(server: RunningServer) -> Answer:
+    with socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as client:
+        client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 67108865\r\n\r\n")
+        head, _, body = client.recv(4096).partition(b"\r\n\r\n")
+    return Answer(int(head.split()[1]), {}, body)
+
+
+PROVOKED = {
+    "no such model": lambda s: infer(s, "/v2/models/n/infer"),
+    "no such version": lambda s: infer(s, "/v2/models/m/versions/9/infer"),
+    "the body is no JSON": lambda s: s.post("/v2/models/m/infer", "{nope"),
+    "no inputs": lambda s: s.post("/v2/models/m/infer", {}),
+    "an input that the model does not have": lambda s: infer(s, name="z"),
+    "the wrong number of inputs": lambda s: s.post("/v2/models/m/infer", {"inputs": []}),
+    "the wrong datatype": lambda s: infer(s, datatype="INT32"),
+    "the wrong shape": lambda s: infer(s, shape=[1, 3], data=[1, 2, 3]),
+    "too large a batch": lambda s: infer(s, shape=[9, 4], data=[1] * 36),
+    "too little data": lambda s: infer(s, data=[1]),
+    "an output that the model does not have": lambda s: infer(s, outputs=[{"name": "z"}]),
+    "a body above the limit": too_large,
+    "a call of an extension that is not there": lambda s: s.get("/v2/trace/setting"),
+    "statistics of an unknown model": lambda s: s.get("/v2/models/n/stats"),
+    "load: no such model, or a wrong configuration": lambda s: s.post("/v2/repository/models/n/load"),
+    "load: the model file is broken": lambda s: s.post("/v2/repository/models/bad/load"),
+    "a restricted call without its header": lambda s: s.get("/v2/logging"),
+}
+
+
+@pytest.mark.parametrize("what", PROVOKED)
+def test_an_error_is_the_one_of_the_table(server: RunningServer, what: str) -> None:
+    status, text = TEXTS[what]
+    answer = PROVOKED[what](server)
+    pattern = ".*".join(re.escape(part) for part in text.split("…"))
+    # The tables speak of the model `m` and of an input `x` for whatever they are called.
+    said = answer.error.replace("'n'", "'m'").replace("'bad'", "'m'").replace("'IN'", "'x'").strip()
+    assert answer.status == status, said
+    assert re.fullmatch(pattern.strip(), said, re.DOTALL), said
