@@ -1,49 +1,100 @@
 """The composition root: makes the parts, starts them in order, and takes them down again. Alone may import everything.
 
-Start: bind all ports (a busy one fails before any model is loaded), listen, load the models, be ready. Stop: not ready,
-front ends drain while requests in flight are answered, then the models; at the limit what is left is answered with an
-error. A second signal ends the process at once.
+Start: bind all ports (a busy one fails before any model is loaded), listen, load the models, be ready, say so.
+Stop: not ready; serve on for the drain delay, in which load balancers notice; then the front ends drain while requests
+in flight are answered, then the models; at the limit what is left is answered with an error. The exit timeout begins
+when the delay ends. A second signal ends the process at once.
 """
 
 import asyncio
 import logging
 import os
 import signal
-from collections.abc import Sequence
+import threading
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
 
 import uvloop
 
-from halimede.core.types import InferenceError, ModelReadyState
+from halimede.core.inventory import Inventory
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.frontends.grpc.options import MAX_CONNECTIONS, Tls, Transport
 from halimede.frontends.grpc.server import GrpcServer
+from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.server import HttpServer
 from halimede.frontends.metrics import MetricsServer
-from halimede.log import configure, log_table
+from halimede.log import EXIT_FLUSH_S, configure, dropped_lines, log_table, reopen, shutdown
 from halimede.runtime.core_server import CoreServer
 from halimede.runtime.devices import read_inventory
 from halimede.runtime.lifecycle import ModelLifecycle
+from halimede.runtime.limits import raise_open_files
 from halimede.runtime.malloc import keep_large_buffers
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.sampler import make_sampler
 from halimede.settings import ModelControlMode, Settings
+from halimede.startup import AGENTS, BACKENDS, MODELS, OPTIONS, backend_rows, model_rows, option_rows
 
 log = logging.getLogger(__name__)
 
 ANSWER_SECS = 0.5
 """How long the last errors of an aborted drain may take to reach their clients."""
 
+CLOSE_SECS = 1.0
+"""How long what is left may take to close, before the process ends without it."""
 
-def run(settings: Settings) -> int:
-    """Serve until a signal; the process's exit code."""
-    configure(settings)
-    keep_large_buffers()
+HURRY_SECS = 0.2
+"""How long a process that is to end at once may take to write its log."""
+
+OTHER_FILES = 512
+"""Files that are open beside connections: models, libraries, event descriptors of threads."""
+
+
+def run(settings: Settings) -> NoReturn:
+    """Serve until a signal, and end the process: 0 after a stop that was complete, else 1."""
     # CUDA's own order is by speed; the inventory's, like nvidia-smi's, is by bus. Set before anything opens CUDA.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
-        return uvloop.run(_serve(settings))
+        configure(settings)
+        for notice in settings.notices:
+            log.warning("%s", notice)
+        keep_large_buffers()
+        _warn_of_few_files(raise_open_files())
+        code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(settings))
     except (InferenceError, OSError) as error:
         log.error("%s", error)
-        return 1
+        code = 1
+    except Exception:
+        log.exception("the server failed")
+        code = 1
+    _end(code)
+
+
+def _end(code: int, log_secs: float = EXIT_FLUSH_S) -> NoReturn:
+    # Not by way of the interpreter, whose end waits for threads that models and drivers left behind, and may crash in
+    # what libraries do at their unloading. What models printed is kept, unless it goes to a pipe that nobody reads.
+    flushing = threading.Thread(target=_flush_prints, daemon=True)
+    flushing.start()
+    flushing.join(log_secs)
+    shutdown(log_secs)
+    os._exit(code)
+
+
+def _flush_prints() -> None:
+    with suppress(OSError, ValueError):
+        print(end="", flush=True)
+
+
+def _warn_of_few_files(allowed: int) -> None:
+    needed = Limits().max_connections + MAX_CONNECTIONS + OTHER_FILES
+    if allowed < needed:
+        log.warning(
+            "this process may open %d files, and %d are needed for as many connections as HTTP and gRPC take: "
+            "connections beyond the limit will wait; raise it with `ulimit -n`",
+            *(allowed, needed),
+        )
 
 
 async def _serve(settings: Settings) -> int:
@@ -64,47 +115,66 @@ class App:
         self._sampler = make_sampler(
             settings.metrics_interval_ms, cpu=settings.allow_cpu_metrics, gpu=settings.allow_gpu_metrics
         )
+        self._inventory = read_inventory(settings.device_list, settings.min_supported_compute_capability)
         options = LoadOptions(
-            inventory=read_inventory(settings.device_list),
+            inventory=self._inventory,
             backend_config=settings.backend_config,
             autocomplete=not settings.disable_auto_complete_config,
         )
-        repository = ModelRepository(settings.model_repository, settings.model_file)
-        self._lifecycle = ModelLifecycle(repository, options, settings.model_load_thread_count)
+        repository = ModelRepository(settings.model_repository, settings.model_file, settings.model_config_name)
+        self._lifecycle = ModelLifecycle(
+            repository,
+            options,
+            settings.model_load_thread_count,
+            retry_count=settings.model_load_retry_count,
+        )
         self._core = CoreServer(
             self._lifecycle,
             self._sampler,
             server_id=settings.id,
             control_mode=settings.model_control_mode,
             strict_readiness=settings.strict_readiness,
+            counter_latencies=settings.counter_latencies,
+            dropped_log_lines=dropped_lines,
         )
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._metrics: MetricsServer | None = None
+        self._places: dict[str, str] = {}
+        """Address and port of each service that listens."""
 
     async def listen(self) -> None:
         """Bind every port and answer on it: not ready yet, but live."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
+        self._handle_signals()
         settings = self._settings
-        started: list[str] = []
         if settings.allow_http:
-            self._http = HttpServer(self._core, max_input_size=settings.http_max_input_size, log=log.error)
-            port = await self._http.start(settings.http_address, settings.http_port)
-            started.append(f"Started HTTPService at {settings.http_address}:{port}")
+            self._http = HttpServer(
+                self._core,
+                max_input_size=settings.http_max_input_size,
+                log=log.error,
+                restricted=settings.http_restricted_api,
+                forward=settings.http_header_forward_pattern,
+            )
+            port = await self._http.start(settings.http_address, settings.http_port, settings.reuse_http_port)
+            self._places["HTTPService"] = _place(settings.http_address, port)
         if settings.allow_grpc:
-            self._grpc = GrpcServer(self._core, max_message_bytes=settings.grpc_max_input_size)
+            self._grpc = GrpcServer(
+                self._core,
+                _transport(settings),
+                restricted=settings.grpc_restricted_protocol,
+                forward=settings.grpc_header_forward_pattern,
+                max_response_pool_size=settings.grpc_max_response_pool_size,
+            )
             port = self._grpc.bind(settings.grpc_address, settings.grpc_port)
-            started.append(f"Started GRPCInferenceService at {settings.grpc_address}:{port}")
+            self._places["GRPCInferenceService"] = _place(settings.grpc_address, port)
         if settings.allow_metrics:
             self._metrics = MetricsServer(self._core.render_metrics, log=log.error)
             port = await self._metrics.start(settings.metrics_address, settings.metrics_port)
-            started.append(f"Started Metrics Service at {settings.metrics_address}:{port}")
+            self._places["Metrics Service"] = _place(settings.metrics_address, port)
         if self._grpc is not None:
             await self._grpc.start()
-        for line in started:
-            log.info(line)
+        for service, place in self._places.items():
+            log.info("%s listens at %s", service, place)
         self._sampler.start()
 
     async def serve(self) -> int:
@@ -114,25 +184,33 @@ class App:
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             loading.cancel()
-        else:
-            await self._log_models()
-            if loading.result() and self._settings.exit_on_error:
-                log.error("creating server: Internal - failed to load all models: %s", ", ".join(loading.result()))
-                stopping.cancel()
-                await self._drain()
-                return 1
-            await stopping
-        return await self._drain()
+            await asyncio.wait((loading,), timeout=CLOSE_SECS)
+            # Never ready: nobody was sent here who would need the delay.
+            return await self._drain(delay_secs=0)
+        await self._say_what_is_served()
+        if loading.result() and self._settings.exit_on_error:
+            log.error("creating server: Internal - failed to load all models: %s", ", ".join(loading.result()))
+            stopping.cancel()
+            await self._drain(delay_secs=0)
+            return 1
+        # Scripts wait for these lines and send requests.
+        for service in ("GRPCInferenceService", "HTTPService", "Metrics Service"):
+            if service in self._places:
+                log.info("Started %s at %s", service, self._places[service])
+        await stopping
+        return await self._drain(self._settings.drain_delay_secs)
 
     async def close(self) -> None:
-        """Close what is still open, whatever it is doing."""
+        """Close what is still open, whatever it is doing, within CLOSE_SECS and what the sampler takes to stop."""
         self._sampler.stop()
-        if self._http is not None:
-            await self._http.close()
+        closing: list[Awaitable[None]] = [front.close() for front in (self._http, self._metrics) if front is not None]
         if self._grpc is not None:
-            await self._grpc.stop(0)
-        if self._metrics is not None:
-            await self._metrics.close()
+            closing.append(self._grpc.stop(0))
+        try:
+            async with asyncio.timeout(CLOSE_SECS):
+                await asyncio.gather(*closing)
+        except TimeoutError:
+            log.warning("connections did not close within %g s: the process ends without them", CLOSE_SECS)
 
     def _startup_models(self) -> Sequence[str] | None:
         names = self._settings.load_model
@@ -140,22 +218,39 @@ class App:
             return None
         return names
 
-    async def _log_models(self) -> None:
-        rows: list[tuple[str, ...]] = []
-        for entry in await self._core.repository_index(ready_only=False):
-            state = entry.state or ModelReadyState.UNKNOWN
-            rows.append((entry.name, entry.version, f"{state.value}: {entry.reason}" if entry.reason else state.value))
-        log_table(log, ("Model", "Version", "Status"), rows)
+    async def _say_what_is_served(self) -> None:
+        """Triton's start-up output, in its order."""
+        settings = self._settings
+        log_table(log, AGENTS, [])
+        log_table(log, BACKENDS, backend_rows(settings))
+        log_table(log, MODELS, model_rows(await self._core.repository_index(ready_only=False)))
+        if settings.allow_metrics:
+            _say_what_is_measured(settings, self._inventory)
+        log_table(log, OPTIONS, option_rows(settings, self._core.metadata()))
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        # What rotates logs sends it.
+        loop.add_signal_handler(signal.SIGHUP, reopen)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            # Their default is to end the process. A handler and not SIG_IGN, which processes that we start would keep.
+            loop.add_signal_handler(number, _ignore)
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
             log.warning("signal %d again: stopping at once", number)
-            os._exit(1)
+            _end(1, HURRY_SECS)
         log.info("signal %d received, stopping: requests in flight are answered first", number)
         self._stop.set()
 
-    async def _drain(self) -> int:
+    async def _drain(self, delay_secs: float) -> int:
+        """Stop being ready, serve on for the delay, then drain: at most the delay and the exit timeout in all."""
         self._core.begin_drain()
+        if delay_secs:
+            log.info("not ready any more; serving on for %g s", delay_secs)
+            await asyncio.sleep(delay_secs)
         try:
             async with asyncio.timeout(self._settings.exit_timeout_secs):
                 await asyncio.gather(*(front.drain() for front in (self._http, self._grpc) if front is not None))
@@ -166,3 +261,55 @@ class App:
             await asyncio.sleep(ANSWER_SECS)
             return 1
         return 0
+
+
+def _ignore() -> None:
+    """A signal that is not for us."""
+
+
+def _place(address: str, port: int) -> str:
+    return address if address.startswith("unix:") else f"{address}:{port}"
+
+
+def _say_what_is_measured(settings: Settings, inventory: Inventory) -> None:
+    if settings.allow_gpu_metrics:
+        for device in inventory.devices:
+            log.info("Collecting metrics for GPU %d: %s", device.index, device.name)
+    if settings.allow_cpu_metrics:
+        log.info("Collecting CPU metrics")
+
+
+def _transport(settings: Settings) -> Transport:
+    return Transport(
+        reuse_port=settings.reuse_grpc_port,
+        max_message_bytes=settings.grpc_max_input_size,
+        tls=_tls(settings),
+        compression_level=settings.grpc_infer_response_compression_level.value,
+        keepalive_time=settings.grpc_keepalive_time,
+        keepalive_timeout=settings.grpc_keepalive_timeout,
+        keepalive_permit_without_calls=settings.grpc_keepalive_permit_without_calls,
+        http2_max_pings_without_data=settings.grpc_http2_max_pings_without_data,
+        http2_min_recv_ping_interval_without_data=settings.grpc_http2_min_recv_ping_interval_without_data,
+        http2_max_ping_strikes=settings.grpc_http2_max_ping_strikes,
+        max_connection_age=settings.grpc_max_connection_age,
+        max_connection_age_grace=settings.grpc_max_connection_age_grace,
+    )
+
+
+def _tls(settings: Settings) -> Tls | None:
+    if not settings.grpc_use_ssl:
+        return None
+    return Tls(
+        _read_pem("--grpc-server-cert", settings.grpc_server_cert),
+        _read_pem("--grpc-server-key", settings.grpc_server_key),
+        _read_pem("--grpc-root-cert", settings.grpc_root_cert) if settings.grpc_use_ssl_mutual else None,
+    )
+
+
+def _read_pem(flag: str, path: Path | None) -> bytes:
+    if path is None:
+        raise InferenceError(ErrorCode.INVALID_ARG, f"{flag} is required with --grpc-use-ssl")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InferenceError(ErrorCode.INVALID_ARG, f"{flag}: '{path}' cannot be read: {error.strerror}") from None

@@ -1,70 +1,451 @@
-"""Log lines in Triton's default form, on stderr: `I1121 07:50:51.767849 597 server.py:42] "text"`, times in UTC."""
+"""Log lines, in Triton's forms or as JSON, on stderr or in `--log-file`; logging never holds up what serves.
 
-import json
+Whoever logs makes a record into a value (its arguments may change, and a traceback keeps a batch's tensors alive) and
+puts it into a bounded queue. One thread writes. A line that finds the queue full, or that the system refuses (a full
+disk, a closed pipe), is dropped and counted, and a line tells the count as soon as one can be written.
+
+    configure(settings)     before anything else; opens the file
+    shutdown(timeout_s)     write what is queued; by itself at a normal exit, to be called before `os._exit`
+    reopen()                look whether the file was rotated (SIGHUP), which each second of writing does too
+"""
+
+import errno
 import logging
+import os
+import select
+import sys
+import threading
 import time
+import traceback
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
 
-from halimede.settings import Settings
+from halimede.core.observe.log_lines import (
+    LINES_PER_SECOND,
+    MAX_FIELD_BYTES,
+    MAX_MESSAGE_BYTES,
+    FloodLimit,
+    LineKind,
+    LogLine,
+    LogTable,
+    Severity,
+    clip,
+    clip_trace,
+    make_table,
+    render_default,
+    render_iso8601,
+    render_json,
+)
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.settings import LogFormat, Settings
 
 PACKAGE = "halimede"
 
+MAX_QUEUED_LINES = 8192
+MAX_QUEUED_BYTES = 8 << 20
+BATCH_BYTES = 64 << 10
+"""How much is taken from the queue for one write."""
+TELL_EVERY_S = 1.0
+"""How often the log says what is missing from it."""
+LOOK_EVERY_S = 1.0
+"""How often the file's path is looked at while lines are written."""
+EXIT_FLUSH_S = 1.0
 
-def severity(level: int) -> str:
-    """Triton's letter for a level: E, W, I, or V for verbose."""
-    if level >= logging.ERROR:
-        return "E"
-    if level >= logging.WARNING:
-        return "W"
-    return "I" if level >= logging.INFO else "V"
+_LINE_OVERHEAD_BYTES = 512
+_STDERR = 2
+_OVERFLOW = "they came faster than they could be written"
+_HERE = LineKind(Severity.WARNING, "log.py", 0, "")
+_LEVELS = {
+    Severity.VERBOSE: logging.DEBUG,
+    Severity.INFO: logging.INFO,
+    Severity.WARNING: logging.WARNING,
+    Severity.ERROR: logging.ERROR,
+}
+_RENDERERS: dict[LogFormat, Callable[[LogLine], str]] = {
+    LogFormat.DEFAULT: render_default,
+    LogFormat.ISO8601: render_iso8601,
+    LogFormat.JSON: render_json,
+}
 
-
-class TritonFormatter(logging.Formatter):
-    """One line per message. A record with `raw` set (a table) is printed as it is, below its line's head."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        seconds, micros = divmod(round(record.created * 1_000_000), 1_000_000)
-        at = time.strftime("%m%d %H:%M:%S", time.gmtime(seconds))
-        head = f"{severity(record.levelno)}{at}.{micros:06d} {record.process} {record.filename}:{record.lineno}]"
-        message = record.getMessage()
-        # Quoted, so that what a client sent can never look like a line of its own.
-        line = (
-            f"{head}\n{message}"
-            if getattr(record, "raw", False)
-            else f"{head} {json.dumps(message, ensure_ascii=False)}"
-        )
-        if record.exc_info:
-            traceback = self.formatException(record.exc_info)
-            line += "".join(f"\n  {each}" for each in traceback.splitlines())
-        return line
+log = logging.getLogger(__name__)
 
 
 def configure(settings: Settings) -> None:
-    """Send every logger's messages to stderr: the package's own as the flags say, other libraries' from warnings up."""
-    wanted = {
-        "V": settings.log_verbose > 0,
-        "I": settings.log_info,
-        "W": settings.log_warning,
-        "E": settings.log_error,
+    """Send every logger's messages to the log: the package's own as the flags say, other libraries' from warnings up.
+
+    InferenceError when `--log-file` cannot be opened; what is logged then goes to stderr.
+    """
+    _hold_standard_streams()
+    try:
+        output = LogOutput(settings.log_file)
+    except OSError as error:
+        _install(settings, LogOutput(None))
+        text = f"--log-file: {settings.log_file} cannot be opened: {error.strerror}"
+        raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+    _install(settings, output)
+
+
+def shutdown(timeout_s: float = EXIT_FLUSH_S) -> None:
+    """Write what has been logged so far, for at most `timeout_s`. Once that was not enough, later calls do not wait."""
+    for handler in _handlers():
+        handler.writer.flush(timeout_s)
+
+
+def reopen() -> None:
+    """Open the log file anew if its path leads to another file or to none, without waiting for the next line."""
+    for handler in _handlers():
+        handler.writer.reopen()
+
+
+def dropped_lines() -> int:
+    """Lines lost since the start: the queue was full, or they could not be written."""
+    return sum(handler.writer.dropped for handler in _handlers())
+
+
+def log_table(logger: logging.Logger, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Log a table at INFO: drawn as Triton draws its tables, in JSON one record with the rows as data."""
+    logger.info("table of %s", ", ".join(header), extra={"table": make_table(header, rows)}, stacklevel=2)
+
+
+class LogHandler(logging.Handler):
+    """Makes records into lines on the thread that logs, where their arguments still are what they were."""
+
+    def __init__(self, writer: "LogWriter", wanted: frozenset[Severity]) -> None:
+        super().__init__()
+        self.writer = writer
+        self._wanted = wanted
+
+    def createLock(self) -> None:  # noqa: N802  # logging's name
+        """None: a long traceback that one thread renders must not hold up the others."""
+        self.lock = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        severity = _severity(record.levelno)
+        if severity not in self._wanted:
+            return
+        file = clip(record.filename, MAX_FIELD_BYTES)
+        kind = LineKind(severity, file, record.lineno, _field(record, "model"))
+        # Asked before anything is rendered: a suppressed line is to cost next to nothing.
+        if self.writer.admit(kind):
+            self.writer.offer(_line(record, kind))
+
+    def flush(self) -> None:
+        """Called at the interpreter's exit, by `logging`."""
+        self.writer.flush(EXIT_FLUSH_S)
+
+
+class LogWriter:
+    """Writes lines in their order, on a daemon thread of its own. Only `flush` waits."""
+
+    def __init__(self, output: "LogOutput", render: Callable[[LogLine], str]) -> None:
+        self._output = output
+        self._render = render
+        # A put is safe wherever it is interrupted, also by a destructor that logs. Beside lines with their sizes there
+        # are events, set once all before them has been written, and None, which only wakes the thread.
+        self._queue: SimpleQueue[tuple[LogLine, int] | threading.Event | None] = SimpleQueue()
+        # Reentrant for the same reason. It guards the three below it.
+        self._lock = threading.RLock()
+        self._limit = FloodLimit()
+        self._queued_bytes = 0
+        self._dropped = 0
+        # The thread's own: how many of the dropped lines the log tells of, why the others were, when to tell next.
+        self._told = 0
+        self._why = _OVERFLOW
+        self._tell_at_s: float | None = None
+        # Of whoever calls `flush`.
+        self._is_late = False
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+
+    @property
+    def dropped(self) -> int:
+        return self._dropped
+
+    def admit(self, kind: LineKind) -> bool:
+        """Whether a line of this kind may be offered; see FloodLimit."""
+        with self._lock:
+            was_suppressing = self._limit.is_suppressing()
+            is_admitted = self._limit.admit(kind, time.monotonic())
+        if not is_admitted and not was_suppressing:
+            self._queue.put(None)
+        return is_admitted
+
+    def offer(self, line: LogLine) -> None:
+        """Queue the line, or count it as dropped."""
+        size = _size_bytes(line)
+        with self._lock:
+            if self._queue.qsize() >= MAX_QUEUED_LINES or self._queued_bytes + size > MAX_QUEUED_BYTES:
+                self._dropped += 1
+                return
+            self._queued_bytes += size
+            # Under the lock, so that the thread cannot have written the line before it was counted.
+            self._queue.put((line, size))
+
+    def flush(self, timeout_s: float) -> None:
+        if self._is_late:
+            return
+        written = threading.Event()
+        self._queue.put(written)
+        self._is_late = not written.wait(timeout_s)
+
+    def reopen(self) -> None:
+        self._output.look_now()
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        while True:
+            lines, size, written = self._take()
+            self._output.follow(time.monotonic())
+            try:
+                self._write([self._encode(line) for line in lines])
+            except MemoryError:
+                self._drop(len(lines), "no memory")
+            with self._lock:
+                self._queued_bytes -= size
+            self._tell_if_due(is_last=written is not None)
+            if written is not None:
+                written.set()
+
+    def _take(self) -> tuple[list[LogLine], int, threading.Event | None]:
+        """Waits for something to do: lines and their size, up to the event after which somebody waits for them."""
+        lines: list[LogLine] = []
+        size = 0
+        try:
+            item = self._queue.get(timeout=TELL_EVERY_S if self._has_news() else None)
+            while not isinstance(item, threading.Event):
+                if item is not None:
+                    lines.append(item[0])
+                    size += item[1]
+                if size >= BATCH_BYTES:
+                    return lines, size, None
+                item = self._queue.get_nowait()
+        except Empty:
+            return lines, size, None
+        return lines, size, item
+
+    def _has_news(self) -> bool:
+        return self._dropped != self._told or self._limit.is_suppressing()
+
+    def _tell_if_due(self, *, is_last: bool) -> None:
+        """Write what is missing from the log: at most once in `TELL_EVERY_S`, counted from the first line missing."""
+        if not self._has_news():
+            return
+        now_s = time.monotonic()
+        if self._tell_at_s is None:
+            self._tell_at_s = now_s + TELL_EVERY_S
+        if now_s < self._tell_at_s and not is_last:
+            return
+        self._tell_at_s = None
+        with self._lock:
+            suppressed = self._limit.take_suppressed()
+            dropped = self._dropped
+        if dropped != self._told:
+            text = f"{dropped - self._told} log lines were dropped: {self._why}"
+            lost, _ = self._output.write([self._encode(_note(_HERE, text))])
+            if not lost:
+                self._told, self._why = dropped, _OVERFLOW
+        limit = f"{LINES_PER_SECOND} in a second are written"
+        self._write(
+            [
+                self._encode(_note(kind, f"{count} more lines like this one were suppressed: {limit}"))
+                for kind, count in suppressed.items()
+            ]
+        )
+
+    def _write(self, lines: list[bytes]) -> None:
+        lost, why = self._output.write(lines)
+        if lost:
+            self._drop(lost, why)
+
+    def _drop(self, count: int, why: str) -> None:
+        self._why = why
+        with self._lock:
+            self._dropped += count
+
+    def _encode(self, line: LogLine) -> bytes:
+        return f"{self._render(line)}\n".encode()
+
+
+class LogOutput:
+    """Standard error, or the file at `path`, which it follows when that is moved away or deleted.
+
+    All but `look_now` is for one thread. OSError when the file cannot be opened at first.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._fd = _open(path) if path is not None else _STDERR if sys.stderr is not None else None
+        self._look_at_s = 0.0
+        self._is_torn = False
+
+    def look_now(self) -> None:
+        self._look_at_s = 0.0
+
+    def follow(self, now_s: float) -> None:
+        """Open the file anew if its path no longer leads to it, looking at most once in `LOOK_EVERY_S`."""
+        if self._path is None or now_s < self._look_at_s:
+            return
+        self._look_at_s = now_s + LOOK_EVERY_S
+        try:
+            if self._fd is not None and os.path.samestat(self._path.stat(), os.fstat(self._fd)):
+                return
+        except OSError:
+            pass  # whether there is a way to a file again, only opening one can tell
+        old = self._fd
+        try:
+            self._fd = _open(self._path)
+        except OSError:
+            if old is None or os.fstat(old).st_nlink:
+                return  # a file that was moved still has readers
+            self._fd = None
+        self._is_torn = False
+        if old is not None:
+            os.close(old)
+
+    def write(self, lines: Sequence[bytes]) -> tuple[int, str]:
+        """Write lines, each with its newline. Returns how many of them were not written whole, and why."""
+        if not lines:
+            return 0, ""
+        if self._fd is None:
+            return len(lines), os.strerror(errno.EBADF)
+        # What a write left without its end must not swallow the line after it.
+        parts = [b"\n", *lines] if self._is_torn else lines
+        done, error = _write_all(self._fd, b"".join(parts))
+        if error is None:
+            self._is_torn = False
+            return 0, ""
+        ends = [0, *accumulate(map(len, parts))]
+        whole = bisect_right(ends, done) - 1
+        self._is_torn = done != ends[whole] or (self._is_torn and whole == 0)
+        return min(len(lines), len(parts) - whole), error.strerror or str(error)
+
+
+def _install(settings: Settings, output: LogOutput) -> None:
+    switches = {
+        Severity.VERBOSE: settings.log_verbose > 0,
+        Severity.INFO: settings.log_info,
+        Severity.WARNING: settings.log_warning,
+        Severity.ERROR: settings.log_error,
     }
-    levels = {"V": logging.DEBUG, "I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR}
-    lowest = min((levels[letter] for letter, on in wanted.items() if on), default=logging.CRITICAL + 1)
-    handler = logging.StreamHandler()
-    handler.setFormatter(TritonFormatter())
-    handler.addFilter(lambda record: wanted[severity(record.levelno)])
+    wanted = frozenset(severity for severity, is_on in switches.items() if is_on)
+    handler = LogHandler(LogWriter(output, _RENDERERS[settings.log_format]), wanted)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     # It logs a traceback each time that a client's deadline meets the answer; what is ours to know is logged by us.
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
     # The lowest level on the logger itself: a message that nobody wants then costs 0.1 us.
+    lowest = min((_LEVELS[severity] for severity in wanted), default=logging.CRITICAL + 1)
     logging.getLogger(PACKAGE).setLevel(lowest)
+    # Python itself prints these to stderr: unquoted, and waiting for as long as nobody reads.
+    logging.captureWarnings(True)
+    sys.excepthook = _log_unhandled
+    sys.unraisablehook = _log_unraisable
+    threading.excepthook = _log_end_of_thread
 
 
-def log_table(logger: logging.Logger, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """Log a table at INFO, drawn as Triton draws its tables, so that scripts find the same columns."""
-    cells = [header, *([" ".join(cell.split()) for cell in row] for row in rows)]
-    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
-    rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
-    drawn = [
-        "|" + "|".join(f" {cell:<{width}} " for cell, width in zip(row, widths, strict=True)) + "|" for row in cells
-    ]
-    table = "\n".join([rule, drawn[0], rule, *drawn[1:], rule])
-    logger.info("%s", table, extra={"raw": True}, stacklevel=2)
+def _handlers() -> list[LogHandler]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, LogHandler)]
+
+
+def _severity(level: int) -> Severity:
+    if level >= logging.ERROR:
+        return Severity.ERROR
+    if level >= logging.WARNING:
+        return Severity.WARNING
+    return Severity.INFO if level >= logging.INFO else Severity.VERBOSE
+
+
+def _line(record: logging.LogRecord, kind: LineKind) -> LogLine:
+    try:
+        message = record.getMessage()
+    except Exception as error:  # noqa: BLE001  # a `__str__` may raise anything, and who logs is not to be hurt by it
+        message = f"{record.msg if isinstance(record.msg, str) else type(record.msg)} ({type(error).__name__})"
+    table = getattr(record, "table", None)
+    return LogLine(
+        round(record.created * 1_000_000),
+        kind.severity,
+        record.process or 0,
+        kind.file,
+        kind.line,
+        clip(message, MAX_MESSAGE_BYTES),
+        request_id=_field(record, "request_id"),
+        model=kind.model,
+        version=_field(record, "version"),
+        trace=_trace(record.exc_info[1]) if record.exc_info else "",
+        table=table if isinstance(table, LogTable) else None,
+    )
+
+
+def _field(record: logging.LogRecord, name: str) -> str:
+    """What `extra` says, which other libraries may use for anything."""
+    value = getattr(record, name, "")
+    return clip(str(value), MAX_FIELD_BYTES) if isinstance(value, str | int) else ""
+
+
+def _trace(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    try:
+        return clip_trace("".join(traceback.format_exception(error)).rstrip("\n"))
+    except Exception as unprintable:  # noqa: BLE001  # as for the message
+        return f"{type(error).__name__} (no traceback: {type(unprintable).__name__})"
+
+
+def _note(kind: LineKind, message: str) -> LogLine:
+    """A line of the log about itself."""
+    now_us = time.time_ns() // 1000
+    return LogLine(now_us, kind.severity, os.getpid(), kind.file, kind.line, message, model=kind.model)
+
+
+def _size_bytes(line: LogLine) -> int:
+    """About what the line holds in memory."""
+    cells = sum(sys.getsizeof(cell) for row in line.table.rows for cell in row) if line.table is not None else 0
+    return _LINE_OVERHEAD_BYTES + sys.getsizeof(line.message) + sys.getsizeof(line.trace) + cells
+
+
+def _open(path: Path) -> int:
+    # Without O_NONBLOCK a pipe that nobody reads would hold up the start.
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
+
+
+def _write_all(fd: int, data: bytes) -> tuple[int, OSError | None]:
+    """How much was written, and what ended it early."""
+    done = 0
+    while done < len(data):
+        try:
+            done += os.write(fd, data[done:] if done else data)
+        except BlockingIOError:
+            # Ours by `_open`, or whoever shares our stderr made it so.
+            full = select.poll()
+            full.register(fd, select.POLLOUT)
+            full.poll()
+        except OSError as error:
+            return done, error
+    return done, None
+
+
+def _hold_standard_streams() -> None:
+    """Give what the parent closed of 0, 1 and 2 to /dev/null: else the first sockets get these numbers, and what some
+    library prints goes to a client."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def _log_unhandled(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:  # noqa: ARG001  # the hook's arguments
+    log.critical("unhandled exception", exc_info=error)
+
+
+def _log_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    where = unraisable.err_msg or "Exception ignored in"
+    log.error("%s: %r", where, unraisable.object, exc_info=unraisable.exc_value)
+
+
+def _log_end_of_thread(args: threading.ExceptHookArgs) -> None:
+    if not issubclass(args.exc_type, SystemExit):
+        name = args.thread.name if args.thread is not None else "unknown"
+        log.error("thread '%s' ended by an exception", name, exc_info=args.exc_value)

@@ -5,8 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from halimede.core.types import Restrictions
+if TYPE_CHECKING:
+    # Not at run time: it brings numpy, which --help and a mistyped flag answer without.
+    from halimede.core.types import Restrictions
 
 
 class ModelControlMode(Enum):
@@ -54,7 +57,7 @@ class Settings:
     reuse_http_port: bool = False
     http_max_input_size: int = 64 << 20
     http_header_forward_pattern: re.Pattern[str] | None = None
-    http_restricted_api: Restrictions = field(default_factory=dict)
+    http_restricted_api: "Restrictions" = field(default_factory=dict)
 
     allow_grpc: bool = True
     grpc_address: str = "0.0.0.0"
@@ -62,7 +65,7 @@ class Settings:
     reuse_grpc_port: bool = False
     grpc_max_input_size: int = 2**31 - 1
     grpc_header_forward_pattern: re.Pattern[str] | None = None
-    grpc_restricted_protocol: Restrictions = field(default_factory=dict)
+    grpc_restricted_protocol: "Restrictions" = field(default_factory=dict)
     grpc_max_response_pool_size: int = 2**31 - 1
     grpc_use_ssl: bool = False
     grpc_use_ssl_mutual: bool = False
@@ -99,3 +102,5 @@ class Settings:
     """Per backend name, "" for the settings that every backend gets."""
     device_list: Path | None = None
     """A JSON file with the devices to use instead of asking the driver (HALIMEDE_DEVICE_LIST)."""
+    notices: tuple[str, ...] = ()
+    """What of the command line has no effect here or is deprecated, one line a flag, for the log."""

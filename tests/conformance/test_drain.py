@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from support.models import add_identity
 from support.server import RunningServer, start_server, wait_until
@@ -31,16 +32,21 @@ def server(tmp_path: Path):
 
 
 @pytest.fixture
-def connect(server: RunningServer):
+def connect_to():
     made: list[http.client.HTTPConnection] = []
 
-    def open_connection() -> http.client.HTTPConnection:
+    def open_connection(server: RunningServer) -> http.client.HTTPConnection:
         made.append(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30))
         return made[-1]
 
     yield open_connection
     for connection in made:
         connection.close()
+
+
+@pytest.fixture
+def connect(server: RunningServer, connect_to):
+    return lambda: connect_to(server)
 
 
 def test_idle_connections_do_not_delay_the_exit(server: RunningServer, connect) -> None:
@@ -179,3 +185,121 @@ def test_a_stop_under_load_loses_no_answer(server: RunningServer, connect) -> No
         caller.join()
     assert [(wrong, broken) for _, wrong, broken in outcomes] == [([], 1)] * 8
     assert sum(right for right, _, _ in outcomes) > 200
+
+
+class Delayed:
+    """A server with a drain delay, and the time at which it was told to stop."""
+
+    def __init__(self, running: RunningServer, delay_s: float) -> None:
+        self.running = running
+        self.delay_s = delay_s
+        self.told_at = 0.0
+
+    def terminate(self) -> None:
+        self.told_at = time.monotonic()
+        self.running.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "not ready any more" in self.running.log, "the delay to begin", self.running)
+
+    def is_over(self) -> bool:
+        return time.monotonic() - self.told_at >= self.delay_s
+
+
+@pytest.fixture
+def delayed(tmp_path: Path):
+    servers: list[RunningServer] = []
+
+    def start(delay_s: float, exit_timeout_s: float = 3) -> Delayed:
+        extra = 'parameters { key: "execute_delay_ms" value { string_value: "600000" } }'
+        add_identity(tmp_path / "models", "quick")
+        add_identity(tmp_path / "models", "stuck", extra=extra)
+        arguments = [
+            f"--model-repository={tmp_path / 'models'}",
+            f"--drain-delay={delay_s}",
+            f"--exit-timeout-secs={exit_timeout_s}",
+        ]
+        servers.append(start_server(tmp_path, arguments))
+        return Delayed(servers[-1], delay_s)
+
+    yield start
+    for each in servers:
+        each.kill()
+
+
+def test_during_the_drain_delay_all_ports_serve_and_readiness_says_no(delayed) -> None:
+    """A load balancer hears of the end before it comes: what it still sends is answered, on new connections too."""
+    stopping = delayed(3)
+    server = stopping.running
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        assert client.is_server_ready()
+        stopping.terminate()
+        answer = server.get("/v2/health/ready")
+        assert (answer.status, answer.error) == (503, "Server exiting")
+        assert server.get("/v2/health/live").status == 200
+        assert not client.is_server_ready()
+        assert client.is_server_live()
+        tensor = grpcclient.InferInput("IN", [1, 16], "FP32")
+        tensor.set_data_from_numpy(np.ones((1, 16), np.float32))
+        assert client.infer("quick", [tensor]).as_numpy("OUT").sum() == 16
+    with grpcclient.InferenceServerClient(server.grpc_url) as late:
+        assert not late.is_server_ready()
+    assert server.post("/v2/models/quick/infer", BODY).status == 200
+    assert "nv_inference_request_success" in server.metrics()
+    assert not stopping.is_over(), "all of that was within the delay"
+
+    assert server.process.wait(20) == 0
+    assert stopping.is_over()
+    assert time.monotonic() - stopping.told_at < 3 + 4  # the goal is 1 s after the delay
+
+
+def test_no_request_is_lost_while_the_delay_lasts(delayed) -> None:
+    """Each request on a connection of its own, as through a balancer that has not noticed yet."""
+    stopping = delayed(2)
+    server = stopping.running
+    stopping.terminate()
+    statuses = []
+    while time.monotonic() - stopping.told_at < 1.5:
+        statuses.append(server.post("/v2/models/quick/infer", BODY).status)
+    assert set(statuses) == {200}
+    assert server.process.wait(20) == 0
+
+
+def test_the_exit_timeout_begins_when_the_delay_ends(delayed, connect_to) -> None:
+    stopping = delayed(1.5, exit_timeout_s=1)
+    connection = connect_to(stopping.running)
+    connection.request("POST", "/v2/models/stuck/infer", json.dumps(BODY))
+    wait_until(lambda: executing(stopping.running, "stuck") == 1, "the execution", stopping.running)
+    stopping.terminate()
+    response = connection.getresponse()
+    assert (response.status, b"Server is stopping" in response.read()) == (503, True)
+    assert time.monotonic() - stopping.told_at >= 2.5
+    assert stopping.running.process.wait(20) == 1
+    assert time.monotonic() - stopping.told_at <= 2.5 + 4  # the goal is 2 s
+
+
+def test_a_second_signal_does_not_wait_for_the_delay(delayed) -> None:
+    stopping = delayed(60)
+    stopping.terminate()
+    begun = time.monotonic()
+    stopping.running.process.send_signal(signal.SIGINT)
+    assert stopping.running.process.wait(20) == 1
+    assert time.monotonic() - begun <= 5  # the goal is 1 s
+
+
+def test_models_are_not_loaded_any_more_during_the_delay(tmp_path: Path) -> None:
+    add_identity(tmp_path / "models", "late")
+    server = start_server(
+        tmp_path,
+        ["--model-repository", tmp_path / "models", "--model-control-mode=explicit", "--drain-delay=60"],
+    )
+    try:
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "not ready any more" in server.log, "the delay to begin", server)
+        answer = server.post("/v2/repository/models/late/load")
+        assert (answer.status, "Server is stopping" in answer.error) == (503, True)
+        with (
+            grpcclient.InferenceServerClient(server.grpc_url) as client,
+            pytest.raises(InferenceServerException, match="Server is stopping"),
+        ):
+            client.load_model("late")
+    finally:
+        server.kill()

@@ -1,5 +1,6 @@
 """Bad input over gRPC, against the running server, through tritonclient's own messages and channel."""
 
+import struct
 from pathlib import Path
 
 import grpc
@@ -7,6 +8,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from support.h2client import INFER, STREAM_INFER
 from support.models import add_identity
 from support.server import RunningServer, start_server
 
@@ -167,3 +169,150 @@ def test_a_message_over_the_limit(tmp_path: Path) -> None:
             assert stub.ModelInfer(request(raw=[b"\0" * 64])).raw_output_contents == [b"\0" * 64]
     finally:
         assert server.stop() == 0
+
+
+ZEROS = b"\0" * 64
+Input = tuple[str, str, list[int], bytes]
+GOOD: Input = ("IN", "FP32", [1, 16], ZEROS)
+
+
+def two(*names: str) -> list[Input]:
+    return [(name, "FP32", [1, 16], ZEROS) for name in names]
+
+
+def text(payload: bytes, count: int) -> list[Input]:
+    return [("IN", "BYTES", [1, count], payload)]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["unary", "stream"])
+@pytest.mark.parametrize(
+    ("model", "inputs", "outputs", "part"),
+    [
+        (
+            "two",
+            two("IN0"),
+            [],
+            "expected 2 inputs but got 1 inputs for model 'two'. Got input(s) ['IN0'], but missing",
+        ),
+        ("two", two("IN0", "ZZ"), [], "unexpected inference input 'ZZ' for model 'two'"),
+        ("two", two("IN0", "IN0"), [], "input 'IN0' already exists in request"),
+        ("two", two("IN0", "IN1"), ["ZZ"], "unexpected inference output 'ZZ' for model 'two'"),
+        ("two", two("IN0", "IN1"), ["OUT0", "OUT0"], "output 'OUT0' already exists in request"),
+        ("ident", [], [], "expected 1 inputs but got 0 inputs for model 'ident'"),
+        ("ident", two("IN\0"), [], "unexpected inference input 'IN\0' for model 'ident'"),
+        (
+            "ident",
+            [("IN", "INT32", [1, 16], ZEROS)],
+            [],
+            "inference input 'IN' data-type is 'INT32', but model 'ident' expects 'FP32'",
+        ),
+        ("ident", [("IN", "FLOAT", [1, 16], ZEROS)], [], "invalid datatype for input IN: 'FLOAT' is none of BOOL, "),
+        ("ident", [("IN", "", [1, 16], ZEROS)], [], "invalid datatype for input IN: '' is none of BOOL, "),
+        (
+            "ident",
+            [("IN", "FP32", [1, 15], b"\0" * 60)],
+            [],
+            "unexpected shape for input 'IN' for model 'ident'. Expected [-1,16], got [1,15].",
+        ),
+        ("ident", [("IN", "FP32", [16], ZEROS)], [], "Expected [-1,16], got [16]."),
+        (
+            "ident",
+            [("IN", "FP32", [], b"\0" * 4)],
+            [],
+            "input 'IN' has no shape but model requires batch dimension for 'ident'",
+        ),
+        (
+            "ident",
+            [("IN", "FP32", [33, 16], b"\0" * 33 * 64)],
+            [],
+            "inference request batch-size must be <= 32 for 'ident'",
+        ),
+        ("ident", [("IN", "FP32", [1, 16], b"\0" * 63)], [], "'IN'"),
+        ("ident", [("IN", "FP32", [1, 16], b"\0" * 68)], [], "'IN'"),
+        ("ident", [("IN", "FP32", [1, 16], b"")], [], "'IN'"),
+        (
+            "text",
+            text(struct.pack("<I", 100) + b"abcd", 1),
+            [],
+            "incomplete string data for inference input 'IN', expecting string of length 100 but only 4 bytes",
+        ),
+        (
+            "text",
+            text(struct.pack("<I", 0xFFFFFFFF) + b"abcd", 1),
+            [],
+            "incomplete string data for inference input 'IN', expecting string of length 4294967295",
+        ),
+        ("text", text(b"\1\0", 1), [], "incomplete string length indicator for inference input 'IN' for model 'text'"),
+        ("text", text(struct.pack("<I", 1) + b"a", 2), [], "expected 2 string elements for inference input 'IN'"),
+        (
+            "text",
+            text((struct.pack("<I", 1) + b"a") * 2, 1),
+            [],
+            "unexpected number of string elements 2 for inference input 'IN'",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit(
+    server: RunningServer, is_streamed: bool, model: str, inputs: list[Input], outputs: list[str], part: str
+) -> None:
+    message = pb.ModelInferRequest(model_name=model, id="id")
+    for name, datatype, shape, raw in inputs:
+        message.inputs.add(name=name, datatype=datatype, shape=shape)
+        message.raw_input_contents.append(raw)
+    for name in outputs:
+        message.outputs.add(name=name)
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        if not is_streamed:
+            code, details = refused(stub, message)
+            assert code is INVALID
+            assert part in details
+            return
+        answers = list(stub.ModelStreamInfer(iter([message, request(raw=[ZEROS])]), timeout=20))
+    assert part in answers[0].error_message
+    assert answers[0].infer_response.id == "id"
+    assert answers[1].infer_response.raw_output_contents == [ZEROS]
+
+
+def test_strings_with_nuls_and_zero_dimensions_are_right(stub) -> None:
+    payload = struct.pack("<I", 3) + b"a\0b" + struct.pack("<I", 0)
+    message = pb.ModelInferRequest(model_name="text", raw_input_contents=[payload])
+    message.inputs.add(name="IN", datatype="BYTES", shape=[1, 2])
+    assert stub.ModelInfer(message, timeout=20).raw_output_contents == [payload]
+    answer = stub.ModelInfer(request("unbatched", shape=[0], raw=[b""]), timeout=20)
+    assert (list(answer.outputs[0].shape), list(answer.raw_output_contents)) == ([0], [b""])
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "values"),
+    [
+        ("ident_uint8", "uint_contents", [300]),
+        ("ident_int8", "int_contents", [128]),
+        ("ident_int16", "int_contents", [-32769]),
+        ("ident_uint16", "uint_contents", [65536]),
+        ("ident_fp16", "fp32_contents", [1.0]),
+        ("ident_bf16", "fp32_contents", [1.0]),
+        ("ident_bool", "int_contents", [1]),
+        ("ident_bytes", "int_contents", [1]),
+    ],
+)
+def test_typed_contents_never_wrap_and_are_never_guessed(stub, model: str, field: str, values: list[float]) -> None:
+    message = pb.ModelInferRequest(model_name=model)
+    tensor = message.inputs.add(name="IN", datatype=model.removeprefix("ident_").upper(), shape=[1, 1])
+    getattr(tensor.contents, field).extend(values)
+    assert refused(stub, message)[0] is INVALID
+
+
+def test_messages_that_cannot_be_parsed_end_unary_calls_and_streams(server: RunningServer) -> None:
+    groups = b"\x0b" * 50_000 + b"\x0c" * 50_000
+    not_utf8 = b"\x0a\x02\xff\xfe"
+    endless_varint = b"\x08" + b"\xff" * 11
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        for raw in (groups, not_utf8, endless_varint, b"\xff" * 40):
+            with pytest.raises(grpc.RpcError) as caught:
+                channel.unary_unary(INFER)(raw, timeout=20)
+            assert caught.value.code() is grpc.StatusCode.INTERNAL
+            assert caught.value.details().startswith("Unable to parse request")
+            with pytest.raises(grpc.RpcError) as caught:
+                list(channel.stream_stream(STREAM_INFER)(iter([raw]), timeout=20))
+            assert caught.value.code() is grpc.StatusCode.INTERNAL

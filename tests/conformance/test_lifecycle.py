@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.models import add_identity, add_scaled, write_config
+from support.plugin import install_backend
 from support.server import RunningServer, start_server, wait_until
 
 BODY = {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}
@@ -140,17 +141,12 @@ def test_loads_unloads_and_inference_from_many_threads(server: RunningServer, re
 
 
 def test_a_backend_that_breaks_the_rules_costs_its_own_model_alone(tmp_path: Path, repository: Path) -> None:
-    site = tmp_path / "site"
-    info = site / "halimede_half-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "halimede_half.py").write_text("class Half:\n    default_model_filename = ''\n")
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: halimede-half\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[halimede.backends]\nhalf = halimede_half:Half\n")
+    environment = install_backend(tmp_path / "site", "half", "class Half:\n    default_model_filename = ''\n", "Half")
     add_identity(repository, "half")
     config = repository / "half" / "config.pbtxt"
     config.write_text(config.read_text().replace('"identity"', '"half"'))
     arguments = ["--model-repository", repository, "--exit-on-error=false", "--strict-readiness=false"]
-    server = start_server(tmp_path, arguments, environment={"PYTHONPATH": str(site)})
+    server = start_server(tmp_path, arguments, environment=environment)
     try:
         assert scaled(server) == 2
         assert "AttributeError" in str(server.post("/v2/repository/index").json)

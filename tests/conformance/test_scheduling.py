@@ -41,6 +41,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "impatient",
         extra=f"{ONE} {delay(1500)} dynamic_batching {{ default_queue_policy {{ default_timeout_microseconds: 200000 allow_timeout_override: true }} }}",
     )
+    # The later its instance, the longer a request takes: 250 ms, 1 s.
+    uneven = f'{delay(250)} parameters {{ key: "instance_wise_delay_multiplier" value {{ string_value: "4" }} }}'
+    two = "instance_group { kind: KIND_CPU count: 2 }"
+    for name, ordering in (("ordered", "true"), ("unordered", "false")):
+        batching = f"dynamic_batching {{ preserve_ordering: {ordering} }}"
+        add_identity(models, name, max_batch_size=1, extra=f"{two} {uneven} {batching}")
+    patient = "default_timeout_microseconds: 60000000 allow_timeout_override: true timeout_action: DELAY"
+    batching = f"dynamic_batching {{ default_queue_policy {{ {patient} }} }}"
+    add_identity(models, "patient", max_batch_size=1, extra=f"{ONE} {delay(600)} {batching}")
+    passive = "instance_group { kind: KIND_CPU count: 3 passive: true }"
+    add_identity(models, "watched", max_batch_size=1, extra=f"{ONE} {passive} {delay(400)}")
     add_identity(models, "long", extra=f"{ONE} {delay(30_000)}")
     add_identity(models, "delayed", extra=f"{ONE} dynamic_batching {{ max_queue_delay_microseconds: 400000 }}")
     add_identity(models, "quick", extra=f"{ONE} dynamic_batching {{ default_queue_policy {{ max_queue_size: 100 }} }}")
@@ -188,6 +199,61 @@ def test_a_queue_policy_does_not_stall_the_model(server: RunningServer) -> None:
         assert infer(server, "quick").status == 200
         waits.append(time.monotonic() - begun)
     assert sorted(waits)[len(waits) // 2] < 0.25
+
+
+def answered_in_order(server: RunningServer, model: str) -> list[str]:
+    """Who is answered when: `quick` runs beside `slow` and has its answer first, `later` comes when it is gone."""
+    order: list[str] = []
+
+    def ask(name: str) -> None:
+        assert infer(server, model).status == 200
+        order.append(name)
+
+    def begin(name: str, running: int) -> threading.Thread:
+        thread = threading.Thread(target=ask, args=(name,))
+        thread.start()
+        wait_until(lambda: executing(server, model) == running, name, server)
+        return thread
+
+    threads = [begin("quick", 1), begin("slow", 2)]
+    wait_until(lambda: order == ["quick"], "the quick answer", server)
+    threads.append(begin("later", 2))
+    for thread in threads:
+        thread.join()
+    return order
+
+
+def test_answers_come_in_the_order_of_the_requests_where_that_is_asked(server: RunningServer) -> None:
+    assert answered_in_order(server, "unordered") == ["quick", "later", "slow"]
+    assert answered_in_order(server, "ordered") == ["quick", "slow", "later"]
+
+
+def test_a_request_that_is_delayed_instead_of_refused_runs_when_the_others_have(server: RunningServer) -> None:
+    order: list[str] = []
+
+    def ask(name: str, body: str) -> None:
+        answer = server.post("/v2/models/patient/infer", body)
+        order.append(f"{name} {answer.status}")
+
+    hurried = json.dumps({**json.loads(BODY), "parameters": {"timeout": 100_000}})
+    threads = []
+    for number, (name, body) in enumerate([("running", BODY), ("late", hurried), ("in time", BODY)]):
+        threads.append(threading.Thread(target=ask, args=(name, body)))
+        threads[-1].start()
+        wait_until(lambda: executing(server, "patient") == 1, "the execution", server)
+        wait_until(lambda queued=number: pending(server, "patient") == queued, name, server)
+    for thread in threads:
+        thread.join()
+    assert order == ["running 200", "in time 200", "late 200"]
+
+
+def test_passive_instances_are_loaded_and_get_no_requests(server: RunningServer) -> None:
+    threads, answers = in_background(2, lambda: infer(server, "watched"))
+    wait_until(lambda: pending(server, "watched") == 1, "one to run and one to wait", server)
+    assert executing(server, "watched") == 1
+    for thread in threads:
+        thread.join()
+    assert [answer.status for answer in answers] == [200, 200]
 
 
 BACKEND = """

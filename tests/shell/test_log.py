@@ -1,73 +1,98 @@
-"""Log lines, as scripts that know Triton read them."""
+"""The log of a process: what reaches it, and that whoever logs neither waits nor fails."""
 
 import json
 import logging
+import os
+import re
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from halimede.log import TritonFormatter, log_table
-
-
-def record(level: int, message: str) -> logging.LogRecord:
-    made = logging.LogRecord("halimede.x", level, "/src/grpc_server.py", 2558, message, None, None)
-    # 2026-11-21T07:50:51.767849Z
-    made.created, made.process = 1795247451.767849, 597
-    return made
-
-
-@pytest.mark.parametrize(
-    ("level", "letter"),
-    [(logging.DEBUG, "V"), (logging.INFO, "I"), (logging.WARNING, "W"), (logging.ERROR, "E"), (logging.CRITICAL, "E")],
+from halimede.core.observe.log_lines import (
+    LINES_PER_SECOND,
+    MAX_LINE_BYTES,
+    Severity,
+    render_default,
+    render_json,
 )
-def test_a_line_is_tritons(level: int, letter: str) -> None:
-    line = TritonFormatter().format(record(level, "Started GRPCInferenceService at 127.0.0.1:28001"))
-    assert line == (
-        f'{letter}1121 07:50:51.767849 597 grpc_server.py:2558] "Started GRPCInferenceService at 127.0.0.1:28001"'
-    )
+from halimede.log import MAX_QUEUED_BYTES, MAX_QUEUED_LINES, LogHandler, LogOutput, LogWriter, log_table
+from support.server import wait_until
+
+FLUSH_S = 30.0
 
 
-def test_a_message_cannot_forge_a_line() -> None:
-    message = 'a "model"\nE1121 07:50:51.767849 1 x.py:1] "fire"\r\x1b[2J'
-    line = TritonFormatter().format(record(logging.INFO, message))
-    head, quoted = line.split("] ", 1)
-    assert (head, json.loads(quoted)) == ("I1121 07:50:51.767849 597 grpc_server.py:2558", message)
-    assert line.isprintable()
+class Log:
+    """A logger of its own, in JSON, with verbose lines: those are not limited in number."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.writer = LogWriter(LogOutput(path), render_json)
+        self.logger = logging.Logger("halimede.test")
+        self.logger.addHandler(LogHandler(self.writer, frozenset(Severity)))
+        self._path = path
+
+    def documents(self) -> list[dict[str, object]]:
+        self.writer.flush(FLUSH_S)
+        assert self._path is not None
+        return read(self._path)
+
+    def messages(self) -> list[object]:
+        return [document["message"] for document in self.documents()]
 
 
-def test_a_traceback_stands_indented_below_its_line() -> None:
-    failed = record(logging.ERROR, "no luck")
+def read(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "server.log"
+
+
+@pytest.fixture
+def log(path: Path) -> Log:
+    return Log(path)
+
+
+@contextmanager
+def stalled(directory: Path) -> Iterator[tuple[Log, Callable[[], list[dict[str, object]]]]]:
+    """A log into a pipe that nobody reads, and a function that reads what it holds by now."""
+    fifo = directory / "pipe"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    log = Log(fifo)
+    rest = bytearray()
+
+    def drain() -> list[dict[str, object]]:
+        try:
+            while data := os.read(reader, 1 << 20):
+                rest.extend(data)
+        except BlockingIOError:
+            pass
+        end = rest.rfind(b"\n") + 1
+        lines = rest[:end].splitlines()
+        del rest[:end]
+        return [json.loads(line) for line in lines]
+
     try:
-        raise ValueError("first\nI0101 second")
-    except ValueError as error:
-        failed.exc_info = (type(error), error, error.__traceback__)
-    first, *rest = TritonFormatter().format(failed).splitlines()
-    assert first.endswith('] "no luck"')
-    assert rest[0] == "  Traceback (most recent call last):"
-    assert rest[-2:] == ["  ValueError: first", "  I0101 second"]
+        yield log, drain
+    finally:
+        os.close(reader)
 
 
-def test_a_table_is_drawn_as_it_is() -> None:
-    lines: list[str] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.extend(TritonFormatter().format(record).splitlines())
-
-    logger = logging.Logger("halimede.table")
-    logger.addHandler(Keep())
-    log_table(logger, ("Model", "Version", "Status"), [("digits", "1", "READY"), ("x", "2", "UNAVAILABLE: no\nfile")])
-    head, *table = lines
-    assert head.split()[3].startswith("test_log.py:")
-    assert table == [
-        "+--------+---------+----------------------+",
-        "| Model  | Version | Status               |",
-        "+--------+---------+----------------------+",
-        "| digits | 1       | READY                |",
-        "| x      | 2       | UNAVAILABLE: no file |",
-        "+--------+---------+----------------------+",
-    ]
+def run(program: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: the root logger is one per process, and pytest has handlers on it."""
+    before = (
+        "import logging, sys\nfrom pathlib import Path\nfrom halimede.log import *\nfrom halimede.settings import *\n"
+    )
+    return subprocess.run(  # type: ignore[call-overload, no-any-return]
+        [sys.executable, "-c", before + program], check=False, capture_output=True, text=True, timeout=60, **options
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,16 +106,388 @@ def test_a_table_is_drawn_as_it_is() -> None:
     ],
 )
 def test_flags_choose_what_is_logged_to_stderr(flags: str, letters: str) -> None:
-    # In a process of its own: the root logger is one per process, and pytest has handlers on it.
-    program = (
-        "import logging\n"
-        "from halimede.log import configure\n"
-        "from halimede.settings import Settings\n"
+    done = run(
         f"configure(Settings({flags}))\n"
         "for name in ('halimede.a', 'asyncio'):\n"
         "    for level in (10, 20, 30, 40) if name == 'halimede.a' else (10, 20, 30):\n"
         "        logging.getLogger(name).log(level, name)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     seen = [f"{line[0]} {line.split('] ')[1][1:-1]}" for line in done.stderr.splitlines()]
-    assert (done.stdout, ", ".join(seen)) == ("", letters)
+    assert (done.returncode, done.stdout, ", ".join(seen)) == (0, "", letters)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("DEFAULT", r'^I\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ <string>:6\] "hello"\n$'),
+        ("ISO8601", r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ <string>:6\] "hello"\n$'),
+        (
+            "JSON",
+            r'^{"time":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z","level":"INFO","pid":\d+,"file":"<string>",.*}\n$',
+        ),
+    ],
+)
+def test_the_flag_chooses_the_format(name: str, form: str) -> None:
+    done = run(f"configure(Settings(log_format=LogFormat.{name}))\nlogging.getLogger('halimede.a').info('hello')\n")
+    assert re.match(form, done.stderr), done.stderr
+
+
+def test_a_record_brings_what_it_is_about(log: Log) -> None:
+    about = {"request_id": "7", "model": "digits", "version": 2}
+    try:
+        raise ValueError("first\nI0101 second")
+    except ValueError:
+        log.logger.exception("instance '%s' failed", "digits_0", extra=about)
+    log.logger.error("nothing was raised", exc_info=True)
+    failed, plain = log.documents()
+    assert failed["message"] == "instance 'digits_0' failed"
+    assert (failed["request_id"], failed["model"], failed["version"]) == ("7", "digits", "2")
+    assert (failed["file"], failed["level"], failed["pid"]) == ("test_log.py", "ERROR", os.getpid())
+    trace = str(failed["exception"])
+    assert trace.startswith("Traceback (most recent call last):")
+    assert trace.endswith("ValueError: first\nI0101 second")
+    assert not {"request_id", "model", "version", "exception", "table"} & set(plain)
+
+
+def test_a_table_names_the_line_that_logged_it(path: Path) -> None:
+    logger = logging.Logger("halimede.table")
+    writer = LogWriter(LogOutput(path), render_default)
+    logger.addHandler(LogHandler(writer, frozenset(Severity)))
+    log_table(logger, ("Model", "Version", "Status"), [("digits", "1", "READY")])
+    writer.flush(FLUSH_S)
+    head, *table = path.read_text().splitlines()
+    assert head.split()[3].startswith("test_log.py:")
+    assert table[1:4:2] == ["| Model  | Version | Status |", "| digits | 1       | READY  |"]
+
+
+def test_a_line_says_what_its_arguments_were_when_it_was_logged(log: Log) -> None:
+    shape = [1, 3]
+    for size in range(100):
+        shape[0] = size
+        log.logger.debug("%s", shape)
+    assert log.messages() == [f"[{size}, 3]" for size in range(100)]
+
+
+def test_what_cannot_be_made_into_text_is_still_a_line(log: Log) -> None:
+    class Hostile:
+        def __str__(self) -> str:
+            raise SystemError("no")
+
+    class HostileError(Exception):
+        __str__ = Hostile.__str__
+
+        def __getattribute__(self, name: str) -> object:
+            raise SystemError("no")
+
+    log.logger.error("a %s", Hostile())
+    log.logger.error("%d bottles", "ten")
+    log.logger.error(Hostile())
+    try:
+        raise HostileError
+    except HostileError:
+        log.logger.exception("raised")
+    first, second, third, fourth = log.documents()
+    assert (first["message"], second["message"]) == ("a %s (SystemError)", "%d bottles (TypeError)")
+    assert "Hostile" in str(third["message"])
+    assert (fourth["message"], "HostileError" in str(fourth["exception"])) == ("raised", True)
+
+
+def test_an_endless_message_is_cut(log: Log) -> None:
+    log.logger.error("%s", "\x1b" * 1_000_000, extra={"request_id": "7" * 1_000_000, "model": b"not text"})
+    (document,) = log.documents()
+    assert str(document["message"]).endswith(" more characters)")
+    assert len(json.dumps(document)) < MAX_LINE_BYTES
+    assert "model" not in document
+
+
+def test_threads_do_not_mix_their_lines(log: Log) -> None:
+    def speak(name: int) -> None:
+        for number in range(500):
+            log.logger.debug("%d %d", name, number)
+
+    threads = [threading.Thread(target=speak, args=(name,)) for name in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spoken = [tuple(map(int, str(message).split())) for message in log.messages()]
+    for name in range(8):
+        assert [number for speaker, number in spoken if speaker == name] == list(range(500))
+
+
+def test_a_slow_text_on_one_thread_holds_up_no_other(log: Log) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Slow:
+        def __str__(self) -> str:
+            begun.set()
+            return str(may_end.wait(FLUSH_S))
+
+    thread = threading.Thread(target=log.logger.debug, args=("%s", Slow()))
+    thread.start()
+    begun.wait(FLUSH_S)
+    log.logger.debug("quick")
+    may_end.set()
+    thread.join()
+    assert log.messages() == ["quick", "True"]
+
+
+def test_a_flood_of_one_kind_is_cut_and_told(log: Log) -> None:
+    for _ in range(10_000):
+        log.logger.error("instance failed", extra={"model": "bad"})
+    log.logger.error("instance failed", extra={"model": "good"})
+    documents = log.documents()
+    assert [document["model"] for document in documents].count("good") == 1
+    written = [document for document in documents if document["message"] == "instance failed"]
+    notes = [document for document in documents if "more lines like this one were suppressed" in document["message"]]
+    suppressed = sum(int(str(note["message"]).split()[0]) for note in notes)
+    assert suppressed + len(written) == 10_001
+    # The goal: one second's lines. A slow machine may need some seconds for 10,000.
+    assert LINES_PER_SECOND < len(written) <= 20 * LINES_PER_SECOND
+    assert {(note["level"], note["model"], note["line"]) for note in notes} == {("ERROR", "bad", written[0]["line"])}
+
+
+def test_the_end_of_a_flood_is_told_without_another_line(log: Log, path: Path) -> None:
+    for _ in range(1000):
+        log.logger.error("instance failed")
+    wait_until(lambda: any("suppressed" in line for line in path.read_text().splitlines()), "the count")
+
+
+def test_a_log_that_nobody_reads_holds_up_nobody_and_tells_what_is_missing(tmp_path: Path) -> None:
+    lines = MAX_QUEUED_LINES + 5000
+    with stalled(tmp_path) as (log, drain):
+        for number in range(lines):
+            log.logger.debug("line %d of a log that nobody reads", number)
+        dropped = log.writer.dropped
+        assert 0 < dropped < 5000
+        seen: list[str] = []
+
+        def told() -> bool:
+            seen.extend(str(document["message"]) for document in drain())
+            return any("were dropped" in each for each in seen)
+
+        wait_until(told, "the count")
+        *written, note = seen
+        assert note == f"{dropped} log lines were dropped: they came faster than they could be written"
+        assert written == [f"line {number} of a log that nobody reads" for number in range(lines - dropped)]
+        log.logger.debug("afterwards")
+        wait_until(lambda: [each["message"] for each in drain()] == ["afterwards"], "the next line")
+        assert log.writer.dropped == dropped
+
+
+def test_the_queue_is_bounded_in_bytes_too(tmp_path: Path) -> None:
+    with stalled(tmp_path) as (log, _):
+        for _ in range(4000):
+            log.logger.debug("%s", "x" * 10_000)
+        assert log.writer.dropped > 4000 - MAX_QUEUED_BYTES // 10_000
+
+
+def test_a_log_that_nobody_reads_does_not_hold_up_the_exit(tmp_path: Path) -> None:
+    with stalled(tmp_path) as (log, _):
+        for number in range(5000):
+            log.logger.debug("line %d of a log that nobody reads", number)
+        begun = time.monotonic()
+        for _ in range(1000):
+            log.writer.flush(0.1)
+        # The first one waits 0.1 s, the others not at all: all of them would wait 100 s.
+        assert time.monotonic() - begun < 20
+
+
+def test_a_file_that_was_moved_or_deleted_is_made_anew(log: Log, path: Path) -> None:
+    log.logger.debug("before")
+    assert log.messages() == ["before"]
+    moved = path.rename(path.with_name("server.log.1"))
+    # As after SIGHUP: without another line, so that the old file can be compressed.
+    log.writer.reopen()
+    wait_until(path.exists, "the new file")
+    log.logger.debug("between")
+    assert log.messages() == ["between"]
+    path.unlink()
+
+    def is_there() -> bool:
+        log.logger.debug("afterwards")
+        log.writer.flush(FLUSH_S)
+        return path.exists()
+
+    wait_until(is_there, "the new file, which the path is looked at for once a second")
+    assert set(log.messages()) == {"afterwards"}
+    assert [each["message"] for each in read(moved)] == ["before"]
+    assert log.writer.dropped == 0
+
+
+def test_a_file_that_was_emptied_is_written_from_its_beginning(log: Log, path: Path) -> None:
+    log.logger.debug("before")
+    assert log.messages() == ["before"]
+    path.write_text("")
+    log.logger.debug("afterwards")
+    assert log.messages() == ["afterwards"]
+
+
+def test_a_file_that_is_already_there_is_continued(path: Path) -> None:
+    path.write_text('{"message":"of the last run"}\n')
+    log = Log(path)
+    log.logger.debug("of this one")
+    assert log.messages() == ["of the last run", "of this one"]
+
+
+def test_without_its_directory_a_log_waits_for_it_to_return(tmp_path: Path) -> None:
+    home = tmp_path / "logs"
+    home.mkdir()
+    log = Log(home / "server.log")
+    log.logger.debug("before")
+    assert log.messages() == ["before"]
+    (home / "server.log").unlink()
+    home.rmdir()
+
+    def lost() -> bool:
+        log.logger.debug("into nothing")
+        log.writer.flush(FLUSH_S)
+        return log.writer.dropped > 0
+
+    wait_until(lost, "lines that are lost")
+    home.mkdir()
+    wait_until((home / "server.log").exists, "the new file")
+    wait_until(lambda: any("log lines were dropped" in str(each) for each in log.messages()), "the count")
+
+
+def test_a_full_disk_loses_lines_and_nothing_else() -> None:
+    log = Log(Path("/dev/full"))
+    for number in range(100):
+        log.logger.debug("line %d", number)
+    log.writer.flush(FLUSH_S)
+    assert log.writer.dropped == 100
+
+
+def test_a_line_that_a_full_disk_cut_does_not_swallow_the_next(path: Path) -> None:
+    done = run(
+        "import resource\n"
+        "def limit(size):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))\n"
+        f"configure(Settings(log_file=Path({str(path)!r}), log_format=LogFormat.JSON, log_verbose=1))\n"
+        "log = logging.getLogger('halimede.a')\n"
+        "limit(1000)\n"
+        "for number in range(100):\n"
+        "    log.debug('line %d', number)\n"
+        "shutdown()\n"
+        "limit(resource.RLIM_INFINITY)\n"
+        "log.debug('there is room again')\n"
+        "shutdown()\n"
+        "print(dropped_lines())\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    dropped = int(done.stdout)
+    *lines, cut, again, note = path.read_text().splitlines()
+    assert len(lines) == 100 - dropped > 0
+    assert [json.loads(line)["message"] for line in lines] == [f"line {number}" for number in range(len(lines))]
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(cut)
+    assert json.loads(again)["message"] == "there is room again"
+    assert json.loads(note)["message"] == f"{dropped} log lines were dropped: File too large"
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise RuntimeError('last words')", "os.kill(os.getpid(), 2)"])
+def test_nothing_is_lost_at_an_exit(end: str) -> None:
+    done = run(
+        "import os\nconfigure(Settings(log_verbose=1))\n"
+        "for number in range(2000):\n"
+        "    logging.getLogger('halimede.a').debug('line %d', number)\n" + end
+    )
+    lines = done.stderr.splitlines()
+    assert [line.split('"')[1] for line in lines[:2000]] == [f"line {number}" for number in range(2000)]
+    if "last words" in end:
+        assert (done.returncode, lines[-1]) == (1, "  RuntimeError: last words")
+
+
+def test_an_exit_at_once_writes_what_it_can() -> None:
+    done = run(
+        "import os\nconfigure(Settings())\nlogging.getLogger('halimede.a').error('fire')\nshutdown(5)\nos._exit(7)"
+    )
+    assert (done.returncode, done.stderr.split("] ")[1]) == (7, '"fire"\n')
+
+
+def test_what_python_reports_by_itself_is_quoted_in_the_log() -> None:
+    done = run(
+        "import threading, warnings\n"
+        "configure(Settings(log_format=LogFormat.JSON))\n"
+        "class Hostile:\n"
+        "    def __del__(self):\n"
+        "        raise ValueError('in a destructor\\nI0101')\n"
+        "def die():\n"
+        "    raise ValueError('in a thread\\nI0101')\n"
+        "thread = threading.Thread(target=die, name='t1')\n"
+        "thread.start(); thread.join()\n"
+        "thread = threading.Thread(target=sys.exit)\n"
+        "thread.start(); thread.join()\n"
+        "Hostile()\n"
+        "warnings.warn('look\\nI0101', RuntimeWarning)\n"
+        "raise ValueError('in the program\\nI0101')\n"
+    )
+    documents = [json.loads(line) for line in done.stderr.splitlines()]
+    thread, destructor, warning, program = (f"{each['level']} {each['message']}" for each in documents)
+    assert thread == "ERROR thread 't1' ended by an exception"
+    assert destructor.startswith("ERROR Exception ignored in: <function Hostile.__del__")
+    assert warning.startswith("WARNING ")
+    assert "RuntimeWarning: look\nI0101" in warning
+    assert program == "ERROR unhandled exception"
+    wheres = [each["exception"].rpartition("ValueError: ")[2] for each in documents if "exception" in each]
+    assert wheres == ["in a thread\nI0101", "in a destructor\nI0101", "in the program\nI0101"]
+
+
+def test_destructors_may_log_whenever_they_run(path: Path) -> None:
+    # They run in the middle of anything that allocates, on the thread that does.
+    done = run(
+        "import gc\n"
+        f"configure(Settings(log_file=Path({str(path)!r}), log_verbose=1))\n"
+        "log = logging.getLogger('halimede.a')\n"
+        "class Dying:\n"
+        "    def __init__(self):\n"
+        "        self.me = self\n"
+        "    def __del__(self):\n"
+        "        log.error('dying')\n"
+        "        log.debug('dying')\n"
+        "gc.set_threshold(1)\n"
+        "for number in range(3000):\n"
+        "    Dying()\n"
+        "    log.error('living')\n"
+        "    log.debug('living')\n"
+        "gc.collect()\n"
+    )
+    assert done.returncode == 0, done.stderr
+    verbose = [line.split('"')[1] for line in path.read_text().splitlines() if line.startswith("V")]
+    assert (verbose.count("dying"), verbose.count("living")) == (3000, 3000)
+
+
+def test_a_closed_stderr_is_nobody_elses_number(tmp_path: Path) -> None:
+    innocent = tmp_path / "innocent"
+    done = run(
+        "import os\n"
+        "configure(Settings())\n"
+        f"opened = open({str(innocent)!r}, 'wb')\n"
+        "logging.getLogger('halimede.a').error('fire')\n"
+        "os.write(2, b'a library that prints')\n"
+        "shutdown()\n"
+        "print(opened.fileno() > 2, dropped_lines())\n",
+        preexec_fn=lambda: os.close(2),
+    )
+    assert (done.returncode, done.stdout, innocent.read_bytes()) == (0, "True 1\n", b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nowhere/server.log", "No such file or directory"),
+        ("", "Is a directory"),
+        ("fifo", "No such device or address"),
+    ],
+)
+def test_a_file_that_cannot_be_opened_is_an_error_that_names_the_flag(tmp_path: Path, name: str, why: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    path = tmp_path / name
+    done = run(
+        "from halimede.core.types import InferenceError\n"
+        "try:\n"
+        f"    configure(Settings(log_file=Path({str(path)!r})))\n"
+        "except InferenceError as error:\n"
+        "    logging.getLogger('halimede.a').error('%s', error)\n"
+    )
+    assert done.stderr.split("] ")[1] == f'"--log-file: {path} cannot be opened: {why}"\n'

@@ -1,4 +1,5 @@
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,6 +209,24 @@ def test_stop_does_not_wait_for_the_interval_and_leaves_no_thread():
 
     assert sampler.latest == Sample(SystemSample(0.5, 2, 1), ())
     assert "metrics-sampler" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_driver_that_hangs_does_not_hold_the_stop():
+    asked, release = threading.Event(), threading.Event()
+
+    def gpus() -> Sequence[GpuSample]:
+        asked.set()
+        release.wait(BOUND_SECONDS)
+        return []
+
+    sampler = Sampler(1, None, gpus)
+    sampler.start()
+    assert asked.wait(BOUND_SECONDS)
+    begun = time.monotonic()
+    sampler.stop()
+    assert time.monotonic() - begun < 3  # it gives the driver half a second
+    release.set()
+    sampler.stop()
 
 
 def test_with_nothing_to_read_there_is_no_thread():

@@ -12,8 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-STARTED = re.compile(r"Started (HTTPService|GRPCInferenceService|Metrics Service) at [^ ]*?:(\d+)")
+LISTENING = re.compile(r"(HTTPService|GRPCInferenceService|Metrics Service) listens at [^ ]*?:(\d+)")
 START_LIMIT_S = 60.0
+LOOPBACK = (
+    *("--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1"),
+    *("--http-port=0", "--grpc-port=0", "--metrics-port=0"),
+)
 
 
 @dataclass
@@ -35,7 +39,7 @@ class Answer:
 
 @dataclass
 class RunningServer:
-    """`halimede serve` as a process of its own. Ports are read from its `Started …` lines."""
+    """`halimede serve` as a process of its own. Ports are read from its `… listens at …` lines."""
 
     process: subprocess.Popen[bytes]
     log_path: Path
@@ -129,16 +133,15 @@ def start_server(
     environment: dict[str, str] | None = None,
 ) -> RunningServer:
     """Start on loopback with free ports and wait until it listens, and with `ready` until it is ready."""
+    command = [sys.executable, "-m", "halimede", "serve", *(str(argument) for argument in arguments), *LOOPBACK]
+    return start_command(log_directory, command, ready=ready, environment=environment)
+
+
+def start_command(
+    log_directory: Path, command: Sequence[str], *, ready: bool = True, environment: dict[str, str] | None = None
+) -> RunningServer:
+    """As `start_server`, with the whole command line."""
     log_path = log_directory / f"server-{time.monotonic_ns()}.log"
-    command = [
-        sys.executable,
-        "-m",
-        "halimede",
-        "serve",
-        *(str(argument) for argument in arguments),
-        *("--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1"),
-        *("--http-port=0", "--grpc-port=0", "--metrics-port=0"),
-    ]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **(environment or {})}
@@ -146,7 +149,7 @@ def start_server(
     server = RunningServer(process, log_path)
 
     def listening() -> bool:
-        server.ports = {name: int(port) for name, port in STARTED.findall(server.log)}
+        server.ports = {name: int(port) for name, port in LISTENING.findall(server.log)}
         return len(server.ports) == 3
 
     try:

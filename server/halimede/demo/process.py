@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-STARTED = {
-    "http": re.compile(r"Started HTTPService at \S+:(\d+)"),
-    "grpc": re.compile(r"Started GRPCInferenceService at \S+:(\d+)"),
-    "metrics": re.compile(r"Started Metrics Service at \S+:(\d+)"),
+LISTENING = {
+    "http": re.compile(r"HTTPService listens at \S+:(\d+)"),
+    "grpc": re.compile(r"GRPCInferenceService listens at \S+:(\d+)"),
+    "metrics": re.compile(r"Metrics Service listens at \S+:(\d+)"),
 }
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.01
@@ -30,8 +30,8 @@ class ServerProcess:
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
         self.log = log
         command = [sys.executable, "-m", "halimede", "serve", *arguments]
-        command += [f"--{service}-address={LOOPBACK}" for service in STARTED]
-        command += [f"--{service}-port=0" for service in STARTED]
+        command += [f"--{service}-address={LOOPBACK}" for service in LISTENING]
+        command += [f"--{service}-port=0" for service in LISTENING]
         with log.open("wb") as output:
             self._process = subprocess.Popen(  # noqa: S603 - this project's own command
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
@@ -51,7 +51,7 @@ class ServerProcess:
 
     def address(self, service: str) -> str:
         """`host:port` of "http", "grpc" or "metrics"; known once the server is ready."""
-        found = STARTED[service].search(self.log.read_text(errors="replace"))
+        found = LISTENING[service].search(self.log.read_text(errors="replace"))
         if found is None:
             raise ServerNotReadyError(f"the server has not started {service}; its log is {self.log}")
         return f"{LOOPBACK}:{found[1]}"
@@ -77,7 +77,7 @@ class ServerProcess:
             return self._process.wait()
 
     def _is_ready(self) -> bool:
-        found = STARTED["http"].search(self.log.read_text(errors="replace"))
+        found = LISTENING["http"].search(self.log.read_text(errors="replace"))
         if found is None:
             return False
         try:

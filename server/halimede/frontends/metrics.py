@@ -1,24 +1,45 @@
 """The metrics listener: GET /metrics on a port of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from halimede.core.types import Buffer
 from halimede.core.wire.http_control import error_json
 from halimede.frontends.http.framing import Limits
+from halimede.frontends.http.infer import respond_error
 from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.protocol import JSON, PLAIN_TEXT, Exchange
 from halimede.frontends.http.routes import path_of
+from halimede.frontends.http.steps import StepQueue, Steps
 
 _MAX_BODY_BYTES = 64 << 10
+_MAX_CONNECTIONS = 64
+"""The page of a thousand models is 5 MB, and a scraper may take a minute to read it."""
+_SPARE_DESCRIPTORS = 8
+"""Fewer than the HTTP front end leaves: who wonders why it turns connections away finds the metrics."""
 
 
 class MetricsServer(Listener):
-    """Serves what `render` returns, a text in Prometheus' format. See `Listener` for start, serve, drain and close."""
+    """Serves what `render` makes in steps, the parts of a text in Prometheus' format.
+
+    See `Listener` for start, serve, drain and close.
+    """
 
     def __init__(
-        self, render: Callable[[], bytes], *, log: Callable[[str], None], limits: Limits | None = None
+        self,
+        render: Callable[[], Steps[Sequence[Buffer]]],
+        *,
+        log: Callable[[str], None],
+        limits: Limits | None = None,
     ) -> None:
-        super().__init__(self._answer, service="Metrics", max_body=_MAX_BODY_BYTES, log=log, limits=limits or Limits())
+        super().__init__(
+            self._answer,
+            service="Metrics",
+            max_body=_MAX_BODY_BYTES,
+            log=log,
+            limits=limits or Limits(max_connections=_MAX_CONNECTIONS, spare_descriptors=_SPARE_DESCRIPTORS),
+        )
         self._render = render
+        self._steps = StepQueue(self.fail)
 
     def _answer(self, exchange: Exchange) -> None:
         if exchange.head.method != b"GET":
@@ -26,4 +47,9 @@ class MetricsServer(Listener):
         elif path_of(exchange.head.target) != b"/metrics":
             exchange.respond(200, PLAIN_TEXT)  # As Triton does: probes of all kinds point at this port.
         else:
-            exchange.respond(200, PLAIN_TEXT, (self._render(),))
+            self._steps.run(
+                exchange,
+                self._render(),
+                lambda parts: exchange.respond(200, PLAIN_TEXT, parts),
+                lambda error: respond_error(exchange, error),
+            )

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 
 from halimede import __version__
 from halimede.core.config.check_request import Checked
@@ -56,12 +56,16 @@ class CoreServer:
         server_id: str,
         control_mode: ModelControlMode,
         strict_readiness: bool,
+        counter_latencies: bool,
+        dropped_log_lines: Callable[[], int],
     ) -> None:
         self._lifecycle = lifecycle
         self._sampler = sampler
         self._metadata = ServerMetadata(server_id, __version__, EXTENSIONS)
         self._control_mode = control_mode
         self._strict_readiness = strict_readiness
+        self._counter_latencies = counter_latencies
+        self._dropped_log_lines = dropped_log_lines
         self._started = False
         self._draining = False
         self._next_ticket = 1
@@ -208,22 +212,17 @@ class CoreServer:
         self._require_control(name)
         await self._finish(self._lifecycle.unload(name))
 
-    def render_metrics(self) -> bytes:
-        """The metrics page, in Prometheus' text format."""
-        samples = [
-            metrics.ModelSample(
-                v.stats,
-                v.config.metric_tags,
-                pending=v.pump.queued,
-                executing=v.pump.executing,
-                oldest_wait_ns=v.pump.oldest_wait_ns(),
-                load_seconds=v.load_seconds,
-            )
-            for _, record in sorted(self._lifecycle.records.items())
-            for v in record.versions.values()
-        ]
+    def render_metrics(self) -> Generator[None, None, list[bytes]]:
+        """The metrics page in Prometheus' text format, in steps as `core.observe.metrics.render` makes it."""
+        versions = [v for _, record in sorted(self._lifecycle.records.items()) for v in record.versions.values()]
         sample = self._sampler.latest
-        return metrics.render(samples, sample.system, sample.gpus)
+        return metrics.render(
+            map(_sample_of, versions),
+            sample.system,
+            sample.gpus,
+            dropped_log_lines=self._dropped_log_lines(),
+            latencies=self._counter_latencies,
+        )
 
     async def _finish(self, work: Coroutine[None, None, None]) -> None:
         """Carry on when the client that asked goes away: a load that was begun ends as loaded or failed."""
@@ -271,6 +270,18 @@ class CoreServer:
         raise InferenceError(
             ErrorCode.NOT_FOUND, f"Request for unknown model: '{shown}' version {clip(text)} is not found"
         )
+
+
+def _sample_of(version: ModelVersion) -> metrics.ModelSample:
+    pump = version.pump
+    return metrics.ModelSample(
+        version.stats,
+        version.config.metric_tags,
+        pending=pump.queued,
+        executing=pump.executing,
+        oldest_wait_ns=pump.oldest_wait_ns(),
+        load_seconds=version.load_seconds,
+    )
 
 
 def _version_number(text: str) -> int:

@@ -15,10 +15,31 @@ from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
 log = logging.getLogger(__name__)
 
 
-def read_inventory(device_list: Path | None) -> Inventory:
-    """The devices of the list file where one is given, else of the driver; without a driver none."""
-    if device_list is None:
-        return Inventory(_driver_devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
+def read_inventory(device_list: Path | None, min_capability: tuple[int, int] = (0, 0)) -> Inventory:
+    """The devices of the list file where one is given, else of the driver; without a driver none.
+
+    Devices below `min_capability` are left out, and the others keep their indexes, which are CUDA's.
+    """
+    found = (
+        _list_devices(device_list)
+        if device_list is not None
+        else _driver_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    )
+    for device in found:
+        if not _is_capable(device, min_capability):
+            log.warning(
+                "device %d (%s) is not used: its compute capability %d.%d is below the minimum %d.%d",
+                *(device.index, device.uuid, *device.compute_capability, *min_capability),
+            )
+    return Inventory(tuple(device for device in found if _is_capable(device, min_capability)))
+
+
+def _is_capable(device: Device, least: tuple[int, int]) -> bool:
+    # A list need not say what its devices can do.
+    return device.compute_capability == (0, 0) or device.compute_capability >= least
+
+
+def _list_devices(device_list: Path) -> tuple[Device, ...]:
     try:
         with device_list.open("rb") as file:
             text = file.read(MAX_LIST_BYTES + 1)
@@ -26,7 +47,7 @@ def read_inventory(device_list: Path | None) -> Inventory:
         raise InferenceError(
             ErrorCode.INVALID_ARG, f"the device list '{device_list}' cannot be read: {error.strerror}"
         ) from error
-    return parse_device_list(text)
+    return parse_device_list(text).devices
 
 
 def nvml_devices(nvml: Any, visible: str | None) -> tuple[Device, ...]:  # Any: pynvml has no types

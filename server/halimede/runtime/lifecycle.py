@@ -1,18 +1,24 @@
 """Life cycle of all models: load, reload, unload, and what the repository index says of them.
 
 One lock per model name serialises its loads and unloads; different models do not wait for one another but for a free
-load thread. State changes on the event loop only. A reload builds the new versions beside the old ones, which serve
+load slot. State changes on the event loop only. A reload builds the new versions beside the old ones, which serve
 until the swap (one synchronous step) and then drain in the background; a reload that fails leaves the old ones alone.
+
+What runs a model's own code (a load, the start of instances, a close) may never return, and a thread cannot be ended.
+So nothing waits for such work for ever: an unload that has waited long, or a stop of the server, leaves a load behind,
+and what does not close in time is left behind too. What such a load makes in the end is closed as it comes.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.repository.lifecycle import Event, next_state, reason
+from halimede.core.repository.lifecycle import Event, next_state, reason, retry_pause_secs
 from halimede.core.types import ErrorCode, InferenceError, ModelIndexEntry, ModelReadyState
+from halimede.runtime.malloc import release_free_memory
 from halimede.runtime.model import ModelVersion, start_version
 from halimede.runtime.prepare import ConfigError, LoadOptions, PreparedModel, VersionError, load_model
 from halimede.runtime.pump import LiveRequests
@@ -20,6 +26,17 @@ from halimede.runtime.repository import ModelEntry, ModelRepository
 from halimede.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+UNLOAD_PATIENCE_SECS = 5.0
+"""How long an unload lets a load finish that is under way: most do, and then both have done what they were asked."""
+
+CLOSE_PATIENCE_SECS = 5.0
+"""How long instances and model may take to close once nothing is in flight any more."""
+
+MAX_LEFT_BEHIND = 64
+"""Loads and closes that never ended. Each holds a thread and what it allocated, so that they may not become many."""
 
 
 @dataclass(slots=True)
@@ -47,7 +64,11 @@ class ModelRecord:
     """Everything known of one model name.
 
     `versions` holds the serving ones, ascending by number; `serving` finds them by the text of a request's version, ""
-    for the highest. `failure` says why the last load failed before any version could be named.
+    for the highest. `failure` says why the last load failed before any version could be named, `warned` what was said
+    of the directory already.
+
+    `unloads` are the unloads that wait for the lock: while there are any, no load is tried again. `impatient` are those
+    of them that have waited too long: while there are any, `give_up` is set and no load is waited for.
     """
 
     name: str
@@ -58,6 +79,11 @@ class ModelRecord:
     fingerprint: str = ""
     wanted: bool = False
     failure: str = ""
+    warned: frozenset[str] = frozenset()
+    unloads: int = 0
+    impatient: int = 0
+    unload_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    give_up: asyncio.Event = field(default_factory=asyncio.Event)
 
     def replace(self, versions: dict[int, ModelVersion]) -> dict[int, ModelVersion]:
         """Serve these versions from now on, in one step; returns what was served before."""
@@ -98,24 +124,40 @@ class ModelRecord:
                 del self.status[number]
 
 
-class ModelLifecycle:
-    """Loads and unloads models of a repository; `records` is read by the server, changed here alone."""
+class LeftBehindError(InferenceError):
+    """A load was not waited for any longer, because the model is to be unloaded."""
 
-    def __init__(self, repository: ModelRepository, options: LoadOptions, load_threads: int) -> None:
+    def __init__(self) -> None:
+        super().__init__(ErrorCode.UNAVAILABLE, "the model was unloaded while it was loading")
+
+
+class ModelLifecycle:
+    """Loads and unloads models of a repository; `records` is read by the server, changed here alone.
+
+    A failed load is tried again `retry_count` times, with a pause that grows, unless another try cannot help.
+    """
+
+    def __init__(
+        self, repository: ModelRepository, options: LoadOptions, load_threads: int, *, retry_count: int = 0
+    ) -> None:
         self.records: dict[str, ModelRecord] = {}
         self.live = LiveRequests()
         """Every request in flight, of all models, by ticket: filled and emptied by the pumps."""
         self._repository = repository
         self._options = options
+        self._retry_count = retry_count
         self._slots = asyncio.Semaphore(load_threads)
         self._closing: dict[asyncio.Task[None], ModelVersion] = {}
+        self._left_behind: set[asyncio.Task[None]] = set()
+        self._memory_was_freed = False
+        self._releasing: asyncio.Task[None] | None = None
 
     async def load_all(self, names: Sequence[str] | None) -> list[str]:
         """Load the named models, or with None all that the repository has, side by side. Returns those that failed."""
         if names is None:
-            found, warnings = await run_in_thread("list-repository", self._repository.scan)
-            names = tuple(found)
-            for warning in warnings:
+            listing = await run_in_thread("list-repository", self._repository.scan)
+            names = listing.names
+            for warning in listing.warnings:
                 log.warning("%s", warning)
         results = await asyncio.gather(*(self._load_logged(name) for name in names))
         return [name for name, loaded in zip(names, results, strict=True) if not loaded]
@@ -145,6 +187,9 @@ class ModelLifecycle:
                     f"{error.code.value}: {error.message};\n"
                 )
                 raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+            except LeftBehindError as error:
+                text = f"load failed for model '{name}': {error.message}"
+                raise InferenceError(ErrorCode.INVALID_ARG, text) from error
             finally:
                 # One failed call must not take a server out of service that nobody had asked for that model before.
                 record.wanted = bool(record.versions) or was_wanted
@@ -152,27 +197,46 @@ class ModelLifecycle:
                     del self.records[name]
 
     async def unload(self, name: str) -> None:
-        """Stop serving; instances and model are freed once the last accepted request is answered."""
+        """Stop serving; instances and model are freed once the last accepted request is answered.
+
+        A load that is under way may finish within UNLOAD_PATIENCE_SECS; then it fails, and so does any that waits
+        behind it.
+        """
         record = self.records.get(name)
         if record is None:
             return
-        async with record.lock:
-            if not record.wanted:
-                return
-            record.wanted = False
-            record.failure = ""
-            record.fingerprint = ""
-            self._retire(record, record.replace({}))
-            log.info("unloading model '%s'", name)
+        was_impatient = False
+
+        def lose_patience() -> None:
+            nonlocal was_impatient
+            was_impatient = True
+            record.impatient += 1
+            record.give_up.set()
+
+        record.unloads += 1
+        record.unload_asked.set()
+        timer = asyncio.get_running_loop().call_later(UNLOAD_PATIENCE_SECS, lose_patience)
+        try:
+            async with record.lock:
+                self._unload(record)
+        finally:
+            timer.cancel()
+            record.unloads -= 1
+            record.impatient -= was_impatient
+            if not record.unloads:
+                record.unload_asked.clear()
+            if not record.impatient:
+                record.give_up.clear()
 
     async def index(self, ready_only: bool) -> list[ModelIndexEntry]:
         """The repository index: what is on disk now, and every version that was ever loaded."""
         entries: list[ModelIndexEntry] = []
-        on_disk, _ = await run_in_thread("list-repository", self._repository.scan)
-        for name in sorted({*on_disk, *self.records}):
+        listing = await run_in_thread("list-repository", self._repository.scan)
+        for name in sorted({*listing.names, *self.records}):
             record = self.records.get(name)
             if record is None or not record.status:
                 failure = record.failure if record is not None else ""
+                failure = failure or listing.duplicates.get(name, "")
                 state = ModelReadyState.UNAVAILABLE if failure else None
                 entry = [ModelIndexEntry(name, "", state, failure)]
             else:
@@ -211,36 +275,45 @@ class ModelLifecycle:
         try:
             await self.load(name)
         except InferenceError as error:
-            log.error("%s", error.message.rstrip())
-            return False
-        except Exception as error:
-            log.exception("model '%s': the load failed", name)
-            record.failure = f"{type(error).__name__}: {error}"
-            return False
+            log.error("%s", error.message.rstrip(), extra={"model": name})
+            # Whoever unloads a model while the server starts does not want the server to exit for want of it.
+            return bool(record.unloads)
         return True
 
     async def _load(self, record: ModelRecord) -> None:
+        """Load, and again while that fails, another try may help and nobody wants the model unloaded."""
+        attempt = 1
+        while True:
+            try:
+                await self._try_load(record)
+                return
+            except (ConfigError, VersionError) as error:
+                if attempt > self._retry_count or record.unloads or not _may_pass(error):
+                    raise
+                pause = retry_pause_secs(attempt)
+                log.warning(
+                    "model '%s': load attempt %d of %d failed, the next one in %g s: %s",
+                    *(record.name, attempt, self._retry_count + 1, pause, error.message),
+                    extra={"model": record.name},
+                )
+                try:
+                    await asyncio.wait_for(record.unload_asked.wait(), pause)
+                except TimeoutError:
+                    attempt += 1
+                else:
+                    raise
+
+    async def _try_load(self, record: ModelRecord) -> None:
+        building: dict[int, VersionStatus] = {}
         try:
-            entry = await run_in_thread(f"read-{record.name}", lambda: self._repository.find(record.name))
-        except (OSError, LookupError, ValueError) as error:
-            record.failure = str(error)
-            raise ConfigError(ErrorCode.INTERNAL, str(error)) from error
-        if record.versions and record.fingerprint == entry.fingerprint:
-            record.forget_failures()
-            return
-        for warning in entry.warnings:
-            log.warning("model '%s': %s", record.name, warning)
-        building = {version: VersionStatus(ModelReadyState.UNKNOWN) for version in entry.versions}
-        try:
+            entry = await self._read(record)
+            if record.versions and record.fingerprint == entry.fingerprint:
+                record.forget_failures()
+                return
+            building.update((version, VersionStatus(ModelReadyState.UNKNOWN)) for version in entry.versions)
             serving = await self._build(record, entry, building)
-        except (ConfigError, VersionError) as error:
-            for status in record.status.values():
-                if status.state is ModelReadyState.READY:
-                    status.on(Event.RELOAD_FAILED, error)
-            if isinstance(error, VersionError):
-                self._fail(record, building, error)
-            else:
-                record.failure = error.message
+        except (ConfigError, VersionError, LeftBehindError) as error:
+            self._fail(record, building, error)
             raise
         old = record.replace(serving)
         for number in serving:
@@ -252,64 +325,177 @@ class ModelLifecycle:
         record.fingerprint = entry.fingerprint
         self._retire(record, old)
         record.forget_failures()
-        log.info("successfully loaded '%s'", record.name)
+        log.info("successfully loaded '%s'", record.name, extra={"model": record.name})
 
-    def _fail(self, record: ModelRecord, building: dict[int, VersionStatus], error: VersionError) -> None:
-        """No selected version came up, the others because of the one that failed."""
-        for number, status in building.items():
-            if record.status.get(number) is not status:
-                continue
-            if number == error.version:
-                status.on(Event.FAILED, error)
-            else:
-                text = f"not loaded because version {error.version} failed: {error.message}"
-                status.on(Event.FAILED, InferenceError(error.code, text))
+    async def _read(self, record: ModelRecord) -> ModelEntry:
+        """The model's directory as it is now; ConfigError."""
+        if len(self._left_behind) >= MAX_LEFT_BEHIND:
+            text = f"{MAX_LEFT_BEHIND} loads or unloads of models never ended, the server must be restarted"
+            raise ConfigError(ErrorCode.UNAVAILABLE, text)
+        try:
+            finding = run_in_thread(f"read-{record.name}", lambda: self._repository.find(record.name))
+            entry = await self._unless_unloaded(record, finding)
+        except LeftBehindError:
+            raise
+        except Exception as error:
+            if not isinstance(error, OSError | LookupError | ValueError):
+                log.exception("model '%s': its directory could not be read", record.name, extra={"model": record.name})
+            raise ConfigError(ErrorCode.INTERNAL, str(error)) from error
+        for warning in entry.warnings:
+            if warning not in record.warned:
+                log.warning("model '%s': %s", record.name, warning, extra={"model": record.name})
+        record.warned = frozenset(entry.warnings)
+        return entry
+
+    def _fail(self, record: ModelRecord, building: dict[int, VersionStatus], error: InferenceError) -> None:
+        """What the index says when no selected version came up; those that are not at fault say which one is."""
+        for number, status in record.status.items():
+            if status.state is ModelReadyState.READY:
+                status.on(Event.RELOAD_FAILED, error)
+            elif building.get(number) is status:
+                cause = error
+                if isinstance(error, VersionError) and number != error.version:
+                    text = f"not loaded because version {error.version} failed: {error.message}"
+                    cause = InferenceError(error.code, text)
+                status.on(Event.FAILED, cause)
+        if not isinstance(error, VersionError):
+            record.failure = error.message
 
     async def _build(
         self, record: ModelRecord, entry: ModelEntry, building: dict[int, VersionStatus]
     ) -> dict[int, ModelVersion]:
-        """New versions with their instances up; all of them or none."""
-        async with self._slots:
-            log.info("loading: %s", record.name)
-            before = dict(record.status)
-            for number, status in building.items():
-                status.on(Event.LOAD)
-                if number not in record.versions:
-                    record.status[number] = status
+        """New versions with their instances up; all of them or none. ConfigError or VersionError."""
+        before = dict(record.status)
+        try:
+            await self._unless_unloaded(record, self._slots.acquire(), self._free_slot)
             try:
-                prepared = await run_in_thread(f"load-{record.name}", lambda: load_model(entry, self._options))
-                selected = {version.version for version in prepared.versions}
-                record.withdraw({n: s for n, s in building.items() if n not in selected}, before)
-                return await self._start(record, prepared)
-            except ConfigError:
-                record.withdraw(building, before)
-                raise
-            except VersionError as error:
-                record.withdraw({n: s for n, s in building.items() if n not in error.selected}, before)
-                raise
+                return await self._build_in_slot(record, entry, building, before)
+            finally:
+                self._slots.release()
+        except ConfigError:
+            record.withdraw(building, before)
+            raise
+        except VersionError as error:
+            record.withdraw({n: s for n, s in building.items() if n not in error.selected}, before)
+            raise
+        except LeftBehindError:
+            raise
+        except Exception as error:
+            log.exception("model '%s': the load failed", record.name, extra={"model": record.name})
+            record.withdraw(building, before)
+            raise ConfigError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
 
-    async def _start(self, record: ModelRecord, prepared: PreparedModel) -> dict[int, ModelVersion]:
+    async def _build_in_slot(
+        self,
+        record: ModelRecord,
+        entry: ModelEntry,
+        building: dict[int, VersionStatus],
+        before: dict[int, VersionStatus],
+    ) -> dict[int, ModelVersion]:
+        for number, status in building.items():
+            status.on(Event.LOAD)
+            if number not in record.versions:
+                record.status[number] = status
+        loading = run_in_thread(f"load-{record.name}", lambda: load_model(entry, self._options))
+        prepared = await self._unless_unloaded(record, loading, lambda made: self._close_models(record.name, made))
+        selected = {version.version for version in prepared.versions}
+        record.withdraw({n: s for n, s in building.items() if n not in selected}, before)
+        return await self._unless_unloaded(record, self._start(record.name, prepared), self._close_versions)
+
+    async def _start(self, name: str, prepared: PreparedModel) -> dict[int, ModelVersion]:
+        """All selected versions with their instances up. VersionError of the one that failed, the others closed."""
         started: dict[int, ModelVersion] = {}
         selected = tuple(version.version for version in prepared.versions)
         for version in prepared.versions:
             try:
                 started[version.version] = await start_version(
-                    record.name, version, prepared.labels, prepared.load_seconds, self.live
+                    name, version, prepared.labels, prepared.load_seconds, self.live
                 )
             except Exception as error:
-                for other in prepared.versions:
-                    if other.version in started:
-                        await started[other.version].close()
-                    else:
-                        await run_in_thread(f"close-{record.name}", other.model.close)
+                if not isinstance(error, InferenceError):
+                    log.exception("model '%s': an instance did not start", name, extra={"model": name})
+                await self._close_versions(started)
+                rest = [other for other in prepared.versions if other.version not in started]
+                await self._close_models(name, replace(prepared, versions=tuple(rest)))
+                code, text = ErrorCode.INTERNAL, f"{type(error).__name__}: {error}"
                 if isinstance(error, InferenceError):
-                    raise VersionError(version.version, selected, error.code, error.message) from error
-                log.exception("model '%s': an instance did not start", record.name)
-                text = f"{type(error).__name__}: {error}"
-                raise VersionError(version.version, selected, ErrorCode.INTERNAL, text) from error
+                    code, text = error.code, error.message
+                raise VersionError(version.version, selected, code, text) from error
         return started
 
-    def _retire(self, record: ModelRecord, old: dict[int, ModelVersion]) -> None:
+    async def _unless_unloaded(
+        self,
+        record: ModelRecord,
+        work: Coroutine[Any, Any, T],
+        discard: Callable[[T], Coroutine[Any, Any, None]] | None = None,
+    ) -> T:
+        """What `work` returns or raises; LeftBehindError when an unload has waited for it long enough.
+
+        Then, and when this call is cancelled, `work` goes on by itself, and `discard` gets what comes of it.
+        """
+        if record.give_up.is_set():
+            work.close()
+            raise LeftBehindError
+        task = asyncio.get_running_loop().create_task(work)
+        giving_up = asyncio.get_running_loop().create_task(record.give_up.wait())
+        try:
+            await asyncio.wait((task, giving_up), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._leave_behind(record.name, task, discard)
+            raise
+        finally:
+            giving_up.cancel()
+        if not task.done():
+            self._leave_behind(record.name, task, discard)
+            raise LeftBehindError
+        return task.result()
+
+    def _leave_behind(
+        self, name: str, task: asyncio.Task[T], discard: Callable[[T], Coroutine[Any, Any, None]] | None = None
+    ) -> None:
+        """Wait for `task` no longer, but see to what comes of it."""
+
+        async def see_to_it() -> None:
+            try:
+                result = await task
+            except Exception as error:  # noqa: BLE001  # nobody is left who asked for it
+                about = {"model": name}
+                log.warning("model '%s': a load that was left behind has failed: %s", name, error, extra=about)
+                return
+            if discard is not None:
+                await discard(result)
+
+        waiter = asyncio.get_running_loop().create_task(see_to_it())
+        self._left_behind.add(waiter)
+        waiter.add_done_callback(self._left_behind.discard)
+
+    async def _free_slot(self, _: bool) -> None:
+        self._slots.release()
+
+    async def _close_models(self, name: str, prepared: PreparedModel) -> None:
+        """Close models that have no instances."""
+        for version in prepared.versions:
+            try:
+                await run_in_thread(f"close-{name}", version.model.close)
+            except Exception:
+                about = {"model": name, "version": version.version}
+                log.exception("model '%s' version %d: closing failed", name, version.version, extra=about)
+
+    async def _close_versions(self, versions: Mapping[int, ModelVersion]) -> None:
+        """Close versions that never served."""
+        for version in versions.values():
+            await self._close_version(version)
+
+    def _unload(self, record: ModelRecord) -> None:
+        if not record.wanted:
+            return
+        record.wanted = False
+        record.failure = ""
+        record.fingerprint = ""
+        self._retire(record, record.replace({}))
+        log.info("unloading model '%s'", record.name, extra={"model": record.name})
+
+    def _retire(self, record: ModelRecord, old: Mapping[int, ModelVersion]) -> None:
         """Let replaced or unloaded versions finish in the background."""
         for number, version in old.items():
             status = None
@@ -321,10 +507,42 @@ class ModelLifecycle:
             task.add_done_callback(self._closing.pop)
 
     async def _finish(self, version: ModelVersion, status: VersionStatus | None) -> None:
-        try:
-            await version.close()
-        except Exception:
-            log.exception("model '%s' version %s: closing failed", version.name, version.version)
+        await version.drained()
+        await self._close_version(version)
+        self._release_memory()
         if status is not None and status.state is ModelReadyState.UNLOADING:
             status.on(Event.UNLOADED)
-            log.info("successfully unloaded '%s' version %s", version.name, version.version)
+            about = {"model": version.name, "version": version.version}
+            log.info("successfully unloaded '%s' version %s", version.name, version.version, extra=about)
+
+    def _release_memory(self) -> None:
+        """Have the memory of a model that was closed go back to the system; once for all that close at a time."""
+        self._memory_was_freed = True
+        if self._releasing is None or self._releasing.done():
+            self._releasing = asyncio.get_running_loop().create_task(self._release_while_freed())
+
+    async def _release_while_freed(self) -> None:
+        while self._memory_was_freed:
+            self._memory_was_freed = False
+            await run_in_thread("release-memory", release_free_memory)
+
+    async def _close_version(self, version: ModelVersion) -> None:
+        """Close a version that has nothing in flight, and leave it behind when it takes too long."""
+        task = asyncio.get_running_loop().create_task(version.close())
+        await asyncio.wait((task,), timeout=CLOSE_PATIENCE_SECS)
+        if not task.done():
+            log.error(
+                "model '%s' version %s does not close: it is left behind after %g s, with its threads and memory",
+                *(version.name, version.version, CLOSE_PATIENCE_SECS),
+                extra={"model": version.name, "version": version.version},
+            )
+            self._leave_behind(version.name, task)
+        elif error := task.exception():
+            about = {"model": version.name, "version": version.version}
+            text = f"model '{version.name}' version {version.version}: closing failed"
+            log.error("%s", text, exc_info=error, extra=about)
+
+
+def _may_pass(error: ConfigError | VersionError) -> bool:
+    """Whether another try can help: a configuration stays wrong, a file system, a device or a model may recover."""
+    return isinstance(error, VersionError) or isinstance(error.__cause__, OSError)

@@ -54,6 +54,10 @@ class ModelVersion:
     def __repr__(self) -> str:
         return f"<ModelVersion {self.name}:{self.version} {self.pump!r}>"
 
+    async def drained(self) -> None:
+        """Wait until every accepted request is answered."""
+        await self.pump.drained()
+
     async def close(self) -> None:
         """Answer what was accepted, stop the instances, free the model."""
         await self.pump.close()

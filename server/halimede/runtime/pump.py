@@ -218,13 +218,16 @@ class Pump:
                 flight.cancelled = True
                 self._fail(key, STOPPING, FailureReason.OTHER)
 
-    async def close(self) -> None:
-        """Wait until every accepted request is answered, then stop the workers."""
+    async def drained(self) -> None:
+        """Wait until every accepted request is answered."""
         await self._idle.wait()
+
+    async def close(self) -> None:
+        """Wait until every accepted request is answered, then stop the workers, side by side: one may take long."""
+        await self.drained()
         if self._timer is not None:
             self._timer.cancel()
-        for worker in (*self._workers.values(), *self._passive):
-            await worker.stop()
+        await asyncio.gather(*(worker.stop() for worker in (*self._workers.values(), *self._passive)))
 
     def _poll(self) -> None:
         actions = self._scheduler.poll(monotonic_ns())
@@ -336,4 +339,5 @@ def _call(on_response: OnResponse, response: InferenceResponse) -> None:
     try:
         on_response(response)
     except Exception:
-        log.exception("answering a request of model '%s' failed", response.model_name)
+        about = {"model": response.model_name, "version": response.model_version, "request_id": response.id}
+        log.exception("answering a request of model '%s' failed", response.model_name, extra=about)

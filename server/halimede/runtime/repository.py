@@ -1,5 +1,12 @@
-"""The model repositories on disk: the models there are, and one model's configuration and labels. Blocking."""
+"""The model repositories on disk: the models there are, and one model's configuration and labels. Blocking.
 
+Links are the operator's: whoever can make one in a repository can put a model there too. So a model, a version and its
+files may be links to anywhere, as big weights and mounted volumes need. A name that a *configuration* gives stays in
+the model's directory as it is written (`validate`), and where the server would show a file's content to clients, as it
+does with labels, the links on the way must not lead out of the model's real directory and its repository either.
+"""
+
+import errno
 import hashlib
 import os
 import stat
@@ -7,10 +14,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from halimede.core.repository.layout import duplicate_reason, model_name_problem, version_directories
+from halimede.core.config.files import config_file, config_name_problem
+from halimede.core.repository.layout import (
+    NOT_MODELS,
+    duplicate_reason,
+    is_model_directory,
+    is_version,
+    model_name_problem,
+    version_directories,
+)
+from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
-CONFIG_NAME = "config.pbtxt"
 MAX_CONFIG_BYTES = 4 << 20
 MAX_LABELS_BYTES = 16 << 20
 MAX_FILES = 100_000
@@ -19,15 +34,28 @@ MAX_FILES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model directory as found. `files` are the names inside each version directory, `fingerprint` changes when
-    anything below the directory does. `artifact` is set for a single file that is served without a repository."""
+    """A model directory as found, in one repository. `files` are the names inside each version directory, `fingerprint`
+    changes when anything below the directory does. `artifact` is set for a single file that is served without one.
+    `config_name` is the name under `configs/` of the configuration to prefer, "" for none."""
 
     name: str
+    repository: Path
     directory: Path
     versions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     fingerprint: str = ""
     warnings: tuple[str, ...] = ()
     artifact: Path | None = None
+    config_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What the repositories hold: the names of all models, sorted, a warning for each thing that cannot be one, and why
+    those that are in several repositories cannot be loaded, by name."""
+
+    names: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    duplicates: Mapping[str, str] = field(default_factory=dict)
 
 
 class DuplicateModelError(LookupError):
@@ -37,15 +65,23 @@ class DuplicateModelError(LookupError):
 class ModelRepository:
     """Several repository directories, or one model file."""
 
-    def __init__(self, roots: tuple[Path, ...], model_file: Path | None = None) -> None:
-        self._roots = roots
+    def __init__(self, roots: tuple[Path, ...], model_file: Path | None = None, config_name: str = "") -> None:
+        """`config_name` is that of `--model-config-name`; INVALID_ARG where it is no plain name."""
+        if config_name and (problem := config_name_problem(config_name)):
+            raise InferenceError(ErrorCode.INVALID_ARG, problem)
+        self._config_name = config_name
+        # One that is given twice, by whatever path, would make a duplicate of each of its models.
+        distinct: dict[str, Path] = {}
+        for root in roots:
+            distinct.setdefault(os.path.realpath(root), root)
+        self._roots = tuple(distinct.values())
         self._file = _file_entry(model_file) if model_file is not None else None
 
-    def scan(self) -> tuple[list[str], list[str]]:
-        """The names of all models that there are, sorted, and a warning for each thing that cannot be one."""
+    def scan(self) -> Listing:
+        """What there is now. One entry that cannot be read is one warning, and costs the others nothing."""
         if self._file is not None:
-            return [self._file.name], []
-        found: set[str] = set()
+            return Listing((self._file.name,))
+        found: dict[str, list[str]] = {}
         warnings: list[str] = []
         for root in self._roots:
             try:
@@ -53,14 +89,15 @@ class ModelRepository:
             except OSError as error:
                 warnings.append(f"repository '{root}' cannot be read: {error}")
                 continue
-            for name in names:
-                if name.startswith(".") or not (root / name).is_dir():
+            for name in sorted(names):
+                if name.startswith(".") or name in NOT_MODELS:
                     continue
-                if problem := model_name_problem(name):
+                if problem := _model_problem(root, name):
                     warnings.append(f"ignoring {name!a} in '{root}': {problem}")
                     continue
-                found.add(name)
-        return sorted(found), warnings
+                found.setdefault(name, []).append(str(root / name))
+        duplicates = {name: duplicate_reason(name, places) for name, places in found.items() if len(places) > 1}
+        return Listing(tuple(sorted(found)), tuple(warnings), duplicates)
 
     def find(self, name: str) -> ModelEntry:
         """The model's directory as it is now. LookupError when there is none, or more than one; OSError."""
@@ -68,29 +105,38 @@ class ModelRepository:
             return self._file
         if problem := model_name_problem(name):
             raise LookupError(problem)
-        places = [root / name for root in self._roots if (root / name).is_dir()]
-        if not places:
-            roots = ", ".join(f"'{root}'" for root in self._roots)
-            raise LookupError(f"there is no directory '{clip(name)}' in {roots or 'any repository'}")
-        if len(places) > 1:
-            raise DuplicateModelError(duplicate_reason(name, [str(place) for place in places]))
-        return _entry(name, places[0])
+        if name.startswith("."):
+            raise LookupError(f"'{clip(name)}' is hidden: a name that begins with '.' is no model's")
+        problems = {root: _directory_problem(root / name) for root in self._roots}
+        roots = [root for root, problem in problems.items() if problem is None]
+        if not roots:
+            raise LookupError(_nowhere(name, problems))
+        if len(roots) > 1:
+            raise DuplicateModelError(duplicate_reason(name, [str(root / name) for root in roots]))
+        return _entry(name, roots[0], self._config_name)
 
 
-def read_config_text(entry: ModelEntry) -> bytes | None:
-    """The model's config.pbtxt; None where there is none. OSError when it cannot be read, ValueError when too large."""
+def config_filename(entry: ModelEntry) -> str | None:
+    """The configuration's file, relative to the model's directory; None without one, ValueError for two of them."""
     if entry.artifact is not None:
         return None
-    path = entry.directory / CONFIG_NAME
     # A link that leads nowhere is a configuration that is missing, and a model served by guesses instead.
-    return read_file(path, MAX_CONFIG_BYTES) if os.path.lexists(path) else None
+    return config_file(entry.config_name, lambda name: os.path.lexists(entry.directory / name))
+
+
+def read_config_text(entry: ModelEntry, filename: str) -> bytes:
+    """The configuration as it was written. OSError when it cannot be read, ValueError when too large."""
+    return read_file(entry.directory / filename, MAX_CONFIG_BYTES)
 
 
 def read_labels(entry: ModelEntry, filenames: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The lines of each output's label file, by output name. OSError or ValueError as `read_file`, or for no UTF-8."""
+    """The lines of each output's label file, by output name.
+
+    OSError or ValueError as `read_file`; ValueError for a file that lies outside of the repository, or is no UTF-8.
+    """
     labels: dict[str, tuple[str, ...]] = {}
     for output, filename in filenames.items():
-        path = entry.directory / filename
+        path = _inside(entry, filename)
         try:
             labels[output] = tuple(read_file(path, MAX_LABELS_BYTES).decode().splitlines())
         except UnicodeDecodeError as error:
@@ -110,6 +156,51 @@ def read_file(path: Path, limit: int) -> bytes:
     return content
 
 
+def _inside(entry: ModelEntry, filename: str) -> Path:
+    """The real path of a file that the configuration names; ValueError where it is outside of what the model may show.
+
+    Its repository belongs to that, for files that models share, and so does the real directory of a model that is a
+    link. What is checked is what is opened: the path without links.
+    """
+    path = entry.directory / filename
+    real = Path(os.path.realpath(path))
+    if not any(real.is_relative_to(os.path.realpath(place)) for place in (entry.directory, entry.repository)):
+        raise ValueError(f"{path} is a link that leads out of the repository '{entry.repository}'; copy the file there")
+    return real
+
+
+def _model_problem(root: Path, name: str) -> str | None:
+    """Why an entry of a repository is no model, None when it is one (whether or not it can be loaded)."""
+    if problem := model_name_problem(name) or _directory_problem(root / name):
+        return problem
+    try:
+        names = _names(root / name)
+    except OSError:
+        return None  # its load will say why it cannot be read
+    if not is_model_directory(names):
+        return "there is neither a config.pbtxt nor a version directory, such as '1', in it"
+    return None
+
+
+def _directory_problem(path: Path) -> str | None:
+    """Why this is no directory, or one that cannot be reached; None when it is one."""
+    try:
+        return None if stat.S_ISDIR(path.stat().st_mode) else "it is not a directory"
+    except FileNotFoundError:
+        return "it is a link that leads nowhere" if os.path.lexists(path) else "it is not there"
+    except OSError as error:
+        return "it is a loop of links" if error.errno == errno.ELOOP else f"it cannot be read: {error}"
+
+
+def _nowhere(name: str, problems: Mapping[Path, str | None]) -> str:
+    """Why no repository has the model: what is wrong with the entries that have its name, if there are any."""
+    there = [f"'{root / name}': {problem}" for root, problem in problems.items() if os.path.lexists(root / name)]
+    if there:
+        return "; ".join(there)
+    roots = ", ".join(f"'{root}'" for root in problems)
+    return f"there is no directory '{clip(name)}' in {roots or 'any repository'}"
+
+
 def _file_entry(file: Path) -> ModelEntry:
     path = file.resolve()
     name = "".join(c if c.isalnum() or c in "._-" else "_" for c in path.stem) or "model"
@@ -117,21 +208,32 @@ def _file_entry(file: Path) -> ModelEntry:
     return ModelEntry(
         name,
         path.parent,
+        path.parent,
         {1: (f"model{path.suffix}",)},
         fingerprint=f"{info.st_mtime_ns}-{info.st_size}",
         artifact=path,
     )
 
 
-def _entry(name: str, directory: Path) -> ModelEntry:
-    children = [child for child in sorted(_names(directory)) if (directory / child).is_dir()]
-    versions, warnings = version_directories(children)
+def _entry(name: str, root: Path, config_name: str) -> ModelEntry:
+    directory = root / name
+    children: list[str] = []
+    warnings: list[str] = []
+    for child in sorted(_names(directory)):
+        problem = _directory_problem(directory / child)
+        if problem is None:
+            children.append(child)
+        elif is_version(child):
+            warnings.append(f"ignoring version '{child}': {problem}")
+    versions, ignored = version_directories(children)
     return ModelEntry(
         name,
+        root,
         directory,
         {version: tuple(sorted(_names(directory / str(version)))) for version in versions},
         fingerprint=_fingerprint(directory),
-        warnings=tuple(warnings),
+        warnings=(*ignored, *warnings),
+        config_name=config_name,
     )
 
 

@@ -15,7 +15,7 @@ from halimede.core.observe.metrics import GpuSample, SystemSample
 
 T = TypeVar("T")
 
-STOP_SECONDS = 5.0
+STOP_SECONDS = 0.5
 
 # The files of a control group as a container sees its own, version 2 and 1: the limit, the use, and the statistics with
 # the part of the use that is file cache and given back on demand.

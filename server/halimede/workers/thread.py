@@ -48,6 +48,7 @@ class ThreadWorker:
     ) -> None:
         self.ordinal = placement.ordinal
         self.name = placement.name
+        self._model = config.name
         self._datatypes = {output.name: output.data_type for output in config.output}
         self._batching = config.max_batch_size > 0
         self._on_event = on_event
@@ -108,7 +109,7 @@ class ThreadWorker:
         try:
             instance.close()
         except BaseException:
-            log.exception("instance '%s': close failed", self.name)
+            log.exception("instance '%s': close failed", self.name, extra={"model": self._model})
         self._post(_settle, self._ended, None)
 
     def _serve(self, instance: Instance) -> None:
@@ -187,17 +188,19 @@ class ThreadWorker:
         output_start: int,
     ) -> BatchDone:
         """The batch's end when its execution raised: what was answered before stands, the rest gets the error."""
-        failure = self._as_error(error)
+        failure = self._as_error(error, items)
         end = time.monotonic_ns()
         times = BatchTimes(start, input_end or end, output_start or end, end)
         replies = [failure if each is None else each for each in answers]
         return BatchDone(self, items, replies, times, failed=True)
 
-    def _as_error(self, error: BaseException) -> InferenceError:
+    def _as_error(self, error: BaseException, items: list[BatchItem]) -> InferenceError:
         if isinstance(error, InferenceError):
             # The traceback holds the frames and with them the batch's tensors.
             return error.with_traceback(None)
-        log.error("instance '%s' failed", self.name, exc_info=error)
+        # Of a batch, one request stands for all.
+        about = {"model": self._model, "request_id": items[0].request.id}
+        log.error("instance '%s' failed", self.name, exc_info=error, extra=about)
         return InferenceError(
             ErrorCode.INTERNAL,
             f"Failed to process the request(s) for model instance '{self.name}', message: {_describe(error)}",

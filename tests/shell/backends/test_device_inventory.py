@@ -117,3 +117,24 @@ def test_a_list_file_that_is_not_there_is_named(tmp_path):
 def test_asking_the_driver_works_with_and_without_one():
     devices = read_inventory(None).devices
     assert [each.index for each in devices] == list(range(len(devices)))
+
+
+LISTED = """[
+    {"kind": "GPU", "index": 0, "uuid": "GPU-old", "compute_capability": "5.2"},
+    {"kind": "GPU", "index": 1, "uuid": "GPU-least", "compute_capability": "6.0"},
+    {"kind": "GPU", "index": 2, "uuid": "GPU-unknown"},
+    {"kind": "MIG", "index": 3, "uuid": "MIG-new", "compute_capability": "10.0"}
+]"""
+
+
+def test_devices_below_the_least_capability_are_left_out_and_named(tmp_path, caplog):
+    """Those that stay keep their indexes: a configuration's `gpus` names the same devices as before."""
+    path = tmp_path / "devices.json"
+    path.write_text(LISTED)
+    inventory = read_inventory(path, (6, 0))
+    assert [(device.index, device.uuid) for device in inventory.devices] == [
+        (1, "GPU-least"),
+        (2, "GPU-unknown"),
+        (3, "MIG-new"),
+    ]
+    assert caplog.messages == ["device 0 (GPU-old) is not used: its compute capability 5.2 is below the minimum 6.0"]

@@ -195,12 +195,13 @@ class Served:
 
     core: FakeServer
     front: GrpcServer
+    address: str
     port: int
     thread: LoopThread
 
     @property
     def url(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.address}:{self.port}" if self.port else self.address
 
     def do(self, action: Callable[[], Any]) -> Any:
         """Run a plain call on the loop's thread."""
@@ -211,10 +212,10 @@ class Served:
         return self.thread.run(call())
 
 
-async def make(**options: Any) -> tuple[FakeServer, GrpcServer, int]:
+async def make(address: str, *options: Any, **named: Any) -> tuple[FakeServer, GrpcServer, int]:
     core = FakeServer()
-    front = GrpcServer(core, **options)
-    port = front.bind("127.0.0.1", 0)
+    front = GrpcServer(core, *options, **named)
+    port = front.bind(address, 0)
     await front.start()
     return core, front, port
 
@@ -231,10 +232,10 @@ def serve(loop_thread: LoopThread) -> Iterator[Callable[..., Served]]:
     """Starts a front end with the given options; it is stopped after the test."""
     fronts = []
 
-    def start(**options: Any) -> Served:
-        core, front, port = loop_thread.run(make(**options))
+    def start(*options: Any, address: str = "127.0.0.1", **named: Any) -> Served:
+        core, front, port = loop_thread.run(make(address, *options, **named))
         fronts.append(front)
-        return Served(core, front, port, loop_thread)
+        return Served(core, front, address, port, loop_thread)
 
     yield start
 

@@ -10,6 +10,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from halimede.core.wire.protocol import message_class
 from halimede.frontends.grpc.server import GrpcServer
+from support.h2client import H2Client, grpc_message
 
 HealthResponse = message_class("grpc.health.v1.HealthCheckResponse")
 
@@ -137,6 +138,33 @@ def test_draining_does_not_spoil_a_stream_that_its_client_has_closed(served, cha
     assert len(list(stream)) == 1
     assert stream.code() is grpc.StatusCode.OK
     draining.result(20)
+
+
+def test_draining_waits_a_while_for_requests_on_their_way_and_not_for_ever(served) -> None:
+    with H2Client(("127.0.0.1", served.port)) as client:
+        late, never = client.call(INFER, None), client.call(INFER, None)
+        watch = client.call("/grpc.health.v1.Health/Watch", None)
+        client.send_data(never, grpc_message(ASKING_HELD)[:9], is_end=False)
+        assert client.finish(client.call(LIVE))["grpc-status"] == "0"
+        draining = drained(served)
+        assert client.receive_until(client.goaway)
+        client.send_data(late, grpc_message(pb.ModelInferRequest(model_name="nope").SerializeToString()))
+        assert client.finish(late)["grpc-message"] == "Request for unknown model: 'nope' is not found"
+        assert not draining.done()
+        for stream in (never, watch):
+            assert (client.finish(stream)["grpc-status"], client.fields[stream]["grpc-message"]) == ("14", GOING[1])
+    draining.result(20)
+
+
+def test_a_call_that_ends_without_a_whole_request_is_answered(served) -> None:
+    with H2Client(("127.0.0.1", served.port)) as client:
+        for path in (INFER, LIVE, "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"):
+            for body in (b"", b"\0\0\0\0\x09x"):
+                fields = client.finish(client.call(path, body))
+                assert (fields["grpc-status"], fields["grpc-message"]) == (
+                    "3",
+                    "the call ended before a whole request came",
+                )
 
 
 def test_stopping_cuts_off_what_outlives_the_grace(served, channel) -> None:

@@ -243,3 +243,17 @@ def test_tritonclients_asyncio_stream(served) -> None:
             return [result.get_response().id async for result, _ in client.stream_infer(requests())]
 
     assert asyncio.run(ask()) == [str(n) for n in range(5)]
+
+
+def test_a_smaller_response_pool_reads_fewer_requests_ahead(serve) -> None:
+    served = serve(max_response_pool_size=3)
+    with grpc.insecure_channel(served.url) as channel:
+        stream = Stream(channel)
+        stream.send(*(asking("held", str(n)) for n in range(10)))
+        served.core.wait_for(lambda core: len(core.requests) == 3)
+        channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"")
+        assert len(served.core.requests) == 3
+        for _ in range(10):
+            served.core.wait_for(lambda core: core.held)
+            served.do(lambda: served.core.release(1))
+        assert ids(stream.rest()) == [str(n) for n in range(10)]

@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from halimede.core.types import DataType, InferenceRequest, Tensor
 from halimede.core.wire.protocol import POOL
+from halimede.frontends.grpc.options import Transport
 
 X = np.arange(16, dtype=np.float32).reshape(2, 8)
 
@@ -164,7 +165,7 @@ def test_a_name_with_a_nul_is_not_cut(channel) -> None:
 
 
 def test_a_message_over_the_limit(serve) -> None:
-    with triton.InferenceServerClient(serve(max_message_bytes=1000).url) as client:
+    with triton.InferenceServerClient(serve(Transport(max_message_bytes=1000)).url) as client:
         code, _ = refused(lambda: client.infer("ident", [tensor(np.zeros((1, 1000), np.float32))]))
         assert code == "StatusCode.RESOURCE_EXHAUSTED"
         assert client.infer("ident", [tensor()]).as_numpy("OUT").tolist() == X.tolist()

@@ -1,125 +1,15 @@
 """One connection over a transport in memory: every cut of the input, pipelining, back-pressure, and the time limits."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from halimede.frontends.http.framing import Limits
-from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.protocol import Connection, Exchange
-
-LIMITS = Limits(pipelined_bytes=256, write_buffer_bytes=1000)
-MAX_BODY = 200_000
-
-
-class MemoryTransport(asyncio.Transport):
-    """Keeps what is written. What is written counts as sent when `take` is called, or at once if `is_fast`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[bytes] = []
-        self.unsent = 0
-        self.is_fast = True
-        self.reading = True
-        self.eof = False
-        self.closed = ""
-        self.high = 0
-        self.ended = asyncio.Event()
-        self.protocol: Connection
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self.high = high or 0
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        assert not self.closed
-        assert not self.eof
-        self.written.append(bytes(data))
-        if not self.is_fast:
-            self.unsent += len(data)
-            if self.unsent > self.high:
-                self.protocol.pause_writing()
-
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        for data in list_of_data:
-            self.write(data)
-
-    def take(self, size: int) -> None:
-        """The client reads so many bytes."""
-        was_over = self.unsent > self.high
-        self.unsent -= size
-        if was_over and self.unsent <= self.high // 4:
-            self.protocol.resume_writing()
-
-    def write_eof(self) -> None:
-        self.eof = True
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def close(self) -> None:
-        self.closed = self.closed or "close"
-
-    def abort(self) -> None:
-        self.closed = "abort"
-        self.ended.set()
-
-    def is_closing(self) -> bool:
-        return bool(self.closed)
-
-
-@dataclass
-class Client:
-    transport: MemoryTransport
-    connection: Connection
-    listener: Listener
-    seen: list[tuple[bytes, bytes, bytes]]
-    exchanges: list[Exchange]
-    log: list[str]
-
-    def send(self, data: bytes) -> None:
-        """Hand bytes over as a transport does."""
-        while data and not self.transport.closed:
-            buffer = self.connection.get_buffer(-1)
-            size = min(len(buffer), len(data))
-            buffer[:size] = data[:size]
-            self.connection.buffer_updated(size)
-            data = data[size:]
-
-    @property
-    def answers(self) -> bytes:
-        return b"".join(self.transport.written)
-
-
-def connect(
-    *, answer: bool = True, limits: Limits = LIMITS, handle: Callable[[Exchange], None] | None = None
-) -> Client:
-    """A connection whose requests are noted, and answered at once with their number if `answer`."""
-    seen: list[tuple[bytes, bytes, bytes]] = []
-    exchanges: list[Exchange] = []
-    log: list[str] = []
-
-    def note(exchange: Exchange) -> None:
-        seen.append((exchange.head.method, exchange.head.target, bytes(exchange.body)))
-        exchanges.append(exchange)
-        if answer:
-            exchange.respond(200, b"", (b"%d" % len(seen),))
-
-    listener = Listener(handle or note, service="Test", max_body=MAX_BODY, log=log.append, limits=limits)
-    transport = MemoryTransport()
-    connection = Connection(listener, asyncio.get_running_loop())
-    transport.protocol = connection
-    connection.connection_made(transport)
-    return Client(transport, connection, listener, seen, exchanges, log)
+from support.http_memory import MAX_BODY, Client, MemoryTransport, connect, turns, two_parts
 
 
 def on_loop(story: Callable[[], Awaitable[None]]) -> Callable[[], None]:
@@ -130,9 +20,13 @@ def on_loop(story: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     return test
 
 
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
+def connect_to(first: Client) -> Client:
+    """Another client of the same listener."""
+    transport = MemoryTransport()
+    connection = Connection(first.listener, asyncio.get_running_loop())
+    transport.protocol = connection
+    connection.connection_made(transport)
+    return Client(transport, connection, first.listener, first.seen, first.exchanges, first.log)
 
 
 REQUESTS = {
@@ -144,12 +38,6 @@ REQUESTS = {
     ),
     "line before": (b"\r\nGET /d HTTP/1.1\r\n\r\n", (b"GET", b"/d", b"")),
 }
-
-
-def two_parts(data: bytes) -> Iterator[list[bytes]]:
-    for cut in range(len(data) + 1):
-        yield [data[:cut], data[cut:]]
-    yield [data[at : at + 1] for at in range(len(data))]
 
 
 @pytest.mark.parametrize("first", REQUESTS)
@@ -524,11 +412,7 @@ async def test_while_draining_answers_close_and_idle_connections_close_at_once()
 @on_loop
 async def test_the_bodies_of_all_connections_together_are_bounded() -> None:
     first = connect(answer=False, limits=Limits(max_held_bytes=1500))
-    second_transport = MemoryTransport()
-    second_connection = Connection(first.listener, asyncio.get_running_loop())
-    second_transport.protocol = second_connection
-    second_connection.connection_made(second_transport)
-    second = Client(second_transport, second_connection, first.listener, first.seen, first.exchanges, first.log)
+    second = connect_to(first)
     head = b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n"
     first.send(head + b"x" * 400)
     first.send(b"x" * 600)
@@ -546,3 +430,59 @@ async def test_the_bodies_of_all_connections_together_are_bounded() -> None:
     first.connection.connection_lost(None)
     assert first.listener.held_bytes == 0
     assert first.log == []
+
+
+@on_loop
+async def test_answers_that_nobody_takes_are_bounded_and_the_longest_stalled_goes_first() -> None:
+    first = connect(answer=False, limits=Limits(write_buffer_bytes=1000, max_unsent_bytes=15_000))
+    stalled, moving, late = first, connect_to(first), connect_to(first)
+    for client in (stalled, moving):
+        client.transport.is_fast = False
+        client.send(b"GET / HTTP/1.1\r\n\r\n")
+        first.exchanges[-1].respond(200, b"", (b"x" * 6000,))
+        client.connection.sweep(1.0)
+    moving.transport.take(500)
+    moving.connection.sweep(2.0)
+    stalled.connection.sweep(2.0)
+    assert first.listener.unsent_bytes == stalled.transport.unsent + moving.transport.unsent > 11_000
+
+    late.transport.is_fast = False
+    late.send(b"GET / HTTP/1.1\r\n\r\n")
+    first.exchanges[-1].respond(200, b"", (b"x" * 6000,))
+    assert [client.transport.closed for client in (stalled, moving, late)] == ["abort", "", ""]
+    assert first.listener.unsent_bytes == moving.transport.unsent + late.transport.unsent
+    assert first.log == [
+        "Test service: 1 connections closed: more than 15000 bytes of answers waited for clients that do not read"
+    ]
+
+    for client in (moving, late):
+        client.transport.take(client.transport.unsent)
+    assert first.listener.unsent_bytes == 0
+    stalled.connection.connection_lost(None)
+    assert first.listener.unsent_bytes == 0
+
+
+@on_loop
+async def test_small_answers_that_nobody_takes_are_counted_too() -> None:
+    client = connect(limits=Limits(write_buffer_bytes=1 << 20, max_unsent_bytes=100))
+    client.transport.is_fast = False
+    client.send(b"GET / HTTP/1.1\r\n\r\n" * 5)
+    await turns(20)
+    client.connection.sweep(1.0)
+    assert client.listener.unsent_bytes == client.transport.unsent > 100
+    client.listener.shed()
+    assert (client.transport.closed, client.listener.unsent_bytes) == ("abort", 0)
+
+
+@on_loop
+async def test_others_have_their_turn_between_the_pieces_of_a_body_of_many_chunks() -> None:
+    client = connect()
+    client.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    client.send(b"1\r\nx\r\n" * 1000)
+    assert client.transport.reading
+    client.send(b"1\r\nx\r\n" * 1001)
+    assert not client.transport.reading
+    await turns(2)
+    assert client.transport.reading
+    client.send(b"0\r\n\r\n")
+    assert client.seen == [(b"POST", b"/", b"x" * 2001)]

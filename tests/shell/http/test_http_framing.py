@@ -52,6 +52,12 @@ def test_the_connection_is_kept_as_version_and_header_say() -> None:
     assert connection(b"1.0", b"Connection: keep-alive\r\n") == KEEP_ALIVE
 
 
+def test_space_around_a_value_is_not_part_of_it() -> None:
+    reader = HeadReader(keep_names=True)
+    head = reader.read(memoryview(b"GET / HTTP/1.1\r\nX-A: \t b c \t\r\n\r\n"))
+    assert (head.headers, head.sent_headers) == ({b"x-a": b"b c"}, {b"X-A": b"b c"})
+
+
 def test_an_offered_upgrade_is_ignored() -> None:
     head = read(b"POST / HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\n")
     assert (head.method, head.content_length) == (b"POST", 3)
@@ -103,6 +109,9 @@ def test_a_head_that_two_parsers_could_read_in_two_ways_is_refused(headers: byte
         b"get / HTTP/1.1",
         b"NOPE / HTTP/1.1",
         b"GET /a b HTTP/1.1",
+        b"GET  / HTTP/1.1",
+        b"GET /  HTTP/1.1",
+        b"\rGET / HTTP/1.1",
         b"GET / HTTP/1.7",
         b"GET / HTTX/1.1",
         b"\x16\x03\x01",
@@ -121,6 +130,7 @@ def test_what_http_knows_and_we_do_not_is_refused_by_name() -> None:
         400,
         "malformed HTTP request: HTTP/1.0 has no Transfer-Encoding",
     )
+    assert refusal(b"GET / HTTP/2.0\r\nConnection: keep-alive\r\n\r\n")[0] == 505
     assert refusal(b"GET / HTTP/2.0\r\n\r\n") == (505, "only HTTP/1.0 and HTTP/1.1 are supported")
     assert refusal(b"GET /\r\n\r\n") == (505, "only HTTP/1.0 and HTTP/1.1 are supported")
 

@@ -12,7 +12,8 @@ import pytest
 import tritonclient.http as tritonhttp
 from tritonclient.utils import InferenceServerException
 
-from halimede.frontends.http.compression import choose_coding
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.frontends.http.compression import choose_coding, decompress_steps
 
 LIMIT = 1 << 20
 
@@ -182,6 +183,18 @@ def test_identity_is_a_coding_and_gzip_may_have_members(http: Any) -> None:
     content = body(1, 2.5)
     members = packed("gzip", content[:20]) + packed("gzip", content[20:])
     assert json.loads(infer(http, "echo", members, {"Content-Encoding": "gzip"}).body) == ECHO
+
+
+def test_gzip_members_are_counted() -> None:
+    empty = gzip.compress(b"")
+    for _ in decompress_steps(empty * 65_536, "gzip", LIMIT):
+        pass
+    with pytest.raises(InferenceError) as raised:
+        for _ in decompress_steps(empty * 65_537, "gzip", LIMIT):
+            pass
+    assert raised.value == InferenceError(
+        ErrorCode.INVALID_ARG, "the request body has more than 65536 gzip members. Send fewer or larger ones."
+    )
 
 
 @pytest.mark.parametrize(

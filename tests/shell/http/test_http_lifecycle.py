@@ -5,7 +5,7 @@ import concurrent.futures
 import json
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import uvloop
 
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.frontends.http.framing import Limits
-from halimede.frontends.http.listener import bind
+from halimede.frontends.http.sockets import bind
 from halimede.frontends.metrics import MetricsServer
 
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
@@ -144,9 +144,10 @@ def test_a_client_that_never_reads_costs_a_bounded_amount(serve: Any, each_loop:
     page = bytes(1 << 20)
     rendered: list[int] = []
 
-    def render() -> bytes:
+    def render() -> Iterator[None]:
         rendered.append(len(rendered))
-        return page
+        yield
+        return [page]
 
     running = serve(make=lambda _core, log: MetricsServer(render, log=log.append), loop_factory=each_loop)
     with running.connect() as connection, connection.makefile("rb") as reader:

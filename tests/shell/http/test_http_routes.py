@@ -37,15 +37,13 @@ KNOWN = {
     "/v2/repository/models/m/load": Route(Action.MODEL_LOAD, POST, "m"),
     "/v2/repository/models/m/unload": Route(Action.MODEL_UNLOAD, POST, "m"),
     "/v2/repository/r/models/m/load": Route(Action.MODEL_LOAD, POST, "m", repository="r"),
-    "/v2/models/m/generate": Route(Action.UNAVAILABLE_EXTENSION, POST, "m", extension="generate"),
-    "/v2/models/m/versions/1/generate_stream": Route(
-        Action.UNAVAILABLE_EXTENSION, POST, "m", "1", extension="generate"
-    ),
-    "/v2/logging": Route(Action.UNAVAILABLE_EXTENSION, BOTH, extension="logging"),
-    "/v2/trace/setting": Route(Action.UNAVAILABLE_EXTENSION, BOTH, extension="trace"),
-    "/v2/models/m/trace/setting": Route(Action.UNAVAILABLE_EXTENSION, BOTH, "m", extension="trace"),
-    "/v2/systemsharedmemory/status": Route(Action.UNAVAILABLE_EXTENSION, GET, extension="system_shared_memory"),
-    "/v2/cudasharedmemory/region/r/register": Route(Action.UNAVAILABLE_EXTENSION, POST, extension="cuda_shared_memory"),
+    "/v2/models/m/generate": Route(Action.GENERATE, POST, "m"),
+    "/v2/models/m/versions/1/generate_stream": Route(Action.GENERATE, POST, "m", "1"),
+    "/v2/logging": Route(Action.LOGGING, BOTH),
+    "/v2/trace/setting": Route(Action.TRACE, BOTH),
+    "/v2/models/m/trace/setting": Route(Action.TRACE, BOTH, "m"),
+    "/v2/systemsharedmemory/status": Route(Action.SYSTEM_SHARED_MEMORY, GET),
+    "/v2/cudasharedmemory/region/r/register": Route(Action.CUDA_SHARED_MEMORY, POST),
 }
 
 

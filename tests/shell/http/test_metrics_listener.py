@@ -1,17 +1,25 @@
 """The metrics port."""
 
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from halimede.frontends.metrics import MetricsServer
 
-PAGE = b"# TYPE x counter\nx 1\n"
+PARTS = [b"# TYPE x counter\n", b"x 1\n"]
+PAGE = b"".join(PARTS)
+
+
+def render() -> Iterator[None]:
+    yield
+    return PARTS
 
 
 @pytest.fixture
 def metrics(serve: Any) -> Any:
-    return serve(make=lambda _core, log: MetricsServer(lambda: PAGE, log=log.append))
+    return serve(make=lambda _core, log: MetricsServer(render, log=log.append))
 
 
 def seen(running: Any, method: str, path: str) -> tuple[int, str, bytes]:
@@ -36,7 +44,8 @@ def test_other_paths_are_empty(metrics: Any) -> None:
 
 
 def test_a_page_that_cannot_be_rendered_is_a_500(serve: Any) -> None:
-    def fail() -> bytes:
+    def fail() -> Iterator[None]:
+        yield
         raise RuntimeError("secret")
 
     running = serve(make=lambda _core, log: MetricsServer(fail, log=log.append))
@@ -50,3 +59,33 @@ def test_a_scraper_keeps_its_connection(metrics: Any) -> None:
         for last in (False, True):
             connection.sendall(b"GET /metrics HTTP/1.1\r\n" + (b"Connection: close\r\n" if last else b"") + b"\r\n")
         assert reader.read().count(PAGE) == 2
+
+
+def test_other_probes_are_answered_while_a_page_is_made(serve: Any) -> None:
+    """A page of many models takes a while: nobody waits for it but its scraper."""
+    is_asked = threading.Event()
+
+    def until_asked() -> Iterator[None]:
+        while not is_asked.is_set():
+            yield
+        return PARTS
+
+    running = serve(make=lambda _core, log: MetricsServer(until_asked, log=log.append))
+    with running.connect() as connection, connection.makefile("rb") as reader:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert running.ask("GET", "/").status == 200
+        is_asked.set()
+        assert reader.read().endswith(PAGE)
+
+
+def test_there_are_not_more_scrapers_than_the_server_can_hold_pages_for(serve: Any) -> None:
+    running = serve(make=lambda _core, log: MetricsServer(render, log=log.append))
+    connections = [running.connect() for _ in range(65)]
+    try:
+        for connection in connections[:64]:
+            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert connection.recv(12) == b"HTTP/1.1 200"
+        assert connections[64].recv(12) == b"HTTP/1.1 503"
+    finally:
+        for connection in connections:
+            connection.close()

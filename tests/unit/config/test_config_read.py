@@ -1,25 +1,15 @@
 """config.pbtxt and JSON into a ModelConfig: what is read, what is wrong, and where it stands.
 
-The protocol's own readers are the judges of the random tests: text_format and json_format of the Python runtime, and,
-where text_format and we disagree about a text, protoc, whose C++ parser is the one in Triton.
+The protocol's own writers and readers are the judges of the random tests: text_format and json_format of the Python
+runtime, and protoc, whose C++ parser is the one in Triton. `test_config_differential` goes on from there.
 """
 
-import dataclasses
 import json
-import subprocess
-import sys
-import warnings
-from collections.abc import Mapping
-from enum import Enum
-from pathlib import Path
-from types import NoneType
-from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
-from google.protobuf import descriptor_pb2, json_format, text_format
+from google.protobuf import json_format, text_format
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tritonclient.grpc import model_config_pb2
 
 from halimede.core.config.model_config import (
     AllVersions,
@@ -56,6 +46,17 @@ from halimede.core.config.model_config import (
 from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_json, read_pbtxt
 from halimede.core.config.write import to_json
 from halimede.core.types import DataType, Problem
+from support.configs import (
+    EDITS,
+    Protoc,
+    configurations,
+    edited,
+    names_of,
+    new,
+    parsed_by_text_format,
+    serialized,
+    to_proto,
+)
 
 VISION = """
 # A vision model, as people write them.
@@ -557,34 +558,6 @@ def test_problems_are_located_by_the_longest_path_that_is_known():
 # --- beside the protocol's own readers ---
 
 
-@st.composite
-def configurations(draw, message=ModelConfig):
-    """Any ModelConfig that keeps the rules of its type hints and oneofs."""
-    hints = get_type_hints(message, include_extras=True)
-    names = draw(st.sets(st.sampled_from(sorted(names_of(message))), max_size=6)) if names_of(message) else ()
-    for group in getattr(message, "ONEOFS", ()):
-        names = [name for name in names if name not in group or name == min(set(group) & set(names))]
-    return message(**{name: draw(values(hints[name])) for name in names})
-
-
-def values(hint):
-    if NoneType in get_args(hint):
-        hint = get_args(hint)[0]
-    origin, arms = get_origin(hint), get_args(hint)
-    if origin is tuple:
-        return st.lists(values(arms[0]), max_size=3).map(tuple)
-    if origin is Mapping:
-        return st.dictionaries(values(arms[0]), values(arms[1]), max_size=3)
-    if origin is Annotated:
-        return st.integers(*arms[1:])
-    if hint is float:
-        # What a 32-bit float holds and six digits tell exactly, so that the protocol's float fields keep it.
-        return st.integers(-1000, 1000).map(lambda n: n / 8) | st.sampled_from([float("inf"), -float("inf")])
-    if hint in (bool, str):
-        return st.booleans() if hint is bool else st.text(max_size=6)
-    return st.sampled_from(hint) if issubclass(hint, Enum) else configurations(hint)
-
-
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(configurations(), st.booleans(), st.booleans(), st.booleans(), st.booleans())
 def test_what_text_format_prints_is_read_back(config, as_utf8, as_one_line, short_lists, pointy):
@@ -625,41 +598,6 @@ SEEDS = [
     b'metric_tags [ { key: "a", value: \'b\' "c" } ], # end',
     b"model_warmup { inputs { key: 'k' value { zero_data: true } } }",
 ]
-PIECES = [
-    *(bytes([byte]) for byte in b"{}<>[]:;,.#\"'\\-+_ \n\t\r\x00\x0b\x850123456789abefnuxTF\xff\xc3\xa9"),
-    *(
-        b"0x",
-        b"\\x4",
-        b"\\u00e9",
-        b"\\777",
-        b"true",
-        b"inf",
-        b"nan",
-        b"name: 'x'",
-        b"max_batch_size: 1",
-        b" {}",
-        b"#\n",
-    ),
-]
-EDITS = st.lists(
-    st.tuples(st.floats(0, 1), st.sampled_from([0, 0, 0, 1, 1, 2, 7]), st.sampled_from(PIECES) | st.floats(0, 1)),
-    min_size=1,
-    max_size=3,
-)
-
-
-@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(SEEDS), EDITS)
-def test_edited_text_is_accepted_where_the_protocol_accepts_it(protoc, seed, edits):
-    text = edited(seed, edits)
-    parsed = read_pbtxt(text)
-    theirs = parsed_by_text_format(text)
-    if not parsed.problems and theirs is not None:
-        # To the Python parser `\X41` is no escape, to Triton's it is one.
-        assert b"\\X" in text or serialized(to_proto(parsed.config, new())) == serialized(theirs)
-    elif (theirs is not None) != (not parsed.problems):
-        # The one rule that is ours: an enum number must have a name.
-        assert (theirs is not None and has_nameless_enum(theirs)) or protoc(text) == (not parsed.problems)
 
 
 @pytest.mark.parametrize(
@@ -686,7 +624,7 @@ def test_edited_text_is_accepted_where_the_protocol_accepts_it(protoc, seed, edi
 )
 def test_where_the_python_and_the_c_parser_differ_we_follow_triton_s(protoc, text):
     accepted = not read_pbtxt(text).problems
-    assert (accepted, parsed_by_text_format(text) is None) == (protoc(text), accepted)
+    assert (accepted, parsed_by_text_format(text) is None) == (protoc.encoded(text) is not None, accepted)
 
 
 @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
@@ -709,89 +647,6 @@ def test_nothing_is_raised_for_any_text(text):
 
 @pytest.fixture(scope="module")
 def protoc(tmp_path_factory):
-    """Whether protoc, and so the C++ parser, accepts a text."""
-    described = descriptor_pb2.FileDescriptorSet()
-    model_config_pb2.DESCRIPTOR.CopyToProto(described.file.add())
-    path: Path = tmp_path_factory.mktemp("protoc") / "set.pb"
-    path.write_bytes(described.SerializeToString())
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"--descriptor_set_in={path}"]
-    command += ["--encode=inference.ModelConfig", described.file[0].name]
-    return lambda text: subprocess.run(command, input=text, capture_output=True, check=False).returncode == 0
-
-
-def new():
-    return model_config_pb2.ModelConfig()
-
-
-def names_of(message):
-    return [f.name for f in dataclasses.fields(message)]
-
-
-def to_proto(value, into):
-    """Our message as the protocol's, field by field."""
-    for name in names_of(type(value)):
-        inner, target = getattr(value, name), name.removesuffix("_")
-        if inner is None:
-            continue
-        if isinstance(inner, tuple):
-            for item in inner:
-                if dataclasses.is_dataclass(item):
-                    to_proto(item, getattr(into, target).add())
-                else:
-                    getattr(into, target).append(plain(item))
-        elif isinstance(inner, Mapping):
-            for key, item in inner.items():
-                if dataclasses.is_dataclass(item):
-                    to_proto(item, getattr(into, target)[key])
-                else:
-                    getattr(into, target)[key] = plain(item)
-        elif dataclasses.is_dataclass(inner):
-            getattr(into, target).SetInParent()
-            to_proto(inner, getattr(into, target))
-        else:
-            setattr(into, target, plain(inner))
-    return into
-
-
-def plain(value):
-    if isinstance(value, DataType):
-        return value.number
-    return value.value if isinstance(value, Enum) else value
-
-
-def serialized(message):
-    """Bytes, because messages with a NaN equal nothing."""
-    return message.SerializeToString(deterministic=True)
-
-
-def edited(text, edits):
-    """The text with bytes replaced; a place is a fraction of the length, and so is the start of a copied piece."""
-    for where, cut, piece in edits:
-        at = int(where * len(text))
-        added = text[int(piece * len(text)) :][:20] if isinstance(piece, float) else piece
-        text = text[:at] + added + text[at + cut :]
-    return text
-
-
-def parsed_by_text_format(text):
-    with warnings.catch_warnings():
-        # Python warns of escapes that it does not know, and text_format reads strings as Python does.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            return text_format.Parse(text, new())
-        # ParseError, ValueError or UnicodeError, depending on what is wrong.
-        except Exception:
-            return None
-
-
-def has_nameless_enum(message):
-    for f, value in message.ListFields():
-        if f.message_type is not None and f.message_type.GetOptions().map_entry:
-            held = [v for v in value.values() if not isinstance(v, str)]
-        else:
-            held = value if f.is_repeated else [value]
-        if f.enum_type is not None and any(number not in f.enum_type.values_by_number for number in held):
-            return True
-        if f.message_type is not None and any(has_nameless_enum(inner) for inner in held):
-            return True
-    return False
+    judge = Protoc(tmp_path_factory.mktemp("protoc"))
+    yield judge
+    judge.close()

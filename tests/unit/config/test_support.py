@@ -207,21 +207,22 @@ def test_what_has_no_effect_is_accepted_with_one_line_each():
         ),
     )
 
-    assert check_support(config) == (
-        (),
-        (
-            "'optimization.priority' has no effect: all models run at the same priority",
-            "'optimization.cuda' has no effect: no backend here takes CUDA graphs, streams or events from the "
-            "configuration",
-            "'optimization.input_pinned_memory' has no effect: tensors are not staged in pinned memory",
-            "'optimization.gather_kernel_buffer_threshold' has no effect: inputs are not gathered by a kernel",
-            "'optimization.eager_batching' has no effect: it is a hint to backends that are not here",
-            "'instance_group[0].rate_limiter.priority' has no effect: executions are not rate limited",
-            "'instance_group[0].secondary_devices' has no effect: no backend here uses a secondary device",
-            "'instance_group[0].profile' has no effect: no backend here has optimization profiles",
-            "'instance_group[0].host_policy' has no effect: instances are not bound to processors or memory",
-        ),
-    )
+    refusals, notes = check_support(config)
+
+    assert refusals == ()
+    assert [note.message for note in notes] == [
+        "'optimization.priority' has no effect: all models run at the same priority",
+        "'optimization.cuda' has no effect: no backend here takes CUDA graphs, streams or events from the "
+        "configuration",
+        "'optimization.input_pinned_memory' has no effect: tensors are not staged in pinned memory",
+        "'optimization.gather_kernel_buffer_threshold' has no effect: inputs are not gathered by a kernel",
+        "'optimization.eager_batching' has no effect: it is a hint to backends that are not here",
+        "'instance_group[0].rate_limiter.priority' has no effect: executions are not rate limited",
+        "'instance_group[0].secondary_devices' has no effect: no backend here uses a secondary device",
+        "'instance_group[0].profile' has no effect: no backend here has optimization profiles",
+        "'instance_group[0].host_policy' has no effect: instances are not bound to processors or memory",
+    ]
+    assert [note.path for note in notes[:2]] == ["optimization.priority", "optimization.cuda"]
 
 
 def test_fields_that_protect_are_never_waved_through():

@@ -1,7 +1,15 @@
+from collections.abc import Iterable, Sequence
+
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from halimede.core.observe.metrics import GpuSample, ModelSample, SystemSample, render
+from halimede.core.observe.metrics import (
+    MODELS_PER_STEP,
+    GpuSample,
+    ModelSample,
+    SystemSample,
+    render,
+)
 from halimede.core.observe.stats import BUCKET_EDGES_NS, ModelStats
 from halimede.core.types.statistics import FailureReason
 
@@ -50,6 +58,18 @@ TRITON_FAMILIES = {
 }
 
 
+def page(
+    models: Iterable[ModelSample], system: SystemSample | None = None, gpus: Sequence[GpuSample] = (), **options: object
+) -> bytes:
+    """All steps at once."""
+    steps = render(models, system, gpus, **options)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            return b"".join(stop.value)
+
+
 def parse(body: bytes) -> dict[str, Metric]:
     return {family.name: family for family in text_string_to_metric_families(body.decode())}
 
@@ -60,7 +80,7 @@ def values(body: bytes, family: str) -> dict[tuple[tuple[str, str], ...], float]
 
 
 def test_every_family_is_announced_before_there_is_a_model():
-    families = parse(render([], None, []))
+    families = parse(page([]))
 
     announced = {name: (family.type, family.documentation) for name, family in families.items()}
     assert {name: announced[name] for name in TRITON_FAMILIES} == TRITON_FAMILIES
@@ -70,12 +90,13 @@ def test_every_family_is_announced_before_there_is_a_model():
         "halimede_queue_oldest_request_seconds": "gauge",
         "halimede_request_duration_seconds": "histogram",
         "halimede_queue_duration_seconds": "histogram",
+        "halimede_log_dropped_lines": "counter",
     }
-    assert [family.samples for family in families.values() if family.samples] == []
+    assert [name for name, family in families.items() if family.samples] == ["halimede_log_dropped_lines"]
 
 
 def test_a_model_has_every_series_from_the_moment_it_is_loaded():
-    body = render([ModelSample(ModelStats("m", "1"))], None, [])
+    body = page([ModelSample(ModelStats("m", "1"))])
 
     families = parse(body)
     not_of_models = ("nv_gpu", "nv_cpu", "nv_energy")
@@ -89,7 +110,7 @@ def test_the_failure_counter_has_its_four_reasons_from_the_start():
     stats = ModelStats("m", "1")
     stats.record_failure(FailureReason.CANCELED, 5)
 
-    lines = render([ModelSample(stats)], None, []).decode().splitlines()
+    lines = page([ModelSample(stats)]).decode().splitlines()
     assert [line for line in lines if line.startswith("nv_inference_request_failure")] == [
         'nv_inference_request_failure{model="m",reason="REJECTED",version="1"} 0',
         'nv_inference_request_failure{model="m",reason="CANCELED",version="1"} 1',
@@ -103,7 +124,7 @@ def test_counters_follow_the_statistics_in_whole_microseconds():
     stats.record_execution(5, 1 * MS, 20 * MS, 2 * MS)
     stats.record_success(2, 30 * MS, 7 * MS, 1 * MS, 20 * MS, 2 * MS, 5)
     stats.record_success(3, 25 * MS + 999, 2 * MS, 1 * MS, 20 * MS, 2 * MS, 5)
-    body = render([ModelSample(stats, pending=4, executing=3, oldest_wait_ns=1_500 * MS, load_seconds=0.25)], None, [])
+    body = page([ModelSample(stats, pending=4, executing=3, oldest_wait_ns=1_500 * MS, load_seconds=0.25)])
 
     of_model = {
         name: values(body, name)[(("model", "m"), ("version", "1"))]
@@ -136,7 +157,7 @@ def test_histograms_are_in_seconds():
     stats = ModelStats("m", "1")
     stats.record_success(1, 3 * MS, 40_000 * MS, 0, 0, 0, 0)
     stats.record_success(1, 7 * MS, 0, 0, 0, 0, 0)
-    families = parse(render([ModelSample(stats)], None, []))
+    families = parse(page([ModelSample(stats)]))
 
     request, queue = (
         {(one.name.removeprefix(name), one.labels.get("le")): one.value for one in families[name].samples}
@@ -151,7 +172,7 @@ def test_histograms_are_in_seconds():
 
 def test_metric_tags_become_labels_with_an_underscore_in_front():
     tags = {"team": 'a "b"', "cost-centre": "7", "version": "tag", "__own": "x"}
-    body = render([ModelSample(ModelStats("m", "1"), tags)], None, [])
+    body = page([ModelSample(ModelStats("m", "1"), tags)])
 
     line = next(line for line in body.decode().splitlines() if line.startswith("nv_inference_count{"))
     assert line == (
@@ -162,7 +183,7 @@ def test_metric_tags_become_labels_with_an_underscore_in_front():
 def test_gpu_values_that_the_driver_does_not_know_have_no_series():
     whole = GpuSample("GPU-1", 0.75, 80 << 30, 5 << 30, 210.5, 700.0, 12.25)
     mig = GpuSample("GPU-2", None, 40 << 30, 1 << 30, None, None, None)
-    body = render([], None, [whole, mig])
+    body = page([], None, [whole, mig])
 
     assert {name: values(body, name) for name in TRITON_FAMILIES if name.startswith(("nv_gpu", "nv_energy"))} == {
         "nv_gpu_utilization": {(("gpu_uuid", "GPU-1"),): 0.75},
@@ -175,7 +196,7 @@ def test_gpu_values_that_the_driver_does_not_know_have_no_series():
 
 
 def test_the_first_sample_of_the_machine_has_no_utilization():
-    body = render([], SystemSample(None, 1000, 400), [])
+    body = page([], SystemSample(None, 1000, 400))
 
     assert {name: values(body, name) for name in TRITON_FAMILIES if name.startswith("nv_cpu")} == {
         "nv_cpu_utilization": {},
@@ -186,9 +207,58 @@ def test_the_first_sample_of_the_machine_has_no_utilization():
 
 def test_no_series_is_there_twice_whatever_models_are_called():
     models = [ModelSample(ModelStats(name, version)) for name in ("a", "b", 'a"') for version in ("1", "2")]
-    lines = render(models, SystemSample(0.5, 2, 1), []).decode().splitlines()
+    lines = page(models, SystemSample(0.5, 2, 1)).decode().splitlines()
 
     series = [line.rsplit(" ", 1)[0] for line in lines if not line.startswith("#")]
     assert len(series) == len(set(series))
     help_lines = [line.split(" ")[2] for line in lines if line.startswith("# HELP")]
     assert len(help_lines) == len(set(help_lines))
+
+
+def test_dropped_log_lines_are_counted():
+    assert values(page([], dropped_log_lines=7), "halimede_log_dropped_lines") == {(): 7}
+
+
+def test_without_latencies_the_duration_counters_are_gone_and_nothing_else():
+    models = [ModelSample(ModelStats("m", "1"))]
+    gone = parse(page(models)).keys() - parse(page(models, latencies=False)).keys()
+    assert gone == {name for name in TRITON_FAMILIES if name.endswith("_duration_us")}
+    assert len(gone) == 5
+
+
+def test_many_models_are_rendered_in_steps_and_the_values_of_one_are_from_one_moment():
+    """Requests are answered between two steps: each model's counter and histogram still say the same."""
+    statistics = [ModelStats(f"m{number}", "1") for number in range(5 * MODELS_PER_STEP)]
+    steps = render((ModelSample(each) for each in statistics), None, [])
+    count = 0
+    body = b""
+    while not body:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            body = b"".join(stop.value)
+        count += 1
+        for each in statistics:
+            each.record_success(1, 3 * MS, 0, 0, 0, 0, 0)
+
+    assert count >= 5
+    success = values(body, "nv_inference_request_success")
+    assert set(success.values()) >= {0, 1, 2, 3, 4}
+    counted = {
+        tuple(sorted(one.labels.items())): one.value
+        for one in parse(body)["halimede_request_duration_seconds"].samples
+        if one.name.endswith("_count")
+    }
+    assert counted == success
+
+
+def test_hostile_names_and_tags_stay_inside_their_labels():
+    """What a repository's owner may write in a tag cannot become a line or a label of its own."""
+    hostile = 'x"} 1\nnv_fake{a="\\'
+    body = page([ModelSample(ModelStats(hostile, "1"), {hostile: hostile})])
+
+    families = parse(body)
+    assert families.keys() == parse(page([ModelSample(ModelStats("m", "1"))])).keys()
+    (sample,) = families["nv_inference_count"].samples
+    assert sample.labels["model"] == hostile
+    assert [value for name, value in sample.labels.items() if name not in {"model", "version"}] == [hostile]

@@ -51,7 +51,7 @@ class OnnxRuntimeBackend:
         named = replace(config, name=source.name)
         completed, notes = complete(named, read_signature(session, path, named), default_max_batch_size=most)
         for note in notes:
-            log.warning("%s", note)
+            log.warning("%s", note, extra={"model": source.name})
         return completed
 
     def load(self, config: ModelConfig, source: ModelSource) -> "OnnxModel":

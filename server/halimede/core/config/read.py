@@ -1,22 +1,26 @@
 """Configuration text into a ModelConfig, with every problem that the text has and the place of every field.
 
-The dataclasses of `model_config` say what may stand where: their type hints are the schema, compiled once per message.
 Rules are those of the protocol's own readers, text format for config.pbtxt and proto-JSON for JSON, except that enum
 numbers without a name are problems. Two rules of the text format surprise: a scalar may be given again after its
 default value (`max_batch_size: 0 max_batch_size: 4`), and of two equal map keys the last one wins.
+
+config.yaml has the tree of the JSON form and is stricter: the protocol's own field names, enums by name, nothing twice.
+What a plain scalar of YAML means is decided by the field alone, never by how it looks: where a string is wanted it is
+the text as written (`no` is "no", `1.0` is "1.0"), and numbers are decimal (`010` and `1_000` are problems). A key
+without a value is an empty string or a problem: nobody need know whether it means "absent" or "empty".
+
 What cannot be read is left at its default, so that a validator can go on with the rest.
 """
 
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from enum import Enum, auto
-from functools import cache
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from enum import Enum
+from typing import Any
 
+from halimede.core.config.message_types import FieldType, Kind, MessageType, ValueType, message_type
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.text import (
     JSON_NUMBER,
@@ -30,7 +34,7 @@ from halimede.core.config.text import (
     parse_pbtxt,
     printable,
 )
-from halimede.core.types import DataType, Problem
+from halimede.core.types import Problem
 
 PROBLEM_LIMIT = 100
 """A text with more problems gets these and a count of the rest: a JSON configuration may come from a client."""
@@ -59,6 +63,19 @@ def read_json(text: str | bytes) -> ParsedConfig:
     return _read(*parse_json(text), _JSON)
 
 
+def read_yaml(text: str | bytes) -> ParsedConfig:
+    """Reads a config.yaml."""
+    # Imported here, so that a server whose configurations are all text format starts without the library.
+    from halimede.core.config.yaml_text import parse_yaml
+
+    return _read(*parse_yaml(text), _YAML)
+
+
+def read_config(filename: str, text: str | bytes) -> ParsedConfig:
+    """Reads a configuration in the format that the suffix of its file says."""
+    return read_yaml(text) if filename.endswith(".yaml") else read_pbtxt(text)
+
+
 def locate(problems: tuple[Problem, ...], locations: Mapping[str, tuple[int, int]]) -> tuple[Problem, ...]:
     """The problems; one that has only a path gets the place of the longest part of it that is in the text."""
     return tuple(problem if problem.line else _located(problem, locations) for problem in problems)
@@ -78,61 +95,19 @@ def _located(problem: Problem, locations: Mapping[str, tuple[int, int]]) -> Prob
     return replace(problem, line=place[0], column=place[1]) if place else problem
 
 
-class _Kind(Enum):
-    BOOL = auto()
-    INTEGER = auto()
-    FLOAT = auto()
-    STRING = auto()
-    ENUM = auto()
-    MESSAGE = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class _ValueType:
-    """The type of one value. `zero` is its default; `low` and `high` bound an integer, both included."""
-
-    kind: _Kind
-    zero: object
-    low: int = 0
-    high: int = 0
-    members: Mapping[str, Enum] = field(default_factory=dict)
-    numbers: Mapping[int, Enum] = field(default_factory=dict)
-    # Any: a dataclass of model_config, called with whatever its fields are.
-    message: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class _FieldType:
-    """A field of a message. `step` is what it adds to a path: the value of a map entry adds nothing.
-
-    An `explicit` field knows whether it was set; of those in `oneof` only one may be. Only a map has an `entry`.
-    """
-
-    name: str
-    attribute: str
-    step: str
-    value: _ValueType
-    repeated: bool = False
-    explicit: bool = False
-    oneof: tuple[str, ...] = ()
-    entry: "_MessageType | None" = None
-
-
-@dataclass(frozen=True, slots=True)
-class _MessageType:
-    """`by_json` has each field under both names that JSON may use."""
-
-    name: str
-    by_name: Mapping[str, _FieldType]
-    by_json: Mapping[str, _FieldType]
-
-
 @dataclass(frozen=True, slots=True)
 class _Dialect:
-    """What a scalar means in a language, None where it does not mean that."""
+    """What a scalar means in a language, None where it does not mean that.
 
-    is_json: bool
+    `has_objects` says that maps are objects, lists are written as such, and nothing is given twice: JSON and YAML. The
+    keys of those maps are scalars of `key_kind`. `has_camel_names` is JSON's second spelling of field names.
+    """
+
+    has_objects: bool
+    has_camel_names: bool
+    key_kind: ScalarKind
     message_word: str
+    string: Callable[[Scalar], str | None]
     integer: Callable[[Scalar], int | None]
     number: Callable[[Scalar], float | None]
     boolean: Callable[[Scalar], bool | None]
@@ -141,7 +116,7 @@ class _Dialect:
 
 def _read(root: MessageNode, syntax_error: Problem | None, dialect: _Dialect) -> ParsedConfig:
     reader = _Reader(dialect)
-    config = ModelConfig(**reader.message(_message_type(ModelConfig), root, ""))
+    config = ModelConfig(**reader.message(message_type(ModelConfig), root, ""))
     problems = [*reader.problems, syntax_error] if syntax_error else reader.problems
     problems.sort(key=lambda problem: (problem.line, problem.column))
     if reader.unlisted:
@@ -159,9 +134,9 @@ class _Reader:
         self.locations: dict[str, tuple[int, int]] = {}
 
     # Any: the values of a message are as various as its fields.
-    def message(self, message: _MessageType, node: MessageNode, path: str) -> dict[str, Any]:
+    def message(self, message: MessageType, node: MessageNode, path: str) -> dict[str, Any]:
         """The arguments for the message's dataclass: the fields that the text sets."""
-        known = message.by_json if self.dialect.is_json else message.by_name
+        known = message.by_json if self.dialect.has_camel_names else message.by_name
         values: dict[str, Any] = {}
         given: dict[str, FieldNode] = {}
         for field_node in node.fields:
@@ -173,7 +148,7 @@ class _Reader:
             self._check_repetition(target, values, given, field_node, at)
             given[target.attribute] = field_node
             self.locations.setdefault(at, (field_node.line, field_node.column))
-            if self.dialect.is_json and _is_null(field_node.value):
+            if self.dialect.has_objects and _is_null(field_node.value):
                 continue
             self._check_oneof(target, values, given, field_node, at)
             if target.entry:
@@ -188,17 +163,17 @@ class _Reader:
 
     def _check_repetition(
         self,
-        target: _FieldType,
+        target: FieldType,
         values: Mapping[str, object],
         given: Mapping[str, FieldNode],
         field_node: FieldNode,
         at: str,
     ) -> None:
-        """Reports a field that is given again: in JSON any, in text format one that has a value to lose."""
+        """Reports a field that is given again: in JSON and YAML any, in text format one that has a value to lose."""
         first = given.get(target.attribute)
         if first is None:
             return
-        if not self.dialect.is_json:
+        if not self.dialect.has_objects:
             if target.repeated or target.entry or target.attribute not in values:
                 return
             # repr, because -0.0 is a value and equal to the default.
@@ -208,7 +183,7 @@ class _Reader:
 
     def _check_oneof(
         self,
-        target: _FieldType,
+        target: FieldType,
         values: dict[str, object],
         given: Mapping[str, FieldNode],
         field_node: FieldNode,
@@ -221,11 +196,11 @@ class _Reader:
                 line = given[other].line
                 self._report(f"given beside {other} of line {line}; only one of {choice} may be", at, field_node)
 
-    def _add_items(self, target: _ValueType, items: list[object], field_node: FieldNode, at: str) -> None:
-        if self.dialect.is_json and not isinstance(field_node.value, ListNode):
+    def _add_items(self, target: ValueType, items: list[object], field_node: FieldNode, at: str) -> None:
+        if self.dialect.has_objects and not isinstance(field_node.value, ListNode):
             self._report_mismatch("a list", field_node.value, at)
             return
-        if not field_node.colon and target.kind is not _Kind.MESSAGE and isinstance(field_node.value, ListNode):
+        if not field_node.colon and target.kind is not Kind.MESSAGE and isinstance(field_node.value, ListNode):
             self._report("expected ':' before '['", at, field_node)
         for element, line, column in _elements(field_node):
             path = f"{at}[{len(items)}]"
@@ -233,9 +208,9 @@ class _Reader:
             value = self._value(target, element, path)
             items.append(target.zero if value is None else value)
 
-    def _add_entries(self, entry: _MessageType, entries: dict[object, object], field_node: FieldNode, at: str) -> None:
+    def _add_entries(self, entry: MessageType, entries: dict[object, object], field_node: FieldNode, at: str) -> None:
         key_type, value_type = entry.by_name["key"].value, entry.by_name["value"].value
-        if self.dialect.is_json:
+        if self.dialect.has_objects:
             self._add_members(key_type, value_type, entries, field_node.value, at)
             return
         for element, line, column in _elements(field_node):
@@ -248,14 +223,14 @@ class _Reader:
             entries[values.get("key", key_type.zero)] = values.get("value", value_type.zero)
 
     def _add_members(
-        self, key_type: _ValueType, value_type: _ValueType, entries: dict[object, object], node: Node, at: str
+        self, key_type: ValueType, value_type: ValueType, entries: dict[object, object], node: Node, at: str
     ) -> None:
-        """A JSON object as a map."""
+        """An object as a map."""
         if not isinstance(node, MessageNode):
             self._report_mismatch("an object", node, at)
             return
         for member in node.fields:
-            name = Scalar(ScalarKind.STRING, member.name, member.line, member.column)
+            name = Scalar(self.dialect.key_kind, member.name, member.line, member.column)
             path = f"{at}[{self._path_key(key_type, name)}]"
             self.locations[path] = (member.line, member.column)
             key = self._value(key_type, name, path)
@@ -265,59 +240,59 @@ class _Reader:
             if key is not None:
                 entries[key] = value_type.zero if value is None else value
 
-    def _entry_key(self, key_type: _ValueType, entry: MessageNode) -> str:
+    def _entry_key(self, key_type: ValueType, entry: MessageNode) -> str:
         """An entry's key as a path shows it; it is looked up ahead of the fields, whose paths need it."""
         for field_node in reversed(entry.fields):
             if field_node.name == "key" and isinstance(field_node.value, Scalar):
                 return self._path_key(key_type, field_node.value)
-        return '""' if key_type.kind is _Kind.STRING else "0"
+        return '""' if key_type.kind is Kind.STRING else "0"
 
-    def _path_key(self, key_type: _ValueType, key: Scalar) -> str:
-        if key_type.kind is _Kind.INTEGER:
+    def _path_key(self, key_type: ValueType, key: Scalar) -> str:
+        if key_type.kind is Kind.INTEGER:
             number = self.dialect.integer(key)
             return printable(key.text) if number is None else str(number)
         return f'"{key.text if _is_utf8(key.text) else printable(key.text)}"'
 
-    def _value(self, target: _ValueType, node: Node, path: str) -> object | None:
+    def _value(self, target: ValueType, node: Node, path: str) -> object | None:
         """One value; None, and a problem, where the node is none of this type."""
-        if isinstance(node, MessageNode) and target.kind is _Kind.MESSAGE:
-            message: object = target.message(**self.message(_message_type(target.message), node, path))
+        if isinstance(node, MessageNode) and target.kind is Kind.MESSAGE:
+            message: object = target.message(**self.message(message_type(target.message), node, path))
             return message
         value = self._scalar(target, node) if isinstance(node, Scalar) else None
         if value is None:
             self._report_mismatch(self._expected(target), node, path)
         return value
 
-    def _scalar(self, target: _ValueType, scalar: Scalar) -> object | None:
+    def _scalar(self, target: ValueType, scalar: Scalar) -> object | None:
         match target.kind:
-            case _Kind.STRING:
-                return scalar.text if scalar.kind is ScalarKind.STRING and _is_utf8(scalar.text) else None
-            case _Kind.INTEGER:
+            case Kind.STRING:
+                return self.dialect.string(scalar)
+            case Kind.INTEGER:
                 integer = self.dialect.integer(scalar)
                 return integer if integer is not None and target.low <= integer <= target.high else None
-            case _Kind.FLOAT:
+            case Kind.FLOAT:
                 return self.dialect.number(scalar)
-            case _Kind.BOOL:
+            case Kind.BOOL:
                 return self.dialect.boolean(scalar)
-            case _Kind.ENUM:
+            case Kind.ENUM:
                 return self._member(target, scalar)
         return None
 
-    def _expected(self, target: _ValueType) -> str:
+    def _expected(self, target: ValueType) -> str:
         match target.kind:
-            case _Kind.STRING:
+            case Kind.STRING:
                 return "a string of UTF-8"
-            case _Kind.INTEGER:
+            case Kind.INTEGER:
                 return f"an integer from {target.low} to {target.high}"
-            case _Kind.FLOAT:
+            case Kind.FLOAT:
                 return "a number"
-            case _Kind.BOOL:
+            case Kind.BOOL:
                 return "true or false"
-            case _Kind.ENUM:
+            case Kind.ENUM:
                 return f"one of {', '.join(target.members)}"
         return self.dialect.message_word
 
-    def _member(self, target: _ValueType, scalar: Scalar) -> Enum | None:
+    def _member(self, target: ValueType, scalar: Scalar) -> Enum | None:
         name = self.dialect.enum_name(scalar)
         if name is not None:
             return target.members.get(name)
@@ -338,11 +313,13 @@ class _Reader:
                 found = self.dialect.message_word
             case Scalar(kind=ScalarKind.STRING):
                 found = f'the string "{printable(node.text)}"'
+            case Scalar(text=""):
+                found = "nothing"
             case _:
                 found = printable(node.text)
         self._report(f"expected {expected}, found {found}", path, node)
 
-    def _report_unknown(self, message: _MessageType, field_node: FieldNode, path: str) -> None:
+    def _report_unknown(self, message: MessageType, field_node: FieldNode, path: str) -> None:
         name = printable(field_node.name)
         # The comparison takes the square of the name's length, and no field has a name half as long.
         is_worth_it = len(name) < 100 and len(self.problems) < PROBLEM_LIMIT
@@ -449,62 +426,68 @@ def _decimal(digits: str) -> int:
     return int(digits) if len(digits) <= 20 else 10**20
 
 
-_PBTXT = _Dialect(False, "a message", _pbtxt_integer, _pbtxt_number, _pbtxt_boolean, _pbtxt_enum_name)
-_JSON = _Dialect(True, "an object", _json_integer, _json_number, _json_boolean, _json_enum_name)
+def _plain_string(scalar: Scalar) -> str | None:
+    return scalar.text if scalar.kind is ScalarKind.STRING and _is_utf8(scalar.text) else None
 
 
-@cache
-def _message_type(message: type) -> _MessageType:
-    """The schema of a message, from its dataclass."""
-    hints = get_type_hints(message, include_extras=True)
-    oneofs: tuple[tuple[str, ...], ...] = getattr(message, "ONEOFS", ())
-    group = {name: names for names in oneofs for name in names}
-    types = [_field_type(f.name, hints[f.name], group.get(f.name, ())) for f in fields(message)]
-    by_name = {t.name: t for t in types}
-    return _MessageType(message.__name__, by_name, by_name | {_camel(t.name): t for t in types})
+_YAML_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*+)")
+_YAML_FLOAT_WORDS = {".inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
 
 
-# Any, here and below: a type hint.
-def _field_type(attribute: str, hint: Any, oneof: tuple[str, ...]) -> _FieldType:
-    name = attribute.removesuffix("_")
-    explicit = get_origin(hint) in (Union, UnionType)
-    if explicit:
-        hint = next(arm for arm in get_args(hint) if arm is not NoneType)
-    if get_origin(hint) is tuple:
-        return _FieldType(name, attribute, f".{name}", _value_type(get_args(hint)[0]), repeated=True)
-    if get_origin(hint) is Mapping:
-        key, value = (_value_type(arm) for arm in get_args(hint))
-        by_name = {
-            "key": _FieldType("key", "key", ".key", key),
-            "value": _FieldType("value", "value", "", value, explicit=value.kind is _Kind.MESSAGE),
-        }
-        entry = _MessageType("the map entry", by_name, by_name)
-        return _FieldType(name, attribute, f".{name}", value, entry=entry)
-    return _FieldType(name, attribute, f".{name}", _value_type(hint), explicit=explicit, oneof=oneof)
+def _yaml_integer(scalar: Scalar) -> int | None:
+    if scalar.kind is not ScalarKind.PLAIN or not _YAML_INTEGER.fullmatch(scalar.text):
+        return None
+    size = _decimal(scalar.text.removeprefix("-"))
+    return -size if scalar.text.startswith("-") else size
 
 
-def _value_type(hint: Any) -> _ValueType:
-    if get_origin(hint) is Annotated:
-        _, low, high = get_args(hint)
-        return _ValueType(_Kind.INTEGER, 0, low, high)
-    if hint is DataType:
-        return _ValueType(
-            _Kind.ENUM,
-            DataType.INVALID,
-            members={t.config_name: t for t in DataType},
-            numbers={t.number: t for t in DataType},
-        )
-    if issubclass(hint, Enum):
-        members = {member.name: member for member in hint}
-        return _ValueType(_Kind.ENUM, next(iter(hint)), members=members, numbers={m.value: m for m in hint})
-    if hint in _PLAIN:
-        return _ValueType(_PLAIN[hint], hint())
-    return _ValueType(_Kind.MESSAGE, hint(), message=hint)
+def _yaml_number(scalar: Scalar) -> float | None:
+    if scalar.kind is not ScalarKind.PLAIN:
+        return None
+    if not JSON_NUMBER.fullmatch(scalar.text):
+        return _YAML_FLOAT_WORDS.get(scalar.text)
+    number = float(scalar.text)
+    return number if math.isfinite(number) else None
 
 
-_PLAIN = {bool: _Kind.BOOL, float: _Kind.FLOAT, str: _Kind.STRING}
+def _yaml_boolean(scalar: Scalar) -> bool | None:
+    return {"true": True, "false": False}.get(scalar.text) if scalar.kind is ScalarKind.PLAIN else None
 
 
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.capitalize() for part in rest)
+def _yaml_text(scalar: Scalar) -> str:
+    return scalar.text
+
+
+_PBTXT = _Dialect(
+    has_objects=False,
+    has_camel_names=False,
+    key_kind=ScalarKind.STRING,
+    message_word="a message",
+    string=_plain_string,
+    integer=_pbtxt_integer,
+    number=_pbtxt_number,
+    boolean=_pbtxt_boolean,
+    enum_name=_pbtxt_enum_name,
+)
+_JSON = _Dialect(
+    has_objects=True,
+    has_camel_names=True,
+    key_kind=ScalarKind.STRING,
+    message_word="an object",
+    string=_plain_string,
+    integer=_json_integer,
+    number=_json_number,
+    boolean=_json_boolean,
+    enum_name=_json_enum_name,
+)
+_YAML = _Dialect(
+    has_objects=True,
+    has_camel_names=False,
+    key_kind=ScalarKind.PLAIN,
+    message_word="an object",
+    string=_yaml_text,
+    integer=_yaml_integer,
+    number=_yaml_number,
+    boolean=_yaml_boolean,
+    enum_name=_yaml_text,
+)

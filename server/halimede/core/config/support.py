@@ -193,15 +193,15 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
 """By message and field name. Below a field that is not honoured the entries repeat its treatment and are not read."""
 
 
-def check_support(config: ModelConfig) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
+def check_support(config: ModelConfig) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
     """What the configuration asks for and does not get: refusals that end the load, and notes for the log."""
     refusals: list[Problem] = []
-    notes: list[str] = []
+    notes: list[Problem] = []
     for path, support in _findings(config, ""):
         if support.treatment is Treatment.NOT_YET:
             refusals.append(Problem(f"'{path}' is not supported yet, remove it from the model configuration", path))
         else:
-            notes.append(f"'{path}' has no effect: {support.why}")
+            notes.append(Problem(f"'{path}' has no effect: {support.why}", path))
     return tuple(refusals), tuple(notes)
 
 

@@ -1,4 +1,4 @@
-"""Text to nodes: protobuf text format (config.pbtxt) and JSON, read into the same small tree.
+"""Text to nodes: protobuf text format (config.pbtxt) and JSON, read into the same small tree (YAML: `yaml_text`).
 
 A node knows its place and nothing of the schema: a scalar keeps its text, because what `1` or `inf` means depends on
 the field that it stands in, and `core.config.read` decides that. A text that breaks the grammar gives one Problem, and
@@ -19,11 +19,16 @@ from halimede.core.types.error import clip
 MAX_DEPTH = 100
 """How many messages, objects and lists may be open at once; the model configuration needs a tenth of that."""
 
+MAX_TOKENS = 200_000
+"""Names, values and brackets of one text: what 4 MiB of `1,` would become in memory is a hundred times as much."""
+
 
 class ScalarKind(Enum):
     STRING = "string"
     NUMBER = "number"
     WORD = "word"
+    PLAIN = "plain"
+    """Without quotes in YAML, which has neither numbers nor words of its own here."""
 
 
 @dataclass(slots=True)
@@ -143,11 +148,12 @@ class _SyntaxError(Exception):
 class _Tokens:
     """A cursor: the token that is next, as it was written, and its place. The end is a token with the text ""."""
 
-    __slots__ = ("_line_start", "_matches", "column", "kind", "line", "text")
+    __slots__ = ("_left", "_line_start", "_matches", "column", "kind", "line", "text")
 
     def __init__(self, text: str, pattern: re.Pattern[str]) -> None:
         self._matches = pattern.finditer(text)
         self._line_start = 0
+        self._left = MAX_TOKENS
         self.kind = ""
         self.text = ""
         self.line = 1
@@ -161,6 +167,9 @@ class _Tokens:
             if kind != "space":
                 self.kind, self.text = kind, text
                 self.column = match.start() - self._line_start + 1
+                self._left -= 1
+                if self._left < 0:
+                    raise _SyntaxError(f"more than {MAX_TOKENS} names, values and brackets", self.line, self.column)
                 return
             if newlines := text.count("\n"):
                 self.line += newlines

@@ -1,13 +1,21 @@
-"""The model configuration as `GET /v2/models/<m>/config` prints it."""
+"""The model configuration as text: as `GET /v2/models/<m>/config` prints it, and as a person would write it.
+
+Written as config.pbtxt or config.yaml it has the fields that are set, on lines that know what they give. Strings are
+always quoted, so that YAML reads none of them as something else.
+"""
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
+from typing import Any
 
 import orjson
 
+from halimede.core.config.message_types import FieldType, message_type
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import DataType
 
@@ -19,6 +27,170 @@ def to_json(config: ModelConfig) -> bytes:
     left out; 64-bit integers are numbers; maps are sorted by key.
     """
     return orjson.dumps(_plain(config))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`path` is that of the field whose value or message the line gives; "" for one that only closes or encloses."""
+
+    text: str
+    path: str = ""
+
+
+def to_pbtxt(config: ModelConfig, given: Collection[str] = ()) -> tuple[Line, ...]:
+    """The configuration as config.pbtxt: all fields that are set, and of those at their default the `given` paths."""
+    return tuple(_pbtxt_message(config, "", given))
+
+
+def to_yaml(config: ModelConfig, given: Collection[str] = ()) -> tuple[Line, ...]:
+    """The configuration as config.yaml, with the same fields."""
+    return tuple(_yaml_message(config, "", given))
+
+
+# Any, here and below: a message's dataclass, or what one of its fields holds.
+def _set_fields(message: Any, path: str, given: Collection[str] = ()) -> Iterator[tuple[FieldType, Any, str]]:
+    """Each field of the message that is set, with its value and its path; those at their default where `given`."""
+    kind: type = type(message)
+    for target in message_type(kind).by_name.values():
+        value = getattr(message, target.attribute)
+        at = path + target.step if path else target.name
+        if target.repeated or target.entry is not None:
+            is_set = len(value) > 0
+        elif target.explicit:
+            is_set = value is not None
+        else:
+            # repr, because -0.0 is a value and equal to the default.
+            is_set = at in given or repr(value) != repr(target.value.zero)
+        if is_set:
+            yield target, value, at
+
+
+def entry_path(path: str, key: object) -> str:
+    """The path of a map's entry."""
+    return f'{path}["{key}"]' if isinstance(key, str) else f"{path}[{key}]"
+
+
+def _pbtxt_message(message: Any, path: str, given: Collection[str]) -> Iterator[Line]:
+    for target, value, at in _set_fields(message, path, given):
+        name = target.name
+        if target.entry is not None:
+            for key, entry in value.items():
+                where = entry_path(at, key)
+                yield Line(f"{name} {{")
+                yield Line(f"  key: {_pbtxt_scalar(key)}")
+                if target.value.message is None:
+                    yield Line(f"  value: {_pbtxt_scalar(entry)}", where)
+                else:
+                    yield from _indented(_pbtxt_block("value", entry, where, given))
+                yield Line("}")
+        elif target.value.message is None:
+            if target.repeated:
+                yield Line(f"{name}: [ {', '.join(map(_pbtxt_scalar, value))} ]", at)
+            else:
+                yield Line(f"{name}: {_pbtxt_scalar(value)}", at)
+        elif target.repeated:
+            for i, element in enumerate(value):
+                yield from _pbtxt_block(name, element, f"{at}[{i}]", given)
+        else:
+            yield from _pbtxt_block(name, value, at, given)
+
+
+def _pbtxt_block(name: str, message: Any, path: str, given: Collection[str]) -> Iterator[Line]:
+    inner = list(_pbtxt_message(message, path, given))
+    if not inner:
+        yield Line(f"{name} {{ }}", path)
+        return
+    # What an element or an entry holds says where it is from; a message of its own may be from elsewhere than that.
+    yield Line(f"{name} {{", "" if path.endswith("]") else path)
+    yield from _indented(inner)
+    yield Line("}")
+
+
+def _yaml_message(message: Any, path: str, given: Collection[str]) -> Iterator[Line]:
+    for target, value, at in _set_fields(message, path, given):
+        name = target.name
+        if target.entry is not None:
+            yield Line(f"{name}:")
+            for key, entry in value.items():
+                where = entry_path(at, key)
+                if target.value.message is None:
+                    yield Line(f"  {_yaml_scalar(key)}: {_yaml_scalar(entry)}", where)
+                else:
+                    yield from _indented(_yaml_block(_yaml_scalar(key), entry, where, given))
+        elif target.value.message is None:
+            if target.repeated:
+                yield Line(f"{name}: [{', '.join(map(_yaml_scalar, value))}]", at)
+            else:
+                yield Line(f"{name}: {_yaml_scalar(value)}", at)
+        elif target.repeated:
+            yield Line(f"{name}:")
+            for i, element in enumerate(value):
+                yield from _yaml_element(element, f"{at}[{i}]", given)
+        else:
+            yield from _yaml_block(name, value, at, given)
+
+
+def _yaml_block(name: str, message: Any, path: str, given: Collection[str]) -> Iterator[Line]:
+    inner = list(_yaml_message(message, path, given))
+    if not inner:
+        yield Line(f"{name}: {{}}", path)
+        return
+    yield Line(f"{name}:", "" if path.endswith("]") else path)
+    yield from _indented(inner)
+
+
+def _yaml_element(message: Any, path: str, given: Collection[str]) -> Iterator[Line]:
+    inner = list(_indented(_yaml_message(message, path, given), "    "))
+    if not inner:
+        yield Line("  - {}", path)
+        return
+    yield replace(inner[0], text="  - " + inner[0].text[4:])
+    yield from inner[1:]
+
+
+def _indented(lines: Iterable[Line], by: str = "  ") -> Iterator[Line]:
+    return (replace(line, text=by + line.text) for line in lines)
+
+
+def _pbtxt_scalar(value: object) -> str:
+    match value:
+        case str():
+            return f'"{_PBTXT_ESCAPED.sub(_octal, value)}"'
+        case float() if not math.isfinite(value):
+            return str(value)
+    return _scalar(value)
+
+
+def _yaml_scalar(value: object) -> str:
+    match value:
+        case str():
+            return f'"{_YAML_ESCAPED.sub(_code, value)}"'
+        case float() if not math.isfinite(value):
+            return "-.inf" if value < 0 else f".{value}"
+    return _scalar(value)
+
+
+def _scalar(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case DataType():
+            return value.config_name
+        case Enum():
+            return value.name
+    return repr(value)
+
+
+_PBTXT_ESCAPED = re.compile(r'["\\\x00-\x1f\x7f]')
+_YAML_ESCAPED = re.compile('["\\\\\x00-\x1f\x7f-\xa0\u2028\u2029\ufeff\ufffe\uffff]')
+
+
+def _octal(match: re.Match[str]) -> str:
+    return {'"': '\\"', "\\": "\\\\", "\n": "\\n"}.get(match[0]) or f"\\{ord(match[0]):03o}"
+
+
+def _code(match: re.Match[str]) -> str:
+    return {'"': '\\"', "\\": "\\\\", "\n": "\\n"}.get(match[0]) or f"\\u{ord(match[0]):04x}"
 
 
 def _plain(value: object) -> object:

@@ -1,4 +1,4 @@
-"""The Prometheus text format (version 0.0.4): one writer, filled family by family."""
+"""The Prometheus text format (version 0.0.4): one writer per family."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -7,27 +7,24 @@ from math import inf, isnan
 Number = int | float
 
 
-class Exposition:
-    """Lines of the format. A family is announced once, even where it has no series, and its samples follow it.
+class FamilyText:
+    """The lines of one family. It is announced even where it has no series.
 
     Samples take their labels as the text that `label_text` made, so that a model's labels are escaped once per scrape
-    and not once per line.
+    and not once per line. `kind` is counter, gauge or histogram.
     """
 
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._family = ""
+    __slots__ = ("_lines", "_name")
 
-    def family(self, name: str, kind: str, help_text: str) -> None:
-        """Begin a family; `kind` is counter, gauge or histogram."""
-        self._family = name
+    def __init__(self, name: str, kind: str, help_text: str) -> None:
         escaped = help_text.replace("\\", "\\\\").replace("\n", "\\n")
-        self._lines.append(f"# HELP {name} {escaped}\n# TYPE {name} {kind}\n")
+        self._name = name
+        self._lines = [f"# HELP {name} {escaped}\n# TYPE {name} {kind}\n"]
 
     def sample(self, labels: str, value: Number) -> None:
         """One series of the family; `labels` "" for a series without labels."""
         braced = f"{{{labels}}}" if labels else ""
-        self._lines.append(f"{self._family}{braced} {number_text(value)}\n")
+        self._lines.append(f"{self._name}{braced} {number_text(value)}\n")
 
     def histogram(self, labels: str, edges: Sequence[str], counts: Sequence[int], total: Number) -> None:
         """One series of a histogram family.
@@ -35,7 +32,7 @@ class Exposition:
         `edges` are the upper edges as text, the last one `+Inf`; `counts` are the events in each bucket alone, and
         `total` is the sum of the events' values.
         """
-        name = self._family
+        name = self._name
         before = f"{name}_bucket{{{labels}," if labels else f"{name}_bucket{{"
         cumulative = list(accumulate(counts))
         self._lines += [f'{before}le="{edge}"}} {count}\n' for edge, count in zip(edges, cumulative, strict=True)]

@@ -5,15 +5,19 @@ autoscalers, which see a series only when it is there: each has one from the mom
 `nv_pinned_memory_pool_*`, because there is no such pool.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from halimede.core.observe.exposition import Exposition, Number, edge_texts, label_text
+from halimede.core.observe.exposition import FamilyText, Number, edge_texts, label_text
 from halimede.core.observe.stats import BUCKET_EDGES_NS, ModelStats
 
 NS_PER_US = 1000
 NS_PER_S = 1_000_000_000
+
+MODELS_PER_STEP = 32
+"""Models between two turns of the event loop: a millisecond."""
+PART_PER_STEP_BYTES = 64 << 10
 
 
 @dataclass(slots=True)
@@ -61,6 +65,9 @@ class _Family(Generic[S]):
     kind: str
     help_text: str
     value: Callable[[S], Number | None]
+
+    def text(self) -> FamilyText:
+        return FamilyText(self.name, self.kind, self.help_text)
 
 
 MODEL_FAMILIES: tuple[_Family[ModelSample], ...] = (
@@ -207,39 +214,67 @@ SYSTEM_FAMILIES: tuple[_Family[SystemSample], ...] = (
 _EDGES = edge_texts(edge / NS_PER_S for edge in BUCKET_EDGES_NS)
 
 
-def render(models: Iterable[ModelSample], system: SystemSample | None, gpus: Sequence[GpuSample]) -> bytes:
-    """The body of a scrape. `system` None when the machine is not sampled."""
-    out = Exposition()
-    labels = [(_labels(model), model) for model in models]
-    texts = [(label_text(names), model) for names, model in labels]
+def render(
+    models: Iterable[ModelSample],
+    system: SystemSample | None,
+    gpus: Sequence[GpuSample],
+    *,
+    dropped_log_lines: int = 0,
+    latencies: bool = True,
+) -> Generator[None, None, list[bytes]]:
+    """The body of a scrape in parts, made in steps of about a millisecond: of a thousand models it takes a while.
 
-    _write(out, MODEL_FAMILIES, texts)
+    Each model is taken from `models`, and all of its values are read, within one step: they fit together. `system` is
+    None when the machine is not sampled; without `latencies` there are no `nv_*_duration_us`.
+    """
+    families = [f for f in MODEL_FAMILIES if latencies or not f.name.endswith("_duration_us")]
+    texts = [(family.value, family.text()) for family in families]
+    failures = FamilyText(
+        "nv_inference_request_failure", "counter", "Number of failed inference requests, all batch sizes"
+    )
+    durations = FamilyText(
+        "halimede_request_duration_seconds", "histogram", "Duration of successful requests, queueing included"
+    )
+    waits = FamilyText("halimede_queue_duration_seconds", "histogram", "Time that successful requests were queued")
+    for number, model in enumerate(models, 1):
+        names = _labels(model)
+        labels = label_text(names)
+        for value, text in texts:
+            known = value(model)
+            if known is not None:
+                text.sample(labels, known)
+        stats = model.stats
+        for reason, count in stats.failures.items():
+            failures.sample(label_text({**names, "reason": reason.value}), count)
+        durations.histogram(labels, _EDGES, stats.request_buckets, stats.request_ns / NS_PER_S)
+        waits.histogram(labels, _EDGES, stats.queue_buckets, stats.queue_ns / NS_PER_S)
+        if number % MODELS_PER_STEP == 0:
+            yield
 
-    out.family("nv_inference_request_failure", "counter", "Number of failed inference requests, all batch sizes")
-    for names, model in labels:
-        for reason, count in model.stats.failures.items():
-            out.sample(label_text({**names, "reason": reason.value}), count)
-
-    out.family("halimede_request_duration_seconds", "histogram", "Duration of successful requests, queueing included")
-    for text, model in texts:
-        out.histogram(text, _EDGES, model.stats.request_buckets, model.stats.request_ns / NS_PER_S)
-
-    out.family("halimede_queue_duration_seconds", "histogram", "Time that successful requests were queued")
-    for text, model in texts:
-        out.histogram(text, _EDGES, model.stats.queue_buckets, model.stats.queue_ns / NS_PER_S)
-
-    _write(out, GPU_FAMILIES, [(label_text({"gpu_uuid": gpu.uuid}), gpu) for gpu in gpus])
-    _write(out, SYSTEM_FAMILIES, [] if system is None else [("", system)])
-    return out.to_bytes()
+    parts: list[bytes] = []
+    for text in (*(text for _, text in texts), failures, durations, waits):
+        parts.append(text.to_bytes())
+        if len(parts[-1]) > PART_PER_STEP_BYTES:
+            yield
+    parts += _texts(GPU_FAMILIES, [(label_text({"gpu_uuid": gpu.uuid}), gpu) for gpu in gpus])
+    parts += _texts(SYSTEM_FAMILIES, [] if system is None else [("", system)])
+    dropped = FamilyText(
+        "halimede_log_dropped_lines_total", "counter", "Log lines that were not written, because the log took no more"
+    )
+    dropped.sample("", dropped_log_lines)
+    return [*parts, dropped.to_bytes()]
 
 
-def _write(out: Exposition, families: Iterable[_Family[S]], subjects: Sequence[tuple[str, S]]) -> None:
+def _texts(families: Iterable[_Family[S]], subjects: Sequence[tuple[str, S]]) -> list[bytes]:
+    parts: list[bytes] = []
     for family in families:
-        out.family(family.name, family.kind, family.help_text)
+        text = family.text()
         for labels, subject in subjects:
             value = family.value(subject)
             if value is not None:
-                out.sample(labels, value)
+                text.sample(labels, value)
+        parts.append(text.to_bytes())
+    return parts
 
 
 def _labels(model: ModelSample) -> dict[str, str]:

@@ -16,6 +16,8 @@ __all__ = [
     "Artifact",
     "detect_backend",
     "duplicate_reason",
+    "is_model_directory",
+    "is_version",
     "model_name_problem",
     "version_directories",
 ]
@@ -26,6 +28,9 @@ MAX_VERSION = 2**63 - 1
 # nobody's attempt at a version either, so neither kind is worth a warning.
 _OTHER_DIRECTORIES = frozenset({"configs", "warmup", "initial_state", "__pycache__"})
 _VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
+
+NOT_MODELS = frozenset({"lost+found"})
+"""Names in a repository that a file system gives to other things, passed over as hidden ones are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,16 @@ def version_directories(names: Iterable[str]) -> tuple[tuple[int, ...], tuple[st
         else:
             versions.append(int(name))
     return tuple(sorted(versions)), tuple(warnings)
+
+
+def is_version(name: str) -> bool:
+    """Whether a directory of this name is a version of its model."""
+    return _version_problem(name) is None
+
+
+def is_model_directory(names: Iterable[str]) -> bool:
+    """Whether what holds these names is meant to be a model: there is a configuration, under any name, or a version."""
+    return any(name == "configs" or name.startswith("config.") or is_version(name) for name in names)
 
 
 def _version_problem(name: str) -> str | None:

@@ -5,7 +5,7 @@ The comparison takes the same time wherever the values differ.
 
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -28,7 +28,7 @@ class Secret:
     """A header, its name in lower case, and the value that it must have."""
 
     header: str
-    value: str
+    value: str = field(repr=False)
 
     def is_given(self, value: bytes | str | None) -> bool:
         """Whether a request's value of the header is the right one; None when it has no such header."""

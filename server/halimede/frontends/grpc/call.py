@@ -22,18 +22,54 @@ _STATUS = {code: _BY_NUMBER[number] for code, number in GRPC_STATUS.items()}
 log = logging.getLogger(__name__)
 
 
+RECEIVE_SECS = 5.0
+"""How long draining waits for requests that are on their way; a client may never send the rest of its own."""
+
+
 class Drain:
     """Ends the waits that only the client would end, so that an idle stream does not hold up the exit."""
 
     def __init__(self) -> None:
         self.started = False
         self._scopes: set[asyncio.Timeout] = set()
+        self._receiving: set[asyncio.Task[Any] | None] = set()
+        self._has_given_up = False
 
     def start(self) -> None:
-        """Every open scope raises TimeoutError, and every later one at its first wait."""
+        """Every open scope raises TimeoutError, and every later one at its first wait. May be called again."""
+        if self.started:
+            return
         self.started = True
         for scope in self._scopes:
             scope.reschedule(0)
+        asyncio.get_running_loop().call_later(RECEIVE_SECS, self._give_up)
+
+    def _give_up(self) -> None:
+        self._has_given_up = True
+        for task in self._receiving:
+            if task is not None:
+                task.cancel()
+
+    async def receive(self, context: Context) -> bytes:
+        """The message of a call that has one. INVALID_ARG when the call ends without one, UNAVAILABLE when draining
+        cannot wait for it.
+
+        grpc's own handlers of unary calls leave a call without a message unanswered, and the client waiting, for ever.
+        So ours are those of streams, which are the same on the wire, and read by this.
+        """
+        task = asyncio.current_task()
+        self._receiving.add(task)
+        try:
+            raw = await context.read()
+        except asyncio.CancelledError:
+            if not self._has_given_up:
+                raise
+            raise shutting_down() from None
+        finally:
+            self._receiving.discard(task)
+        if raw is grpc.aio.EOF:
+            raise InferenceError(ErrorCode.INVALID_ARG, "the call ended before a whole request came")
+        return bytes(raw)
 
     @asynccontextmanager
     async def scope(self) -> AsyncIterator[None]:
@@ -71,12 +107,14 @@ def internal_error(what: str) -> InferenceError:
     return InferenceError(ErrorCode.INTERNAL, f"{what} failed by an internal error; the server's log has the cause")
 
 
-def unary(request: ProtoClass, name: str, answer: Callable[[ProtoMessage], Awaitable[ProtoMessage]]) -> MethodHandler:
+def unary(
+    request: ProtoClass, name: str, answer: Callable[[ProtoMessage], Awaitable[ProtoMessage]], drain: Drain
+) -> MethodHandler:
     """The handler of a unary RPC that is one question and one answer; `answer` raises InferenceError to refuse."""
 
-    async def handle(raw: bytes, context: Context) -> bytes:
+    async def handle(_requests: object, context: Context) -> bytes:
         try:
-            message = await answer(parse(request, raw))
+            message = await answer(parse(request, await drain.receive(context)))
             return bytes(message.SerializeToString())
         except InferenceError as error:
             failure = error
@@ -85,4 +123,4 @@ def unary(request: ProtoClass, name: str, answer: Callable[[ProtoMessage], Await
             failure = internal_error(name)
         return await abort(context, failure)
 
-    return grpc.unary_unary_rpc_method_handler(handle)
+    return grpc.stream_unary_rpc_method_handler(handle)

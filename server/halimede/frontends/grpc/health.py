@@ -36,10 +36,10 @@ class Health:
             )
         return _Response(status=self._status())
 
-    async def watch(self, raw: bytes, context: Context) -> None:
+    async def watch(self, _requests: object, context: Context) -> None:
         """The status now and whenever it changes, until the client or the server goes."""
         try:
-            service = parse(_Request, raw).service
+            service = parse(_Request, await self._drain.receive(context)).service
         except InferenceError as error:
             failure = error
         else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import ErrorCode, InferenceError, InferenceResponse
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, ParameterValue
+from halimede.core.wire.forwarding import forwarded_parameters
 from halimede.core.wire.grpc_infer import (
     InferCall,
     decode_infer,
@@ -36,6 +38,8 @@ MAX_ON_LOOP_BYTES = 1 << 20
 MAX_TYPED_ON_LOOP_BYTES = 256 << 10
 """As MAX_ON_LOOP_BYTES, for typed contents and classes: each element is an object on its way."""
 
+Parameters = dict[str, ParameterValue]
+
 log = logging.getLogger(__name__)
 
 
@@ -58,14 +62,22 @@ def _encode(response: InferenceResponse, view: ModelView, classes: dict[str, int
 class Infer:
     """The two inference RPCs over one server."""
 
-    def __init__(self, server: Server, drain: Drain) -> None:
+    def __init__(
+        self,
+        server: Server,
+        drain: Drain,
+        forward: re.Pattern[str] | None = None,
+        max_response_pool_size: int = MAX_UNANSWERED,
+    ) -> None:
         self._server = server
         self._drain = drain
+        self._forward = forward
+        self._max_unanswered = min(MAX_UNANSWERED, max_response_pool_size)
 
-    async def model_infer(self, raw: bytes, context: Context) -> bytes:
+    async def model_infer(self, _requests: object, context: Context) -> bytes:
         """One ModelInferRequest in, one ModelInferResponse out."""
         try:
-            return await self._infer(raw)
+            return await self._infer(await self._drain.receive(context), self._forwarded(context))
         except InferenceError as error:
             failure = error
         except Exception:
@@ -73,7 +85,10 @@ class Infer:
             failure = internal_error("ModelInfer")
         return await abort(context, failure)
 
-    async def _infer(self, raw: bytes) -> bytes:
+    def _forwarded(self, context: Context) -> Parameters:
+        return {} if self._forward is None else _from_metadata(self._forward, context)
+
+    async def _infer(self, raw: bytes, forwarded: Parameters) -> bytes:
         server = self._server
         message = await _parse(raw)
         view = server.model(message.model_name, message.model_version)
@@ -82,6 +97,8 @@ class Infer:
                 ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
             )
         call = await _decode(message, len(raw))
+        if forwarded:
+            _add_forwarded(call.request, forwarded)
         answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
         ticket = server.infer(call.request, partial(_resolve, answer))
         try:
@@ -100,7 +117,8 @@ class Infer:
     async def model_stream_infer(self, _requests: object, context: Context) -> None:
         """A stream of ModelInferRequest in, a stream of ModelStreamInferResponse out."""
         try:
-            await _InferStream(self._server, self._drain, context).run()
+            forwarded = self._forwarded(context)
+            await _InferStream(self._server, self._drain, context, forwarded, self._max_unanswered).run()
             return
         except InferenceError as error:
             failure = error
@@ -130,10 +148,14 @@ class _InferStream:
     the loop between awaits.
     """
 
-    def __init__(self, server: Server, drain: Drain, context: Context) -> None:
+    def __init__(
+        self, server: Server, drain: Drain, context: Context, forwarded: Parameters, max_unanswered: int
+    ) -> None:
         self._server = server
         self._drain = drain
         self._context = context
+        self._forwarded = forwarded
+        self._max_unanswered = max_unanswered
         self._errors_end_it = ("triton_grpc_error", "true") in tuple(context.invocation_metadata() or ())
         self._outcome: asyncio.Future[InferenceError | None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
@@ -201,7 +223,7 @@ class _InferStream:
         self._changed.set()
 
     def _is_full(self) -> bool:
-        return self._unanswered + len(self._unsent) >= MAX_UNANSWERED or self._unsent_bytes > MAX_UNSENT_BYTES
+        return self._unanswered + len(self._unsent) >= self._max_unanswered or self._unsent_bytes > MAX_UNSENT_BYTES
 
     async def _write(self) -> None:
         while True:
@@ -229,6 +251,8 @@ class _InferStream:
             view = self._server.model(message.model_name, message.model_version)
             slot.is_decoupled = _is_decoupled(view)
             call = await _decode(message, len(raw))
+            if self._forwarded:
+                _add_forwarded(call.request, self._forwarded)
         except InferenceError as error:
             self._admit(slot)
             self._put(slot, self._failure(slot, error), is_final=True)
@@ -304,6 +328,17 @@ def _resolve(answer: "asyncio.Future[InferenceResponse]", response: InferenceRes
     # After a cancel the real answer still comes, to nobody.
     if not answer.done():
         answer.set_result(response)
+
+
+def _from_metadata(pattern: re.Pattern[str], context: Context) -> Parameters:
+    # Binary values are no text, and a parameter is one.
+    texts = [(name, value) for name, value in context.invocation_metadata() if isinstance(value, str)]
+    return forwarded_parameters(pattern, texts)
+
+
+def _add_forwarded(request: InferenceRequest, forwarded: Parameters) -> None:
+    # What the message says goes before what metadata of the same name say.
+    request.parameters = {**forwarded, **request.parameters}
 
 
 def _is_decoupled(view: ModelView) -> bool:

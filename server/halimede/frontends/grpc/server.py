@@ -1,55 +1,74 @@
 """The gRPC front end: Triton's inference service, health and reflection on one port of the running event loop."""
 
-import errno
-import socket
+import re
+from types import MappingProxyType
 
 import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 
+from halimede.core.types import ErrorCode, InferenceError, Restrictions, Secret
 from halimede.core.wire.protocol import POOL, message_class
-from halimede.frontends.grpc.call import Drain, MethodHandler, unary
+from halimede.frontends.grpc.access import CATEGORIES, HEALTH, INFERENCE, REFLECTIONS
+from halimede.frontends.grpc.address import UNIX, cannot_listen, check_tcp, check_unix
+from halimede.frontends.grpc.call import Context, Drain, MethodHandler, abort, unary
 from halimede.frontends.grpc.control import Control
 from halimede.frontends.grpc.health import Health
 from halimede.frontends.grpc.infer import Infer
+from halimede.frontends.grpc.options import Transport, channel_arguments
 from halimede.frontends.grpc.reflection import Reflection
+from halimede.frontends.grpc.tls import server_credentials
 from halimede.runtime.server import Server
 
-MAX_MESSAGE_BYTES = 2**31 - 1
-
-_INFERENCE = "inference.GRPCInferenceService"
-_HEALTH = "grpc.health.v1.Health"
-_REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
-
+_DEFAULT_TRANSPORT = Transport()
+_NO_RESTRICTIONS: Restrictions = MappingProxyType({})
 _NO_LIMIT_SECS = 365 * 24 * 3600.0
 
 
 class GrpcServer:
     """One listening port: `bind`, `start`, then `drain` or `stop`. Make it while the event loop is running."""
 
-    def __init__(self, server: Server, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(
+        self,
+        server: Server,
+        transport: Transport = _DEFAULT_TRANSPORT,
+        restricted: Restrictions = _NO_RESTRICTIONS,
+        forward: re.Pattern[str] | None = None,
+        max_response_pool_size: int = 2**31 - 1,
+    ) -> None:
+        """Calls of a `restricted` category need its secret in their metadata. Metadata whose names `forward` matches
+        become parameters of the call's requests. A stream is not read on while `max_response_pool_size` of its
+        requests or answers wait."""
         self._drain = Drain()
+        self._transport = transport
         self._is_started = False
+        handlers = _method_handlers(server, Infer(server, self._drain, forward, max_response_pool_size), self._drain)
+        secrets = {method: restricted[CATEGORIES[method]] for method in handlers if CATEGORIES[method] in restricted}
         self._grpc = grpc.aio.server(
-            handlers=(_Methods(_method_handlers(server, self._drain)),),
-            options=(
-                # Two servers on one port would share its connections at random; the second is to fail instead.
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", max_message_bytes),
-                ("grpc.max_send_message_length", max_message_bytes),
-            ),
+            handlers=(_RestrictedMethods(handlers, secrets) if secrets else _Methods(handlers),),
+            options=channel_arguments(transport),
         )
 
     def bind(self, address: str, port: int) -> int:
-        """Take the port (0: any free one) and return it. Connections are accepted, and wait until `start`.
+        """Take the port (0: any free one) and return it; 0 for an address `unix:<path>`, which has none.
 
-        OSError `failed to start GRPC service: Socket '<address>:<port>' already in use`, or with another cause.
+        Connections are accepted, and wait until `start`. OSError `failed to start GRPC service: Socket
+        '<address>:<port>' already in use`, or with another cause.
         """
+        if address.startswith(UNIX):
+            check_unix(address)
+            self._add_port(address)
+            return 0
         target = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        # grpc says neither why it failed nor that it got only some of a name's addresses.
-        _try_bind(address, port, target)
+        check_tcp(address, port, target, reuse_port=self._transport.reuse_port)
+        return self._add_port(target)
+
+    def _add_port(self, target: str) -> int:
+        tls = self._transport.tls
         try:
-            return int(self._grpc.add_insecure_port(target))
+            if tls is None:
+                return int(self._grpc.add_insecure_port(target))
+            return int(self._grpc.add_secure_port(target, server_credentials(tls)))
         except RuntimeError:
-            raise OSError(f"failed to start GRPC service: cannot listen on '{target}'") from None
+            raise cannot_listen(target) from None
 
     async def start(self) -> None:
         """Serve."""
@@ -79,39 +98,46 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no
         return self._handlers.get(handler_call_details.method)
 
 
-def _method_handlers(server: Server, drain: Drain) -> dict[str, MethodHandler]:
+class _RestrictedMethods(_Methods):
+    """As _Methods, but some calls are refused for want of a secret, before anything of them is read."""
+
+    def __init__(self, handlers: dict[str, MethodHandler], secrets: dict[str, Secret]) -> None:
+        super().__init__(handlers)
+        self._secrets = secrets
+        self._refusals = {secret.header: _refusal(secret) for secret in secrets.values()}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler | None:
+        secret = self._secrets.get(handler_call_details.method)
+        if secret is not None and not any(
+            name == secret.header and secret.is_given(value) for name, value in handler_call_details.invocation_metadata
+        ):
+            return self._refusals[secret.header]
+        return super().service(handler_call_details)
+
+
+def _refusal(secret: Secret) -> MethodHandler:
+    error = InferenceError(ErrorCode.UNAVAILABLE, f"This protocol is restricted, expecting header '{secret.header}'")
+
+    async def refuse(_requests: object, context: Context) -> None:
+        await abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _method_handlers(server: Server, infer: Infer, drain: Drain) -> dict[str, MethodHandler]:
     """Every method's handler, by the method's path. They take and give bytes: bad ones are answered by our own text."""
-    infer = Infer(server, drain)
     health = Health(server, drain)
-    reflection = Reflection((_INFERENCE, _HEALTH, *_REFLECTIONS), drain)
+    reflection = Reflection((INFERENCE, HEALTH, *REFLECTIONS), drain)
     handlers = {
-        f"/{_INFERENCE}/ModelInfer": grpc.unary_unary_rpc_method_handler(infer.model_infer),
-        f"/{_INFERENCE}/ModelStreamInfer": grpc.stream_stream_rpc_method_handler(infer.model_stream_infer),
-        f"/{_HEALTH}/Check": unary(message_class("grpc.health.v1.HealthCheckRequest"), "Check", health.check),
-        f"/{_HEALTH}/Watch": grpc.unary_stream_rpc_method_handler(health.watch),
+        f"/{INFERENCE}/ModelInfer": grpc.stream_unary_rpc_method_handler(infer.model_infer),
+        f"/{INFERENCE}/ModelStreamInfer": grpc.stream_stream_rpc_method_handler(infer.model_stream_infer),
+        f"/{HEALTH}/Check": unary(message_class("grpc.health.v1.HealthCheckRequest"), "Check", health.check, drain),
+        f"/{HEALTH}/Watch": grpc.stream_stream_rpc_method_handler(health.watch),
     }
-    for service in _REFLECTIONS:
+    for service in REFLECTIONS:
         handlers[f"/{service}/ServerReflectionInfo"] = grpc.stream_stream_rpc_method_handler(reflection.info)
-    methods = POOL.FindServiceByName(_INFERENCE).methods_by_name
+    methods = POOL.FindServiceByName(INFERENCE).methods_by_name
     for name, answer in Control(server).answers().items():
         request = message_class(methods[name].input_type.full_name)
-        handlers[f"/{_INFERENCE}/{name}"] = unary(request, name, answer)
+        handlers[f"/{INFERENCE}/{name}"] = unary(request, name, answer, drain)
     return handlers
-
-
-def _try_bind(address: str, port: int, target: str) -> None:
-    try:
-        places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise OSError(f"failed to start GRPC service: address '{address}': {error.strerror}") from None
-    for family, kind, protocol, _, place in places:
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(place)
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    text = f"Socket '{target}' already in use"
-                else:
-                    text = f"cannot listen on '{target}': {error.strerror}"
-                raise OSError(f"failed to start GRPC service: {text}") from None

@@ -18,6 +18,8 @@ _RAW = -zlib.MAX_WBITS
 _SLICE = 256 << 10
 # Fast rather than small: the time is taken from every other request.
 _LEVEL = 1
+_MAX_MEMBERS = 65_536
+"""As many as chunks. An empty one is 20 bytes and a stream of its own: 64 MiB of them would take half a minute."""
 
 
 def choose_coding(accept_encoding: bytes) -> str:
@@ -49,9 +51,16 @@ def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[bytearray]:
     `deflate` is zlib's format as the standard says, or the raw one that some clients send.
     """
     out = bytearray()
+    members = 0
     rest = memoryview(body)
     wbits = _GZIP if coding == GZIP else _deflate_format(rest)
     while True:  # One turn per member: a gzip body may be several, one after the other.
+        members += 1
+        if members > _MAX_MEMBERS:
+            raise InferenceError(
+                ErrorCode.INVALID_ARG,
+                f"the request body has more than {_MAX_MEMBERS} gzip members. Send fewer or larger ones.",
+            )
         stream = zlib.decompressobj(wbits)
         while not stream.eof:
             pending = rest[:_SLICE]

@@ -8,7 +8,7 @@ which the connection is closed: a guess would let two parties disagree on where 
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import httptools
@@ -20,12 +20,16 @@ class Limits:
 
     A head must be complete within `head_timeout_s`; a body must bring `body_progress_bytes` in every
     `body_progress_s`; an answer of which the client took nothing for `write_timeout_s` is given up. After a refusal,
-    input is discarded for `linger_s` or `linger_bytes`, so that the client reads the answer instead of a reset. Bodies
-    that are being received or worked on hold at most `max_held_bytes`, over all connections.
+    input is discarded for `linger_s` or `linger_bytes`, so that the client reads the answer instead of a reset.
+
+    Over all connections, bodies that are being received or worked on hold at most `max_held_bytes`, and answers that
+    clients do not take at most `max_unsent_bytes`. `spare_descriptors` are left to the rest of the process.
     """
 
     max_connections: int = 10_000
     max_held_bytes: int = 1 << 30
+    max_unsent_bytes: int = 1 << 30
+    spare_descriptors: int = 32
     max_headers: int = 100
     max_head_bytes: int = 32 << 10
     max_chunks: int = 65_536
@@ -53,6 +57,7 @@ class Refusal(Exception):
 class Head:
     """Request line and headers. Names of `headers` are lower case, the last of equal ones counts.
 
+    `sent_headers` has the names as they were sent, and is empty unless its `HeadReader` was told to keep them.
     `content_length` is None when the body is chunked. `connection` is the header line that the answer needs to keep or
     close the connection as the client asked, "" where HTTP/1.1 says it already.
     """
@@ -62,6 +67,7 @@ class Head:
     headers: Mapping[bytes, bytes]
     connection: bytes
     content_length: int | None
+    sent_headers: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 KEEP_ALIVE = b"Connection: keep-alive\r\n"
@@ -69,6 +75,9 @@ CLOSE = b"Connection: close\r\n"
 
 _HEAD_END = b"\r\n\r\n"
 _LF = ord("\n")
+_SPACE = b" \t"
+# llhttp takes any number of spaces between the parts, and a CR before them.
+_REQUEST_LINE = re.compile(rb"[A-Z-]+ [^ ]+ HTTP/1\.[01]\r\n")
 _SHORTEST_HEADER = len(b"a:\r\n")
 _KNOWN_HEADS = 512
 _KNOWN_HEAD_BYTES = 1 << 10
@@ -117,8 +126,9 @@ class HeadReader:
     One serves many connections. It keeps at most _KNOWN_HEADS heads of at most _KNOWN_HEAD_BYTES each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep_names: bool = False) -> None:
         self.known: dict[bytes, Head] = {}
+        self._keep_names = keep_names
         self._raw: dict[bytes, bytes] = {}
         self._targets: list[bytes] = []
         self._method = b""
@@ -158,15 +168,19 @@ class HeadReader:
             raise Refusal(400, f"malformed HTTP request: {error}") from None
         if not self._method:
             raise Refusal(400, "malformed HTTP request: no request line")
-        headers = {name.lower(): value for name, value in self._raw.items()}
+        # llhttp leaves the space that may stand behind a value.
+        headers = {name.lower(): value.rstrip(_SPACE) for name, value in self._raw.items()}
+        sent = {name: value.rstrip(_SPACE) for name, value in self._raw.items()} if self._keep_names else {}
         self._raw.clear()
         target = self._targets.pop()  # One call, because the head is in one piece.
         if headers.get(b"expect", b"100-continue").lower() not in {b"", b"100-continue"}:
             raise Refusal(417, "the only expectation that is supported is '100-continue'")
+        if parser.get_http_version() not in {"1.0", "1.1"}:
+            raise Refusal(505, "only HTTP/1.0 and HTTP/1.1 are supported")
+        if _REQUEST_LINE.match(data) is None:
+            raise Refusal(400, "malformed HTTP request: a request line is method, target and version, one space apart")
         connection = b""
         if not self._keep_alive:
-            if parser.get_http_version() not in {"1.0", "1.1"}:
-                raise Refusal(505, "only HTTP/1.0 and HTTP/1.1 are supported")
             connection = CLOSE
         elif b"connection" in headers:
             connection = KEEP_ALIVE
@@ -175,10 +189,10 @@ class HeadReader:
                 raise Refusal(501, "the only transfer coding that is supported is 'chunked'")
             if parser.get_http_version() != "1.1":
                 raise Refusal(400, "malformed HTTP request: HTTP/1.0 has no Transfer-Encoding")
-            return Head(self._method, target, headers, connection, None)
+            return Head(self._method, target, headers, connection, None, sent)
         length = headers.get(b"content-length")
         # llhttp has checked that it is one decimal number below 2^64.
-        return Head(self._method, target, headers, connection, 0 if length is None else int(length))
+        return Head(self._method, target, headers, connection, 0 if length is None else int(length), sent)
 
 
 def body_too_large(size: int, limit: int) -> Refusal:
@@ -191,6 +205,7 @@ def body_too_large(size: int, limit: int) -> Refusal:
 
 
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
+_COPY_BELOW = 1 << 10
 _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
 _MAX_LINE_BYTES = 1 << 10
 
@@ -208,16 +223,16 @@ class _Part(Enum):
 class ChunkedBody:
     """Decodes one chunked body, fed in pieces cut anywhere. Extensions and trailers are checked and dropped.
 
-    `body` grows with what arrives, never with what a chunk announces.
+    `body` grows with what arrives, never with what a chunk announces; `chunks` have come so far.
     """
 
-    __slots__ = ("_chunks", "_left", "_limit", "_limits", "_line", "_part", "_trailer_bytes", "body")
+    __slots__ = ("_left", "_limit", "_limits", "_line", "_part", "_trailer_bytes", "body", "chunks")
 
     def __init__(self, max_body: int, limits: Limits) -> None:
         self.body = bytearray()
         self._limit = max_body
         self._limits = limits
-        self._chunks = 0
+        self.chunks = 0
         self._left = 0
         self._trailer_bytes = 0
         self._line = bytearray()
@@ -232,6 +247,10 @@ class ChunkedBody:
         while at < end:
             part = self._part
             if part is _Part.SIZE:
+                if not self._line:
+                    at = self._read_whole_chunks(data, at, end)
+                    if at == end:
+                        break
                 at = self._read_size(data, at, end)
             elif part is _Part.DATA:
                 at = self._read_data(data, at, end)
@@ -251,6 +270,27 @@ class ChunkedBody:
         self._line += data[at:stop]
         return stop
 
+    def _read_whole_chunks(self, data: bytearray, at: int, end: int) -> int:
+        """Take the chunks that are there as a whole, and return where the first of the others begins.
+
+        In a quarter of the time that the way in pieces takes: a body may be as many small chunks as we grant.
+        """
+        room = min(self._limit - len(self.body), end)
+        while self.chunks < self._limits.max_chunks:
+            match = _SIZE_LINE.match(data, at, end)
+            if match is None or match.end() - at > _MAX_LINE_BYTES:
+                break
+            size = int(match[1], 16)
+            begin = match.end()
+            stop = begin + size
+            if not 0 < size <= room or data[stop : stop + 2] != b"\r\n" or stop + 2 > end:
+                break
+            self.body += data[begin:stop] if size < _COPY_BELOW else memoryview(data)[begin:stop]
+            self.chunks += 1
+            room -= size
+            at = stop + 2
+        return at
+
     def _read_size(self, data: bytearray, at: int, end: int) -> int:
         at = self._take_line(data, at, end)
         line = self._line
@@ -264,8 +304,8 @@ class ChunkedBody:
         if size == 0:
             self._part = _Part.TRAILER
             return at
-        self._chunks += 1
-        if self._chunks > self._limits.max_chunks:
+        self.chunks += 1
+        if self.chunks > self._limits.max_chunks:
             raise Refusal(
                 400,
                 f"Chunked request body exceeds maximum of {self._limits.max_chunks} non-empty chunks. "

@@ -1,10 +1,12 @@
 """POST …/infer: decode, hand to the server, encode, answer. Small requests in plain calls, large ones in steps."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse
+from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse, ParameterValue
+from halimede.core.wire.forwarding import forwarded_parameters
 from halimede.core.wire.http_control import error_json
 from halimede.core.wire.http_infer import (
     DecodedInfer,
@@ -17,14 +19,16 @@ from halimede.core.wire.http_infer import (
 )
 from halimede.core.wire.status_map import HTTP_STATUS
 from halimede.frontends.http.compression import CODINGS, IDENTITY, choose_coding, compress_steps, decompress_steps
-from halimede.frontends.http.protocol import JSON, Exchange
+from halimede.frontends.http.framing import Head
+from halimede.frontends.http.protocol import JSON, RETRY_LATER, Exchange
 from halimede.frontends.http.steps import StepQueue, Steps
 from halimede.runtime.server import Server
 
 _IN_STEPS_ABOVE = 64 << 10
 """JSON of more bytes than this is read, and tensors of more bytes are written as JSON, in steps."""
 
-_RETRY_LATER = b"Retry-After: 1\r\n"
+Parameters = dict[str, ParameterValue]
+
 _SUPPORTED_CODINGS = b"Accept-Encoding: gzip, deflate\r\n"
 
 
@@ -34,7 +38,7 @@ def respond_error(exchange: Exchange, error: InferenceError, fields: bytes = b""
 
 
 def _respond_infer_error(exchange: Exchange, error: InferenceError) -> None:
-    respond_error(exchange, error, _RETRY_LATER if error.code is ErrorCode.UNAVAILABLE else b"")
+    respond_error(exchange, error, RETRY_LATER if error.code is ErrorCode.UNAVAILABLE else b"")
 
 
 class InferHandler:
@@ -46,12 +50,14 @@ class InferHandler:
         steps: StepQueue,
         *,
         max_input_size: int,
+        forward: re.Pattern[str] | None = None,
         on_crash: Callable[[Exchange, Exception], None],
     ) -> None:
         self.server = server
         self.steps = steps
         self.on_crash = on_crash
         self._max_input_size = max_input_size
+        self._forward = forward
         self._decoders: dict[tuple[str, str], InferDecoder] = {}
 
     def handle(self, exchange: Exchange, model: str, version: str) -> None:
@@ -64,25 +70,32 @@ class InferHandler:
                 raise InferenceError(
                     ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
                 )
+            forwarded = None if self._forward is None else _forwarded(self._forward, exchange.head)
             headers = exchange.head.headers
             length = headers.get(b"inference-header-content-length")
             coding = headers.get(b"content-encoding")
             if coding is not None and (name := coding.strip().lower().decode("latin-1")) != IDENTITY:
-                self._decode_in_steps(exchange, view, version, name, length)
+                self._decode_in_steps(exchange, view, forwarded, version, name, length)
                 return
             body = exchange.body
             header_length = _header_length(length, body)
             if (len(body) if header_length is None else header_length) > _IN_STEPS_ABOVE:
-                self._decode_in_steps(exchange, view, version, IDENTITY, length)
+                self._decode_in_steps(exchange, view, forwarded, version, IDENTITY, length)
                 return
             decoded = self._decoder(view, version).decode(body, header_length)
         except InferenceError as error:
             _respond_infer_error(exchange, error)
         else:
-            self._infer(exchange, view, decoded)
+            self._infer(exchange, view, forwarded, decoded)
 
     def _decode_in_steps(
-        self, exchange: Exchange, view: ModelView, version: str, coding: str, length: bytes | None
+        self,
+        exchange: Exchange,
+        view: ModelView,
+        forwarded: Parameters | None,
+        version: str,
+        coding: str,
+        length: bytes | None,
     ) -> None:
         if coding not in CODINGS:
             error = InferenceError(ErrorCode.UNSUPPORTED, "Unsupported compression type")
@@ -91,7 +104,7 @@ class InferHandler:
         self.steps.run(
             exchange,
             self._decode_steps(exchange.body, view, version, coding, length),
-            partial(self._infer, exchange, view),
+            partial(self._infer, exchange, view, forwarded),
             partial(_respond_infer_error, exchange),
         )
 
@@ -109,11 +122,28 @@ class InferHandler:
             decoder = self._decoders[view.name, version] = InferDecoder(view, version)
         return decoder
 
-    def _infer(self, exchange: Exchange, view: ModelView, decoded: DecodedInfer) -> None:
+    def _infer(self, exchange: Exchange, view: ModelView, forwarded: Parameters | None, decoded: DecodedInfer) -> None:
+        request = decoded.request
+        if forwarded:
+            # What the body says goes before what a header of the same name says.
+            request.parameters = {**forwarded, **request.parameters}
         call = _Call(self, exchange, view, decoded.format)
-        call.ticket = self.server.infer(decoded.request, call.take_response)
+        call.ticket = self.server.infer(request, call.take_response)
         if not call.is_over:
             exchange.on_gone = call.cancel
+
+
+def _forwarded(pattern: re.Pattern[str], head: Head) -> Parameters:
+    sent = ((name.decode("latin-1"), _text(value)) for name, value in head.sent_headers.items())
+    return forwarded_parameters(pattern, sent)
+
+
+def _text(value: bytes) -> str:
+    """A header's value: UTF-8, which clients send, or else what the standard once said it is."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def _header_length(text: bytes | None, body: Buffer) -> int | None:

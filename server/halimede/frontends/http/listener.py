@@ -1,53 +1,24 @@
 """One listening socket and its connections: start, drain, close."""
 
 import asyncio
-import errno
+import resource
 import socket
 import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.wire.http_control import error_json
-from halimede.frontends.http.framing import HeadReader, Limits
-from halimede.frontends.http.protocol import INTERNAL_ERROR, JSON, Connection, Exchange
+from halimede.frontends.http.accept import Acceptor, turn_away
+from halimede.frontends.http.framing import CLOSE, HeadReader, Limits
+from halimede.frontends.http.protocol import INTERNAL_ERROR, JSON, RETRY_LATER, Connection, Exchange, answer_head
+from halimede.frontends.http.sockets import SocketFile, bind, bound_port
 
-_BACKLOG = 1024
 DRAIN_STALL_S = 1.0
+COMPLAINT_S = 10.0
+"""How often at most a fault that every connection would repeat is logged."""
+
 _BUFFER_BYTES = 64 << 10
-# A peer that vanished without a word is noticed within two minutes. Accepted sockets inherit the options.
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
-
-
-def bind(address: str, port: int, service: str) -> socket.socket:
-    """A socket that listens on `address`:`port`; port 0 takes any free one (`getsockname()[1]`).
-
-    It listens already, because Linux lets two sockets bind one port as long as neither does. UNAVAILABLE
-    `failed to start <service> service: Socket '<address>:<port>' already in use` (or the other reason) on failure.
-    """
-    try:
-        family, kind, protocol, _, where = socket.getaddrinfo(
-            address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEPALIVE:
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
-            sock.setblocking(False)
-            sock.bind(where)
-            sock.listen(_BACKLOG)
-        except BaseException:
-            sock.close()
-            raise
-    except OSError as error:
-        reason = "already in use" if error.errno == errno.EADDRINUSE else f"cannot be opened: {error.strerror}"
-        raise InferenceError(
-            ErrorCode.UNAVAILABLE, f"failed to start {service} service: Socket '{address}:{port}' {reason}"
-        ) from None
-    return sock
 
 
 async def _turns(count: int) -> None:
@@ -71,14 +42,16 @@ class Listener:
         max_body: int,
         log: Callable[[str], None],
         limits: Limits,
+        keep_names: bool = False,
     ) -> None:
+        """`keep_names`: heads have `sent_headers`."""
         self.handle = handle
         self.max_body = max_body
         self.limits = limits
         self.is_draining = False
         self.held_bytes = 0
-        self._is_accepting = True
-        self.heads = HeadReader()
+        self.unsent_bytes = 0
+        self.heads = HeadReader(keep_names=keep_names)
         self.buffer = bytearray(_BUFFER_BYTES)
         self.view = memoryview(self.buffer)
         self._service = service
@@ -87,24 +60,33 @@ class Listener:
         self._empty = asyncio.Event()
         self._empty.set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        # Accepted, and not in `_connections` yet.
+        self._expected: set[Connection] = set()
+        self._arriving: set[asyncio.Task[None]] = set()
+        self._acceptor: Acceptor | None = None
+        self._file: SocketFile | None = None
+        self._max_descriptor = 0
+        self._complained_at: float | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
 
     @property
     def connection_count(self) -> int:
         return len(self._connections)
 
-    async def start(self, address: str, port: int) -> int:
-        """Bind and serve; the bound port."""
-        sock = bind(address, port, self._service)
-        bound: int = sock.getsockname()[1]
+    async def start(self, address: str, port: int, reuse_port: bool = False) -> int:
+        """Bind and serve; the bound port, 0 for a unix socket. See `sockets.bind`."""
+        sock = bind(address, port, self._service, reuse_port=reuse_port)
+        number = bound_port(sock)
         await self.serve(sock)
-        return bound
+        return number
 
     async def serve(self, sock: socket.socket) -> None:
         """Accept connections on a socket that `bind` made, which is the listener's from here on."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self, loop), sock=sock, backlog=_BACKLOG)
+        self._file = SocketFile.of(sock)
+        open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._max_descriptor = open_files - self.limits.spare_descriptors
+        self._acceptor = Acceptor(sock, self._take, self._on_shortage)
         self._sweep_timer = loop.call_later(self.limits.sweep_s, self._sweep, loop)
 
     async def drain(self) -> None:
@@ -119,11 +101,11 @@ class Listener:
         )
         # What has reached this machine is taken in first, connections that wait to be accepted and requests that wait
         # to be read: closing over them would lose them.
+        if self._acceptor is not None:
+            self._acceptor.accept_all()
+        self._stop_accepting()
+        await asyncio.gather(*self._arriving, return_exceptions=True)
         await _turns(2)
-        if self._server is not None:
-            self._server.close()
-        await _turns(2)
-        self._is_accepting = False
         for connection in tuple(self._connections):
             connection.close_if_idle()
         await self._empty.wait()
@@ -131,16 +113,26 @@ class Listener:
     async def close(self) -> None:
         """Close every connection now and end every task. Also after `drain`; a second call does nothing."""
         self.is_draining = True
-        if self._server is not None:
-            self._server.close()
+        self._stop_accepting()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
+        for arriving in self._arriving:
+            arriving.cancel()
+        await asyncio.gather(*self._arriving, return_exceptions=True)
         for connection in tuple(self._connections):
             connection.abort()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._empty.wait()
+
+    def _stop_accepting(self) -> None:
+        # The file goes first: from then on nobody finds us there, and another server may make its own.
+        if self._file is not None:
+            self._file.remove()
+            self._file = None
+        if self._acceptor is not None:
+            self._acceptor.close()
 
     def spawn(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that answers `exchange`; `close` ends it."""
@@ -164,24 +156,77 @@ class Listener:
         trace = "".join(traceback.format_exception(error)).rstrip()
         self._log(f"{self._service} service: unexpected error in {where}: {trace}")
 
+    # The acceptor's calls.
+
+    def _take(self, sock: socket.socket) -> None:
+        if len(self._connections) + len(self._expected) >= self.limits.max_connections:
+            turn_away(sock, self._refusal(f"{self.limits.max_connections} connections are open, as many as are served"))
+        elif sock.fileno() >= self._max_descriptor:
+            # The kernel gives out the lowest number that is free, so that this one says how many are taken.
+            turn_away(sock, self._on_shortage("only the spare file descriptors are left"))
+        else:
+            loop = asyncio.get_running_loop()
+            connection = Connection(self, loop)
+            self._expected.add(connection)
+            arriving = loop.create_task(self._arrive(loop, sock, connection))
+            self._arriving.add(arriving)
+            arriving.add_done_callback(self._arriving.discard)
+
+    async def _arrive(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, connection: Connection) -> None:
+        try:
+            await loop.connect_accepted_socket(lambda: connection, sock)
+        except OSError:
+            sock.close()  # It broke before it was there.
+        finally:
+            self._expected.discard(connection)
+
+    def _on_shortage(self, reason: str) -> bytes:
+        return self._refusal(f"cannot accept connections: {reason}; a larger `ulimit -n` is right")
+
+    def _refusal(self, reason: str) -> bytes:
+        """What a client is told that is turned away."""
+        self.complain(f"new connections are turned away: {reason}")
+        body = error_json("the server has as many connections as it can serve")
+        return answer_head(503, JSON + RETRY_LATER, len(body), CLOSE) + body
+
+    def complain(self, text: str) -> None:
+        """Log what many connections would repeat, once in COMPLAINT_S."""
+        now = asyncio.get_running_loop().time()
+        if self._complained_at is None or now - self._complained_at >= COMPLAINT_S:
+            self._complained_at = now
+            self._log(f"{self._service} service: {text}")
+
     # The connections' calls.
 
-    def admit(self, connection: Connection) -> str | None:
-        """Register a new connection, and say why it must be turned away, if it must."""
-        is_full = len(self._connections) >= self.limits.max_connections
+    def admit(self, connection: Connection) -> None:
+        """Register a new connection."""
+        self._expected.discard(connection)
         self._connections.add(connection)
         self._empty.clear()
-        if not self._is_accepting:
-            return "the server is exiting"
-        return "the server has as many connections as it can serve" if is_full else None
 
     def forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
         if not self._connections:
             self._empty.set()
 
+    def shed(self) -> None:
+        """Give up answers until no more than `max_unsent_bytes` wait, first those that moved longest ago."""
+        given_up = 0
+        for connection in sorted((each for each in self._connections if each.unsent), key=Connection.stall_order):
+            if self.unsent_bytes <= self.limits.max_unsent_bytes:
+                break
+            connection.abort()
+            given_up += 1
+        if given_up:
+            self.complain(
+                f"{given_up} connections closed: more than {self.limits.max_unsent_bytes} bytes of answers waited for "
+                "clients that do not read"
+            )
+
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
         for connection in tuple(self._connections):
             connection.sweep(now)
+        if self.unsent_bytes > self.limits.max_unsent_bytes:
+            self.shed()
         self._sweep_timer = loop.call_later(self.limits.sweep_s, self._sweep, loop)

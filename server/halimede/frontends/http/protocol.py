@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from halimede.frontends.http.listener import Listener
 
 JSON = b"Content-Type: application/json\r\n"
+RETRY_LATER = b"Retry-After: 1\r\n"
 PLAIN_TEXT = b"Content-Type: text/plain; charset=utf-8\r\n"
 
 INTERNAL_ERROR = "internal error of the server; its log says more"
@@ -39,8 +40,16 @@ _JOIN_BELOW = 16 << 10
 """Answers and parts of answers up to this size are copied together into one write; larger parts are written alone."""
 
 
+_CHUNKS_PER_TURN = 1_000
+"""After a piece of a body with more chunks than this, some milliseconds of work, other connections have their turn."""
+
 _DRAIN_LINGER_S = 0.5
 """How long a refused client has to read its answer once the server drains."""
+
+
+def answer_head(status: int, fields: bytes, size: int, connection: bytes) -> bytes:
+    """The head of an answer with a body of `size` bytes; `fields` and `connection` are whole header lines."""
+    return b"%b%bContent-Length: %d\r\n%b\r\n" % (_STATUS_LINES[status], fields, size, connection)
 
 
 class _State(Enum):
@@ -99,6 +108,7 @@ class Connection(asyncio.BufferedProtocol):
         "_loop",
         "_reading",
         "_requests",
+        "_resting",
         "_state",
         "_transport",
         "_watched",
@@ -108,6 +118,7 @@ class Connection(asyncio.BufferedProtocol):
         "_write_size",
         "_write_stalled_since",
         "exchange",
+        "unsent",
     )
 
     def __init__(self, listener: "Listener", loop: asyncio.AbstractEventLoop) -> None:
@@ -127,6 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         self._chunked: ChunkedBody | None = None
         self._requests = 0
         self._reading = True
+        self._resting = False
         self._write_paused = False
         self._discarded = 0
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -136,16 +148,15 @@ class Connection(asyncio.BufferedProtocol):
         self._watched_bytes = 0
         self._write_size = 0
         self._write_stalled_since = 0.0
+        # The part of the listener's `unsent_bytes` that waits here.
+        self.unsent = 0
 
     # The transport's calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._listener.limits.write_buffer_bytes)
-        reason = self._listener.admit(self)
-        if reason is not None:
-            self._send(503, JSON + b"Retry-After: 1\r\n", (error_json(reason),), CLOSE)
-            self._close()
+        self._listener.admit(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the reason changes nothing
         self._state = _State.CLOSED
@@ -155,6 +166,7 @@ class Connection(asyncio.BufferedProtocol):
             self._linger_timer.cancel()
         self._listener.forget(self)
         self._let_go()
+        self._count_unsent(0)
         self._give_up()
 
     def eof_received(self) -> bool:
@@ -197,9 +209,13 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self._write_paused = True
         self._update_reading()
+        self._count_unsent(self._transport.get_write_buffer_size())
+        if self._listener.unsent_bytes > self._listener.limits.max_unsent_bytes:
+            self._listener.shed()
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        self._count_unsent(0)  # What is left is little, and the sweep finds it if it stays.
         self._update_reading()
         self._schedule_backlog()
 
@@ -254,13 +270,25 @@ class Connection(asyncio.BufferedProtocol):
 
     def _read_chunks(self, data: bytearray, at: int, end: int) -> None:
         chunked = cast("ChunkedBody", self._chunked)
-        before = len(chunked.body)
+        size, chunks = len(chunked.body), chunked.chunks
         at = chunked.feed(data, at, end)
-        self._hold(len(chunked.body) - before)
+        self._hold(len(chunked.body) - size)
+        if chunked.chunks - chunks > _CHUNKS_PER_TURN:
+            self._rest()
         if chunked.is_complete:
             self._chunked = None
             self._keep(data, at, end)
             self._take_body(chunked.body)
+
+    def _rest(self) -> None:
+        """Read on in the next loop turn; a transport would go on at once for as long as something is there."""
+        self._resting = True
+        self._update_reading()
+        self._loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._resting = False
+        self._update_reading()
 
     def _hold(self, size: int) -> None:
         """Count body bytes that came, and refuse the request that brings too many. Small bodies are not counted."""
@@ -318,9 +346,9 @@ class Connection(asyncio.BufferedProtocol):
             self._update_reading()
 
     def _update_reading(self) -> None:
-        """Read unless too much is unused or unsent."""
+        """Read unless too much is unused or unsent, or others come first."""
         waiting = 0 if self._backlog is None else len(self._backlog) - self._backlog_at
-        wanted = not self._write_paused and waiting <= self._listener.limits.pipelined_bytes
+        wanted = not (self._write_paused or self._resting) and waiting <= self._listener.limits.pipelined_bytes
         if wanted == self._reading or self._transport.is_closing():
             return
         self._reading = wanted
@@ -362,7 +390,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport.is_closing():
             return  # A write failed, and the transport is about to say so.
         size = sum(map(len, chunks))
-        head = b"%b%bContent-Length: %d\r\n%b\r\n" % (_STATUS_LINES[status], fields, size, connection)
+        head = answer_head(status, fields, size, connection)
         if not is_body_sent:
             self._transport.write(head)
         elif size <= _JOIN_BELOW:
@@ -394,7 +422,7 @@ class Connection(asyncio.BufferedProtocol):
         self._body = memoryview(b"")
         self._let_go()
         self._state = _State.LINGER
-        fields = JSON + b"Retry-After: 1\r\n" if status == 503 else JSON
+        fields = JSON + RETRY_LATER if status == 503 else JSON
         self._send(status, fields, (error_json(message),), CLOSE)
         self._update_reading()
         if not self._transport.is_closing():
@@ -433,7 +461,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close now, whatever is unsent."""
+        self._count_unsent(0)
         self._transport.abort()
+
+    def stall_order(self) -> tuple[bool, float]:
+        """Sorts connections by when their clients last took something; those that the sweep has not seen come last."""
+        return self._write_size == 0, self._write_stalled_since
+
+    def _count_unsent(self, size: int) -> None:
+        self._listener.unsent_bytes += size - self.unsent
+        self.unsent = size
 
     def sweep(self, now: float) -> None:
         """Enforce the time limits; called every `Limits.sweep_s`, so that no request sets a timer of its own."""
@@ -469,4 +506,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write_stalled_since = now
         elif now - self._write_stalled_since >= self._listener.limits.write_timeout_s:
             self.abort()
+            return
         self._write_size = size
+        if size != self.unsent:
+            self._count_unsent(size)

@@ -1,26 +1,38 @@
 """The routes of the inference protocol: which path and method mean what. Pure."""
 
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from functools import lru_cache
 from urllib.parse import unquote
 
 import httptools
 
+from halimede.core.types import ApiCategory
+
 
 class Action(Enum):
-    SERVER_METADATA = auto()
-    SERVER_LIVE = auto()
-    SERVER_READY = auto()
-    MODEL_METADATA = auto()
-    MODEL_READY = auto()
-    MODEL_CONFIG = auto()
-    MODEL_STATISTICS = auto()
-    INFER = auto()
-    REPOSITORY_INDEX = auto()
-    MODEL_LOAD = auto()
-    MODEL_UNLOAD = auto()
-    UNAVAILABLE_EXTENSION = auto()
+    """What can be asked, with the category by which it is restricted: there is no action without one."""
+
+    SERVER_METADATA = "server_metadata", ApiCategory.METADATA
+    SERVER_LIVE = "server_live", ApiCategory.HEALTH
+    SERVER_READY = "server_ready", ApiCategory.HEALTH
+    MODEL_METADATA = "model_metadata", ApiCategory.METADATA
+    MODEL_READY = "model_ready", ApiCategory.HEALTH
+    MODEL_CONFIG = "model_config", ApiCategory.MODEL_CONFIG
+    MODEL_STATISTICS = "model_statistics", ApiCategory.STATISTICS
+    INFER = "infer", ApiCategory.INFERENCE
+    GENERATE = "generate", ApiCategory.INFERENCE
+    REPOSITORY_INDEX = "repository_index", ApiCategory.MODEL_REPOSITORY
+    MODEL_LOAD = "model_load", ApiCategory.MODEL_REPOSITORY
+    MODEL_UNLOAD = "model_unload", ApiCategory.MODEL_REPOSITORY
+    SYSTEM_SHARED_MEMORY = "system_shared_memory", ApiCategory.SHARED_MEMORY
+    CUDA_SHARED_MEMORY = "cuda_shared_memory", ApiCategory.SHARED_MEMORY
+    TRACE = "trace", ApiCategory.TRACE
+    LOGGING = "logging", ApiCategory.LOGGING
+
+    def __init__(self, label: str, category: ApiCategory) -> None:
+        self.label = label
+        self.category = category
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +40,7 @@ class Route:
     """What a path asks for. `methods` are the ones that it takes.
 
     `version` is decimal without leading zeros, "" where the path has none. `repository` is the repository that a path
-    names, `extension` the protocol extension that an UNAVAILABLE_EXTENSION path belongs to.
+    names.
     """
 
     action: Action
@@ -36,7 +48,6 @@ class Route:
     model: str = ""
     version: str = ""
     repository: str = ""
-    extension: str = ""
 
 
 _GET = (b"GET",)
@@ -48,10 +59,11 @@ _MODEL_ROUTES = {
     "config": (Action.MODEL_CONFIG, _GET),
     "stats": (Action.MODEL_STATISTICS, _GET),
     "infer": (Action.INFER, _POST),
+    "generate": (Action.GENERATE, _POST),
+    "generate_stream": (Action.GENERATE, _POST),
 }
-_STREAM_ROUTES = {"generate", "generate_stream"}
 _REPOSITORY_ROUTES = {"load": Action.MODEL_LOAD, "unload": Action.MODEL_UNLOAD}
-_SHARED_MEMORY = {"systemsharedmemory": "system_shared_memory", "cudasharedmemory": "cuda_shared_memory"}
+_SHARED_MEMORY = {"systemsharedmemory": Action.SYSTEM_SHARED_MEMORY, "cudasharedmemory": Action.CUDA_SHARED_MEMORY}
 _SHARED_MEMORY_ROUTES = {"status": _GET, "register": _POST, "unregister": _POST}
 
 _CACHED_TARGET_BYTES = 256
@@ -87,15 +99,15 @@ def _resolve(target: bytes) -> Route | None:
         case ["v2", "repository", *rest]:
             return _resolve_repository(rest)
         case ["v2", "logging"]:
-            return Route(Action.UNAVAILABLE_EXTENSION, _GET_POST, extension="logging")
+            return Route(Action.LOGGING, _GET_POST)
         case ["v2", "trace", "setting"]:
-            return Route(Action.UNAVAILABLE_EXTENSION, _GET_POST, extension="trace")
+            return Route(Action.TRACE, _GET_POST)
         case ["v2", memory, verb] if memory in _SHARED_MEMORY and verb in _SHARED_MEMORY_ROUTES:
-            return Route(Action.UNAVAILABLE_EXTENSION, _SHARED_MEMORY_ROUTES[verb], extension=_SHARED_MEMORY[memory])
+            return Route(_SHARED_MEMORY[memory], _SHARED_MEMORY_ROUTES[verb])
         case ["v2", memory, "region", region, verb] if (
             memory in _SHARED_MEMORY and region and verb in _SHARED_MEMORY_ROUTES
         ):
-            return Route(Action.UNAVAILABLE_EXTENSION, _SHARED_MEMORY_ROUTES[verb], extension=_SHARED_MEMORY[memory])
+            return Route(_SHARED_MEMORY[memory], _SHARED_MEMORY_ROUTES[verb])
     return None
 
 
@@ -114,7 +126,7 @@ def _resolve_model(rest: list[str]) -> Route | None:
         case [name, "versions", version] if _is_version(version):
             return Route(Action.MODEL_METADATA, _GET, unquote(name), _normal(version))
         case [name, "trace", "setting"]:
-            return Route(Action.UNAVAILABLE_EXTENSION, _GET_POST, unquote(name), extension="trace")
+            return Route(Action.TRACE, _GET_POST, unquote(name))
         case [name, verb]:
             return _resolve_verb(name, "", verb)
         case [name, "versions", version, verb] if _is_version(version):
@@ -123,8 +135,6 @@ def _resolve_model(rest: list[str]) -> Route | None:
 
 
 def _resolve_verb(name: str, version: str, verb: str) -> Route | None:
-    if verb in _STREAM_ROUTES:
-        return Route(Action.UNAVAILABLE_EXTENSION, _POST, unquote(name), version, extension="generate")
     if verb not in _MODEL_ROUTES:
         return None
     action, methods = _MODEL_ROUTES[verb]

@@ -1,10 +1,12 @@
 """The HTTP front end: a listener whose exchanges go by route to the server."""
 
 import asyncio
+import re
 from collections.abc import Callable
+from types import MappingProxyType
 
 from halimede.core.config.write import to_json
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode, InferenceError, Restrictions
 from halimede.core.wire.http_control import (
     decode_index_request,
     decode_load_request,
@@ -36,13 +38,26 @@ class HttpServer(Listener):
         *,
         max_input_size: int,
         log: Callable[[str], None],
+        restricted: Restrictions = MappingProxyType({}),
+        forward: re.Pattern[str] | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """`max_input_size` bounds a body before and after decompression, in bytes; `log` gets our own faults."""
-        super().__init__(self._route, service="HTTP", max_body=max_input_size, log=log, limits=limits or Limits())
+        """`max_input_size` bounds a body before and after decompression, in bytes; `log` gets our own faults.
+
+        Headers whose whole name matches `forward` become parameters of inference requests.
+        """
+        super().__init__(
+            # Who restricts nothing pays nothing for it.
+            self._check_secret if restricted else self._route,
+            service="HTTP",
+            max_body=max_input_size,
+            log=log,
+            limits=limits or Limits(),
+            keep_names=forward is not None,
+        )
         self._model_server = server
         self._infer = InferHandler(
-            server, StepQueue(self.fail), max_input_size=max_input_size, on_crash=self.fail
+            server, StepQueue(self.fail), max_input_size=max_input_size, forward=forward, on_crash=self.fail
         ).handle
         self._actions: dict[Action, Callable[[Exchange, Route], None]] = {
             Action.SERVER_METADATA: self._server_metadata,
@@ -55,8 +70,23 @@ class HttpServer(Listener):
             Action.REPOSITORY_INDEX: self._repository_index,
             Action.MODEL_LOAD: self._model_load,
             Action.MODEL_UNLOAD: self._model_unload,
-            Action.UNAVAILABLE_EXTENSION: _unavailable_extension,
+            Action.GENERATE: _unavailable_extension,
+            Action.SYSTEM_SHARED_MEMORY: _unavailable_extension,
+            Action.CUDA_SHARED_MEMORY: _unavailable_extension,
+            Action.TRACE: _unavailable_extension,
+            Action.LOGGING: _unavailable_extension,
         }
+        self._secrets = {action: restricted[action.category] for action in Action if action.category in restricted}
+
+    def _check_secret(self, exchange: Exchange) -> None:
+        """Comes before all that a route does, so that neither a method nor a body tells anything of what is there."""
+        route = resolve(exchange.head.target)
+        secret = None if route is None else self._secrets.get(route.action)
+        if secret is None or secret.is_given(exchange.head.headers.get(secret.header.encode("latin-1"))):
+            self._route(exchange)
+            return
+        text = f"This API is restricted, expecting header '{secret.header}'"
+        exchange.respond(403, JSON, (error_json(text),))
 
     def _route(self, exchange: Exchange) -> None:
         route = resolve(exchange.head.target)
@@ -146,4 +176,4 @@ def _refuse_repository(route: Route) -> None:
 
 
 def _unavailable_extension(_exchange: Exchange, route: Route) -> None:
-    raise InferenceError(ErrorCode.UNSUPPORTED, f"the '{route.extension}' extension is not available in this server")
+    raise InferenceError(ErrorCode.UNSUPPORTED, f"the '{route.action.label}' extension is not available in this server")

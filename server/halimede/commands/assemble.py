@@ -1,0 +1,130 @@
+"""Flags that were read, made into Settings, and what is wrong between flags that are right each by itself."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from halimede.commands.flags import Flag
+from halimede.commands.parse import Given
+from halimede.commands.readers import UNIX
+from halimede.settings import ModelControlMode, Settings
+
+DEVICE_LIST_VARIABLE = "HALIMEDE_DEVICE_LIST"
+
+STRICT_MODEL_CONFIG = "--strict-model-config"
+
+
+def assemble(given: Given, environment: Mapping[str, str]) -> tuple[Settings, list[str]]:
+    """The settings and every problem. Flags are held against each other only if each of them could be read."""
+    problems = list(given.problems)
+    fields = _fields(given, problems)
+    if given.positional:
+        file, *unexpected = given.positional
+        if os.path.isfile(file):
+            fields["model_file"] = Path(file)
+        else:
+            problems.append(_no_model_file(file))
+        problems += [f"Unexpected argument: {each}" for each in unexpected]
+    if device_list := environment.get(DEVICE_LIST_VARIABLE):
+        fields["device_list"] = Path(device_list)
+        if not os.path.isfile(device_list):
+            problems.append(f"{DEVICE_LIST_VARIABLE}: file does not exist: {device_list}")
+    if problems:
+        return Settings(), problems
+
+    fields.setdefault("metrics_address", fields.get("http_address", Settings().http_address))
+    settings = Settings(**fields)
+    # Mutual authentication is one form of encryption, as in Triton.
+    settings = replace(settings, grpc_use_ssl=settings.grpc_use_ssl or settings.grpc_use_ssl_mutual)
+    settings = replace(settings, notices=(*given.notices, *_deprecations(given), *_tls_notices(settings)))
+    return settings, [*_model_problems(settings), *_tls_problems(settings), *_address_problems(settings)]
+
+
+def _fields(given: Given, problems: list[str]) -> dict[str, Any]:
+    """Settings by name, of all flags that fill one; what flags of one setting have against each other is a problem."""
+    by_field: dict[str, tuple[Flag, list[object]]] = {}
+    for flag, values in given.values.items():
+        if flag.field:
+            _, before = by_field.get(flag.field, (flag, []))
+            by_field[flag.field] = (flag, [*before, *values])
+    fields: dict[str, Any] = {}
+    for field, (flag, values) in by_field.items():
+        try:
+            fields[field] = flag.combine(values)
+        except ValueError as error:
+            problems.append(f"{flag.name}: {error}")
+    return fields
+
+
+def _no_model_file(text: str) -> str:
+    if os.path.isdir(text):
+        return f"Unexpected argument: {text} (a directory; right for a repository is --model-repository)"
+    return f"Unexpected argument: {text} (neither a flag nor a model file)"
+
+
+def _deprecations(given: Given) -> Iterator[str]:
+    if any(flag.name == STRICT_MODEL_CONFIG for flag in given.values):
+        yield f"{STRICT_MODEL_CONFIG} is deprecated, right is --disable-auto-complete-config"
+
+
+def _model_problems(settings: Settings) -> Iterator[str]:
+    if not settings.model_repository and settings.model_file is None:
+        yield "--model-repository must be specified"
+    if settings.model_repository and settings.model_file is not None:
+        yield f"--model-repository and the model file {settings.model_file} exclude each other"
+    if settings.load_model and settings.model_control_mode is not ModelControlMode.EXPLICIT:
+        yield "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
+    if "*" in settings.load_model and len(settings.load_model) > 1:
+        yield "--load-model: '*' loads all models and must be alone"
+
+
+def _tls_problems(settings: Settings) -> Iterator[str]:
+    """A flag of encryption that would do nothing is a mistake: who gave it believes to be protected."""
+    certificates = {
+        "--grpc-server-cert": settings.grpc_server_cert,
+        "--grpc-server-key": settings.grpc_server_key,
+        "--grpc-root-cert": settings.grpc_root_cert,
+    }
+    if not settings.grpc_use_ssl:
+        for name, file in certificates.items():
+            if file is not None:
+                yield f"{name} requires --grpc-use-ssl (or --grpc-use-ssl-mutual), without which nothing is encrypted"
+        return
+    switch = "--grpc-use-ssl-mutual" if settings.grpc_use_ssl_mutual else "--grpc-use-ssl"
+    needed = [name for name in certificates if name != "--grpc-root-cert" or settings.grpc_use_ssl_mutual]
+    for name in needed:
+        if certificates[name] is None:
+            yield f"{switch} requires {name}"
+
+
+def _tls_notices(settings: Settings) -> Iterator[str]:
+    # No error: command lines that work with Triton, which asks no client for a certificate either, have it.
+    if settings.grpc_root_cert is not None and settings.grpc_use_ssl and not settings.grpc_use_ssl_mutual:
+        yield "--grpc-root-cert has no effect without --grpc-use-ssl-mutual: no client is asked for a certificate"
+
+
+def _address_problems(settings: Settings) -> Iterator[str]:
+    services = [
+        ("HTTP", settings.allow_http, settings.http_address, settings.http_port),
+        ("GRPC", settings.allow_grpc, settings.grpc_address, settings.grpc_port),
+        ("metrics", settings.allow_metrics, settings.metrics_address, settings.metrics_port),
+    ]
+    listening = [(name, _place(address, port)) for name, allowed, address, port in services if allowed]
+    for (one, place), (other, other_place) in combinations(listening, 2):
+        if place is None or place != other_place:
+            continue
+        is_socket = place.startswith(UNIX)
+        what = "address" if is_socket else "address and port"
+        # Metrics follow HTTP to its address, which on TCP is right, and on a socket a surprise.
+        hint = "; right for metrics is a --metrics-address" if is_socket and other == "metrics" else ""
+        yield f"The server cannot listen to {one} requests and {other} requests at the same {what} {place}{hint}"
+
+
+def _place(address: str, port: int) -> str | None:
+    """Where a service listens, in one spelling; None for a port of the system's choice, which meets nobody."""
+    if address.startswith(UNIX):
+        return f"{UNIX}{os.path.abspath(address.removeprefix(UNIX))}"
+    return f"{address}:{port}" if port != 0 else None

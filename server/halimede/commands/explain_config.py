@@ -1,0 +1,139 @@
+"""`halimede explain-config`: a model's configuration as the server would run it, and where each value comes from.
+
+All that a load does is done here, short of loading the model, so that what is wrong is found here too. The
+configuration goes to standard output; problems and notes, a line each, to standard error.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from halimede.commands.assemble import DEVICE_LIST_VARIABLE
+from halimede.commands.readers import BackendOption, merge_backend_options, read_backend_option, read_config_name
+
+if TYPE_CHECKING:
+    from halimede.runtime.prepare import ModelPlan
+    from halimede.runtime.repository import ModelEntry
+
+FORMATS = ("pbtxt", "yaml", "json")
+
+
+def run(
+    model: Path, form: str, backend_options: tuple[BackendOption, ...], autocomplete: bool, config_name: str
+) -> int:
+    """Print the configuration and the notes, or all that is wrong; the exit code."""
+    # Imported here, so that --help and a mistyped flag answer without the serving libraries.
+    from halimede.core.types import InferenceError
+    from halimede.runtime.devices import read_inventory
+    from halimede.runtime.prepare import ConfigError, LoadOptions, in_file, plan_model
+    from halimede.settings import Settings
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    device_list = os.environ.get(DEVICE_LIST_VARIABLE)
+    try:
+        entry = _find(model, config_name)
+        inventory = read_inventory(
+            Path(device_list) if device_list else None, Settings().min_supported_compute_capability
+        )
+        options = LoadOptions(
+            inventory=inventory, backend_config=merge_backend_options(backend_options), autocomplete=autocomplete
+        )
+        plan = plan_model(entry, options)
+    except ConfigError as error:
+        click.echo("\n".join(error.problems), err=True)
+        return 1
+    except (InferenceError, OSError) as error:
+        click.echo(str(error), err=True)
+        return 1
+    for warning in entry.warnings:
+        click.echo(f"{entry.name}: {warning}", err=True)
+    for note in plan.notes:
+        click.echo(in_file(entry, plan.stages[0].origin, note), err=True)
+    click.echo(printed(plan, form))
+    return 0
+
+
+def printed(plan: "ModelPlan", form: str) -> str:
+    """The plan's configuration with the origin of each value that is set."""
+    import orjson
+
+    from halimede.core.config.explain import explained, origins
+    from halimede.core.config.write import to_json, to_pbtxt, to_yaml
+
+    by_path = origins(plan.stages, plan.locations)
+    lines = (to_yaml if form == "yaml" else to_pbtxt)(plan.config, plan.locations)
+    if form != "json":
+        return "\n".join(explained(lines, by_path))
+    document = {
+        "config": orjson.loads(to_json(plan.config)),
+        "origins": {line.path: by_path[line.path] for line in lines if line.path},
+    }
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
+
+
+def _find(model: Path, config_name: str) -> "ModelEntry":
+    from halimede.runtime.repository import ModelRepository
+
+    if model.is_file():
+        repository = ModelRepository((), model)
+        return repository.find(repository.scan().names[0])
+    # Not resolved: a link's own name is the model's.
+    directory = Path(os.path.abspath(model))
+    try:
+        return ModelRepository((directory.parent,), config_name=config_name).find(directory.name)
+    except LookupError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _reader(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A click callback that reads an option's value or values, and says what is wrong with one. Any: click's own."""
+
+    def convert(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        try:
+            return tuple(map(read, value)) if isinstance(value, tuple) else read(value)
+        except ValueError as error:
+            raise click.UsageError(f"{param.opts[0]}: {error}", ctx) from None
+
+    return convert
+
+
+@click.command("explain-config", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.argument("model", type=click.Path(exists=True, path_type=Path), metavar="MODEL_DIR|FILE.onnx")
+@click.option(
+    "--format", "form", type=click.Choice(FORMATS), default="pbtxt", show_default=True, help="How to print it."
+)
+@click.option(
+    "--backend-config",
+    multiple=True,
+    callback=_reader(read_backend_option),
+    metavar="[BACKEND,]KEY=VALUE",
+    help="A setting of one backend, or of all (repeatable).",
+)
+@click.option("--disable-auto-complete-config", is_flag=True, help="Fill nothing in from the model file.")
+@click.option(
+    "--model-config-name",
+    default="",
+    callback=_reader(read_config_name),
+    metavar="NAME",
+    help="Read configs/NAME.pbtxt or .yaml where there is one.",
+)
+@click.pass_context
+def explain_config(
+    ctx: click.Context,
+    model: Path,
+    form: str,
+    backend_config: tuple[BackendOption, ...],
+    disable_auto_complete_config: bool,
+    model_config_name: str,
+) -> None:
+    """Print the configuration that a model would run under, and where each value comes from.
+
+    A value is from a line of the configuration file, from the model directory (the backend, by the names of its files),
+    from the model file (what the backend reads in it), or a default of the server or the backend. The model is not
+    loaded. Exits with 1, and says all that is wrong, where the configuration cannot be used.
+    """
+    ctx.exit(run(model, form, backend_config, not disable_auto_complete_config, model_config_name))

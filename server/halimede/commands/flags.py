@@ -1,0 +1,557 @@
+"""All flags of the server in one table: what each is called, takes and means, and what happens to it here.
+
+Every flag of Triton is in it. One that is honoured fills Settings. One that has no effect here (the models compute the
+same without it) is accepted, its value is checked, and a line of the log says why it does nothing. One that is not
+supported yet ends the start by name; only the value that leaves its feature off is taken. A flag that protects is
+honoured or refused, never without effect. The parser, --help and the documentation read this table alone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from halimede.commands.readers import (
+    INT32_MAX,
+    INT64_MAX,
+    Setting,
+    choice_reader,
+    form_reader,
+    integer_reader,
+    merge_backend_options,
+    merge_restrictions,
+    read_address,
+    read_backend_option,
+    read_boolean,
+    read_cache_setting,
+    read_compute_capability,
+    read_config_name,
+    read_file,
+    read_grpc_restriction,
+    read_header_pattern,
+    read_http_restriction,
+    read_log_file,
+    read_repository,
+    read_seconds,
+    read_text,
+    read_verbosity,
+    settings_reader,
+    word_reader,
+)
+from halimede.settings import CompressionLevel, LogFormat, ModelControlMode, Settings
+
+
+class Treatment(Enum):
+    HONOURED = "honoured"
+    NO_EFFECT = "no effect"
+    NOT_YET = "not supported yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a flag's value is written. `bare` is what the flag means without one; empty where it must have one."""
+
+    metavar: str
+    read: Callable[[str], object]
+    bare: str = ""
+
+
+# Any: a flag's reader decides what its values are, and the table puts the two side by side.
+Combine = Callable[[Sequence[Any]], object]
+
+
+def last(values: Sequence[Any]) -> object:
+    """As getopt has it for a flag that is repeated."""
+    return values[-1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flag:
+    """One row. `why` says why a flag has no effect, or what is missing where it, or one of its values, is refused."""
+
+    names: tuple[str, ...]
+    """With their dashes, the current one first."""
+    kind: Kind
+    help: str
+    default: str = ""
+    """As it would be written; empty for none. Of a flag that is not supported yet it is the value that is taken."""
+    treatment: Treatment = Treatment.HONOURED
+    why: str = ""
+    field: str = ""
+    """What of Settings it fills."""
+    combine: Combine = last
+    """Makes the setting of the values, in their order; ValueError where they exclude each other."""
+    treat: Callable[[Any], Treatment] | None = None
+    """Which treatment a value gets, where they do not all get the flag's."""
+    repeatable: bool = False
+    is_secret: bool = False
+    """Whether what follows the first equals sign of a value must not be shown."""
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def metavar(self) -> str:
+        """Empty for a flag that is written without a value."""
+        return self.kind.metavar
+
+    def treatment_of(self, value: object) -> Treatment:
+        return self.treatment if self.treat is None else self.treat(value)
+
+
+class PollMode(Enum):
+    """A mode of Triton's that is read, so that it can be refused by name."""
+
+    POLL = "poll"
+
+
+_read_known_mode = choice_reader(list(ModelControlMode))
+
+
+def read_control_mode(text: str) -> Enum:
+    return PollMode.POLL if text == PollMode.POLL.value else _read_known_mode(text)
+
+
+BOOLEAN = Kind("BOOL", read_boolean, bare="true")
+SWITCH = Kind("", read_boolean, bare="true")
+TEXT = Kind("TEXT", read_text)
+ADDRESS = Kind("ADDRESS", read_address)
+PORT = Kind("PORT", integer_reader(0, 65535))
+COUNT = Kind("COUNT", integer_reader(1, INT32_MAX))
+COUNT_OR_NONE = Kind("COUNT", integer_reader(0, INT32_MAX))
+BYTES = Kind("BYTES", integer_reader(1, INT64_MAX))
+BYTES_OR_NONE = Kind("BYTES", integer_reader(0, INT64_MAX))
+MESSAGE_BYTES = Kind("BYTES", integer_reader(1, INT32_MAX))
+MILLISECONDS = Kind("MS", integer_reader(1, INT32_MAX))
+MILLISECONDS_OR_NONE = Kind("MS", integer_reader(0, INT32_MAX))
+SECONDS = Kind("SECONDS", read_seconds)
+WHOLE_SECONDS = Kind("SECONDS", integer_reader(0, INT32_MAX))
+VERBOSITY = Kind("LEVEL", read_verbosity, bare="1")
+CONTROL_MODE = Kind("MODE", read_control_mode)
+CAPABILITY = Kind("MAJOR.MINOR", read_compute_capability)
+REPOSITORY = Kind("DIR", read_repository)
+DIRECTORY = Kind("DIR", read_text)
+CONFIG_NAME = Kind("NAME", read_config_name)
+FILE = Kind("FILE", read_file)
+LOG_FILE = Kind("FILE", read_log_file)
+PATTERN = Kind("REGEX", read_header_pattern)
+LOG_FORMAT = Kind("FORMAT", choice_reader(list(LogFormat)))
+COMPRESSION = Kind("LEVEL", choice_reader(list(CompressionLevel)))
+BACKEND_OPTION = Kind("[BACKEND,]KEY=VALUE", read_backend_option)
+HTTP_RESTRICTION = Kind("API[,API]...:KEY=VALUE", read_http_restriction)
+GRPC_RESTRICTION = Kind("API[,API]...:KEY=VALUE", read_grpc_restriction)
+METRICS_SETTING = Kind(
+    "SETTING=VALUE",
+    settings_reader(
+        {
+            "counter_latencies": read_boolean,
+            "summary_latencies": read_boolean,
+            "histogram_latencies": read_boolean,
+            "summary_quantiles": form_reader(
+                "<quantile>:<error>[,<quantile>:<error>]*", r"[0-9.]+:[0-9.]+(,[0-9.]+:[0-9.]+)*"
+            ),
+        }
+    ),
+)
+TRACE_LEVEL = Kind("LEVEL", word_reader("OFF", "TIMESTAMPS", "TENSORS", "MIN", "MAX"))
+TRACE_COUNT = Kind("COUNT", integer_reader(-1, INT32_MAX))
+TRACE_SETTING = Kind(
+    "[MODE,]SETTING=VALUE",
+    settings_reader(
+        {
+            "level": TRACE_LEVEL.read,
+            "rate": COUNT_OR_NONE.read,
+            "count": TRACE_COUNT.read,
+            "mode": word_reader("triton", "opentelemetry"),
+            "triton,file": read_text,
+            "triton,log-frequency": COUNT_OR_NONE.read,
+            "opentelemetry,*": read_text,
+        }
+    ),
+)
+CACHE_SETTING = Kind("NAME,KEY=VALUE", read_cache_setting)
+RATE_LIMIT = Kind("MODE", word_reader("off", "execution_count"))
+RATE_RESOURCE = Kind(
+    "NAME:COUNT[:DEVICE]", form_reader("<resource>:<count>[:<device>]", r"[^:]+:[0-9]{1,10}(:[0-9]{1,10})?")
+)
+DEVICE_BYTES = Kind("GPU:BYTES", form_reader("<gpu>:<bytes>", r"[0-9]{1,10}:[0-9]{1,19}"))
+DEVICE_FRACTION = Kind(
+    "GPU:FRACTION", form_reader("<gpu>:<0.0 to 1.0>", r"[0-9]{1,10}:(0(\.[0-9]*)?|1(\.0*)?|\.[0-9]+)")
+)
+HOST_POLICY = Kind(
+    "POLICY,SETTING=VALUE",
+    form_reader("<policy>,numa-node=<number> or <policy>,cpu-cores=<list>", r"[^,=]+,(numa-node|cpu-cores)=[0-9,-]+"),
+)
+PORT_RANGE = Kind("LOW-HIGH", form_reader("<low port>-<high port>", r"[0-9]{1,5}-[0-9]{1,5}"))
+GRPC_THREADS = Kind("COUNT", integer_reader(2, 128))
+
+
+DEFAULTS = Settings()
+
+
+def _as_written(value: object) -> str:
+    """A setting as the command line would have it."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case Enum():
+            return str(value.value)
+        case float():
+            return f"{value:g}"
+        case (major, minor):
+            return f"{major}.{minor}"
+        case int() | str():
+            return str(value)
+        case _:
+            return ""
+
+
+def _honoured(
+    name: str,
+    kind: Kind,
+    text: str,
+    *,
+    field: str = "",
+    combine: Combine = last,
+    treat: Callable[[Any], Treatment] | None = None,
+    why: str = "",
+) -> Flag:
+    """A flag that fills the setting of its own name, or of `field`, and has that setting's default."""
+    field = field or name.removeprefix("--").replace("-", "_")
+    default = _as_written(getattr(DEFAULTS, field))
+    return Flag((name,), kind, text, default=default, field=field, combine=combine, treat=treat, why=why)
+
+
+def _repeatable(
+    names: str, kind: Kind, text: str, *, combine: Combine = tuple, field: str = "", is_secret: bool = False
+) -> Flag:
+    every = tuple(names.split())
+    field = field or every[0].removeprefix("--").replace("-", "_")
+    return Flag(every, kind, text, field=field, combine=combine, repeatable=True, is_secret=is_secret)
+
+
+def _no_effect(name: str, kind: Kind, text: str, why: str, *, repeatable: bool = False) -> Flag:
+    return Flag((name,), kind, text, treatment=Treatment.NO_EFFECT, why=why, repeatable=repeatable)
+
+
+def _not_yet(
+    name: str, kind: Kind, text: str, why: str, *, off: str = "", repeatable: bool = False, is_secret: bool = False
+) -> Flag:
+    """A flag of which only the value `off` is taken, or none."""
+    taken = kind.read(off) if off else None
+
+    def treat(value: object) -> Treatment:
+        return Treatment.HONOURED if off and value == taken else Treatment.NOT_YET
+
+    return Flag(
+        (name,),
+        kind,
+        text,
+        default=off,
+        treatment=Treatment.NOT_YET,
+        why=why,
+        treat=treat,
+        repeatable=repeatable,
+        is_secret=is_secret,
+    )
+
+
+def _treat_control_mode(mode: Enum) -> Treatment:
+    return Treatment.NOT_YET if mode is PollMode.POLL else Treatment.HONOURED
+
+
+def _treat_metrics(setting: Setting) -> Treatment:
+    if setting.name == "counter_latencies" or setting.value is False:
+        return Treatment.HONOURED
+    return Treatment.NOT_YET
+
+
+def _counter_latencies(settings: Sequence[Setting]) -> object:
+    given = [setting.value for setting in settings if setting.name == "counter_latencies"]
+    return given[-1] if given else DEFAULTS.counter_latencies
+
+
+def _treat_trace(setting: Setting) -> Treatment:
+    if setting.name != "level":
+        return Treatment.NO_EFFECT
+    return Treatment.HONOURED if setting.value == "OFF" else Treatment.NOT_YET
+
+
+_POOL = "memory comes from the system and from each model's runtime, not from pools of the server"
+_ONE_LOOP = "one event loop serves all connections, without a pool of threads"
+_PACKAGES = "these plug-ins are Python packages, found by their entry points and not in a directory"
+_SAGEMAKER = "the SageMaker endpoint is not there yet"
+_VERTEX = "the Vertex AI endpoint is not there yet"
+_TRACING = "tracing is not there yet"
+_CACHE = "there is no response cache yet"
+_RATE = "executions cannot be rate limited yet"
+
+HELP = Flag(("--help", "-h"), SWITCH, "Show this message and exit.")
+VERSION = Flag(("--version",), SWITCH, "Show the version and exit.")
+
+GROUPS: Mapping[str, tuple[Flag, ...]] = {
+    "Models": (
+        _repeatable("--model-repository --model-store", REPOSITORY, "A folder of models."),
+        _honoured(
+            "--model-control-mode",
+            CONTROL_MODE,
+            "none: load all models at start; explicit: load what is asked for; poll is not supported yet.",
+            treat=_treat_control_mode,
+            why="a repository is read at start or when a load is asked for, not watched",
+        ),
+        _repeatable("--load-model", TEXT, "A model to load at start in mode explicit, * for all."),
+        _no_effect(
+            "--repository-poll-secs",
+            WHOLE_SECONDS,
+            "How often mode poll looks at the repository.",
+            "the repository is not polled, because mode poll is not supported yet",
+        ),
+        _honoured("--model-config-name", CONFIG_NAME, "Prefer configs/NAME.pbtxt to config.pbtxt."),
+        _honoured("--model-load-thread-count", COUNT, "How many models load at once."),
+        _honoured("--model-load-retry-count", COUNT_OR_NONE, "How often a failed load is tried again."),
+        _not_yet(
+            "--model-load-gpu-limit",
+            DEVICE_FRACTION,
+            "The share of a GPU's memory beyond which no model is loaded.",
+            "a GPU's memory is not looked at before a load",
+            repeatable=True,
+        ),
+        _not_yet(
+            "--model-namespacing",
+            BOOLEAN,
+            "Models of one name in several repositories.",
+            "a model's name must be unique over all repositories",
+            off="false",
+        ),
+        _honoured(
+            "--disable-auto-complete-config",
+            SWITCH,
+            "Take config.pbtxt as it is; fill nothing in from the model file.",
+            combine=any,
+        ),
+        _honoured(
+            "--strict-model-config",
+            BOOLEAN,
+            "Deprecated: true is --disable-auto-complete-config.",
+            field="disable_auto_complete_config",
+            combine=any,
+        ),
+        _honoured("--min-supported-compute-capability", CAPABILITY, "GPUs of a lower compute capability are not used."),
+        _no_effect(
+            "--enable-peer-access",
+            BOOLEAN,
+            "Copies from GPU to GPU.",
+            "the server copies nothing between GPUs",
+        ),
+        _no_effect(
+            "--host-policy",
+            HOST_POLICY,
+            "Processors and memory of instances.",
+            "instances are not bound to processors or memory",
+            repeatable=True,
+        ),
+    ),
+    "Backends": (
+        _repeatable(
+            "--backend-config", BACKEND_OPTION, "A setting of one backend, or of all.", combine=merge_backend_options
+        ),
+        _no_effect("--backend-directory", DIRECTORY, "Where backends are installed.", _PACKAGES),
+        _no_effect("--repoagent-directory", DIRECTORY, "Where repository agents are installed.", _PACKAGES),
+    ),
+    "Server": (
+        _honoured("--id", TEXT, "The server's name in its metadata."),
+        _honoured("--exit-on-error", BOOLEAN, "Exit when a model fails to load at start."),
+        _honoured("--strict-readiness", BOOLEAN, "Ready means that every wanted model is."),
+        _honoured(
+            "--drain-delay",
+            SECONDS,
+            "How long after SIGTERM the ports still take requests, while readiness says no.",
+            field="drain_delay_secs",
+        ),
+        _honoured("--exit-timeout-secs", SECONDS, "How long a stop waits for requests that run."),
+    ),
+    "HTTP": (
+        _honoured("--allow-http", BOOLEAN, "Serve HTTP."),
+        _honoured("--http-address", ADDRESS, "The address to listen at, or unix:PATH, which has no port."),
+        _honoured("--http-port", PORT, "The port, 0 for any free one."),
+        _honoured("--reuse-http-port", BOOLEAN, "Share the port with other servers that say so."),
+        _honoured("--http-max-input-size", BYTES, "The largest request body."),
+        _honoured("--http-header-forward-pattern", PATTERN, "Headers that become request parameters, by name."),
+        _repeatable(
+            "--http-restricted-api",
+            HTTP_RESTRICTION,
+            "APIs that need the header KEY with this value: health, metadata, inference, shared-memory, model-config, "
+            "model-repository, statistics, trace, logging.",
+            combine=merge_restrictions,
+            is_secret=True,
+        ),
+        _no_effect("--http-thread-count", COUNT, "Threads that serve HTTP.", _ONE_LOOP),
+    ),
+    "gRPC": (
+        _honoured("--allow-grpc", BOOLEAN, "Serve gRPC."),
+        _honoured("--grpc-address", ADDRESS, "The address to listen at, or unix:PATH, which has no port."),
+        _honoured("--grpc-port", PORT, "The port, 0 for any free one."),
+        _honoured("--reuse-grpc-port", BOOLEAN, "Share the port with other servers that say so."),
+        _honoured("--grpc-max-input-size", MESSAGE_BYTES, "The largest message."),
+        _honoured("--grpc-header-forward-pattern", PATTERN, "Metadata that become request parameters, by name."),
+        _repeatable(
+            "--grpc-restricted-protocol",
+            GRPC_RESTRICTION,
+            "APIs that need the metadata triton-grpc-protocol-KEY with this value; they are those of "
+            "--http-restricted-api.",
+            combine=merge_restrictions,
+            is_secret=True,
+        ),
+        _honoured("--grpc-max-response-pool-size", COUNT, "Responses of one stream that may wait to be sent."),
+        _honoured("--grpc-infer-response-compression-level", COMPRESSION, "none, low, medium or high."),
+        _no_effect("--grpc-infer-thread-count", GRPC_THREADS, "Threads that serve inference over gRPC.", _ONE_LOOP),
+        _no_effect(
+            "--grpc-infer-allocation-pool-size",
+            COUNT_OR_NONE,
+            "Request and response messages that are kept for reuse.",
+            "messages are not kept for reuse",
+        ),
+    ),
+    "gRPC encryption": (
+        _honoured("--grpc-use-ssl", BOOLEAN, "Encrypt, with --grpc-server-cert and --grpc-server-key."),
+        _honoured(
+            "--grpc-use-ssl-mutual",
+            BOOLEAN,
+            "Encrypt and ask clients for a certificate, which --grpc-root-cert signed.",
+        ),
+        _honoured("--grpc-server-cert", FILE, "The server's certificate (PEM)."),
+        _honoured("--grpc-server-key", FILE, "The server's private key (PEM)."),
+        _honoured("--grpc-root-cert", FILE, "The root certificate of clients (PEM)."),
+    ),
+    "gRPC connections": (
+        _honoured("--grpc-keepalive-time", MILLISECONDS, "A silent connection is pinged after this time."),
+        _honoured("--grpc-keepalive-timeout", MILLISECONDS_OR_NONE, "How long a ping may be unanswered."),
+        _honoured("--grpc-keepalive-permit-without-calls", BOOLEAN, "Ping and be pinged without a call."),
+        _honoured(
+            "--grpc-http2-max-pings-without-data", COUNT_OR_NONE, "Pings in a row without other data, 0 for any."
+        ),
+        _honoured(
+            "--grpc-http2-min-recv-ping-interval-without-data",
+            MILLISECONDS_OR_NONE,
+            "Clients that ping more often without data get a strike.",
+        ),
+        _honoured("--grpc-http2-max-ping-strikes", COUNT_OR_NONE, "Strikes until the connection is closed, 0 for any."),
+        _honoured("--grpc-max-connection-age", MILLISECONDS, "A connection is closed after this time."),
+        _honoured("--grpc-max-connection-age-grace", MILLISECONDS_OR_NONE, "How long its calls may then take to end."),
+    ),
+    "Metrics": (
+        _honoured("--allow-metrics", BOOLEAN, "Serve metrics."),
+        _honoured("--allow-gpu-metrics", BOOLEAN, "Report GPUs."),
+        _honoured("--allow-cpu-metrics", BOOLEAN, "Report CPU and memory."),
+        Flag(
+            ("--metrics-address",),
+            ADDRESS,
+            "The address to listen at, or unix:PATH, which has no port.",
+            default="--http-address",
+            field="metrics_address",
+        ),
+        _honoured("--metrics-port", PORT, "The port, 0 for any free one."),
+        _honoured("--metrics-interval-ms", MILLISECONDS, "How often GPU and CPU are read."),
+        Flag(
+            ("--metrics-config",),
+            METRICS_SETTING,
+            "counter_latencies=BOOL: whether the duration counters are published; summary_latencies, "
+            "histogram_latencies and summary_quantiles are not supported yet.",
+            default="counter_latencies=true",
+            why="only the duration counters are published",
+            field="counter_latencies",
+            combine=_counter_latencies,
+            treat=_treat_metrics,
+            repeatable=True,
+        ),
+    ),
+    "Logging": (
+        _honoured("--log-verbose", VERBOSITY, "Verbose messages up to this level, 0 for none."),
+        _honoured("--log-info", BOOLEAN, "Information."),
+        _honoured("--log-warning", BOOLEAN, "Warnings."),
+        _honoured("--log-error", BOOLEAN, "Errors."),
+        _honoured("--log-format", LOG_FORMAT, "default, ISO8601 or json."),
+        _honoured("--log-file", LOG_FILE, "Where to log instead of standard error."),
+    ),
+    "Tracing": (
+        Flag(
+            ("--trace-config",),
+            TRACE_SETTING,
+            "Traces of requests; level=OFF is taken, and settings without a level have no effect.",
+            default="level=OFF",
+            treatment=Treatment.NOT_YET,
+            why=_TRACING,
+            treat=_treat_trace,
+            repeatable=True,
+        ),
+        _not_yet("--trace-file", TEXT, "Deprecated: --trace-config triton,file=FILE.", _TRACING),
+        _not_yet("--trace-level", TRACE_LEVEL, "Deprecated: --trace-config level=LEVEL.", _TRACING, off="OFF"),
+        _not_yet("--trace-rate", COUNT_OR_NONE, "Deprecated: --trace-config rate=COUNT.", _TRACING, off="1000"),
+        _not_yet("--trace-count", TRACE_COUNT, "Deprecated: --trace-config count=COUNT.", _TRACING, off="-1"),
+        _not_yet(
+            "--trace-log-frequency",
+            COUNT_OR_NONE,
+            "Deprecated: --trace-config triton,log-frequency=COUNT.",
+            _TRACING,
+            off="0",
+        ),
+    ),
+    "Response cache": (
+        _not_yet(
+            "--cache-config", CACHE_SETTING, "A setting of the response cache.", _CACHE, repeatable=True, is_secret=True
+        ),
+        _not_yet(
+            "--response-cache-byte-size",
+            BYTES_OR_NONE,
+            "Deprecated: --cache-config local,size=BYTES.",
+            _CACHE,
+            off="0",
+        ),
+        _no_effect("--cache-directory", DIRECTORY, "Where caches are installed.", _PACKAGES),
+    ),
+    "Rate limiter": (
+        _not_yet("--rate-limit", RATE_LIMIT, "Whether executions wait for resources.", _RATE, off="off"),
+        _not_yet("--rate-limit-resource", RATE_RESOURCE, "How much there is of a resource.", _RATE, repeatable=True),
+    ),
+    "Memory": (
+        _no_effect("--pinned-memory-pool-byte-size", BYTES_OR_NONE, "The pool of pinned memory.", _POOL),
+        _no_effect("--cuda-memory-pool-byte-size", DEVICE_BYTES, "A GPU's memory pool.", _POOL, repeatable=True),
+        _no_effect(
+            "--cuda-virtual-address-size", DEVICE_BYTES, "A GPU's virtual address space.", _POOL, repeatable=True
+        ),
+        _no_effect(
+            "--buffer-manager-thread-count",
+            COUNT_OR_NONE,
+            "Threads that copy inputs and outputs.",
+            "the thread of the instance copies them",
+        ),
+        _not_yet(
+            "--allow-client-shm",
+            BOOLEAN,
+            "Tensors in shared memory of clients.",
+            "shared memory cannot be registered",
+            off="false",
+        ),
+    ),
+    "Cloud endpoints": (
+        _not_yet("--allow-sagemaker", BOOLEAN, "Serve SageMaker's protocol.", _SAGEMAKER, off="false"),
+        _no_effect("--sagemaker-port", PORT, "Its port.", _SAGEMAKER),
+        _no_effect("--sagemaker-safe-port-range", PORT_RANGE, "The ports it may have.", _SAGEMAKER),
+        _no_effect("--sagemaker-thread-count", COUNT, "Threads that serve it.", _SAGEMAKER),
+        _not_yet("--allow-vertex-ai", BOOLEAN, "Serve Vertex AI's protocol.", _VERTEX, off="false"),
+        _no_effect("--vertex-ai-port", PORT, "Its port.", _VERTEX),
+        _no_effect("--vertex-ai-thread-count", COUNT, "Threads that serve it.", _VERTEX),
+        _no_effect("--vertex-ai-default-model", TEXT, "The model that it asks.", _VERTEX),
+    ),
+    "Help": (HELP, VERSION),
+}
+"""By the title of their group, in the order of --help."""
+
+
+def all_flags() -> Iterator[Flag]:
+    for flags in GROUPS.values():
+        yield from flags
+
+
+BY_NAME: Mapping[str, Flag] = {name: flag for flag in all_flags() for name in flag.names}

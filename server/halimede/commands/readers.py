@@ -1,0 +1,299 @@
+"""Readers of flag values: text in, value out, and a ValueError that says what would be right.
+
+Numbers and words are read as Triton reads them, but nothing is half read: `8x`, `1_000` and ` 8` are no numbers.
+What needs the serving libraries (restricted APIs, header patterns) imports them when such a flag is given, because
+--help and a mistyped flag answer without them.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from halimede.core.types import ApiCategory, Restrictions, Secret
+
+TRUE_WORDS = ("true", "on", "1")
+FALSE_WORDS = ("false", "off", "0")
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+MAX_DIGITS = 32
+
+CLOUD_SCHEMES = ("s3://", "gs://", "as://")
+UNIX = "unix:"
+MAX_SOCKET_PATH_BYTES = 107
+"""What fits into Linux's sockaddr_un with its closing zero."""
+
+METADATA_PREFIX = "triton-grpc-protocol-"
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_CACHE_SETTING = re.compile(r"[^,=]+,[^,=]+=.*", re.DOTALL)
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_METADATA_KEY = re.compile(r"[0-9A-Za-z_.-]+")
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+
+
+def read_text(text: str) -> str:
+    return text
+
+
+def read_boolean(text: str) -> bool:
+    word = text.lower()
+    if word in TRUE_WORDS:
+        return True
+    if word in FALSE_WORDS:
+        return False
+    raise ValueError(f"Invalid option value. Got {text}; right are true, on, 1, false, off, 0")
+
+
+def integer_reader(low: int, high: int) -> Callable[[str], int]:
+    """A reader of integers from `low` to `high`, both included."""
+
+    def read(text: str) -> int:
+        if not _INTEGER.fullmatch(text):
+            raise ValueError(f"Invalid option value. Got {text}; right is an integer")
+        # Python refuses to read thousands of digits, in words of its own.
+        is_short = len(text) <= MAX_DIGITS
+        if not (is_short and low <= int(text) <= high):
+            raise ValueError(f"Provided option value is out of bound. Got {text}; right is {low} to {high}")
+        return int(text)
+
+    return read
+
+
+def read_seconds(text: str) -> float:
+    if not _DECIMAL.fullmatch(text):
+        raise ValueError(f"Invalid option value. Got {text}; right is a number of seconds")
+    seconds = float(text)
+    # A timer that is set for longer than this overflows.
+    if not 0 <= seconds <= INT32_MAX:
+        raise ValueError(f"Provided option value is out of bound. Got {text}; right is 0 to {INT32_MAX}")
+    return seconds
+
+
+def choice_reader(choices: Sequence[Enum]) -> Callable[[str], Enum]:
+    """A reader of one of the enum members' values."""
+
+    def read(text: str) -> Enum:
+        for choice in choices:
+            if text == choice.value:
+                return choice
+        raise ValueError(f"Invalid option value. Got {text}; right are {', '.join(each.value for each in choices)}")
+
+    return read
+
+
+def word_reader(*words: str) -> Callable[[str], str]:
+    """A reader of one of the words."""
+
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"Invalid option value. Got {text}; right are {', '.join(words)}")
+        return text
+
+    return read
+
+
+def form_reader(form: str, pattern: str) -> Callable[[str], str]:
+    """A reader of texts of one form, which are kept as they are."""
+    compiled = re.compile(pattern)
+
+    def read(text: str) -> str:
+        if compiled.fullmatch(text) is None:
+            raise ValueError(f"Invalid option value. Got {text}; right is {form}")
+        return text
+
+    return read
+
+
+def read_verbosity(text: str) -> int:
+    """A level, or a boolean as in Triton's older command lines."""
+    word = text.lower()
+    if word in TRUE_WORDS or word in FALSE_WORDS:
+        return int(read_boolean(text))
+    return integer_reader(0, INT32_MAX)(text)
+
+
+def read_compute_capability(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]{1,3})(?:\.([0-9]))?", text)
+    if found is None:
+        raise ValueError(f"Invalid option value. Got {text}; right is <major>.<minor>, for example 7.5")
+    return int(found[1]), int(found[2] or 0)
+
+
+# Questions about files are os.path's: pathlib's raise where a directory must not be entered.
+
+
+def read_repository(text: str) -> Path:
+    if text.startswith(CLOUD_SCHEMES):
+        raise ValueError(f"{text} is not supported yet; right is a directory, into which the models were copied")
+    if not os.path.isdir(text):
+        raise ValueError(f"repository path is not a valid directory: {text}")
+    return Path(text)
+
+
+def read_config_name(text: str) -> str:
+    if "/" in text or "\0" in text:
+        raise ValueError(f"Invalid option value. Got {text}; right is a name: <name> for configs/<name>.pbtxt")
+    return text
+
+
+def read_file(text: str) -> Path:
+    """A file that can be read now; its content is for others to judge."""
+    if not os.path.exists(text):
+        raise ValueError(f"file does not exist: {text}")
+    if os.path.isdir(text):
+        raise ValueError(f"is a directory, right is a file: {text}")
+    if not os.access(text, os.R_OK):
+        raise ValueError(f"file cannot be read, permission denied: {text}")
+    return Path(text)
+
+
+def read_log_file(text: str) -> Path | None:
+    """A file that can be made or added to; nothing for standard error."""
+    if not text:
+        return None
+    path = Path(text)
+    if os.path.isdir(path):
+        raise ValueError(f"is a directory, right is a file: {text}")
+    if not os.path.isdir(path.parent):
+        raise ValueError(f"directory does not exist: {path.parent}")
+    return path
+
+
+def read_address(text: str) -> str:
+    """A host or `unix:<path>`; whether it can be listened at is found out when it is."""
+    if not text:
+        raise ValueError(f"address is empty; right is a host, an IP address or {UNIX}<path>")
+    if text.startswith(UNIX):
+        path = text.removeprefix(UNIX)
+        size = len(path.encode("utf-8", "surrogateescape"))
+        if not path:
+            raise ValueError(f"path of the unix socket is empty; right is {UNIX}<path>")
+        if size > MAX_SOCKET_PATH_BYTES:
+            raise ValueError(
+                f"path of a unix socket has at most {MAX_SOCKET_PATH_BYTES} bytes, this one has {size}: {path}"
+            )
+    return text
+
+
+def read_header_pattern(text: str) -> re.Pattern[str] | None:
+    """A pattern; nothing forwards nothing."""
+    from halimede.core.wire.forwarding import compile_pattern
+
+    return compile_pattern(text) if text else None
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOption:
+    """One `--backend-config`; `backend` is "" for a setting that every backend gets."""
+
+    backend: str
+    key: str
+    value: str
+
+
+def read_backend_option(text: str) -> BackendOption:
+    # The value may hold commas and equals signs, so the name ends at a comma before the first equals sign.
+    setting, equals, value = text.partition("=")
+    backend, comma, key = setting.rpartition(",")
+    if not equals or not key or (comma and not backend):
+        raise ValueError(f"option format is '<backend name>,<setting>=<value>' or '<setting>=<value>'. Got {text}")
+    return BackendOption(backend, key, value)
+
+
+def merge_backend_options(options: Sequence[BackendOption]) -> Mapping[str, Mapping[str, str]]:
+    """Settings by backend; of one that is given twice the last counts."""
+    merged: dict[str, dict[str, str]] = {}
+    for option in options:
+        merged.setdefault(option.backend, {})[option.key] = option.value
+    return merged
+
+
+def read_cache_setting(text: str) -> str:
+    # A cache's password may be in it, so it is not repeated.
+    if not _CACHE_SETTING.fullmatch(text):
+        raise ValueError("option format is '<cache>,<setting>=<value>'")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """One group of restricted APIs: what needs the secret."""
+
+    categories: "tuple[ApiCategory, ...]"
+    secret: "Secret"
+
+
+def read_http_restriction(text: str) -> Restriction:
+    return _read_restriction(text, _HEADER_NAME, "")
+
+
+def read_grpc_restriction(text: str) -> Restriction:
+    return _read_restriction(text, _METADATA_KEY, METADATA_PREFIX)
+
+
+def _read_restriction(text: str, key_form: re.Pattern[str], prefix: str) -> Restriction:
+    # No message repeats what may be the secret: standard error and logs are read by more people than may know it.
+    from halimede.core.types import ApiCategory, Secret
+
+    names, colon, pair = text.partition(":")
+    key, equals, value = pair.partition("=")
+    if not (names and colon and key and equals) or "=" in names:
+        raise ValueError("option format is '<api>[,<api>]*:<key>=<value>'")
+    if not key_form.fullmatch(key):
+        raise ValueError(f"'{key}' cannot be the name of a header")
+    if not _HEADER_VALUE.fullmatch(value):
+        raise ValueError(
+            f"the value of '{key}' cannot be sent in a header; right are visible ASCII characters, spaces between them"
+        )
+    known = {category.value: category for category in ApiCategory}
+    unknown = [name for name in names.split(",") if name not in known]
+    if unknown:
+        raise ValueError(f"unknown restricted api '{unknown[0]}'; right are {', '.join(known)}")
+    return Restriction(tuple(known[name] for name in names.split(",")), Secret(f"{prefix}{key}".lower(), value))
+
+
+def merge_restrictions(restrictions: Sequence[Restriction]) -> "Restrictions":
+    """The secret of each category; ValueError for a category in two groups, of which only one would protect it."""
+    merged: dict[ApiCategory, Secret] = {}
+    for restriction in restrictions:
+        for category in restriction.categories:
+            if category in merged:
+                raise ValueError(f"api '{category.value}' is in two groups; right is one, because one secret counts")
+            merged[category] = restriction.secret
+    return merged
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One `[<part>,]<name>=<value>` of a flag that has settings of its own."""
+
+    name: str
+    value: Any  # as the setting's own reader makes it
+
+
+def settings_reader(readers: Mapping[str, Callable[[str], object]]) -> Callable[[str], Setting]:
+    """A reader of `<setting>=<value>`, where the settings and the readers of their values are these.
+
+    A setting whose name ends in `*` stands for all that begin so.
+    """
+    open_ended = {name.removesuffix("*"): read for name, read in readers.items() if name.endswith("*")}
+    right = ", ".join(f"{name}=<value>" for name in readers)
+
+    def read(text: str) -> Setting:
+        name, equals, value = text.partition("=")
+        reader = readers.get(name) or next((each for start, each in open_ended.items() if name.startswith(start)), None)
+        if not equals or reader is None or name.endswith((",", "*")):
+            raise ValueError(f"Invalid option value. Got {text}; right are {right}")
+        try:
+            return Setting(name, reader(value))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+    return read

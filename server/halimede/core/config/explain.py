@@ -1,0 +1,73 @@
+"""Where each value of a complete configuration comes from: the configuration before and after each step is compared.
+
+A value belongs to the first step after which it stayed as it is. So the parts that complete a configuration need not
+keep account, and a backend that nobody here knows is explained as well as ours.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from halimede.core.config.message_types import message_type
+from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.write import Line, entry_path
+
+DEFAULT = "default"
+MAX_COMMENT_COLUMN = 60
+"""Comments stand below each other, but not to the right of this for the sake of one long line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The configuration after one step of its making; what the step added comes from `origin`."""
+
+    origin: str
+    config: ModelConfig
+
+
+def origins(stages: Sequence[Stage], locations: Mapping[str, tuple[int, int]]) -> dict[str, str]:
+    """The origin of every value and message of the last stage, by path.
+
+    The first stage is what the file says, and `locations` has the places in it. What the file leaves at the protocol's
+    default is a default too.
+    """
+    values = [dict(_values(stage.config, "")) for stage in stages]
+    found: dict[str, str] = {}
+    for path, value in values[-1].items():
+        since = len(stages) - 1
+        while since > 0 and values[since - 1].get(path) == value:
+            since -= 1
+        if since > 0:
+            found[path] = stages[since].origin
+        else:
+            place = locations.get(path)
+            found[path] = f"{stages[0].origin}:{place[0]}" if place else DEFAULT
+    return found
+
+
+def explained(lines: Sequence[Line], by_path: Mapping[str, str]) -> list[str]:
+    """The lines with the origins of what they give as comments, below each other."""
+    width = max((len(line.text) for line in lines if line.path and len(line.text) <= MAX_COMMENT_COLUMN), default=0)
+    return [f"{line.text:<{width}}  # {by_path[line.path]}" if line.path else line.text for line in lines]
+
+
+def _values(message: Any, path: str) -> Iterator[tuple[str, str]]:  # Any: a message's dataclass
+    """Everything below the message by its path: a scalar or a list of them as text that tells it from any other."""
+    kind: type = type(message)
+    for target in message_type(kind).by_name.values():
+        value = getattr(message, target.attribute)
+        at = path + target.step if path else target.name
+        if value is None:
+            continue
+        if target.entry is not None:
+            parts = [(entry_path(at, key), entry) for key, entry in value.items()]
+        elif target.repeated and target.value.message is not None:
+            parts = [(f"{at}[{i}]", element) for i, element in enumerate(value)]
+        else:
+            parts = [(at, value)]
+        for where, part in parts:
+            if target.value.message is None:
+                yield where, repr(part)
+            else:
+                yield where, "a message"
+                yield from _values(part, where)

@@ -1,0 +1,386 @@
+"""Every field of the model configuration, described: type, default, meaning, and what this server does with it.
+
+The types are those of `model_config`, the treatments those of `support.TABLE`; the meanings are written here. The
+reference in the documentation is made from `descriptions()`, so that it cannot tell of fields that are not there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from halimede.core.config.message_types import FieldType, Kind, ValueType, message_type
+from halimede.core.config.model_config import (
+    Accelerator,
+    AllVersions,
+    BatchInput,
+    BatchOutput,
+    CudaGraphLowerBound,
+    CudaGraphShape,
+    CudaGraphSpec,
+    EnsembleStep,
+    ExecutionAccelerators,
+    HistogramOptions,
+    LatestVersions,
+    MetricControl,
+    MetricIdentifier,
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelEnsembling,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelMetrics,
+    ModelOperations,
+    ModelOptimizationPolicy,
+    ModelOutput,
+    ModelParameter,
+    ModelQueuePolicy,
+    ModelRateLimiter,
+    ModelRepositoryAgents,
+    ModelResponseCache,
+    ModelSequenceBatching,
+    ModelTensorReshape,
+    ModelTransactionPolicy,
+    ModelVersionPolicy,
+    ModelWarmup,
+    OptimizationCuda,
+    OptimizationGraph,
+    PinnedMemoryBuffer,
+    RateLimiterResource,
+    RepositoryAgent,
+    SecondaryDevice,
+    SequenceControl,
+    SequenceControlInput,
+    SequenceInitialState,
+    SequenceState,
+    SpecificVersions,
+    StrategyDirect,
+    StrategyOldest,
+    WarmupInput,
+)
+from halimede.core.config.support import TABLE, Treatment
+from halimede.core.types import DataType
+
+
+@dataclass(frozen=True, slots=True)
+class FieldDescription:
+    """One field, under its name in a configuration file.
+
+    `type` is in words (`int32`, `list of ModelInput`, `map of string to string`, `InstanceKind`), and `default` is the
+    protocol's, as text format writes it: `unset` for a message or oneof member, `[]` and `{}` for lists and maps.
+    `values` are an enum's names. `message` is the name of the message that the field holds, "" for a plain value.
+    `oneof` are the fields, this one included, of which one may be set; () where there is no such rule. `why` completes
+    NO_EFFECT: the reason in a few words.
+    """
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+    treatment: Treatment
+    why: str = ""
+    values: tuple[str, ...] = ()
+    message: str = ""
+    oneof: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDescription:
+    name: str
+    fields: tuple[FieldDescription, ...]
+
+
+def descriptions() -> tuple[MessageDescription, ...]:
+    """All messages, ModelConfig first and each before those that it holds."""
+    waiting: list[type] = [ModelConfig]
+    seen: dict[type, MessageDescription] = {}
+    while waiting:
+        message = waiting.pop(0)
+        if message in seen:
+            continue
+        types = message_type(message).by_name.values()
+        seen[message] = MessageDescription(message.__name__, tuple(_described(message, target) for target in types))
+        # What a message holds comes right after it.
+        waiting[:0] = [target.value.message for target in types if target.value.message is not None]
+    return tuple(seen.values())
+
+
+def _described(message: type, target: FieldType) -> FieldDescription:
+    support = TABLE[message][target.attribute]
+    word = _type_word(target.value)
+    if target.entry is not None:
+        word = f"map of {_type_word(target.entry.by_name['key'].value)} to {word}"
+    elif target.repeated:
+        word = f"list of {word}"
+    return FieldDescription(
+        target.name,
+        word,
+        _default(target),
+        MEANINGS[message][target.attribute],
+        support.treatment,
+        support.why,
+        values=tuple(target.value.members),
+        message=target.value.message.__name__ if target.value.message is not None else "",
+        oneof=target.oneof,
+    )
+
+
+def _type_word(value: ValueType) -> str:
+    if value.message is not None:
+        return str(value.message.__name__)
+    match value.kind:
+        case Kind.INTEGER:
+            return ("uint" if value.low == 0 else "int") + str((value.high - value.low).bit_length())
+        case Kind.ENUM:
+            return type(value.zero).__name__
+    return value.kind.name.lower()
+
+
+def _default(target: FieldType) -> str:
+    if target.entry is not None:
+        return "{}"
+    if target.repeated:
+        return "[]"
+    if target.explicit:
+        return "unset"
+    match target.value.zero:
+        case bool():
+            return "false"
+        case str():
+            return '""'
+        case DataType() as datatype:
+            return datatype.config_name
+        case Enum() as member:
+            return member.name
+    return "0"
+
+
+MEANINGS: Mapping[type, Mapping[str, str]] = {
+    ModelConfig: {
+        "name": "The model's name: that of its directory, which it may be left out for.",
+        "platform": "The kind of model file, such as `onnxruntime_onnx`; an older way to name the backend.",
+        "backend": "What runs the model, such as `onnxruntime`; where it is left out, the file's name tells it.",
+        "runtime": "A library of the backend to use instead of its usual one.",
+        "version_policy": "Which versions are served; only the latest where it is left out.",
+        "max_batch_size": "The most rows in one batch; above 0, clients send the rows as a first dimension.",
+        "input": "The tensors that the model takes.",
+        "output": "The tensors that the model gives.",
+        "batch_input": "Inputs that the server makes from all requests of a batch, for models that want ragged ones.",
+        "batch_output": "Outputs that the server cuts up among the requests of a batch by other than rows.",
+        "optimization": "Hints and switches for speed.",
+        "dynamic_batching": "Form batches from the requests of several clients.",
+        "sequence_batching": "Route the requests of one sequence to one instance, in order.",
+        "ensemble_scheduling": "Make this a pipeline of other models.",
+        "instance_group": "How many instances run, and on which devices.",
+        "default_model_filename": "The model file's name in a version directory; the backend has a usual one.",
+        "cc_model_filenames": "Other model files for GPUs of given compute capabilities.",
+        "metric_tags": "Labels that all metrics of the model carry, with an underscore before each name.",
+        "parameters": "Settings that the backend reads.",
+        "model_warmup": "Requests that the server sends to each instance before clients may.",
+        "model_operations": "Libraries of custom operations to load with the model.",
+        "model_transaction_policy": "How many answers a request may get.",
+        "model_repository_agents": "Plug-ins that look at the model's files before each load.",
+        "response_cache": "Answer repeated requests from a cache.",
+        "model_metrics": "Settings of single metrics.",
+    },
+    ModelVersionPolicy: {
+        "latest": "Serve the versions with the greatest numbers.",
+        "all": "Serve every version.",
+        "specific": "Serve the versions of a list.",
+    },
+    LatestVersions: {"num_versions": "How many versions; at least 1."},
+    AllVersions: {},
+    SpecificVersions: {"versions": "The versions to serve; those that are not there are left out."},
+    ModelInput: {
+        "name": "The input's name in requests and in the model.",
+        "data_type": "The type of its elements.",
+        "format": "The layout of an image; it demands three dims and changes no data.",
+        "dims": "The shape without the batch dimension, -1 for a dimension of any size.",
+        "reshape": "The shape in which the model sees it, where that differs from the client's.",
+        "is_shape_tensor": "Its values, not its data, give the shape of other tensors (TensorRT).",
+        "allow_ragged_batch": "Requests of different shapes may share a batch.",
+        "optional": "A request may leave it out.",
+        "is_non_linear_format_io": "The client sends it in the layout of the engine (TensorRT).",
+    },
+    ModelOutput: {
+        "name": "The output's name in answers and in the model.",
+        "data_type": "The type of its elements.",
+        "dims": "The shape without the batch dimension, -1 for a dimension of any size.",
+        "reshape": "The shape in which the model gives it, where that differs from the client's.",
+        "label_filename": "A text file in the model directory with one label per line, for classifications.",
+        "is_shape_tensor": "Its values describe a shape (TensorRT).",
+        "is_non_linear_format_io": "The client gets it in the layout of the engine (TensorRT).",
+    },
+    ModelTensorReshape: {"shape": "The shape on the model's side, of as many elements as dims."},
+    BatchInput: {
+        "kind": "What is computed from the batch.",
+        "target_name": "The model's inputs that get it.",
+        "data_type": "The type of its elements.",
+        "source_input": "The inputs that it is computed from.",
+    },
+    BatchOutput: {
+        "target_name": "The model's outputs that are cut up.",
+        "kind": "By what rule.",
+        "source_input": "The inputs whose shapes the rule looks at.",
+    },
+    ModelOptimizationPolicy: {
+        "graph": "How far the runtime optimises the graph.",
+        "priority": "The model's priority among all models of the server.",
+        "cuda": "CUDA graphs, streams and events.",
+        "execution_accelerators": "Libraries that run parts of the model faster.",
+        "input_pinned_memory": "Stage inputs in pinned memory on their way to a GPU.",
+        "output_pinned_memory": "Stage outputs in pinned memory on their way from a GPU.",
+        "gather_kernel_buffer_threshold": "From how many input buffers a kernel gathers them.",
+        "eager_batching": "Prepare the next batch while one runs.",
+    },
+    OptimizationGraph: {"level": "0 for all optimisations, 1 for extended ones, -1 for basic ones, 2 for none."},
+    OptimizationCuda: {
+        "graphs": "Record executions as CUDA graphs.",
+        "busy_wait_events": "Wait for the GPU in a busy loop.",
+        "graph_spec": "The shapes to record graphs for.",
+        "output_copy_stream": "Copy outputs on a stream of their own.",
+    },
+    CudaGraphSpec: {
+        "batch_size": "The rows of the recorded batch.",
+        "input": "The shape of each input.",
+        "graph_lower_bound": "The smallest shapes that the graph may stand in for.",
+    },
+    CudaGraphLowerBound: {
+        "batch_size": "The fewest rows.",
+        "input": "The smallest shape of each input.",
+    },
+    CudaGraphShape: {"dim": "The shape, without the batch dimension."},
+    ExecutionAccelerators: {
+        "gpu_execution_accelerator": "For instances on GPUs, the first that can run a part of the model does.",
+        "cpu_execution_accelerator": "For instances on CPUs, the first that can run a part of the model does.",
+    },
+    Accelerator: {
+        "name": "The library, by the name that the backend knows it under, such as `tensorrt`.",
+        "parameters": "Its settings.",
+    },
+    PinnedMemoryBuffer: {"enable": "Whether pinned memory is used."},
+    ModelDynamicBatching: {
+        "preferred_batch_size": "Sizes at which a batch is sent at once; max_batch_size where none is given.",
+        "max_queue_delay_microseconds": "How long a request may wait for others to join its batch.",
+        "preserve_ordering": "Answer requests in the order in which they came.",
+        "priority_levels": "How many priorities there are, 1 the highest; 0 for none.",
+        "default_priority_level": "The priority of a request that names none.",
+        "default_queue_policy": "The limits of the queue.",
+        "priority_queue_policy": "Other limits for single priorities.",
+    },
+    ModelQueuePolicy: {
+        "timeout_action": "What happens to a request that waited too long: it fails, or it runs after the others.",
+        "default_timeout_microseconds": "How long a request may wait; 0 for as long as it takes.",
+        "allow_timeout_override": "Whether a request may ask for another time; a default is the most that it gets.",
+        "max_queue_size": "The most requests that wait; more are turned away. 0 for the server's own limit.",
+    },
+    ModelSequenceBatching: {
+        "direct": "Give each sequence a place of its own in the batches of an instance.",
+        "oldest": "Form batches from the oldest requests of several sequences.",
+        "max_sequence_idle_microseconds": "After how long without a request a sequence is given up; 1 s if left out.",
+        "control_input": "Inputs that tell the model of starts, ends and identities of sequences.",
+        "state": "Tensors that the server keeps between the requests of a sequence.",
+        "iterative_sequence": "The model asks by its answer to be run again for the same request.",
+    },
+    StrategyDirect: {
+        "max_queue_delay_microseconds": "How long a batch may wait for requests of other sequences.",
+        "minimum_slot_utilization": "The part of the places, 0 to 1, that must be filled for a batch not to wait.",
+    },
+    StrategyOldest: {
+        "max_candidate_sequences": "The most sequences that an instance works on at the same time.",
+        "preferred_batch_size": "Sizes at which a batch is sent at once.",
+        "max_queue_delay_microseconds": "How long a request may wait for others to join its batch.",
+        "preserve_ordering": "Answer requests in the order in which they came.",
+    },
+    SequenceControlInput: {
+        "name": "The input's name in the model.",
+        "control": "What it tells; exactly one.",
+    },
+    SequenceControl: {
+        "kind": "What is told: start, end, whether there is a request, or the sequence's identity.",
+        "int32_false_true": "The INT32 values for no and yes.",
+        "fp32_false_true": "The FP32 values for no and yes.",
+        "bool_false_true": "The BOOL values for no and yes.",
+        "data_type": "The type of the identity.",
+    },
+    SequenceState: {
+        "input_name": "The model's input that gets the state.",
+        "output_name": "The model's output that gives the next state.",
+        "data_type": "The type of its elements.",
+        "dims": "The shape without the batch dimension, -1 for a dimension of any size.",
+        "initial_state": "What a new sequence begins with; zeros where it is left out.",
+        "use_same_buffer_for_input_output": "Keep both in one buffer, which the model changes in place.",
+        "use_growable_memory": "Keep it in memory that can grow without being moved.",
+    },
+    SequenceInitialState: {
+        "data_type": "The type of its elements.",
+        "dims": "Its shape; every dimension has a fixed size.",
+        "zero_data": "All elements are 0, or empty texts.",
+        "data_file": "A file in the directory `initial_state` with its bytes.",
+        "name": "A name to tell it by.",
+    },
+    ModelEnsembling: {
+        "step": "The models to call, in any order: each runs when its inputs are there.",
+        "max_inflight_requests": "The most requests that are inside one step; 0 for any number.",
+    },
+    EnsembleStep: {
+        "model_name": "The model to call.",
+        "model_version": "Its version, -1 for the latest.",
+        "input_map": "The pipeline's tensor for each of the model's inputs.",
+        "output_map": "The pipeline's tensor for each of the model's outputs.",
+        "model_namespace": "The repository to find the model in, where several have one of that name.",
+    },
+    ModelInstanceGroup: {
+        "name": "The group's name, which instances get with a number; the model's where it is left out.",
+        "kind": "What the instances run on; KIND_AUTO takes GPUs where there are any that the backend can use.",
+        "count": "How many instances, per GPU on GPUs; the backend has a usual number.",
+        "rate_limiter": "What an execution must obtain before it starts.",
+        "gpus": "The GPUs by their indexes; all where it is left out.",
+        "secondary_devices": "Further devices that instances use.",
+        "profile": "The optimisation profiles that instances use (TensorRT).",
+        "passive": "Make instances that no request is sent to.",
+        "host_policy": "The name of a set of settings that bind instances to processors and memory.",
+    },
+    ModelRateLimiter: {
+        "resources": "What an execution occupies while it runs.",
+        "priority": "How the model shares with others: one of priority 2 gets half the turns of one of priority 1.",
+    },
+    RateLimiterResource: {
+        "name": "The resource's name.",
+        "global_": "Whether all devices share it.",
+        "count": "How much of it one execution occupies.",
+    },
+    SecondaryDevice: {
+        "kind": "The kind of device.",
+        "device_id": "Its number.",
+    },
+    ModelParameter: {"string_value": "The setting's value; always text."},
+    ModelWarmup: {
+        "name": "A name to tell it by in the log.",
+        "batch_size": "The rows of the request; with 1 or more, that many equal ones.",
+        "inputs": "The data of each input.",
+        "count": "How many times it is sent; at least once.",
+    },
+    WarmupInput: {
+        "data_type": "The type of its elements.",
+        "dims": "Its shape without the batch dimension; every dimension has a fixed size.",
+        "zero_data": "All elements are 0, or empty texts.",
+        "random_data": "The elements are random.",
+        "input_data_file": "A file in the directory `warmup` with its bytes.",
+    },
+    ModelOperations: {"op_library_filename": "The libraries, as files."},
+    ModelTransactionPolicy: {"decoupled": "A request may get any number of answers, at any time."},
+    ModelRepositoryAgents: {"agents": "The plug-ins, in the order in which they are asked."},
+    RepositoryAgent: {
+        "name": "The plug-in's name.",
+        "parameters": "Its settings.",
+    },
+    ModelResponseCache: {"enable": "Whether this model's answers are kept; the server must have a cache too."},
+    ModelMetrics: {"metric_control": "One setting per metric."},
+    MetricControl: {
+        "metric_identifier": "The metric that is meant.",
+        "histogram_options": "How a histogram is kept.",
+    },
+    MetricIdentifier: {"family": "The metric's name, such as `nv_inference_first_response_histogram_ms`."},
+    HistogramOptions: {"buckets": "The upper bounds of the buckets, ascending."},
+}
+"""By message and field name, as in `support.TABLE`: one line each."""

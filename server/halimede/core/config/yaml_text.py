@@ -1,0 +1,146 @@
+"""YAML to the nodes of `core.config.text`: the part of YAML that is plain data.
+
+The library's parser gives events, and nothing is constructed from them: a scalar keeps its text, and `core.config.read`
+decides by the field what it means. Anchors, aliases, tags, further documents and keys that are no scalars are refused:
+they make a text mean what it does not say, or grow without bound.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from halimede.core.config.text import (
+    MAX_DEPTH,
+    MAX_TOKENS,
+    FieldNode,
+    ListNode,
+    MessageNode,
+    Node,
+    Scalar,
+    ScalarKind,
+    printable,
+)
+from halimede.core.types import Problem
+
+# What YAML allows no text to contain, quoted or not; a byte order mark may only come first.
+_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+
+
+def parse_yaml(text: str | bytes) -> tuple[MessageNode, Problem | None]:
+    """The fields of a YAML mapping, and the error that ended the reading, if any. No text at all has no fields."""
+    tree = _Tree()
+    try:
+        for event in _events(_decoded(text)):
+            tree.add(event)
+    except _YamlError as error:
+        return tree.root, error.problem
+    return tree.root, None
+
+
+class _YamlError(Exception):
+    def __init__(self, message: str, line: int, column: int) -> None:
+        super().__init__(message)
+        self.problem = Problem(message, line=line, column=column)
+
+
+def _decoded(text: str | bytes) -> str:
+    # Half a surrogate pair is no text, in whichever form it comes.
+    raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    try:
+        decoded = raw.decode()
+    except UnicodeDecodeError as error:
+        raise _error_at(error.object[: error.start].decode(), f"not UTF-8: {error.reason}") from None
+    decoded = decoded.removeprefix("\ufeff")
+    if unprintable := _UNPRINTABLE.search(decoded):
+        what = f"a character that YAML does not allow, '{printable(unprintable[0])}'"
+        raise _error_at(decoded[: unprintable.start()], what)
+    return decoded
+
+
+def _error_at(before: str, message: str) -> _YamlError:
+    return _YamlError(message, before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1)
+
+
+def _events(text: str) -> Iterator[yaml.Event]:
+    try:
+        # libyaml's parser alone: the one in Python takes minutes for 4 MiB, and reads some texts differently.
+        yield from yaml.parse(text, Loader=yaml.CSafeLoader)
+    except yaml.MarkedYAMLError as error:
+        said = " ".join(part for part in (error.context, error.problem) if part)
+        raise _YamlError(f"no YAML: {printable(said)}", *_place(error.problem_mark)) from None
+    except yaml.YAMLError as error:
+        raise _YamlError(f"no YAML: {printable(str(error))}", 1, 1) from None
+
+
+def _place(mark: Any) -> tuple[int, int]:  # Any: the library has one class in Python and another in C
+    return (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
+
+
+class _Tree:
+    """The tree as far as it was read. `_open` are the lists and objects that are not closed yet, `_keys` the key of
+    each that waits for its value."""
+
+    def __init__(self) -> None:
+        self.root = MessageNode([], 1, 1)
+        self._open: list[ListNode | MessageNode] = []
+        self._keys: list[Scalar | None] = []
+        self._documents = 0
+        self._left = MAX_TOKENS
+
+    def add(self, event: yaml.Event) -> None:
+        line, column = _place(event.start_mark)
+        match event:
+            case yaml.DocumentStartEvent():
+                self._documents += 1
+                if self._documents > 1:
+                    raise _YamlError("a second document; a configuration is one", line, column)
+            case yaml.CollectionEndEvent():
+                self._open.pop()
+                self._keys.pop()
+            case yaml.AliasEvent():
+                raise _YamlError("an alias (*); write the value out, or quote the text", line, column)
+            case yaml.ScalarEvent() | yaml.CollectionStartEvent():
+                self._add_node(event, line, column)
+
+    def _add_node(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, line: int, column: int) -> None:
+        if event.anchor is not None:
+            raise _YamlError("an anchor (&); write the value out, or quote the text", line, column)
+        if event.tag is not None:
+            raise _YamlError("a tag (!); leave it out, since the field gives the type, or quote the text", line, column)
+        self._left -= 1
+        if self._left < 0:
+            raise _YamlError(f"more than {MAX_TOKENS} names and values", line, column)
+        node: Node
+        match event:
+            case yaml.MappingStartEvent():
+                node = MessageNode([], line, column) if self._open else self.root
+            case yaml.CollectionStartEvent():
+                node = ListNode([], line, column)
+            case _:
+                node = Scalar(ScalarKind.STRING if event.style else ScalarKind.PLAIN, event.value, line, column)
+        self._put(node)
+        if not isinstance(node, Scalar):
+            if len(self._open) == MAX_DEPTH:
+                raise _YamlError(f"nested more than {MAX_DEPTH} deep", line, column)
+            self._open.append(node)
+            self._keys.append(None)
+
+    def _put(self, node: Node) -> None:
+        """Puts the node where the next one belongs."""
+        if not self._open:
+            is_nothing = isinstance(node, Scalar) and node.kind is ScalarKind.PLAIN and not node.text
+            if node is not self.root and not is_nothing:
+                raise _YamlError("expected fields, such as 'max_batch_size: 8'", node.line, node.column)
+            return
+        parent, key = self._open[-1], self._keys[-1]
+        if isinstance(parent, ListNode):
+            parent.items.append(node)
+        elif key is None:
+            if not isinstance(node, Scalar):
+                raise _YamlError("a list or an object as a key; a key is text", node.line, node.column)
+            self._keys[-1] = node
+        else:
+            parent.fields.append(FieldNode(key.text, node, key.line, key.column, colon=True))
+            self._keys[-1] = None

@@ -1,0 +1,251 @@
+"""Log lines as values: how each format writes one, where it is cut, and how many of a kind are too many.
+
+One record is one line, whatever its text holds: what is not printable is written as an escape, so that a client's or a
+model's text can neither pass for a line of its own nor steer the terminal of whoever reads it. In the text formats a
+table and a traceback follow below their line, the traceback indented; in JSON they are fields.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import NamedTuple
+
+MAX_LINE_BYTES = 16 << 10
+"""No line without table and traceback is longer: container runtimes cut lines there, and half a JSON object is none."""
+MAX_MESSAGE_BYTES = 12 << 10
+MAX_FIELD_BYTES = 256
+MAX_TRACE_CHARS = 64 << 10
+MAX_CELL_CHARS = 512
+MAX_TABLE_CHARS = 1 << 20
+
+LINES_PER_SECOND = 100
+"""Of one kind: see `FloodLimit`."""
+MAX_KINDS = 1024
+
+_WIDEST = 12
+"""Bytes that one character takes at most: two escapes of six."""
+_STEP = 512
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Severity(Enum):
+    """Triton's letters."""
+
+    ERROR = "E"
+    WARNING = "W"
+    INFO = "I"
+    VERBOSE = "V"
+
+
+# Collectors of logs know Python's names.
+_JSON_LEVELS = {
+    Severity.ERROR: "ERROR",
+    Severity.WARNING: "WARNING",
+    Severity.INFO: "INFO",
+    Severity.VERBOSE: "DEBUG",
+}
+
+
+class LogTable(NamedTuple):
+    """Cells are cut and rows are bounded already: see `make_table`."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(slots=True)
+class LogLine:
+    """One record; nothing in it belongs to the code that logged it. `time_us` counts from 1970. Texts are cut already;
+    "" is none."""
+
+    time_us: int
+    severity: Severity
+    process: int
+    file: str
+    line: int
+    message: str
+    request_id: str = ""
+    model: str = ""
+    version: str = ""
+    trace: str = ""
+    table: LogTable | None = None
+
+
+def render_default(line: LogLine) -> str:
+    """`I1121 07:50:51.767849 597 server.py:42] "text"`, the time in UTC; without a newline at its end."""
+    return _render_text(f"{line.severity.value}{_time(line):%m%d %H:%M:%S.%f}", line)
+
+
+def render_iso8601(line: LogLine) -> str:
+    """`2026-11-21T07:50:51Z I 597 server.py:42] "text"`, without a newline at its end."""
+    return _render_text(f"{_time(line):%Y-%m-%dT%H:%M:%SZ} {line.severity.value}", line)
+
+
+def render_json(line: LogLine) -> str:
+    """One JSON object, without a newline at its end. Fields that are none are left out."""
+    texts = {
+        "message": line.message,
+        "model": line.model,
+        "version": line.version,
+        "request_id": line.request_id,
+        "exception": line.trace,
+    }
+    fields = [
+        f'"time":"{_time(line):%Y-%m-%dT%H:%M:%S.%fZ}"',
+        f'"level":"{_JSON_LEVELS[line.severity]}"',
+        f'"pid":{line.process}',
+        f'"file":{quote(line.file)}',
+        f'"line":{line.line}',
+        *(f'"{name}":{quote(text)}' for name, text in texts.items() if text or name == "message"),
+    ]
+    if line.table is not None:
+        names = [quote(name) for name in line.table.header]
+        rows = (
+            "{" + ",".join(f"{name}:{quote(cell)}" for name, cell in zip(names, row, strict=True)) + "}"
+            for row in line.table.rows
+        )
+        fields.append(f'"table":[{",".join(rows)}]')
+    return "{" + ",".join(fields) + "}"
+
+
+def quote(text: str) -> str:
+    """A JSON string of printable characters alone, read back as it was but for lone surrogates: strict readers refuse
+    them even as escapes, so that their escapes become text."""
+    if not text.isprintable():
+        text = text.encode("utf-8", "backslashreplace").decode()
+    return _printable(json.dumps(text, ensure_ascii=False))
+
+
+def clip(text: str, limit_bytes: int) -> str:
+    """`text`, or as much of it as takes `limit_bytes` within quotes, with a mark that says how much is missing."""
+    if len(text) * _WIDEST <= limit_bytes:
+        return text
+    end, left = 0, limit_bytes
+    # In steps, so that no more is quoted than what fits: quoting a long text of escapes takes milliseconds.
+    while (size := _quoted_bytes(step := text[end : end + _STEP])) <= left:
+        end, left = end + len(step), left - size
+        if end == len(text):
+            return text
+    while (size := _quoted_bytes(step)) > left:
+        step = step[: len(step) * left // size]
+    end += len(step)
+    return f"{text[:end]}... ({len(text) - end} more characters)"
+
+
+def clip_trace(trace: str) -> str:
+    """A traceback without its middle when it is too long: its beginning says where, its end what."""
+    missing = len(trace) - MAX_TRACE_CHARS
+    if missing <= 0:
+        return trace
+    half = MAX_TRACE_CHARS // 2
+    return f"{trace[:half]}\n... ({missing} characters) ...\n{trace[-half:]}"
+
+
+def make_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> LogTable:
+    """A table of `rows` with each cell on one line; its last row says how many are missing when there are too many."""
+    cells = [tuple(_cell(each) for each in row) for row in rows]
+    width = sum(max(map(len, column)) + 3 for column in zip(header, *cells, strict=True)) + 1
+    most = max(1, MAX_TABLE_CHARS // width)
+    if missing := len(cells[most:]):
+        cells[most:] = [(f"... {missing} more", *("" for _ in header[1:]))]
+    return LogTable(tuple(header), tuple(cells))
+
+
+class LineKind(NamedTuple):
+    """Lines of one kind come from one place in the code and are about one model."""
+
+    severity: Severity
+    file: str
+    line: int
+    model: str
+
+
+class FloodLimit:
+    """Lets `LINES_PER_SECOND` lines of a kind pass in each second and counts the others.
+
+    A model that fails at each request, or a client that errs at each, would fill the disk and push out what else there
+    is to say; models do not share a kind, so that none hides what another has to say. Verbose lines all pass: whoever
+    asks for them wants all. Of more kinds than `MAX_KINDS` in a second the models are no longer told apart.
+    """
+
+    def __init__(self) -> None:
+        self._windows: dict[LineKind, _Window] = {}
+        self._suppressed: dict[LineKind, int] = {}
+        self._forget_at_s = 0.0
+
+    def admit(self, kind: LineKind, now_s: float) -> bool:
+        """Whether this line is to be written; it is counted as suppressed otherwise."""
+        if kind.severity is Severity.VERBOSE:
+            return True
+        window = self._windows.get(kind)
+        if window is None and len(self._windows) >= MAX_KINDS:
+            self._forget(now_s)
+            if kind.model and len(self._windows) >= MAX_KINDS:
+                return self.admit(kind._replace(model=""), now_s)
+        if window is None or now_s >= window.end_s:
+            window = self._windows[kind] = _Window(now_s + 1)
+        if window.left == 0:
+            self._suppressed[kind] = self._suppressed.get(kind, 0) + 1
+            return False
+        window.left -= 1
+        return True
+
+    def is_suppressing(self) -> bool:
+        return bool(self._suppressed)
+
+    def take_suppressed(self) -> dict[LineKind, int]:
+        """How many lines of which kind were suppressed since the last call."""
+        taken, self._suppressed = self._suppressed, {}
+        return taken
+
+    def _forget(self, now_s: float) -> None:
+        """Forget the seconds that are over, not oftener than once in one: there may be a new kind with each line."""
+        if now_s >= self._forget_at_s:
+            self._forget_at_s = now_s + 1
+            self._windows = {kind: window for kind, window in self._windows.items() if now_s < window.end_s}
+
+
+@dataclass(slots=True)
+class _Window:
+    end_s: float
+    left: int = LINES_PER_SECOND
+
+
+def _time(line: LogLine) -> datetime:
+    return _EPOCH + timedelta(microseconds=line.time_us)
+
+
+def _render_text(head: str, line: LogLine) -> str:
+    head = f"{head} {line.process} {_printable(line.file)}:{line.line}]"
+    text = f"{head} {quote(line.message)}" if line.table is None else f"{head}\n{_drawn(line.table)}"
+    return text + "".join(f"\n  {_printable(each)}" for each in line.trace.splitlines())
+
+
+def _drawn(table: LogTable) -> str:
+    """As Triton draws its tables, so that scripts find the same columns."""
+    cells = [table.header, *(tuple(_printable(cell) for cell in row) for row in table.rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+    drawn = [
+        "|" + "|".join(f" {cell:<{width}} " for cell, width in zip(row, widths, strict=True)) + "|" for row in cells
+    ]
+    return "\n".join([rule, drawn[0], rule, *drawn[1:], rule])
+
+
+def _cell(text: str) -> str:
+    kept = " ".join(text[:MAX_CELL_CHARS].split())
+    return kept if len(text) <= MAX_CELL_CHARS else f"{kept}... ({len(text) - MAX_CELL_CHARS} more characters)"
+
+
+def _quoted_bytes(text: str) -> int:
+    return len(quote(text).encode()) - 2
+
+
+def _printable(text: str) -> str:
+    """`text` with JSON's escapes for what is not printable: controls, line and paragraph separators, marks that turn
+    the direction of writing, lone surrogates."""
+    if text.isprintable():
+        return text
+    return "".join([each if each.isprintable() else json.dumps(each)[1:-1] for each in text])

@@ -1,0 +1,73 @@
+"""Certificates, looked at before grpc sees them: grpc says of a bad one only that the port could not be bound."""
+
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]  # grpcio ships no types
+
+from halimede.frontends.grpc.options import Tls
+
+_CERT = "--grpc-server-cert"
+_KEY = "--grpc-server-key"
+_ROOT = "--grpc-root-cert"
+
+
+def server_credentials(tls: Tls) -> Any:  # grpc's opaque object
+    """grpc's form of it; OSError that names the flag whose file is at fault."""
+    with _as_file(tls.server_cert) as cert, _as_file(tls.server_key) as key, _as_file(tls.root_cert or b"") as root:
+        _check_certificates(_CERT, cert)
+        _check_key(cert, key)
+        if tls.root_cert is not None:
+            _check_certificates(_ROOT, root)
+    return grpc.ssl_server_credentials(
+        [(tls.server_key, tls.server_cert)],
+        root_certificates=tls.root_cert,
+        require_client_auth=tls.root_cert is not None,
+    )
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    # ssl reads these from files alone, and a key is not to be written to a disk.
+    descriptor = os.memfd_create("pem")
+    try:
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _check_certificates(flag: str, path: str) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise _fault(flag, f"the file holds no valid PEM certificate ({_reason(error)})") from None
+
+
+def _check_key(cert: str, key: str) -> None:
+    def refuse_password() -> str:
+        # Without this the terminal would be asked.
+        raise _fault(_KEY, "the key is encrypted, and only a key without a password can be used")
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, refuse_password)
+    except ssl.SSLError as error:
+        match error.reason:
+            case "KEY_VALUES_MISMATCH" | "KEY_TYPE_MISMATCH":
+                raise _fault(_KEY, f"the key is not that of the certificate in {_CERT}") from None
+            case "EE_KEY_TOO_SMALL" | "CA_KEY_TOO_SMALL" | "CA_MD_TOO_WEAK":
+                raise _fault(_CERT, f"the certificate is too weak ({_reason(error)})") from None
+            case _:
+                raise _fault(_KEY, f"the file holds no valid PEM private key ({_reason(error)})") from None
+
+
+def _fault(flag: str, text: str) -> OSError:
+    return OSError(f"failed to start GRPC service: {flag}: {text}")
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or "unreadable").lower().replace("_", " ")

@@ -1,0 +1,145 @@
+"""Accepting connections on one listening socket, also when the process has no file descriptors left.
+
+The event loop's own accepting will not do. libuv closes what it cannot accept without a word, and naps between any two
+connections; asyncio stops for a second and logs each time.
+
+    OPEN     accepts what comes, some per loop turn
+    OPEN and nothing left: a descriptor kept in reserve takes one connection at a time, to tell it so
+    PAUSED   the reserve is gone as well, or the socket failed: nothing is done for RETRY_S      -> OPEN
+    CLOSED   by `close`
+"""
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+from halimede.frontends.http.sockets import BACKLOG
+
+RETRY_S = 0.05
+_PER_TURN = 64
+_OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
+# Of one connection that was gone before it was accepted, not of the listening socket (accept(2)).
+_PASSING = {
+    errno.ECONNABORTED,
+    errno.EPROTO,
+    errno.EPERM,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENONET,
+    errno.ENOPROTOOPT,
+    errno.EOPNOTSUPP,
+    errno.EINTR,
+}
+_READ_AT_ONCE = 64 << 10
+
+
+def turn_away(connection: socket.socket, answer: bytes) -> None:
+    """Send an answer to a connection that nobody will serve, and close it."""
+    with connection, suppress(OSError):
+        connection.setblocking(False)
+        connection.send(answer)
+        connection.shutdown(socket.SHUT_WR)
+        # Closing over what the client has sent would reset the answer away.
+        connection.recv(_READ_AT_ONCE)
+
+
+class Acceptor:
+    """Hands every connection, not blocking, to `take`.
+
+    `on_shortage` is called with the reason when connections cannot be accepted, as often as that happens, and returns
+    what the client is told.
+    """
+
+    def __init__(
+        self, sock: socket.socket, take: Callable[[socket.socket], None], on_shortage: Callable[[str], bytes]
+    ) -> None:
+        self._sock = sock
+        self._take = take
+        self._on_shortage = on_shortage
+        self._loop = asyncio.get_running_loop()
+        self._retry: asyncio.TimerHandle | None = None
+        self._reserve = _open_reserve()
+        self._loop.add_reader(sock, self._accept_some)
+
+    def accept_all(self) -> None:
+        """Take every connection that waits in the kernel's queue."""
+        for _ in range(BACKLOG + 1):
+            if self._retry is not None or not self._accept_one():
+                return
+
+    def close(self) -> None:
+        """Stop; the listening socket is closed. A second call does nothing."""
+        if self._sock.fileno() < 0:
+            return
+        if self._retry is None:
+            self._loop.remove_reader(self._sock)
+        else:
+            self._retry.cancel()
+        self._sock.close()
+        if self._reserve is not None:
+            os.close(self._reserve)
+
+    def _accept_some(self) -> None:
+        for _ in range(_PER_TURN):
+            if not self._accept_one():
+                return
+
+    def _accept_one(self) -> bool:
+        """Whether to go on: something came, and there may be more."""
+        try:
+            connection, _ = self._sock.accept()
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno in _PASSING:
+                return True
+            if error.errno in _OUT_OF_DESCRIPTORS:
+                return self._turn_one_away(os.strerror(error.errno))
+            self._pause(str(error))
+            return False
+        connection.setblocking(False)
+        self._take(connection)
+        return True
+
+    def _turn_one_away(self, reason: str) -> bool:
+        if self._reserve is None:
+            self._pause(reason)
+            return False
+        os.close(self._reserve)
+        self._reserve = None
+        try:
+            connection, _ = self._sock.accept()
+        except BlockingIOError:
+            return False
+        except OSError as error:  # another thread was quicker to take the descriptor
+            self._pause(str(error))
+            return False
+        else:
+            turn_away(connection, self._on_shortage(reason))
+            return True
+        finally:
+            self._reserve = _open_reserve()
+
+    def _pause(self, reason: str) -> None:
+        """Be deaf for a moment: the loop would call again at once, for nothing."""
+        self._on_shortage(reason)
+        self._loop.remove_reader(self._sock)
+        self._retry = self._loop.call_later(RETRY_S, self._resume)
+
+    def _resume(self) -> None:
+        self._retry = None
+        if self._reserve is None:
+            self._reserve = _open_reserve()
+        self._loop.add_reader(self._sock, self._accept_some)
+
+
+def _open_reserve() -> int | None:
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None

@@ -1,0 +1,128 @@
+"""Listening sockets: TCP addresses and `unix:<path>`, with the options that accepted sockets inherit."""
+
+import errno
+import os
+import socket
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+
+from halimede.core.types import ErrorCode, InferenceError
+
+UNIX = "unix:"
+
+BACKLOG = 1024
+# A peer that vanished without a word is given up within two minutes: an idle one by the probes, one that is being
+# written to by the last option.
+_VANISHED = (
+    (socket.TCP_KEEPIDLE, 60),
+    (socket.TCP_KEEPINTVL, 15),
+    (socket.TCP_KEEPCNT, 4),
+    (socket.TCP_USER_TIMEOUT, 120_000),
+)
+
+
+def bind(address: str, port: int, service: str, *, reuse_port: bool = False) -> socket.socket:
+    """A socket that listens on `address`:`port`; port 0 takes any free one (`getsockname()[1]`).
+
+    `unix:<path>` has no port. A socket file on which nobody listens any more is replaced; anything else there stays.
+    With `reuse_port` several servers may share a TCP port. UNAVAILABLE
+    `failed to start <service> service: Socket '<address>:<port>' already in use` (or the other reason) on failure.
+    """
+    is_unix = address.startswith(UNIX)
+    try:
+        return _bind_unix(address.removeprefix(UNIX)) if is_unix else _bind_tcp(address, port, reuse_port)
+    except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
+        reason = "already in use" if in_use else f"cannot be opened: {error.strerror or error}"
+        name = address if is_unix else f"{address}:{port}"
+        raise InferenceError(
+            ErrorCode.UNAVAILABLE, f"failed to start {service} service: Socket '{name}' {reason}"
+        ) from None
+
+
+def bound_port(sock: socket.socket) -> int:
+    """The port of a listening socket, 0 for a unix socket."""
+    return 0 if sock.family is socket.AF_UNIX else int(sock.getsockname()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class SocketFile:
+    """The file of a unix socket, known again by its inode."""
+
+    path: str
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> "SocketFile | None":
+        """The file of a socket that has just been bound, None for TCP."""
+        if sock.family is not socket.AF_UNIX:
+            return None
+        path = sock.getsockname()
+        found = os.lstat(path)
+        return cls(path, found.st_dev, found.st_ino)
+
+    def remove(self) -> None:
+        """Remove it unless it is gone, or another's has taken its place."""
+        with suppress(OSError):
+            found = os.lstat(self.path)
+            if (found.st_dev, found.st_ino) == (self.device, self.inode):
+                os.unlink(self.path)
+
+
+def _bind_tcp(address: str, port: int, reuse_port: bool) -> socket.socket:
+    family, kind, protocol, _, where = socket.getaddrinfo(
+        address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option, value in _VANISHED:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        sock.setblocking(False)
+        sock.bind(where)
+        # At once, because Linux lets two sockets bind one port as long as neither listens.
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _bind_unix(path: str) -> socket.socket:
+    if not path:
+        raise OSError(errno.EINVAL, "unix: has no path after it")
+    _remove_abandoned(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.bind(path)
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_abandoned(path: str) -> None:
+    """Remove the socket file of a server that is gone. OSError when there is a live one, or something else."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(errno.EEXIST, "there is something else of this name that is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        # A server that is too busy to accept is alive (EAGAIN), and must not hold up this one.
+        caller.setblocking(False)
+        answer = caller.connect_ex(path)
+    if answer in {0, errno.EAGAIN}:
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    if answer != errno.ECONNREFUSED:
+        raise OSError(answer, os.strerror(answer))
+    os.unlink(path)

@@ -1,0 +1,67 @@
+"""What the server says of itself once its models are loaded: Triton's tables, which scripts and people read."""
+
+import json
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+
+from halimede.backends.discover import GROUP
+from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
+from halimede.settings import Settings
+
+Rows = list[tuple[str, ...]]
+
+AGENTS = ("Repository Agent", "Path")
+BACKENDS = ("Backend", "Path", "Config")
+MODELS = ("Model", "Version", "Status")
+OPTIONS = ("Option", "Value")
+
+
+def backend_rows(settings: Settings) -> Rows:
+    """Every installed backend, where it comes from, and its `--backend-config` over the settings of all backends."""
+    points = {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda point: point.value)}
+    common = settings.backend_config.get("", {})
+    return [
+        (name, _path(point), json.dumps({"cmdline": {**common, **settings.backend_config.get(name, {})}}))
+        for name, point in sorted(points.items())
+    ]
+
+
+def model_rows(index: Sequence[ModelIndexEntry]) -> Rows:
+    """One row per version as the repository index has it; the reason stands behind the state."""
+    rows: Rows = []
+    for entry in index:
+        state = entry.state or ModelReadyState.UNKNOWN
+        rows.append((entry.name, entry.version, f"{state.value}: {entry.reason}" if entry.reason else state.value))
+    return rows
+
+
+def option_rows(settings: Settings, metadata: ServerMetadata) -> Rows:
+    """What the server runs with, under the names of Triton's table."""
+    paths = [(f"model_repository_path[{number}]", str(path)) for number, path in enumerate(settings.model_repository)]
+    if settings.model_file is not None:
+        paths = [("model_file", str(settings.model_file))]
+    return [
+        ("server_id", metadata.name),
+        ("server_version", metadata.version),
+        ("server_extensions", " ".join(metadata.extensions)),
+        *paths,
+        ("model_control_mode", f"MODE_{settings.model_control_mode.name}"),
+        ("strict_model_config", str(int(settings.disable_auto_complete_config))),
+        ("model_config_name", settings.model_config_name),
+        ("rate_limit", "OFF"),
+        ("min_supported_compute_capability", ".".join(map(str, settings.min_supported_compute_capability))),
+        ("strict_readiness", str(int(settings.strict_readiness))),
+        ("drain_delay", f"{settings.drain_delay_secs:g}"),
+        ("exit_timeout", f"{settings.exit_timeout_secs:g}"),
+        ("cache_enabled", "0"),
+    ]
+
+
+def _path(point: EntryPoint) -> str:
+    """The backend's file; it is looked for, not imported."""
+    try:
+        spec = find_spec(point.module)
+    except ImportError:
+        spec = None
+    return point.value if spec is None or spec.origin is None else spec.origin

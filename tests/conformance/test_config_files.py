@@ -1,0 +1,101 @@
+"""Which configuration file a server reads, and how it says what is wrong with one."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.models import add_identity, add_scaled
+from support.server import RunningServer, start_server
+
+Start = Callable[..., RunningServer]
+
+IDENTITY = """\
+backend: identity
+max_batch_size: 8
+input:
+  - {name: IN, data_type: TYPE_FP32, dims: [4]}
+output:
+  - {name: OUT, data_type: TYPE_FP32, dims: [4]}
+metric_tags: {country: no}
+parameters:
+  execute_delay_ms: {string_value: 1.0}
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    running: list[RunningServer] = []
+
+    def begin(*arguments: str | Path) -> RunningServer:
+        running.append(start_server(tmp_path, arguments))
+        return running[-1]
+
+    yield begin
+    for server in running:
+        server.kill()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    path.mkdir()
+    return path
+
+
+def add_yaml(repository: Path, name: str, text: str) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.yaml").write_text(text)
+
+
+def batch_size(server: RunningServer, model: str) -> int:
+    return server.get(f"/v2/models/{model}/config").json["max_batch_size"]
+
+
+def reason(server: RunningServer, model: str) -> str:
+    return next(e["reason"] for e in server.post("/v2/repository/index").json if e["name"] == model)
+
+
+def test_yaml_serves_as_text_format_does_and_what_is_wrong_with_one_has_its_place(
+    start: Start, repository: Path
+) -> None:
+    add_yaml(repository, "good", IDENTITY)
+    add_yaml(repository, "wrong", IDENTITY.replace("[4]", "[0]", 1) + "max_batchsize: 3\n")
+    add_yaml(repository, "broken", IDENTITY + "  - [\n")
+    add_yaml(repository, "bomb", "a: &a [x]\nb: [*a, *a]\n")
+    add_identity(repository, "both")
+    (repository / "both" / "config.yaml").write_text(IDENTITY)
+    server = start("--model-repository", repository, "--exit-on-error=false", "--strict-readiness=false")
+
+    config = server.get("/v2/models/good/config").json
+    assert (config["max_batch_size"], config["metric_tags"]) == (8, {"country": "no"})
+    assert config["parameters"] == {"execute_delay_ms": {"string_value": "1.0"}}
+    body = {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+    assert server.post("/v2/models/good/infer", body).json["outputs"][0]["data"] == [1, 2, 3, 4]
+
+    wrong = reason(server, "wrong")
+    assert wrong.startswith("wrong/config.yaml:4:45: model input 'IN' dimension must be integer >= 1")
+    assert (
+        "; wrong/config.yaml:10:1: max_batchsize: unknown field of ModelConfig; did you mean max_batch_size?" in wrong
+    )
+    assert reason(server, "broken").startswith("broken/config.yaml:10:")
+    assert "bomb/config.yaml:1:4: an anchor (&)" in reason(server, "bomb")
+    assert reason(server, "both") == "there are both config.pbtxt and config.yaml; keep one of them"
+    assert server.get("/v2/health/ready").status == 200
+
+
+def test_a_named_configuration_is_preferred_by_the_models_that_have_it(start: Start, repository: Path) -> None:
+    for model in ("named", "named_yaml", "plain"):
+        add_scaled(repository, model, 2.0)
+        (repository / model / "config.pbtxt").write_text("max_batch_size: 2")
+        (repository / model / "configs").mkdir()
+    (repository / "named" / "configs" / "edge.pbtxt").write_text("max_batch_size: 16")
+    (repository / "named_yaml" / "configs" / "edge.yaml").write_text("max_batch_size: 32")
+    (repository / "plain" / "configs" / "other.pbtxt").write_text("max_batch_size: 64")
+
+    server = start("--model-repository", repository, "--model-config-name=edge")
+    assert [batch_size(server, model) for model in ("named", "named_yaml", "plain")] == [16, 32, 2]
+    assert server.stop() == 0
+
+    server = start("--model-repository", repository)
+    assert [batch_size(server, model) for model in ("named", "named_yaml", "plain")] == [2, 2, 2]

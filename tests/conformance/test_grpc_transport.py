@@ -1,0 +1,132 @@
+"""The gRPC transport's flags on the running server, through tritonclient and a client that works in frames."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+import support.server
+from support.h2client import ENHANCE_YOUR_CALM, LIVE, H2Client, grpc_message
+from support.models import add_identity
+from support.server import RunningServer, start_server
+
+PKI = Path(support.server.__file__).parent / "pki"
+METADATA = "/inference.GRPCInferenceService/ServerMetadata"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    add_identity(tmp_path / "models", "ident", dims="-1")
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def start(tmp_path: Path, models: Path) -> Iterator[Callable[..., RunningServer]]:
+    running: list[RunningServer] = []
+
+    def begin(*flags: str) -> RunningServer:
+        running.append(start_server(tmp_path, ["--model-repository", models, *flags]))
+        return running[-1]
+
+    yield begin
+    for server in running:
+        assert server.stop() == 0, server.log
+
+
+def tensor(elements: int = 16) -> triton.InferInput:
+    made = triton.InferInput("IN", [1, elements], "FP32")
+    made.set_data_from_numpy(np.arange(elements, dtype=np.float32).reshape(1, -1))
+    return made
+
+
+def test_mutual_tls_serves_tritonclient_and_nobody_without_a_certificate(start) -> None:
+    server = start(
+        "--grpc-use-ssl=true",
+        "--grpc-use-ssl-mutual=true",
+        f"--grpc-server-cert={PKI / 'server.pem'}",
+        f"--grpc-server-key={PKI / 'server.key'}",
+        f"--grpc-root-cert={PKI / 'root.pem'}",
+    )
+    certificate = {"private_key": str(PKI / "client.key"), "certificate_chain": str(PKI / "client.pem")}
+    address = f"localhost:{server.grpc_port}"
+    with triton.InferenceServerClient(address, ssl=True, root_certificates=str(PKI / "root.pem"), **certificate) as it:
+        answer = it.infer("ident", [tensor(150_000)]).as_numpy("OUT")
+        assert np.array_equal(answer[0], np.arange(150_000, dtype=np.float32))
+        with triton.InferenceServerClient(address, ssl=True, root_certificates=str(PKI / "root.pem")) as without:
+            with pytest.raises(InferenceServerException) as caught:
+                without.is_server_live(client_timeout=20)
+            assert caught.value.status() == str(grpc.StatusCode.UNAVAILABLE)
+        with H2Client(("127.0.0.1", server.grpc_port)) as plain:
+            plain.call(LIVE)
+            assert plain.wait_closed(30)  # the goal is 10 s
+        assert it.is_server_live()
+    # A line for each handshake that fails would let any client fill the disk.
+    assert "andshake" not in server.log
+
+
+def test_a_key_of_another_certificate_ends_the_start_with_one_clear_line(models: Path) -> None:
+    flags = [
+        *("--grpc-use-ssl=true", f"--grpc-server-cert={PKI / 'server.pem'}", f"--grpc-server-key={PKI / 'client.key'}"),
+        *("--http-port=0", "--grpc-port=0", "--metrics-port=0", f"--model-repository={models}"),
+    ]
+    command = [sys.executable, "-m", "halimede", "serve", *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    errors = [line for line in (ended.stdout + ended.stderr).splitlines() if line.startswith("E")]
+    assert len(errors) == 1, errors
+    assert (
+        "failed to start GRPC service: --grpc-server-key: the key is not that of the certificate in --grpc-server-cert"
+        in errors[0]
+    )
+
+
+def test_the_flags_reach_the_transport(start) -> None:
+    server = start(
+        "--grpc-infer-response-compression-level=low",
+        "--grpc-keepalive-time=100",
+        "--grpc-keepalive-timeout=300",
+        "--grpc-keepalive-permit-without-calls=true",
+        "--grpc-http2-max-pings-without-data=5",
+        "--grpc-http2-min-recv-ping-interval-without-data=600000",
+        "--grpc-http2-max-ping-strikes=3",
+        "--grpc-max-connection-age=3000",
+        "--grpc-max-connection-age-grace=100",
+    )
+    address = ("127.0.0.1", server.grpc_port)
+    with H2Client(address) as client:
+        stream = client.call(METADATA, extra=[("grpc-accept-encoding", "gzip")])
+        assert client.finish(stream)["grpc-encoding"] == "gzip"
+        assert client.data(stream)[0] == 1
+        assert client.receive_until(lambda: client.pings() >= 2)
+        assert client.receive_until(client.goaway)
+        assert client.goaway() == (0, b"max_age")
+        assert client.wait_closed()
+    with H2Client(address, answers_pings=False) as client:
+        assert client.wait_closed()
+        assert client.goaway() == (ENHANCE_YOUR_CALM, b"ping_timeout")
+    with H2Client(address) as client:
+        for _ in range(20):
+            client.ping()
+        assert client.receive_until(client.goaway)
+        assert client.goaway() == (ENHANCE_YOUR_CALM, b"too_many_pings")
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_requests_that_tritonclient_compresses(start, algorithm: str) -> None:
+    server = start()
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        answer = client.infer("ident", [tensor(10_000)], compression_algorithm=algorithm).as_numpy("OUT")
+    assert np.array_equal(answer[0], np.arange(10_000, dtype=np.float32))
+
+
+def test_without_a_level_no_answer_is_compressed(start) -> None:
+    with H2Client(("127.0.0.1", start().grpc_port)) as client:
+        stream = client.call(METADATA, grpc_message(b""), [("grpc-accept-encoding", "gzip")])
+        assert "grpc-encoding" not in client.finish(stream)
+        assert client.data(stream)[0] == 0

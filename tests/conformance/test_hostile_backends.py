@@ -1,0 +1,192 @@
+"""Backends whose code never returns, raises what nobody expects, or does so half-way: each costs its own model alone."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.background import in_background
+from support.models import add_scaled
+from support.plugin import FaultyBackend
+from support.server import RunningServer, start_server, wait_until
+
+BODY = {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+UNLOADED = "the model was unloaded while it was loading"
+STOP_LIMIT_S = 6
+"""The goal for a stop without requests in flight is 2 s; the rest is for a busy machine."""
+
+Start = Callable[..., RunningServer]
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> FaultyBackend:
+    return FaultyBackend.install(tmp_path)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    add_scaled(path, "scaled", 2)
+    return path
+
+
+@pytest.fixture
+def start(tmp_path: Path, backend: FaultyBackend, repository: Path) -> Iterator[Start]:
+    running: list[RunningServer] = []
+
+    def begin(*arguments: str, **options: object) -> RunningServer:
+        explicit = ["--model-repository", repository, "--model-control-mode=explicit", *arguments]
+        running.append(start_server(tmp_path, explicit, environment=dict(backend.environment), **options))
+        return running[-1]
+
+    yield begin
+    for server in running:
+        server.kill()
+
+
+def load(server: RunningServer, model: str) -> tuple[int, str]:
+    answer = server.post(f"/v2/repository/models/{model}/load")
+    return answer.status, "" if answer.status == 200 else answer.error
+
+
+def unload(server: RunningServer, model: str) -> int:
+    return server.post(f"/v2/repository/models/{model}/unload").status
+
+
+def infer(server: RunningServer, model: str) -> object:
+    answer = server.post(f"/v2/models/{model}/infer", BODY)
+    return answer.json["outputs"][0]["data"] if answer.status == 200 else answer.error
+
+
+def state(server: RunningServer, model: str) -> tuple[str, str]:
+    index = server.post("/v2/repository/index").json
+    return next((e.get("state", ""), e.get("reason", "")) for e in index if e["name"] == model)
+
+
+def ready(server: RunningServer) -> int:
+    return server.get("/v2/health/ready").status
+
+
+def timed_stop(server: RunningServer) -> tuple[int, bool]:
+    """The exit code, and whether the stop kept to its limit."""
+    begun = time.monotonic()
+    return server.stop(60), time.monotonic() - begun < STOP_LIMIT_S
+
+
+@pytest.mark.parametrize("step", ["load", "create"])
+def test_a_load_that_hangs_is_its_own_models_trouble(
+    start: Start, backend: FaultyBackend, repository: Path, step: str
+) -> None:
+    backend.add_model(repository, "hung", faults={step: "hang"})
+    server = start("--load-model=scaled")
+    loading = in_background(lambda: load(server, "hung"))
+    wait_until(lambda: f"{step} hung" in " ".join(backend.events("hung")), "the hang", server)
+    assert state(server, "hung") == ("LOADING", "")
+    assert (infer(server, "scaled"), unload(server, "scaled"), load(server, "scaled")) == ([2, 4, 6, 8], 200, (200, ""))
+
+    assert unload(server, "hung") == 200
+
+    assert loading.result(30) == (400, f"load failed for model 'hung': {UNLOADED}")
+    assert state(server, "hung") == ("UNAVAILABLE", f"Unavailable: {UNLOADED}")
+    assert ready(server) == 200
+    backend.release("hung")
+    wait_until(lambda: "closed_model hung" in backend.events("hung"), "the late model to be closed", server)
+    assert load(server, "hung") == (200, "")
+    assert infer(server, "hung") == [1, 2, 3, 4]
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("step", ["load", "create"])
+def test_a_stop_does_not_wait_for_a_load_that_hangs(
+    start: Start, backend: FaultyBackend, repository: Path, step: str
+) -> None:
+    backend.add_model(repository, "hung", faults={step: "hang"})
+    server = start("--load-model=scaled", "--load-model=hung", ready=False)
+    wait_until(lambda: f"{step} hung" in " ".join(backend.events("hung")), "the hang", server)
+    assert timed_stop(server) == (0, True), server.log
+
+
+def test_unloading_a_model_that_hangs_at_the_start_lets_the_server_begin(
+    start: Start, backend: FaultyBackend, repository: Path
+) -> None:
+    backend.add_model(repository, "hung", faults={"load": "hang"})
+    server = start("--load-model=scaled", "--load-model=hung", ready=False)
+    wait_until(lambda: backend.events("hung") == ["load hung"], "the hang", server)
+    assert ready(server) == 400
+    assert unload(server, "hung") == 200
+    server.wait_ready()
+    assert infer(server, "scaled") == [2, 4, 6, 8]
+
+
+def test_whatever_a_model_raises_is_an_answer(start: Start, backend: FaultyBackend, repository: Path) -> None:
+    raised = ["ValueError", "MemoryError", "SystemExit", "KeyboardInterrupt", "GeneratorExit", "StopIteration"]
+    for name in raised:
+        for step in ("load", "create", "run"):
+            backend.add_model(repository, f"{step}_{name}", faults={step: name})
+    server = start("--load-model=scaled")
+    for name in raised:
+        text = f"{name}: as the test wants it"
+        for step in ("load", "create"):
+            model = f"{step}_{name}"
+            before = f"load failed for model '{model}': version 1 is at UNAVAILABLE state: Internal: "
+            assert load(server, model) == (400, f"{before}{text};\n")
+            assert state(server, model) == ("UNAVAILABLE", f"Internal: {text}")
+        assert load(server, f"run_{name}") == (200, "")
+        failed = f"Failed to process the request(s) for model instance 'run_{name}_0_0', message: {text}"
+        assert infer(server, f"run_{name}") == failed
+        assert unload(server, f"run_{name}") == 200
+    assert (infer(server, "scaled"), ready(server)) == ([2, 4, 6, 8], 200)
+    assert server.stop() == 0
+
+
+def test_one_instance_that_does_not_start_takes_the_others_with_it(
+    start: Start, backend: FaultyBackend, repository: Path
+) -> None:
+    backend.add_model(repository, "three", faults={"create": "ValueError"}, instance="three_0_1", instances=3)
+    server = start("--load-model=scaled")
+    status, text = load(server, "three")
+    assert (status, "ValueError: as the test wants it" in text) == (400, True)
+    events = backend.events("three")
+    assert events[-1] == "closed_model three"
+    assert {e for e in events if e.startswith("closed ")} == {"closed three_0_0", "closed three_0_2"}
+
+
+def test_a_close_that_raises_is_logged_once_and_ends_the_unload(
+    start: Start, backend: FaultyBackend, repository: Path
+) -> None:
+    backend.add_model(repository, "instance", faults={"close": "ValueError"}, instance="instance_0_0", instances=2)
+    backend.add_model(repository, "model", faults={"close_model": "SystemExit"})
+    server = start("--load-model=instance", "--load-model=model")
+    for model in ("instance", "model"):
+        assert unload(server, model) == 200
+        wait_until(lambda model=model: state(server, model) == ("UNAVAILABLE", "unloaded"), "the unload", server)
+    assert {"closed instance_0_1", "closed_model instance"} <= set(backend.events("instance"))
+    assert server.log.count("ValueError: as the test wants it") == 1
+    assert server.log.count("SystemExit: as the test wants it") == 1
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("step", ["close", "close_model"])
+def test_a_close_that_hangs_is_left_behind(start: Start, backend: FaultyBackend, repository: Path, step: str) -> None:
+    backend.add_model(repository, "hung", faults={step: "hang"}, instances=2, instance="hung_0_0")
+    server = start("--load-model=hung")
+    assert unload(server, "hung") == 200
+    wait_until(lambda: state(server, "hung") == ("UNAVAILABLE", "unloaded"), "the unload", server)
+    assert "closed hung_0_1" in backend.events("hung")
+    assert server.log.count("does not close: it is left behind after 5 s") == 1
+    assert load(server, "hung") == (200, "")
+    assert infer(server, "hung") == [1, 2, 3, 4]
+    begun = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - begun < 5 + STOP_LIMIT_S
+
+
+def test_a_model_that_ends_the_process_is_beyond_the_threads_protection_but_not_silent(
+    start: Start, backend: FaultyBackend, repository: Path
+) -> None:
+    backend.add_model(repository, "deadly", faults={"load": "exit 7"})
+    server = start("--load-model=scaled")
+    with pytest.raises(ConnectionError):
+        load(server, "deadly")
+    assert server.process.wait(20) == 7

@@ -1,0 +1,254 @@
+"""Everything at once, from many threads, with seeded chance: one right answer for each call, and nothing left over."""
+
+import http.client
+import json
+import os
+import random
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from onnx import TensorProto, helper
+
+from support.models import add_identity, add_scaled, save_onnx
+from support.server import RunningServer, start_server, wait_until
+
+STATES = {"LOADING", "READY", "UNLOADING", "UNAVAILABLE", None}
+GONE = re.compile(r"Request for unknown model: '\w+' (is not found|has no available versions)")
+NOT_AVAILABLE = re.compile(r"requested model '\w+' is not available")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    for number in range(3):
+        add_scaled(path, f"scaled{number}", 2)
+    slow = 'parameters { key: "execute_delay_ms" value { string_value: "5" } } dynamic_batching { }'
+    add_identity(path, "slow", dims="4", max_batch_size=4, extra=slow)
+    return path
+
+
+@pytest.fixture
+def server(tmp_path: Path, repository: Path) -> Iterator[RunningServer]:
+    running = start_server(tmp_path, ["--model-repository", repository, "--model-control-mode=explicit"])
+    yield running
+    running.kill()
+
+
+class Caller:
+    """One kept connection; a call is sent once, whatever happens."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+
+    def __call__(self, method: str, path: str, body: object = None) -> tuple[int, object]:
+        self._connection.request(method, path, None if body is None else json.dumps(body))
+        response = self._connection.getresponse()
+        text = response.read()
+        return response.status, json.loads(text) if text else None
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@dataclass
+class Story:
+    """What many threads do to the models, and what was wrong with the answers. `seed` makes the threads' choices."""
+
+    server: RunningServer
+    repository: Path
+    seed: int
+    models: tuple[str, ...] = ("scaled0", "scaled1", "scaled2", "slow")
+    wrong: list[str] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
+
+    def run(self, threads: int, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        actors = [threading.Thread(target=self._act, args=(number, until)) for number in range(threads)]
+        for actor in actors:
+            actor.start()
+        for actor in actors:
+            actor.join()
+
+    def _act(self, number: int, until: float) -> None:
+        chance = random.Random(f"{self.seed} {number}")
+        caller = Caller(self.server)
+        steps: list[tuple[Callable[[Caller, str, random.Random], str | None], int]] = [
+            (self._infer, 8),
+            (self._load, 2),
+            (self._unload, 1),
+            (self._touch_and_load, 1),
+            (self._index, 1),
+            (self._ready, 1),
+            (self._statistics, 1),
+        ]
+        while time.monotonic() < until:
+            (step,) = chance.choices([step for step, _ in steps], [weight for _, weight in steps])
+            model = chance.choice(self.models)
+            try:
+                problem = step(caller, model, chance)
+            except Exception as error:
+                problem = repr(error)
+                caller = Caller(self.server)
+            self.done[step.__name__] += 1
+            if problem:
+                self.wrong.append(f"{step.__name__} {model}: {problem}")
+            time.sleep(chance.random() * 0.01)
+        caller.close()
+
+    def _infer(self, caller: Caller, model: str, chance: random.Random) -> str | None:
+        value = chance.randrange(1000)
+        tensor = {"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [value] * 4}
+        status, answer = caller("POST", f"/v2/models/{model}/infer", {"id": str(value), "inputs": [tensor]})
+        if status == 200:
+            factor = 1 if model == "slow" else 2
+            right = answer["id"] == str(value) and answer["outputs"][0]["data"] == [factor * value] * 4
+            self.done["answered"] += right
+            return None if right else str(answer)
+        return None if status == 404 and GONE.fullmatch(answer["error"]) else f"{status} {answer}"
+
+    def _load(self, caller: Caller, model: str, _: random.Random) -> str | None:
+        status, answer = caller("POST", f"/v2/repository/models/{model}/load")
+        return None if status == 200 else f"{status} {answer}"
+
+    def _unload(self, caller: Caller, model: str, _: random.Random) -> str | None:
+        status, answer = caller("POST", f"/v2/repository/models/{model}/unload")
+        return None if status == 200 else f"{status} {answer}"
+
+    def _touch_and_load(self, caller: Caller, model: str, chance: random.Random) -> str | None:
+        os.utime(
+            self.repository / model / "config.pbtxt" if model == "slow" else self._file(model),
+            ns=(0, chance.getrandbits(40)),
+        )
+        return self._load(caller, model, chance)
+
+    def _file(self, model: str) -> Path:
+        return self.repository / model / "1" / "model.onnx"
+
+    def _index(self, caller: Caller, _: str, __: random.Random) -> str | None:
+        status, entries = caller("POST", "/v2/repository/index")
+        names = [(entry["name"], entry.get("version")) for entry in entries]
+        well = (
+            status == 200
+            and names == sorted(set(names), key=lambda pair: (pair[0], pair[1] or ""))
+            and {name for name, _ in names} == set(self.models)
+            and all(entry.get("state") in STATES for entry in entries)
+        )
+        return None if well else f"{status} {entries}"
+
+    def _ready(self, caller: Caller, model: str, _: random.Random) -> str | None:
+        # Only what was asked for counts, and a model that is being reloaded serves: no load may make it unready.
+        statuses = caller("GET", "/v2/health/ready")[0], caller("GET", "/v2/health/live")[0]
+        asked = caller("GET", f"/v2/models/{model}/ready")[0]
+        return None if statuses == (200, 200) and asked in {200, 400, 404} else f"{statuses} {asked}"
+
+    def _statistics(self, caller: Caller, model: str, _: random.Random) -> str | None:
+        if caller("GET", "/v2/models/stats")[0] != 200:
+            return "no statistics of all models"
+        status, answer = caller("GET", f"/v2/models/{model}/stats")
+        return None if status == 200 or NOT_AVAILABLE.fullmatch(answer["error"]) else f"{status} {answer}"
+
+
+def kept(server: RunningServer) -> tuple[int, int]:
+    """Threads and open files of the server process."""
+    process = psutil.Process(server.process.pid)
+    return process.num_threads(), process.num_fds()
+
+
+def in_flight(server: RunningServer) -> float:
+    lines = server.metrics().splitlines()
+    gauges = ("halimede_executing_requests{", "nv_inference_pending_request_count{")
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(gauges))
+
+
+def unload_all(server: RunningServer, models: tuple[str, ...]) -> None:
+    for model in models:
+        assert server.post(f"/v2/repository/models/{model}/unload").status == 200
+
+    def idle() -> bool:
+        entries = server.post("/v2/repository/index").json
+        return all((e.get("state"), e.get("reason")) in {("UNAVAILABLE", "unloaded"), (None, None)} for e in entries)
+
+    wait_until(idle, "every unload", server)
+
+
+@pytest.mark.parametrize(
+    ("threads", "seconds"), [(16, 8.0), pytest.param(32, 60.0, marks=[pytest.mark.load, pytest.mark.timeout(300)])]
+)
+def test_a_random_history_has_one_right_answer_for_each_call(
+    server: RunningServer, repository: Path, threads: int, seconds: float
+) -> None:
+    story = Story(server, repository, seed=1)
+    for model in story.models:
+        assert server.post(f"/v2/repository/models/{model}/load").status == 200
+        assert server.get(f"/v2/models/{model}/ready").status == 200
+    unload_all(server, story.models)
+    before = kept(server)
+
+    story.run(threads, seconds)
+
+    assert story.wrong == []
+    assert min(story.done.values()) > 0
+    unload_all(server, story.models)
+    assert in_flight(server) == 0
+    wait_until(lambda: kept(server) <= before, f"threads and files to be {before} again", server)
+    assert server.get("/v2/health/ready").status == 200
+    assert "Traceback" not in server.log
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("calls", [32, pytest.param(1024, marks=[pytest.mark.load, pytest.mark.timeout(1200)])])
+def test_one_model_loaded_and_unloaded_from_32_threads(server: RunningServer, repository: Path, calls: int) -> None:
+    outcomes: Counter[tuple[int, str]] = Counter()
+
+    def ask(number: int) -> None:
+        caller = Caller(server)
+        for turn in range(calls):
+            what = "load" if (number + turn) % 2 else "unload"
+            status, answer = caller("POST", f"/v2/repository/models/scaled0/{what}")
+            outcomes[status, "" if status == 200 else answer["error"]] += 1
+        caller.close()
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert set(outcomes) == {(200, "")}
+    assert sum(outcomes.values()) == 32 * calls
+    assert server.post("/v2/repository/models/scaled0/load").status == 200
+    assert server.get("/v2/models/scaled0/ready").status == 200
+    unload_all(server, ("scaled0",))
+    assert server.stop() == 0
+
+
+def test_a_hundred_loads_and_unloads_leave_no_memory_behind(server: RunningServer, repository: Path) -> None:
+    weights = np.ones((1024, 1024), np.float32)
+    save_onnx(
+        repository / "big" / "1" / "model.onnx",
+        [helper.make_node("MatMul", ["IN", "weights"], ["OUT"])],
+        [("IN", "FP32", ["N", 1024])],
+        [("OUT", "FP32", ["N", 1024])],
+        [helper.make_tensor("weights", TensorProto.FLOAT, weights.shape, weights.tobytes(), raw=True)],
+    )
+    process = psutil.Process(server.process.pid)
+    caller = Caller(server)
+    body = {"inputs": [{"name": "IN", "shape": [1, 1024], "datatype": "FP32", "data": [1] * 1024}]}
+    resident: list[int] = []
+    for _ in range(130):
+        assert caller("POST", "/v2/repository/models/big/load")[0] == 200
+        assert caller("POST", "/v2/models/big/infer", body)[0] == 200
+        unload_all(server, ("big",))
+        resident.append(process.memory_info().rss)
+    caller.close()
+    # Memory goes back just after the unload, so that some of the figures still have the model in them.
+    grown = min(resident[120:]) - min(resident[20:30])
+    assert grown <= 2 << 20, f"100 loads and unloads kept {grown / (1 << 20):.1f} MiB"

@@ -1,0 +1,221 @@
+"""The log of a real server, and that none of its troubles is a trouble of those who are served."""
+
+import fcntl
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from support.models import add_identity
+from support.server import RunningServer, start_server, wait_until
+
+INFER = json.dumps({"inputs": [{"name": "IN", "shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}]})
+
+Start = Callable[..., RunningServer]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    add_identity(tmp_path / "models", "ident")
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def start(tmp_path: Path, repository: Path) -> Iterator[Start]:
+    """A server that logs elsewhere than the tests' servers do: its ports are known beforehand."""
+    running: list[RunningServer] = []
+
+    def begin(*arguments: str, ready: bool = True, **options: object) -> RunningServer:
+        ports = free_ports(3)
+        command = [
+            *(sys.executable, "-m", "halimede", "serve", f"--model-repository={repository}"),
+            *("--model-control-mode=explicit", "--load-model=ident", *arguments),
+            *(f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")),
+            *(f"--{service}-port={port}" for service, port in zip(("http", "grpc", "metrics"), ports, strict=True)),
+        ]
+        unread = tmp_path / "unread"
+        unread.touch()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
+        names = ("HTTPService", "GRPCInferenceService", "Metrics Service")
+        running.append(RunningServer(process, unread, dict(zip(names, ports, strict=True))))
+        if ready:
+            wait_until(lambda: is_ready(running[-1]), "the server to be ready", running[-1])
+        return running[-1]
+
+    yield begin
+    for server in running:
+        server.kill()
+
+
+def free_ports(count: int) -> list[int]:
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+def is_ready(server: RunningServer) -> bool:
+    try:
+        return server.get("/v2/health/ready").status == 200
+    except OSError:
+        return False
+
+
+def infer(server: RunningServer, times: int) -> None:
+    connection = HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    for _ in range(times):
+        connection.request("POST", "/v2/models/ident/infer", INFER)
+        response = connection.getresponse()
+        assert (response.status, len(response.read()) > 0) == (200, True)
+    connection.close()
+
+
+def reload(server: RunningServer, times: int) -> None:
+    """Each time some lines of the log."""
+    for _ in range(times):
+        for what in ("unload", "load"):
+            assert server.post(f"/v2/repository/models/ident/{what}").status == 200
+
+
+def dropped_lines(server: RunningServer) -> int:
+    for line in server.metrics().splitlines():
+        if line.startswith("halimede_log_dropped_lines_total"):
+            return int(float(line.split()[-1]))
+    raise AssertionError("no metric of dropped lines")
+
+
+def test_output_that_nobody_reads_holds_up_neither_requests_nor_the_exit(start: Start) -> None:
+    reader, writer = os.pipe()
+    # Full before the first line, so that not even the start's can be written.
+    os.set_blocking(writer, False)
+    room = fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ)
+    assert os.write(writer, b"x" * room) == room
+    os.set_blocking(writer, True)
+    server = start("--log-verbose=1", stdout=writer, stderr=writer)
+    infer(server, 2500)
+    reload(server, 20)
+    infer(server, 2500)
+    begun = time.monotonic()
+    assert server.stop() == 0
+    # The goal: about a second more than with a log that is read.
+    assert time.monotonic() - begun < 15
+    os.set_blocking(reader, False)
+    assert os.read(reader, 2 * room) == b"x" * room
+    os.close(reader)
+    os.close(writer)
+
+
+def test_output_that_nobody_reads_does_not_hold_up_a_second_signal(start: Start) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    os.write(writer, b"x" * fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ))
+    os.set_blocking(writer, True)
+    server = start("--drain-delay=60", stdout=writer, stderr=writer)
+    server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: not is_ready(server), "the drain to begin")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 1
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_log_whose_reader_has_gone_stops_nothing(start: Start) -> None:
+    reader, writer = os.pipe()
+    server = start(stdout=writer, stderr=writer)
+    os.close(writer)
+    os.close(reader)
+    reload(server, 5)
+    infer(server, 10)
+    wait_until(lambda: dropped_lines(server) >= 15, "the lines of five loads to be dropped")
+    assert server.stop() == 0
+
+
+def test_a_server_without_standard_streams_serves_and_keeps_their_numbers(start: Start) -> None:
+    server = start(preexec_fn=lambda: os.closerange(0, 3))
+    reload(server, 5)
+    infer(server, 10)
+    for number in range(3):
+        assert Path(f"/proc/{server.process.pid}/fd/{number}").readlink() == Path(os.devnull)
+    wait_until(lambda: dropped_lines(server) >= 15, "the lines of five loads to be dropped")
+    assert server.stop() == 0
+
+
+def test_a_log_file_may_be_moved_and_deleted_while_the_server_writes_it(start: Start, tmp_path: Path) -> None:
+    path, moved, standard = tmp_path / "server.log", tmp_path / "server.log.1", tmp_path / "standard"
+    with standard.open("wb") as output:
+        server = start(f"--log-file={path}", stdout=output, stderr=output)
+    wait_until(lambda: "Started HTTPService at" in path.read_text(), "the start's lines", server)
+    path.rename(moved)
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(path.exists, "the file of after the rotation", server)
+    before = moved.read_bytes()
+    reload(server, 1)
+    wait_until(lambda: "successfully loaded 'ident'" in path.read_text(), "its lines", server)
+    assert moved.read_bytes() == before
+    path.unlink()
+
+    def is_there() -> bool:
+        reload(server, 1)
+        return path.exists()
+
+    wait_until(is_there, "the file of after the deletion, without a signal", server)
+    infer(server, 10)
+    assert dropped_lines(server) == 0
+    assert server.stop() == 0
+    assert "signal 15 received" in path.read_text()
+    assert standard.read_bytes() == b""
+
+
+def test_a_full_disk_takes_the_log_and_nothing_else(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    server = start(
+        f"--log-file={path}",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (500, resource.RLIM_INFINITY)),
+    )
+    reload(server, 20)
+    infer(server, 100)
+    wait_until(lambda: dropped_lines(server) >= 60, "the lines of twenty loads to be dropped")
+    assert path.stat().st_size == 500
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    wait_until(lambda: "log lines were dropped: File too large" in path.read_text(), "the count", server)
+    told = re.search(r'"(\d+) log lines were dropped: ', path.read_text())
+    assert told is not None
+    assert int(told[1]) == dropped_lines(server)
+    assert server.stop() == 0
+    assert "signal 15 received" in path.read_text()
+
+
+def test_each_line_of_a_json_log_is_a_document(repository: Path, tmp_path: Path) -> None:
+    server = start_server(tmp_path, [f"--model-repository={repository}", "--log-format=json"])
+    try:
+        assert server.stop() == 0
+    finally:
+        server.kill()
+    documents = [json.loads(line) for line in server.log.splitlines()]
+    assert all({"time", "level", "pid", "file", "line", "message"} <= set(document) for document in documents)
+    assert {document["pid"] for document in documents} == {server.process.pid}
+    (loaded,) = (document for document in documents if document["message"] == "successfully loaded 'ident'")
+    assert loaded["model"] == "ident"
+    tables = [document["table"] for document in documents if "table" in document]
+    assert [{"Model": "ident", "Version": "1", "Status": "READY"}] in tables
+
+
+def test_a_log_file_that_cannot_be_opened_ends_the_start_before_a_model_is_loaded(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    server = start(f"--log-file={path}", ready=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    said, _ = server.process.communicate(timeout=60)
+    assert server.process.returncode == 1
+    assert f'"--log-file: {path} cannot be opened: No such device or address"' in said.decode()
+    assert len(said.splitlines()) == 1

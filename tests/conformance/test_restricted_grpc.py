@@ -1,0 +1,130 @@
+"""Restricted protocols: every method that the running server says it has, with every category's secret."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from halimede.core.types import ApiCategory
+from halimede.core.wire.protocol import POOL, message_class
+from support.models import add_identity
+from support.server import RunningServer, start_server
+
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+ReflectionRequest = message_class("grpc.reflection.v1.ServerReflectionRequest")
+ReflectionResponse = message_class("grpc.reflection.v1.ServerReflectionResponse")
+
+# By hand, and not from the server's own table.
+CATEGORIES = {
+    "ServerLive": "health",
+    "ServerReady": "health",
+    "ModelReady": "health",
+    "Check": "health",
+    "Watch": "health",
+    "ServerMetadata": "metadata",
+    "ModelMetadata": "metadata",
+    "ServerReflectionInfo": "metadata",
+    "ModelInfer": "inference",
+    "ModelStreamInfer": "inference",
+    "SystemSharedMemoryStatus": "shared-memory",
+    "SystemSharedMemoryRegister": "shared-memory",
+    "SystemSharedMemoryUnregister": "shared-memory",
+    "CudaSharedMemoryStatus": "shared-memory",
+    "CudaSharedMemoryRegister": "shared-memory",
+    "CudaSharedMemoryUnregister": "shared-memory",
+    "ModelConfig": "model-config",
+    "RepositoryIndex": "model-repository",
+    "RepositoryModelLoad": "model-repository",
+    "RepositoryModelUnload": "model-repository",
+    "ModelStatistics": "statistics",
+    "TraceSetting": "trace",
+    "LogSettings": "logging",
+}
+
+
+def header(category: str) -> tuple[str, str]:
+    return (f"triton-grpc-protocol-key-{category}", f"secret of {category}")
+
+
+@pytest.fixture(scope="module")
+def restricted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server on which each category is restricted by a secret of its own."""
+    models = tmp_path_factory.mktemp("models")
+    add_identity(models, "ident")
+    flags = [f"--grpc-restricted-protocol={each.value}:key-{each.value}=secret of {each.value}" for each in ApiCategory]
+    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models, *flags])
+    yield running
+    assert running.stop() == 0, running.log
+
+
+def ask(channel: grpc.Channel, method: str, metadata: list[tuple[str, str]]) -> tuple[grpc.StatusCode, str]:
+    """The call's outcome; OK as soon as there is an answer. Each kind of call is a stream on the wire."""
+    call = channel.stream_stream(method)(iter([b""]), metadata=metadata, timeout=20)
+    try:
+        next(call, None)
+    except grpc.RpcError:
+        return call.code(), call.details()
+    call.cancel()
+    return grpc.StatusCode.OK, ""
+
+
+def served_methods(channel: grpc.Channel) -> list[str]:
+    question = ReflectionRequest(list_services="")
+    call = channel.stream_stream(
+        REFLECTION,
+        request_serializer=ReflectionRequest.SerializeToString,
+        response_deserializer=ReflectionResponse.FromString,
+    )
+    (answer,) = call(iter([question]), metadata=[header("metadata")], timeout=20)
+    names = [service.name for service in answer.list_services_response.service]
+    return [f"/{name}/{method.name}" for name in names for method in POOL.FindServiceByName(name).methods]
+
+
+def test_every_method_asks_for_its_categorys_secret_and_for_no_other(restricted: RunningServer) -> None:
+    with grpc.insecure_channel(restricted.grpc_url) as channel:
+        methods = served_methods(channel)
+        assert len(methods) == 20 + 2 + 2
+        for method in methods:
+            own = CATEGORIES[method.rpartition("/")[2]]
+            refusal = (
+                grpc.StatusCode.UNAVAILABLE,
+                f"This protocol is restricted, expecting header '{header(own)[0]}'",
+            )
+            others = [header(each.value) for each in ApiCategory if each.value != own]
+            name, value = header(own)
+            for metadata in (
+                *([], *([other] for other in others), others),
+                *([(name, "")], [(name, value[:-1])], [(name, f"{value} ")], [(name, value.upper())]),
+                [(name.removeprefix("triton-grpc-protocol-"), value)],
+            ):
+                assert ask(channel, method, metadata) == refusal, (method, metadata)
+            assert not ask(channel, method, [header(own)])[1].startswith("This protocol is restricted"), method
+
+
+def test_a_method_that_is_none_is_unimplemented_whatever_is_restricted(restricted: RunningServer) -> None:
+    with grpc.insecure_channel(restricted.grpc_url) as channel:
+        code, _ = ask(channel, "/inference.GRPCInferenceService/Nope", [])
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_tritonclient_shows_the_secret_and_other_categories_stay_open(tmp_path: Path) -> None:
+    add_identity(tmp_path / "models", "ident")
+    flag = "--grpc-restricted-protocol=model-repository,model-config:admin-key=sesame"
+    server = start_server(tmp_path, ["--model-repository", tmp_path / "models", flag])
+    try:
+        with triton.InferenceServerClient(server.grpc_url) as client:
+            assert client.is_server_ready()
+            assert client.get_model_metadata("ident").name == "ident"
+            with pytest.raises(InferenceServerException) as caught:
+                client.get_model_config("ident")
+            assert caught.value.message() == (
+                "This protocol is restricted, expecting header 'triton-grpc-protocol-admin-key'"
+            )
+            headers = {"triton-grpc-protocol-admin-key": "sesame"}
+            assert client.get_model_config("ident", headers=headers).config.name == "ident"
+            assert len(client.get_model_repository_index(headers=headers).models) == 1
+    finally:
+        assert server.stop() == 0

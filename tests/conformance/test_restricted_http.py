@@ -1,0 +1,88 @@
+"""`--http-restricted-api` and `--http-header-forward-pattern` on the running server, with Triton's client."""
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tritonclient.http as tritonhttp
+from tritonclient.utils import InferenceServerException
+
+from support.models import add_identity
+from support.server import RunningServer, start_server, wait_until
+
+INFER = {"inputs": [{"name": "IN", "shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}]}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    models = tmp_path_factory.mktemp("models")
+    add_identity(models, "ident")
+    running = start_server(
+        tmp_path_factory.mktemp("log"),
+        [
+            *("--model-repository", models, "--model-control-mode=explicit", "--load-model=ident"),
+            "--http-restricted-api=model-repository,shared-memory,trace,logging:admin-key=s3cret",
+            "--http-restricted-api=inference:infer-key=open sesame",
+            "--http-header-forward-pattern=x-.*|priority",
+        ],
+    )
+    yield running
+    assert running.process.poll() is None, f"the server died\n{running.log}"
+    assert running.stop() == 0, running.log
+
+
+def test_restricted_routes_need_the_header_of_their_group(server: RunningServer) -> None:
+    admin = "This API is restricted, expecting header 'admin-key'"
+    for method, path in [
+        ("POST", "/v2/repository/index"),
+        ("POST", "/v2/repository/models/ident/unload"),
+        ("DELETE", "/v2/repository/models/ident/unload"),
+        ("GET", "/v2/systemsharedmemory/status"),
+        ("POST", "/v2/cudasharedmemory/region/r/register"),
+        ("GET", "/v2/trace/setting"),
+        ("POST", "/v2/logging"),
+    ]:
+        for headers in ({}, {"admin-key": "wrong"}, {"infer-key": "s3cret"}):
+            answer = server.request(method, path, headers=headers)
+            assert (answer.status, answer.error) == (403, admin), (path, headers)
+    index = server.post("/v2/repository/index", headers={"Admin-Key": "s3cret"})
+    assert index.json == [{"name": "ident", "version": "1", "state": "READY"}]
+
+
+def test_a_restricted_inference_is_refused_before_its_body_is_looked_at(server: RunningServer) -> None:
+    path = "/v2/models/ident/infer"
+    text = "This API is restricted, expecting header 'infer-key'"
+    for body in (INFER, b"no JSON"):
+        answer = server.post(path, body)
+        assert (answer.status, answer.error) == (403, text)
+    assert server.post(path, b"no JSON", {"infer-key": "open sesame"}).status == 400
+    assert server.post(path, INFER, {"infer-key": "open sesame"}).status == 200
+
+
+def test_open_routes_stay_open(server: RunningServer) -> None:
+    for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/ident", "/v2/models/ident/config"):
+        assert server.get(path).status == 200
+
+
+def test_clients_of_triton_send_the_secret(server: RunningServer) -> None:
+    tensor = tritonhttp.InferInput("IN", [1, 16], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 16), np.float32))
+    with tritonhttp.InferenceServerClient(server.http_url) as client:
+        with pytest.raises(InferenceServerException, match="expecting header 'infer-key'"):
+            client.infer("ident", [tensor])
+        result = client.infer("ident", [tensor], headers={"infer-key": "open sesame", "X-Request": "7"})
+        assert result.as_numpy("OUT").sum() == 16
+        with pytest.raises(InferenceServerException, match="reserved for Triton usage"):
+            client.infer("ident", [tensor], headers={"infer-key": "open sesame", "priority": "1"})
+        client.unload_model("ident", headers={"admin-key": "s3cret"})
+        wait_until(lambda: not client.is_model_ready("ident"), "the model to go", server)
+        client.load_model("ident", headers={"admin-key": "s3cret"})
+        assert client.is_model_ready("ident")
+
+
+def test_no_secret_is_ever_logged_or_shown(server: RunningServer) -> None:
+    server.post("/v2/models/ident/infer", INFER, {"infer-key": "open sesame"})
+    shown = server.log + server.metrics() + json.dumps(server.get("/v2/models/ident/config").json)
+    assert "s3cret" not in shown
+    assert "open sesame" not in shown

@@ -1,0 +1,19 @@
+"""The two locks fit together: what the GPU image adds is of the versions that everything else is tested with."""
+
+import re
+from pathlib import Path
+
+REPOSITORY_ROOT = Path(__file__).parents[2]
+
+
+def pins(lock: str) -> dict[str, str]:
+    text = (REPOSITORY_ROOT / lock).read_text()
+    return dict(re.findall(r"^([a-z0-9-]+)==([^ ;\\]+)", text, re.MULTILINE))
+
+
+def test_both_kinds_of_image_run_the_same_onnxruntime() -> None:
+    assert pins("server/gpu.lock")["onnxruntime-gpu"] == pins("requirements.lock")["onnxruntime"]
+
+
+def test_no_package_is_pinned_twice() -> None:
+    assert pins("server/gpu.lock").keys() & pins("requirements.lock").keys() == set()

@@ -1,0 +1,192 @@
+"""Accepting when there is nothing left to accept with, on both event loops."""
+
+import asyncio
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import uvloop
+
+from halimede.frontends.http.framing import Limits
+from halimede.frontends.http.server import HttpServer
+from halimede.frontends.http.sockets import bind
+
+LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n"
+OPEN_FILES = 400
+
+
+@pytest.fixture(params=LOOPS)
+def each_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
+    return LOOPS[request.param]
+
+
+@contextmanager
+def few_files(limit: int) -> Iterator[None]:
+    """Lower what this process may open, server and client as it is."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert len(os.listdir("/proc/self/fd")) < limit - 100
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def no_files_left() -> Iterator[list[int]]:
+    """Take every descriptor that is left; closing the ones in the list gives them back."""
+    taken: list[int] = []
+    try:
+        try:
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            yield taken
+    finally:
+        for number in taken:
+            os.close(number)
+
+
+def answer(connection: socket.socket) -> bytes:
+    """What comes until the end; a server that cannot serve may end with a reset."""
+    parts = []
+    try:
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def is_served(running: Any, connection: socket.socket) -> bool:
+    with connection:
+        connection.connect(("127.0.0.1", running.port))
+        connection.sendall(LIVE)
+        return answer(connection).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def clients(count: int) -> list[socket.socket]:
+    made = [socket.socket() for _ in range(count)]
+    for each in made:
+        each.settimeout(20)
+    return made
+
+
+def test_without_descriptors_clients_are_told_so_and_served_as_soon_as_there_are_some(
+    serve: Any, each_loop: Any
+) -> None:
+    with few_files(OPEN_FILES):
+        running = serve(loop_factory=each_loop, limits=Limits(spare_descriptors=0))
+        turned_away, later, idle = clients(20), clients(5), running.connect()
+        running.wait_until(lambda: running.listener.connection_count == 1)
+        with no_files_left() as taken:
+            for client in turned_away:
+                client.connect(("127.0.0.1", running.port))
+                told = answer(client)
+                assert told.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+                assert b"\r\nRetry-After: 1\r\n" in told
+                assert b"\r\nConnection: close\r\n" in told
+            idle.sendall(LIVE)
+            assert answer(idle).startswith(b"HTTP/1.1 200 OK\r\n")
+            while taken:
+                os.close(taken.pop())
+        assert all(is_served(running, client) for client in later)
+        assert running.log == [
+            "HTTP service: new connections are turned away: cannot accept connections: Too many open files; "
+            "a larger `ulimit -n` is right"
+        ]
+        for client in (*turned_away, idle):
+            client.close()
+
+
+def test_without_even_the_reserve_the_listener_waits_without_spinning(serve: Any, each_loop: Any) -> None:
+    with few_files(OPEN_FILES), clients(1)[0] as waiting:
+        running = serve(loop_factory=each_loop)
+        late = running.call(lambda: HttpServer(running.core, max_input_size=1000, log=running.log.append))
+        sock = bind("127.0.0.1", 0, "HTTP")
+        where = sock.getsockname()
+        with no_files_left() as taken:
+            running.run(late.serve(sock))  # It cannot open its reserve either.
+            waiting.connect(where)
+            waiting.sendall(LIVE)
+            started_s = time.process_time()
+            deadline = time.monotonic() + 1
+            while time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert time.process_time() - started_s < 0.5  # The goal is nothing; a spin takes all of the second.
+            while taken:
+                os.close(taken.pop())
+            assert answer(waiting).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert len(running.log) == 1
+        running.run(late.close())
+
+
+def test_some_descriptors_are_left_to_the_rest_of_the_process(serve: Any, each_loop: Any) -> None:
+    with few_files(OPEN_FILES):
+        running = serve(loop_factory=each_loop, limits=Limits(spare_descriptors=50))
+        # Two for each connection, because both of its ends are here.
+        connected = [running.connect() for _ in range((OPEN_FILES - 50 - len(os.listdir("/proc/self/fd"))) // 2 + 10)]
+        told = [client for client in connected[-10:] if answer(client).startswith(b"HTTP/1.1 503 ")]
+        assert len(told) >= 5
+        assert len(os.listdir("/proc/self/fd")) < OPEN_FILES - 30
+        for client in connected:
+            client.close()
+        running.wait_until(lambda: not running.listener.connection_count)
+        assert is_served(running, clients(1)[0])
+        assert len(running.log) == 1
+        assert "only the spare file descriptors are left" in running.log[0]
+
+
+def test_a_drain_takes_in_what_waits_to_be_accepted(serve: Any, each_loop: Any) -> None:
+    running = serve(loop_factory=each_loop)
+    connected: list[socket.socket] = []
+
+    async def connect_and_drain() -> None:
+        # The loop accepts nothing between these lines.
+        for client in clients(100):
+            client.connect(("127.0.0.1", running.port))
+            client.sendall(LIVE)
+            connected.append(client)
+        await running.listener.drain()
+
+    running.run(connect_and_drain())
+    for client in connected:
+        assert answer(client).startswith(b"HTTP/1.1 200 OK\r\n")
+        client.close()
+
+
+def test_connections_that_are_reset_before_they_are_accepted_hurt_nobody(serve: Any, each_loop: Any) -> None:
+    running = serve(loop_factory=each_loop)
+
+    async def connect_and_reset() -> None:
+        for client in clients(200):
+            client.connect(("127.0.0.1", running.port))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            client.close()
+
+    running.run(connect_and_reset())
+    assert is_served(running, clients(1)[0])
+    running.wait_until(lambda: not running.listener.connection_count)
+    assert running.log == []
+
+
+def test_connections_that_arrive_together_count_once(serve: Any, each_loop: Any) -> None:
+    running = serve(loop_factory=each_loop, limits=Limits(max_connections=100))
+    connected = clients(110)
+
+    async def connect_all() -> None:
+        for client in connected:
+            client.connect(("127.0.0.1", running.port))
+
+    running.run(connect_all())
+    for client in connected[:100]:
+        client.sendall(LIVE)
+    assert [answer(client)[9:12] for client in connected] == [b"200"] * 100 + [b"503"] * 10
+    for client in connected:
+        client.close()

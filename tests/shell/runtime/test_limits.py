@@ -1,0 +1,25 @@
+"""Limits of a process, changed in one of its own."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import resource
+from halimede.runtime.limits import raise_open_files
+soft, hard = {limits}
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+print(raise_open_files(), resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def raised(soft: int, hard: int) -> str:
+    program = PROGRAM.format(limits=(soft, hard))
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_open_files_are_raised_to_what_is_allowed() -> None:
+    assert raised(100, 200) == "200 (200, 200)"
+
+
+def test_a_limit_that_is_as_high_as_it_can_be_stays() -> None:
+    assert raised(150, 150) == "150 (150, 150)"

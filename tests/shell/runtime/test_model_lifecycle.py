@@ -1,0 +1,192 @@
+"""Loads that are tried again, and loads that somebody else's unload ends: in one process, where order is certain."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+
+import pytest
+
+from halimede.backends.discover import find_backend
+from halimede.core.inventory import Inventory
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.runtime.lifecycle import UNLOAD_PATIENCE_SECS, ModelLifecycle
+from halimede.runtime.prepare import LoadOptions
+from halimede.runtime.repository import ModelRepository
+from support.models import add_scaled, write_config
+from support.plugin import FaultyBackend
+
+OPTIONS = LoadOptions(Inventory(()), {}, autocomplete=True)
+UNLOADED = InferenceError(
+    ErrorCode.INVALID_ARG, "load failed for model 'hung': the model was unloaded while it was loading"
+)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyBackend]:
+    backend = FaultyBackend.install(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    find_backend.cache_clear()
+    yield backend
+    find_backend.cache_clear()
+
+
+def in_a_loop(story: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
+    """A test that is a coroutine, run in an event loop of its own."""
+
+    @functools.wraps(story)
+    def run(*arguments: object, **fixtures: object) -> None:
+        asyncio.run(story(*arguments, **fixtures))
+
+    return run
+
+
+def lifecycle_of(repository: Path, *, retry_count: int = 0) -> ModelLifecycle:
+    return ModelLifecycle(ModelRepository((repository,)), OPTIONS, 4, retry_count=retry_count)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Look again every few milliseconds, with a bound."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def break_model(repository: Path) -> None:
+    add_scaled(repository, "scaled", 2)
+    (repository / "scaled" / "1" / "model.onnx").write_bytes(b"broken")
+
+
+async def states(lifecycle: ModelLifecycle) -> list[tuple[str, str]]:
+    return [(entry.state.value if entry.state else "", entry.reason) for entry in await lifecycle.index(False)]
+
+
+@in_a_loop
+async def test_a_failed_load_is_tried_again_and_says_so(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+    break_model(repository)
+    lifecycle = lifecycle_of(repository, retry_count=5)
+    loading = asyncio.create_task(lifecycle.load("scaled"))
+    await until(lambda: "load attempt 1 of 6 failed" in caplog.text)
+    assert [state for state, _ in await states(lifecycle)] == ["UNAVAILABLE"]
+    add_scaled(repository, "scaled", 2)
+    await loading
+    assert await states(lifecycle) == [("READY", "")]
+    await lifecycle.close()
+
+
+@in_a_loop
+async def test_the_tries_are_counted(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+    break_model(repository)
+    with pytest.raises(InferenceError, match="load failed for model 'scaled': version 1 is at UNAVAILABLE state"):
+        await lifecycle_of(repository, retry_count=2).load("scaled")
+    assert caplog.text.count("load attempt") == 2
+    assert "load attempt 2 of 3 failed, the next one in 0.5 s: onnx runtime error 7" in caplog.text
+
+
+@in_a_loop
+async def test_nothing_is_tried_again_by_default(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+    break_model(repository)
+    with pytest.raises(InferenceError):
+        await lifecycle_of(repository).load("scaled")
+    assert "load attempt" not in caplog.text
+
+
+@in_a_loop
+async def test_a_configuration_that_is_wrong_is_not_tried_again(
+    repository: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_config(repository / "wrong", "nonsense: 1")
+    lifecycle = lifecycle_of(repository, retry_count=1000)
+    for name in ("wrong", "missing"):
+        with pytest.raises(InferenceError, match="failed to poll from model repository"):
+            await lifecycle.load(name)
+    assert "load attempt" not in caplog.text
+
+
+@in_a_loop
+async def test_an_unload_ends_the_tries(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+    break_model(repository)
+    lifecycle = lifecycle_of(repository, retry_count=1000)
+    loading = asyncio.create_task(lifecycle.load("scaled"))
+    await until(lambda: "load attempt 4 of" in caplog.text)  # the pause is 2 s now
+    async with asyncio.timeout(1.5):
+        await lifecycle.unload("scaled")
+        with pytest.raises(InferenceError, match="load failed for model 'scaled'"):
+            await loading
+
+
+@in_a_loop
+async def test_a_stop_ends_the_tries(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+    break_model(repository)
+    lifecycle = lifecycle_of(repository, retry_count=1000)
+    loading = asyncio.create_task(lifecycle.load("scaled"))
+    await until(lambda: "load attempt 4 of" in caplog.text)
+    loading.cancel()
+    async with asyncio.timeout(1.5):
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        await lifecycle.close()
+
+
+@in_a_loop
+async def test_an_unload_ends_the_loads_before_it_and_none_after_it(repository: Path, faulty: FaultyBackend) -> None:
+    faulty.add_model(repository, "hung", faults={"load": "hang"})
+    lifecycle = lifecycle_of(repository)
+    before = [asyncio.create_task(lifecycle.load("hung")) for _ in range(3)]
+    await until(lambda: faulty.events("hung") == ["load hung"])
+    unloading = [asyncio.create_task(lifecycle.unload("hung")) for _ in range(2)]
+    await asyncio.sleep(0)
+    after = asyncio.create_task(lifecycle.load("hung"))
+    async with asyncio.timeout(3 * UNLOAD_PATIENCE_SECS):  # not one patience for each load
+        results = await asyncio.gather(*before, *unloading, return_exceptions=True)
+    assert results == [UNLOADED] * 3 + [None] * 2
+    assert not after.done()
+    faulty.release("hung")
+    await after
+    assert await states(lifecycle) == [("READY", "")]
+    await until(lambda: faulty.events("hung").count("closed_model hung") == 1)
+    await lifecycle.close()
+
+
+@in_a_loop
+async def test_a_reload_that_is_left_behind_is_closed_and_nothing_serves(
+    repository: Path, faulty: FaultyBackend
+) -> None:
+    faulty.add_model(repository, "hung")
+    lifecycle = lifecycle_of(repository)
+    await lifecycle.load("hung")
+    faulty.add_model(repository, "hung", faults={"create": "hang"})
+    reloading = asyncio.create_task(lifecycle.load("hung"))
+    await until(lambda: faulty.events("hung").count("create hung_0_0") == 2)
+    assert (await states(lifecycle), lifecycle.all_ready()) == ([("READY", "")], True)
+    await lifecycle.unload("hung")
+    with pytest.raises(InferenceError, match="unloaded while it was loading"):
+        await reloading
+    await until(lambda: faulty.events("hung").count("closed_model hung") == 1)
+    assert await states(lifecycle) == [("UNAVAILABLE", "unloaded")]
+    faulty.release("hung")
+    await until(lambda: faulty.events("hung").count("closed_model hung") == 2)
+
+
+@in_a_loop
+async def test_a_load_that_waits_for_a_slot_can_be_unloaded(repository: Path, faulty: FaultyBackend) -> None:
+    for name in ("hung", "waiting"):
+        faulty.add_model(repository, name, faults={"load": "hang"} if name == "hung" else {})
+    lifecycle = ModelLifecycle(ModelRepository((repository,)), OPTIONS, 1)
+    hung = asyncio.create_task(lifecycle.load("hung"))
+    await until(lambda: faulty.events("hung") == ["load hung"])
+    waiting = asyncio.create_task(lifecycle.load("waiting"))
+    await asyncio.gather(lifecycle.unload("waiting"), lifecycle.unload("hung"))
+    results = await asyncio.gather(hung, waiting, return_exceptions=True)
+    assert [isinstance(result, InferenceError) for result in results] == [True, True]
+    await lifecycle.load("waiting")
+    faulty.release("hung")
+    await until(lambda: "closed_model hung" in faulty.events("hung"))
+    await lifecycle.close()

@@ -1,0 +1,192 @@
+"""`halimede explain-config`, as a process: what it prints, where, and with which exit code."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from halimede.commands.explain_config import explain_config
+from halimede.core.config.read import read_pbtxt, read_yaml
+from halimede.core.types import InferenceError
+from halimede.runtime.repository import ModelRepository
+from support.models import add_identity, add_onnx_identity, add_scaled, write_config
+
+PROGRAM = "from halimede.commands.explain_config import explain_config; explain_config()"
+
+
+def explain(
+    *arguments: str | Path, directory: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
+    variables = {**os.environ, **environment}
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=directory, env=variables, timeout=60, check=False
+    )
+
+
+def origin(output: str, line: str) -> str:
+    """The comment behind the one line that begins so."""
+    found = [each for each in output.splitlines() if each.strip().startswith(line)]
+    assert len(found) == 1, output
+    return found[0].partition("#")[2].strip()
+
+
+def test_it_is_a_subcommand_of_halimede() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    group = "halimede.commands"
+    point = EntryPoint("explain-config", project["entry-points"][group]["explain-config"], group)
+    assert point.load() is explain_config
+
+
+def test_an_onnx_model_without_a_configuration(tmp_path: Path) -> None:
+    add_onnx_identity(tmp_path, "auto", "FP32", ["N", 4])
+    result = explain(tmp_path / "auto")
+    assert result.returncode == 0
+    for line, expected in {
+        'backend: "onnxruntime"': "model directory",
+        "max_batch_size: 4": "model file",
+        'name: "IN"': "model file",
+        "num_versions: 1": "default",
+        "dynamic_batching {": "model file",
+        "preferred_batch_size: [ 4 ]": "default",
+        "count: 2": "default",
+    }.items():
+        assert origin(result.stdout, line) == expected
+    assert "autofilled max_batch_size to 4 for model 'auto'" in result.stderr
+    config = read_pbtxt(result.stdout)
+    assert (config.problems, config.config.input[0].dims) == ((), (4,))
+
+
+def test_values_of_the_file_have_its_lines_and_fields_without_effect_are_noted(tmp_path: Path) -> None:
+    add_identity(tmp_path, "ident")
+    write_config(
+        tmp_path / "ident",
+        'backend: "identity"\nmax_batch_size: 0\noptimization {\n  priority: PRIORITY_MAX\n}\n'
+        'input { name: "IN" data_type: TYPE_FP32 dims: 4 }\noutput { name: "OUT" data_type: TYPE_FP32 dims: 4 }\n',
+    )
+    result = explain("ident", directory=tmp_path)
+    assert result.returncode == 0
+    assert origin(result.stdout, "max_batch_size: 0") == "config.pbtxt:2"
+    assert origin(result.stdout, 'name: "IN"') == "config.pbtxt:6"
+    assert result.stderr.splitlines() == [
+        "ident/config.pbtxt:4:3: 'optimization.priority' has no effect: all models run at the same priority"
+    ]
+
+
+def test_what_tells_the_backend_and_what_is_odd_about_the_directory(tmp_path: Path) -> None:
+    add_scaled(tmp_path, "m", 2.0)
+    (tmp_path / "m" / "01").mkdir()
+    write_config(tmp_path / "m", 'platform: "onnxruntime_onnx"')
+    result = explain(tmp_path / "m")
+    assert origin(result.stdout, 'backend: "onnxruntime"') == "follows from platform"
+    assert "m: ignoring version directory '01': a version has no leading zeros" in result.stderr
+    write_config(tmp_path / "m", 'backend: "onnxruntime"')
+    assert origin(explain(tmp_path / "m").stdout, 'platform: "onnxruntime_onnx"') == "follows from backend"
+
+
+def test_a_device_list_is_looked_at_as_serve_does(tmp_path: Path) -> None:
+    add_identity(tmp_path, "ident")
+    result = explain(tmp_path / "ident", HALIMEDE_DEVICE_LIST=str(tmp_path / "nowhere.json"))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"the device list '{tmp_path}/nowhere.json' cannot be read")
+
+
+def test_a_configuration_s_name_cannot_leave_its_directory(tmp_path: Path) -> None:
+    for name in ("../secret", "..", "a/b"):
+        with pytest.raises(InferenceError, match="configuration name"):
+            ModelRepository((tmp_path,), config_name=name)
+
+
+def test_a_yaml_configuration_in_every_format(tmp_path: Path) -> None:
+    add_onnx_identity(tmp_path, "m", "FP32", ["N", 4])
+    (tmp_path / "m" / "config.yaml").write_text("max_batch_size: 8\nparameters:\n  note: {string_value: no}\n")
+    as_yaml, as_text, as_json = (explain(tmp_path / "m", "--format", form) for form in ("yaml", "pbtxt", "json"))
+    assert origin(as_yaml.stdout, 'string_value: "no"') == "config.yaml:3"
+    assert read_yaml(as_yaml.stdout).config == read_pbtxt(as_text.stdout).config
+    document = json.loads(as_json.stdout)
+    assert set(document) == {"config", "origins"}
+    assert (document["config"]["name"], document["config"]["max_batch_size"]) == ("m", 8)
+    assert document["origins"]["max_batch_size"] == "config.yaml:1"
+    assert document["origins"]["input[0].dims"] == "model file"
+    assert document["origins"]['parameters["note"].string_value'] == "config.yaml:3"
+
+
+def test_all_that_is_wrong_is_printed_with_its_place(tmp_path: Path) -> None:
+    add_scaled(tmp_path, "bad", 2.0)
+    write_config(tmp_path / "bad", 'max_batch_size: -1\nnonsense: 1\n  input { name: "x" dims: 0 }')
+    result = explain(tmp_path / "bad")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert [line.split(": ")[0] for line in result.stderr.splitlines()] == [
+        "bad/config.pbtxt:1:1",
+        "bad/config.pbtxt:2:1",
+        "bad/config.pbtxt:3:21",
+    ]
+    (tmp_path / "bad" / "config.pbtxt").unlink()
+    (tmp_path / "bad" / "config.yaml").write_text("input:\n  - dims: [0, x]\n")
+    result = explain(tmp_path / "bad")
+    assert (result.returncode, result.stderr.splitlines()[-1].split(": ")[0]) == (1, "bad/config.yaml:2:15")
+
+
+def test_two_configurations_are_one_too_many(tmp_path: Path) -> None:
+    add_identity(tmp_path, "both")
+    (tmp_path / "both" / "config.yaml").write_text("backend: identity\n")
+    result = explain(tmp_path / "both")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "there are both config.pbtxt and config.yaml; keep one of them\n"
+
+
+def test_a_model_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "broken" / "1").mkdir(parents=True)
+    (tmp_path / "broken" / "1" / "model.onnx").write_bytes(b"no onnx at all")
+    result = explain(tmp_path / "broken")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "broken/1/model.onnx" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_named_configuration_and_the_flags_of_serve(tmp_path: Path) -> None:
+    add_onnx_identity(tmp_path, "m", "FP32", ["N", 4])
+    (tmp_path / "m" / "configs").mkdir()
+    (tmp_path / "m" / "configs" / "edge.pbtxt").write_text("max_batch_size: 2")
+    named = explain(tmp_path / "m", "--model-config-name", "edge")
+    assert origin(named.stdout, "max_batch_size: 2") == "configs/edge.pbtxt:1"
+    larger = explain(tmp_path / "m", "--backend-config=onnxruntime,default-max-batch-size=16")
+    assert origin(larger.stdout, "max_batch_size: 16") == "model file"
+    bare = explain(tmp_path / "m", "--disable-auto-complete-config")
+    assert bare.returncode == 1
+    assert "model configuration must contain at least one input" in bare.stderr
+
+
+def test_one_model_file(tmp_path: Path) -> None:
+    add_scaled(tmp_path, "scaled", 2.0)
+    result = explain(tmp_path / "scaled" / "1" / "model.onnx")
+    assert result.returncode == 0
+    assert origin(result.stdout, 'name: "OUT"') == "model file"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["nowhere"], "nowhere"),
+        ([], "MODEL_DIR"),
+        ([".", "--model-config-name=../x"], "--model-config-name"),
+        ([".", "--backend-config=x"], "--backend-config"),
+        ([".", "--format=xml"], "--format"),
+    ],
+)
+def test_a_mistyped_command_line_ends_with_2(tmp_path: Path, arguments: list[str], text: str) -> None:
+    result = explain(*arguments, directory=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert text in result.stderr
+
+
+def test_a_link_s_own_name_is_the_model_s(tmp_path: Path) -> None:
+    add_scaled(tmp_path, "real", 2.0)
+    (tmp_path / "alias").symlink_to("real")
+    document = json.loads(explain(tmp_path / "alias", "--format=json").stdout)
+    assert (document["config"]["name"], document["origins"]["name"]) == ("alias", "default")

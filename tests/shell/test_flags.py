@@ -1,0 +1,386 @@
+"""Every flag of Triton: known, and honoured, without effect here, or refused by name."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from halimede.commands.flags import GROUPS, Flag, Treatment, all_flags
+from halimede.core.types import ApiCategory, Secret
+from halimede.settings import CompressionLevel, LogFormat, ModelControlMode, Settings
+from support.command_line import complaint, settings
+
+HONOURED = """
+    --help --id --exit-timeout-secs --exit-on-error --strict-readiness
+    --log-verbose --log-info --log-warning --log-error --log-format --log-file
+    --model-repository --model-store --model-control-mode --load-model --model-config-name --model-load-thread-count
+    --model-load-retry-count --disable-auto-complete-config --strict-model-config
+    --allow-http --http-address --http-port --reuse-http-port --http-header-forward-pattern --http-max-input-size
+    --http-restricted-api
+    --allow-grpc --grpc-address --grpc-port --reuse-grpc-port --grpc-header-forward-pattern
+    --grpc-max-response-pool-size --grpc-use-ssl --grpc-use-ssl-mutual --grpc-server-cert --grpc-server-key
+    --grpc-root-cert --grpc-infer-response-compression-level --grpc-keepalive-time --grpc-keepalive-timeout
+    --grpc-keepalive-permit-without-calls --grpc-http2-max-pings-without-data
+    --grpc-http2-min-recv-ping-interval-without-data --grpc-http2-max-ping-strikes --grpc-max-connection-age
+    --grpc-max-connection-age-grace --grpc-restricted-protocol
+    --allow-metrics --allow-gpu-metrics --allow-cpu-metrics --metrics-address --metrics-port --metrics-interval-ms
+    --metrics-config
+    --backend-config --min-supported-compute-capability
+"""
+NO_EFFECT = """
+    --repository-poll-secs --enable-peer-access --http-thread-count --grpc-infer-thread-count
+    --grpc-infer-allocation-pool-size --backend-directory --repoagent-directory --cache-directory
+    --pinned-memory-pool-byte-size --cuda-memory-pool-byte-size --cuda-virtual-address-size
+    --buffer-manager-thread-count --host-policy
+    --sagemaker-port --sagemaker-safe-port-range --sagemaker-thread-count
+    --vertex-ai-port --vertex-ai-thread-count --vertex-ai-default-model
+"""
+NOT_YET = """
+    --model-namespacing --model-load-gpu-limit --trace-config --trace-file --trace-level --trace-rate --trace-count
+    --trace-log-frequency --cache-config --response-cache-byte-size --rate-limit --rate-limit-resource
+    --allow-client-shm --allow-sagemaker --allow-vertex-ai
+"""
+OURS = "-h --version --drain-delay --grpc-max-input-size"
+
+
+def test_every_flag_of_triton_has_its_treatment() -> None:
+    expected = {
+        **dict.fromkeys(HONOURED.split(), Treatment.HONOURED),
+        **dict.fromkeys(NO_EFFECT.split(), Treatment.NO_EFFECT),
+        **dict.fromkeys(NOT_YET.split(), Treatment.NOT_YET),
+        **dict.fromkeys(OURS.split(), Treatment.HONOURED),
+    }
+    assert {name: flag.treatment for flag in all_flags() for name in flag.names} == expected
+
+
+def test_the_table_says_of_every_flag_what_it_does_and_why_not() -> None:
+    rows: list[Flag] = [flag for flags in GROUPS.values() for flag in flags]
+    assert [flag.name for flag in rows if not flag.help.endswith(".")] == []
+    assert [flag.name for flag in rows if flag.treatment is not Treatment.HONOURED and not flag.why] == []
+    names = [name for flag in rows for name in flag.names]
+    assert len(names) == len(set(names))
+
+
+SECRET = Secret("key", "open=sesame: 1")
+EFFECTS: dict[str, tuple[str, object]] = {
+    "--load-model=a": ("load_model", ("a",)),
+    "--model-config-name=edge": ("model_config_name", "edge"),
+    "--model-load-thread-count=3": ("model_load_thread_count", 3),
+    "--model-load-retry-count=2": ("model_load_retry_count", 2),
+    "--disable-auto-complete-config": ("disable_auto_complete_config", True),
+    "--strict-model-config=true": ("disable_auto_complete_config", True),
+    "--min-supported-compute-capability=7.5": ("min_supported_compute_capability", (7, 5)),
+    "--backend-config=onnxruntime,threads=4": ("backend_config", {"onnxruntime": {"threads": "4"}}),
+    "--id=edge": ("id", "edge"),
+    "--exit-on-error=false": ("exit_on_error", False),
+    "--strict-readiness=false": ("strict_readiness", False),
+    "--drain-delay=0.5": ("drain_delay_secs", 0.5),
+    "--exit-timeout-secs=7": ("exit_timeout_secs", 7.0),
+    "--allow-http=false": ("allow_http", False),
+    "--http-address=::1": ("http_address", "::1"),
+    "--http-port=1": ("http_port", 1),
+    "--reuse-http-port=true": ("reuse_http_port", True),
+    "--http-max-input-size=1024": ("http_max_input_size", 1024),
+    "--http-header-forward-pattern=x-.*": ("http_header_forward_pattern", re.compile("x-.*", re.IGNORECASE)),
+    "--http-restricted-api=health:Key=open=sesame: 1": ("http_restricted_api", {ApiCategory.HEALTH: SECRET}),
+    "--allow-grpc=false": ("allow_grpc", False),
+    "--grpc-address=::1": ("grpc_address", "::1"),
+    "--grpc-port=2": ("grpc_port", 2),
+    "--reuse-grpc-port=true": ("reuse_grpc_port", True),
+    "--grpc-max-input-size=4096": ("grpc_max_input_size", 4096),
+    "--grpc-header-forward-pattern=x-.*": ("grpc_header_forward_pattern", re.compile("x-.*", re.IGNORECASE)),
+    "--grpc-restricted-protocol=trace:Key=v": (
+        "grpc_restricted_protocol",
+        {ApiCategory.TRACE: Secret("triton-grpc-protocol-key", "v")},
+    ),
+    "--grpc-max-response-pool-size=8": ("grpc_max_response_pool_size", 8),
+    "--grpc-infer-response-compression-level=high": (
+        "grpc_infer_response_compression_level",
+        CompressionLevel.HIGH,
+    ),
+    "--grpc-keepalive-time=1000": ("grpc_keepalive_time", 1000),
+    "--grpc-keepalive-timeout=500": ("grpc_keepalive_timeout", 500),
+    "--grpc-keepalive-permit-without-calls=true": ("grpc_keepalive_permit_without_calls", True),
+    "--grpc-http2-max-pings-without-data=0": ("grpc_http2_max_pings_without_data", 0),
+    "--grpc-http2-min-recv-ping-interval-without-data=9": ("grpc_http2_min_recv_ping_interval_without_data", 9),
+    "--grpc-http2-max-ping-strikes=5": ("grpc_http2_max_ping_strikes", 5),
+    "--grpc-max-connection-age=60000": ("grpc_max_connection_age", 60_000),
+    "--grpc-max-connection-age-grace=0": ("grpc_max_connection_age_grace", 0),
+    "--allow-metrics=false": ("allow_metrics", False),
+    "--allow-gpu-metrics=false": ("allow_gpu_metrics", False),
+    "--allow-cpu-metrics=false": ("allow_cpu_metrics", False),
+    "--metrics-address=10.0.0.1": ("metrics_address", "10.0.0.1"),
+    "--metrics-port=3": ("metrics_port", 3),
+    "--metrics-interval-ms=500": ("metrics_interval_ms", 500),
+    "--metrics-config=counter_latencies=false": ("counter_latencies", False),
+    "--log-verbose=2": ("log_verbose", 2),
+    "--log-info=false": ("log_info", False),
+    "--log-warning=false": ("log_warning", False),
+    "--log-error=false": ("log_error", False),
+    "--log-format=json": ("log_format", LogFormat.JSON),
+    "--log-file=./server.log": ("log_file", Path("server.log")),
+}
+TOGETHER = """
+    --help -h --version --model-repository --model-store --model-control-mode
+    --grpc-use-ssl --grpc-use-ssl-mutual --grpc-server-cert --grpc-server-key --grpc-root-cert
+"""
+"""Honoured too, but not one by one: the tests below give them with what they need."""
+
+
+def test_no_honoured_flag_goes_untested() -> None:
+    tested = {argument.split("=")[0] for argument in EFFECTS} | set(TOGETHER.split())
+    honoured = {name for flag in all_flags() if flag.treatment is Treatment.HONOURED for name in flag.names}
+    assert tested == honoured
+
+
+@pytest.mark.parametrize("argument", EFFECTS)
+def test_a_flag_changes_its_setting_and_no_other(argument: str, tmp_path: Path) -> None:
+    field, value = EFFECTS[argument]
+    base = Settings(model_repository=(tmp_path,))
+    fields: dict[str, object] = {field: value}
+    arguments = [f"--model-repository={tmp_path}", argument]
+    if field == "load_model":
+        arguments.append("--model-control-mode=explicit")
+        fields["model_control_mode"] = ModelControlMode.EXPLICIT
+    if field == "http_address":
+        # Metrics are served where HTTP is, unless told otherwise.
+        fields["metrics_address"] = value
+    if argument.startswith("--strict-model-config"):
+        fields["notices"] = ("--strict-model-config is deprecated, right is --disable-auto-complete-config",)
+    assert getattr(base, field) != value
+    assert settings(*arguments) == dataclasses.replace(base, **fields)
+
+
+WITHOUT_EFFECT = {
+    "--repository-poll-secs": ("15", "15s"),
+    "--enable-peer-access": ("false", "maybe"),
+    "--http-thread-count": ("8", "0"),
+    "--grpc-infer-thread-count": ("2", "129"),
+    "--grpc-infer-allocation-pool-size": ("8", "-1"),
+    "--backend-directory": ("/opt/tritonserver/backends", None),
+    "--repoagent-directory": ("/opt/tritonserver/repoagents", None),
+    "--cache-directory": ("/opt/tritonserver/caches", None),
+    "--pinned-memory-pool-byte-size": ("268435456", "256M"),
+    "--cuda-memory-pool-byte-size": ("0:67108864", "67108864"),
+    "--cuda-virtual-address-size": ("0:67108864", "0:x"),
+    "--buffer-manager-thread-count": ("0", "two"),
+    "--host-policy": ("gpu_0,numa-node=1", "gpu_0"),
+    "--sagemaker-port": ("8080", "80800"),
+    "--sagemaker-safe-port-range": ("8000-8080", "8000"),
+    "--sagemaker-thread-count": ("8", "8x"),
+    "--vertex-ai-port": ("8080", "http"),
+    "--vertex-ai-thread-count": ("8", "1_000"),
+    "--vertex-ai-default-model": ("resnet", None),
+}
+
+
+def test_every_flag_without_effect_is_tried() -> None:
+    assert set(WITHOUT_EFFECT) == set(NO_EFFECT.split())
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_a_flag_without_effect_is_accepted_with_one_line_that_says_so(name: str, tmp_path: Path) -> None:
+    value, _ = WITHOUT_EFFECT[name]
+    given = settings(f"--model-repository={tmp_path}", name, value)
+    (notice,) = given.notices
+    assert notice.startswith(f"{name}={value} has no effect: ")
+    assert dataclasses.replace(given, notices=()) == Settings(model_repository=(tmp_path,))
+
+
+@pytest.mark.parametrize(("name", "bad"), [(name, bad) for name, (_, bad) in WITHOUT_EFFECT.items() if bad])
+def test_its_value_is_checked_all_the_same(name: str, bad: str) -> None:
+    says = complaint("--model-repository=.", f"{name}={bad}")
+    assert says.startswith(f"{name}: ")
+    assert f"Got {bad}; right " in says
+
+
+def test_a_repeated_flag_without_effect_is_one_line() -> None:
+    policies = ["--host-policy=gpu_0,numa-node=0", "--host-policy=gpu_1,cpu-cores=0-3,8"]
+    (notice,) = settings("--model-repository=.", *policies).notices
+    assert notice.startswith("--host-policy=gpu_0,numa-node=0, gpu_1,cpu-cores=0-3,8 has no effect: ")
+
+
+def test_trace_settings_have_no_effect_without_a_level() -> None:
+    given = settings(
+        "--model-repository=.",
+        *("--trace-config", "rate=100", "--trace-config=count=-1", "--trace-config=mode=triton"),
+        *("--trace-config=triton,file=/p", "--trace-config=triton,log-frequency=50"),
+        *("--trace-config=opentelemetry,resource=service.name=x", "--trace-config=level=OFF"),
+    )
+    (notice,) = given.notices
+    assert notice.startswith("--trace-config=rate=100, count=-1, mode=triton, triton,file=/p, triton,log-frequency=50,")
+    assert "OFF" not in notice
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        "--model-control-mode=poll",
+        "--model-namespacing=true",
+        "--model-load-gpu-limit=0:0.9",
+        "--trace-config=level=TIMESTAMPS",
+        "--trace-config=level=TENSORS",
+        "--trace-file=/tmp/trace.json",
+        "--trace-level=TIMESTAMPS",
+        "--trace-rate=1",
+        "--trace-count=5",
+        "--trace-log-frequency=50",
+        "--response-cache-byte-size=1048576",
+        "--rate-limit=execution_count",
+        "--rate-limit-resource=R1:4:0",
+        "--allow-client-shm=true",
+        "--allow-sagemaker=true",
+        "--allow-vertex-ai=1",
+        "--metrics-config=summary_latencies=true",
+        "--metrics-config=histogram_latencies=true",
+        "--metrics-config=summary_quantiles=0.5:0.05,0.9:0.01",
+    ],
+)
+def test_what_is_not_supported_yet_is_refused_by_flag_and_value(refused: str) -> None:
+    assert re.match(rf"{re.escape(refused)} is not supported yet: \w", complaint("--model-repository=.", refused))
+
+
+def test_a_refused_cache_does_not_show_its_password() -> None:
+    says = complaint("--model-repository=.", "--cache-config=redis,password=hunter2")
+    assert says == "--cache-config=redis,password=... is not supported yet: there is no response cache yet"
+    mistyped = complaint("--model-repository=.", "--cache-config=redis:password=hunter2")
+    assert mistyped == "--cache-config: option format is '<cache>,<setting>=<value>'"
+
+
+def test_a_refused_flag_is_accepted_silently_where_it_leaves_its_feature_off(tmp_path: Path) -> None:
+    off = """
+        --model-namespacing=false --trace-config=level=OFF --trace-level=OFF --trace-rate=1000 --trace-count=-1
+        --trace-log-frequency=0 --response-cache-byte-size=0 --rate-limit=off --allow-client-shm=false
+        --allow-sagemaker=FALSE --allow-vertex-ai=0 --metrics-config=summary_latencies=false
+        --metrics-config=histogram_latencies=off
+    """
+    assert settings(f"--model-repository={tmp_path}", *off.split()) == Settings(model_repository=(tmp_path,))
+
+
+def test_the_value_of_a_refused_flag_is_checked_first() -> None:
+    for mistyped in (
+        "--rate-limit=exec",
+        "--rate-limit-resource=R1",
+        "--model-load-gpu-limit=0:1.5",
+        "--trace-config=level=ALL",
+        "--trace-config=rate=often",
+        "--trace-config=rates=1",
+        "--trace-config=opentelemetry,",
+        "--metrics-config=summary_latencies",
+        "--metrics-config=counter_latency=true",
+        "--metrics-config=counter_latencies=maybe",
+    ):
+        name = mistyped.split("=")[0]
+        says = complaint("--model-repository=.", mistyped)
+        assert says.startswith(f"{name}: ")
+        assert "; right " in says
+
+
+def test_the_last_metrics_setting_of_a_name_counts() -> None:
+    given = settings(
+        "--model-repository=.",
+        *(f"--metrics-config=counter_latencies={value}" for value in ("false", "true", "false")),
+        "--metrics-config=summary_latencies=false",
+    )
+    assert given.counter_latencies is False
+
+
+def test_several_groups_of_restricted_apis_have_secrets_of_their_own() -> None:
+    given = settings(
+        "--model-repository=.",
+        "--grpc-restricted-protocol=model-repository,model-config:Admin-Key=a:b",
+        "--grpc-restricted-protocol",
+        "inference:infer-key=two words",
+    )
+    admin = Secret("triton-grpc-protocol-admin-key", "a:b")
+    assert given.grpc_restricted_protocol == {
+        ApiCategory.MODEL_REPOSITORY: admin,
+        ApiCategory.MODEL_CONFIG: admin,
+        ApiCategory.INFERENCE: Secret("triton-grpc-protocol-infer-key", "two words"),
+    }
+
+
+@pytest.mark.parametrize("name", ["--http-restricted-api", "--grpc-restricted-protocol"])
+def test_a_mistaken_restriction_is_an_error_that_keeps_the_secret(name: str) -> None:
+    form = "option format is '<api>[,<api>]*:<key>=<value>'"
+    categories = ", ".join(category.value for category in ApiCategory)
+    for value, says in (
+        ("health", form),
+        ("health:key", form),
+        (":key=hunter2", form),
+        ("health:=hunter2", form),
+        ("key=hunter2:health", form),
+        ("heath:key=hunter2", f"unknown restricted api 'heath'; right are {categories}"),
+        ("health,:key=hunter2", f"unknown restricted api ''; right are {categories}"),
+        ("health:a key=hunter2", "'a key' cannot be the name of a header"),
+        ("health:key=", "the value of 'key' cannot be sent in a header"),
+        ("health:key= hunter2", "the value of 'key' cannot be sent in a header"),
+        ("health:key=hünter2", "the value of 'key' cannot be sent in a header"),
+        ("health,trace,health:key=hunter2", "api 'health' is in two groups"),
+    ):
+        complained = complaint("--model-repository=.", f"{name}={value}")
+        assert complained.startswith(f"{name}: {says}")
+        assert "unter2" not in complained
+
+
+def test_an_api_in_two_groups_is_an_error() -> None:
+    says = complaint(
+        "--model-repository=.",
+        "--http-restricted-api=model-repository,health:k1=v1",
+        "--http-restricted-api=metadata,health:k2=v2",
+    )
+    assert says == "--http-restricted-api: api 'health' is in two groups; right is one, because one secret counts"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ("--model-repository=/no/where", "repository path is not a valid directory: /no/where"),
+        ("--model-repository=s3://bucket/models", "s3://bucket/models is not supported yet; right is a directory"),
+        ("--model-repository=", "repository path is not a valid directory: "),
+        ("--allow-http=yes", "Invalid option value. Got yes; right are true, on, 1, false, off, 0"),
+        ("--http-port=x", "Invalid option value. Got x; right is an integer"),
+        ("--http-port=8_000", "Invalid option value. Got 8_000; right is an integer"),
+        ("--http-port= 80", "Invalid option value. Got  80; right is an integer"),
+        ("--http-port=٨", "Invalid option value. Got ٨; right is an integer"),
+        ("--http-port=", "Invalid option value. Got ; right is an integer"),
+        ("--grpc-port=65536", "Provided option value is out of bound. Got 65536; right is 0 to 65535"),
+        (f"--grpc-port={'9' * 5000}", "Provided option value is out of bound. Got 9999"),
+        ("--http-max-input-size=0", "Provided option value is out of bound. Got 0; right is 1"),
+        ("--model-load-thread-count=0", "Provided option value is out of bound. Got 0"),
+        ("--model-load-retry-count=-1", "Provided option value is out of bound. Got -1"),
+        ("--model-config-name=../x", "Invalid option value. Got ../x; right is a name"),
+        ("--exit-timeout-secs=nan", "Invalid option value. Got nan; right is a number of seconds"),
+        ("--exit-timeout-secs=-1", "Provided option value is out of bound. Got -1; right is 0 to 2147483647"),
+        ("--drain-delay=1e999", "Provided option value is out of bound. Got 1e999"),
+        ("--drain-delay=soon", "Invalid option value. Got soon; right is a number of seconds"),
+        ("--log-verbose=-1", "Provided option value is out of bound. Got -1"),
+        ("--log-format=iso8601", "Invalid option value. Got iso8601; right are default, ISO8601, json"),
+        ("--log-file=.", "is a directory, right is a file: ."),
+        ("--log-file=/no/where/x.log", "directory does not exist: /no/where"),
+        ("--model-control-mode=auto", "Invalid option value. Got auto; right are none, explicit"),
+        ("--min-supported-compute-capability=7.55", "Invalid option value. Got 7.55; right is <major>.<minor>"),
+        ("--min-supported-compute-capability=x", "Invalid option value. Got x; right is <major>.<minor>"),
+        ("--backend-config=onnxruntime", "option format is '<backend name>,<setting>=<value>'"),
+        ("--backend-config=,k=v", "option format is '<backend name>,<setting>=<value>'"),
+        ("--http-header-forward-pattern=x-(", "Invalid regular expression 'x-('"),
+        ("--grpc-max-response-pool-size=0", "Provided option value is out of bound. Got 0"),
+        ("--grpc-keepalive-time=0", "Provided option value is out of bound. Got 0"),
+        ("--grpc-infer-response-compression-level=best", "Invalid option value. Got best; right are none, low, medium"),
+        ("--http-address=", "address is empty; right is a host, an IP address or unix:<path>"),
+        ("--grpc-address=unix:", "path of the unix socket is empty; right is unix:<path>"),
+        (f"--metrics-address=unix:/{'ä' * 54}", "path of a unix socket has at most 107 bytes, this one has 109: /ä"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_would_be_right(mistake: str, says: str) -> None:
+    assert complaint(mistake).startswith(f"{mistake.split('=', maxsplit=1)[0]}: {says}")
+
+
+def test_a_compute_capability_may_go_without_its_minor_number() -> None:
+    assert settings(
+        "--model-repository=.", "--min-supported-compute-capability=9"
+    ).min_supported_compute_capability == (
+        9,
+        0,
+    )

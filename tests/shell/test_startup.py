@@ -1,0 +1,60 @@
+"""The tables that the server prints once its models are loaded."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import halimede.backends.identity
+from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
+from halimede.settings import ModelControlMode, Settings
+from halimede.startup import backend_rows, model_rows, option_rows
+
+
+def test_options_have_the_names_of_tritons_table() -> None:
+    settings = Settings(
+        model_repository=(Path("/models"), Path("/more")),
+        model_control_mode=ModelControlMode.EXPLICIT,
+        model_config_name="cpu",
+        disable_auto_complete_config=True,
+        min_supported_compute_capability=(7, 5),
+        strict_readiness=False,
+        drain_delay_secs=2.5,
+    )
+    assert option_rows(settings, ServerMetadata("here", "1.0", ("statistics", "parameters"))) == [
+        ("server_id", "here"),
+        ("server_version", "1.0"),
+        ("server_extensions", "statistics parameters"),
+        ("model_repository_path[0]", "/models"),
+        ("model_repository_path[1]", "/more"),
+        ("model_control_mode", "MODE_EXPLICIT"),
+        ("strict_model_config", "1"),
+        ("model_config_name", "cpu"),
+        ("rate_limit", "OFF"),
+        ("min_supported_compute_capability", "7.5"),
+        ("strict_readiness", "0"),
+        ("drain_delay", "2.5"),
+        ("exit_timeout", "25"),
+        ("cache_enabled", "0"),
+    ]
+
+
+def test_a_model_file_stands_where_a_repository_would() -> None:
+    rows = dict(option_rows(Settings(model_file=Path("net.onnx")), ServerMetadata("triton", "1.0", ())))
+    assert rows["model_file"] == "net.onnx"
+    assert "model_repository_path[0]" not in rows
+
+
+def test_backends_say_where_they_are_and_how_they_are_set() -> None:
+    settings = Settings(backend_config={"": {"a": "1", "b": "1"}, "identity": {"b": "2"}})
+    rows = {name: (path, config) for name, path, config in backend_rows(settings)}
+    assert rows["identity"] == (halimede.backends.identity.__file__, '{"cmdline": {"a": "1", "b": "2"}}')
+    spec = find_spec("halimede.backends.onnxruntime")
+    assert rows["onnxruntime"] == (spec.origin, '{"cmdline": {"a": "1", "b": "1"}}')
+
+
+def test_a_models_state_is_told_with_its_reason() -> None:
+    index = [
+        ModelIndexEntry("a", "1", ModelReadyState.READY),
+        ModelIndexEntry("a", "2", ModelReadyState.UNAVAILABLE, "broken"),
+        ModelIndexEntry("never"),
+    ]
+    assert model_rows(index) == [("a", "1", "READY"), ("a", "2", "UNAVAILABLE: broken"), ("never", "", "UNKNOWN")]

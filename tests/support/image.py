@@ -1,0 +1,215 @@
+"""The server's image, built by `make image` with buildah, and containers of it, run by runc as a cluster would run them.
+
+A fresh machine gets the programs from Debian's packages, and where no registry can be reached a base image from them too.
+Images stay in buildah's own storage, so that only what changed is built again.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+from typing import Any
+
+from support.server import RunningServer, start_command
+
+REPOSITORY_ROOT = Path(__file__).parents[2]
+BASE = "debian:bookworm-slim"
+SUITE = "bookworm"
+LOCK = Path(gettempdir()) / "halimede-test-image.lock"
+CONTAINERS = "halimede-test-"
+"""How the containers of a test run are named; the kind and its process id follow."""
+LEFT_OVER_LIMIT = 6
+"""How many images of earlier builds may lie about, at half a gigabyte each. Removing them costs the next build its cache."""
+
+ENVIRONMENT = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+# A slim image has none of them.
+UNNEEDED = (
+    *("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "usr/share/lintian"),
+    *("var/cache/apt", "var/lib/apt/lists", "var/log"),
+)
+
+
+class Unavailable(Exception):
+    """This machine can build or run no image, and why."""
+
+
+def run(*command: str | Path, timeout_s: float = 600) -> str:
+    """The command's output; an AssertionError with all that it said when it fails."""
+    done = attempt(*command, timeout_s=timeout_s)
+    said = f"{' '.join(map(str, command))}\n{done.stdout[-8000:]}{done.stderr[-8000:]}"
+    assert done.returncode == 0, said
+    return done.stdout
+
+
+def attempt(*command: str | Path, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=REPOSITORY_ROOT,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def install_programs() -> None:
+    missing = [program for program in ("buildah", "runc", "debootstrap") if shutil.which(program) is None]
+    if not missing:
+        return
+    if shutil.which("apt-get") is None:
+        raise Unavailable(f"{', '.join(missing)} must be installed, and there is no apt-get to do it")
+    apt = ("apt-get", "--quiet", "--option", "DPkg::Lock::Timeout=120")
+    if (
+        attempt(*apt, "update").returncode
+        or attempt(*apt, "install", "-y", "--no-install-recommends", *missing).returncode
+    ):
+        raise Unavailable(f"apt-get could not install {', '.join(missing)}")
+
+
+def provide_base() -> None:
+    """The image that Dockerfile.server starts from: what is there, or a registry's, or one of Debian's packages."""
+    if attempt("buildah", "inspect", "--type=image", BASE).returncode == 0:
+        return
+    if attempt("buildah", "pull", "--quiet", BASE, timeout_s=120).returncode == 0:
+        return
+    with TemporaryDirectory() as scratch:
+        if (made := attempt("debootstrap", "--variant=minbase", SUITE, scratch)).returncode:
+            raise Unavailable(f"{BASE} can neither be pulled nor made: {made.stdout[-500:]}{made.stderr[-500:]}")
+        for directory in UNNEEDED:
+            for path in (Path(scratch) / directory).glob("*"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        container = run("buildah", "from", "scratch").strip()
+        try:
+            run("buildah", "add", "--quiet", container, scratch, "/")
+            run("buildah", "commit", "--quiet", "--format=docker", container, BASE)
+        finally:
+            run("buildah", "rm", container)
+
+
+@dataclass(frozen=True)
+class Image:
+    name: str
+    root: Path
+    """Its files, to look at and to run."""
+    config: Mapping[str, Any]
+    """What Docker knows of it: User, Entrypoint, Env, Healthcheck ..."""
+
+    def compressed_bytes(self) -> int:
+        """What a registry would hold and a node would pull."""
+        with TemporaryDirectory() as scratch:
+            run("buildah", "push", "--quiet", self.name, f"oci:{scratch}")
+            return sum(path.stat().st_size for path in Path(scratch).rglob("*") if path.is_file())
+
+
+@contextmanager
+def built_image(accelerator: str = "cpu") -> Iterator[Image]:
+    """`make image`, and the result's files for as long as the context lasts."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        raise Unavailable("images are built and run by buildah and runc, as root on Linux")
+    # One build at a time: a second test run finds everything in the cache.
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        install_programs()
+        provide_base()
+        tag = f"localhost/halimede:test-{accelerator}"
+        run("make", "image", "ENGINE=buildah", f"IMAGE={tag}", f"ACCELERATOR={accelerator}", timeout_s=1800)
+        remove_left_overs()
+        container = run(
+            "buildah", "from", "--pull-never", f"--name={CONTAINERS}{accelerator}-{os.getpid()}", tag
+        ).strip()
+        config = json.loads(run("buildah", "inspect", "--type=image", tag))["Docker"]["config"]
+    try:
+        yield Image(tag, Path(run("buildah", "mount", container).strip()), config)
+    finally:
+        run("buildah", "rm", container)
+
+
+def remove_left_overs() -> None:
+    """What test runs that were killed have left, and what fills the disk."""
+    for name in run("buildah", "containers", "--format", "{{.ContainerName}}").split():
+        if name.startswith(CONTAINERS) and not Path("/proc", name.rpartition("-")[2]).exists():
+            run("buildah", "rm", name)
+    if len(run("buildah", "images", "--quiet", "--filter=dangling=true").split()) > LEFT_OVER_LIMIT:
+        # Fails for those that somebody uses, and removes the others.
+        attempt("buildah", "rmi", "--prune")
+
+
+@dataclass(frozen=True)
+class Container:
+    """One container: the image's own user and environment, no capability, a root that cannot be written, and no place
+    that can be. `models` is mounted on /models, read-only too."""
+
+    image: Image
+    directory: Path
+    """Where runc's state, the bundle and the log lie."""
+    models: Path
+
+    @property
+    def id(self) -> str:
+        return f"halimede-{self.directory.name}-{os.getpid()}"
+
+    def runc(self, *arguments: str | Path) -> tuple[str, ...]:
+        return ("runc", "--root", str(self.directory / "state"), *map(str, arguments))
+
+    def start(self, *arguments: str, private_network: bool = False) -> RunningServer:
+        """A server, given what stands behind the image's name in `docker run IMAGE ...`."""
+        command = self._prepare(arguments, private_network)
+        return start_command(self.directory, command, ready=not private_network)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command that ends."""
+        return attempt(*self._prepare(arguments, private_network=True), timeout_s=60)
+
+    def execute(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Another command in a container that runs."""
+        return attempt(*self.runc("exec", self.id, *command), timeout_s=60)
+
+    def health(self) -> int:
+        """The exit code of the image's health check."""
+        kind, *command = self.image.config["Healthcheck"]["Test"]
+        assert kind == "CMD"
+        return self.execute(*command).returncode
+
+    def remove(self) -> None:
+        attempt(*self.runc("delete", "--force", self.id))
+
+    def _prepare(self, arguments: Sequence[str], private_network: bool) -> tuple[str, ...]:
+        bundle = self.directory / f"bundle-{time.monotonic_ns()}"
+        bundle.mkdir()
+        (bundle / "config.json").write_text(json.dumps(self._specification(arguments, private_network)))
+        return self.runc("run", "--bundle", bundle, self.id)
+
+    def _specification(self, arguments: Sequence[str], private_network: bool) -> dict[str, Any]:
+        config = self.image.config
+        user, _, group = config["User"].partition(":")
+        namespaces = ["pid", "mount", "ipc", "uts", *(["network"] if private_network else [])]
+        sets = ("bounding", "effective", "inheritable", "permitted", "ambient")
+        return {
+            "ociVersion": "1.0.2",
+            "root": {"path": str(self.image.root), "readonly": True},
+            "process": {
+                "user": {"uid": int(user), "gid": int(group)},
+                "args": [*config["Entrypoint"], *(config["Cmd"] or []), *arguments],
+                "env": config["Env"],
+                "cwd": config["WorkingDir"] or "/",
+                "noNewPrivileges": True,
+                "capabilities": {name: [] for name in sets},
+            },
+            "mounts": [
+                {"destination": "/proc", "type": "proc", "source": "proc"},
+                {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]},
+                {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
+                {"destination": "/models", "type": "bind", "source": str(self.models), "options": ["rbind", "ro"]},
+            ],
+            "linux": {"namespaces": [{"type": namespace} for namespace in namespaces]},
+        }
