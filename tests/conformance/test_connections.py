@@ -114,18 +114,19 @@ def probe(server: RunningServer, port: int = 0) -> Iterator[Callable[[], list[fl
         "import select\n"
         "while not select.select([sys.stdin], [], [], 0.002)[0]:\n"
         "    t = time.perf_counter(); c.sendall(b'GET /v2/health/live HTTP/1.1\\r\\n\\r\\n')\n"
-        "    assert c.recv(1000).startswith(b'HTTP/1.1 200 '); print(time.perf_counter() - t)\n"
+        "    assert c.recv(1000).startswith(b'HTTP/1.1 200 '); print(time.perf_counter() - t, flush=True)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(port or server.http_port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
+    first = float(process.stdout.readline())
 
     def stop() -> list[float]:
         out, _ = process.communicate(b"stop\n", timeout=30)
         assert process.returncode == 0
-        return [float(line) for line in out.split()]
+        return [first, *(float(line) for line in out.split())]
 
     try:
         yield stop

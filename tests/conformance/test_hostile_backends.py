@@ -74,26 +74,28 @@ def timed_stop(server: RunningServer) -> tuple[int, bool]:
     return server.stop(60), time.monotonic() - begun < STOP_LIMIT_S
 
 
-@pytest.mark.parametrize("step", ["load", "create"])
-def test_a_load_that_hangs_is_its_own_models_trouble(
-    start: Start, backend: FaultyBackend, repository: Path, step: str
-) -> None:
-    backend.add_model(repository, "hung", faults={step: "hang"})
+def test_a_load_that_hangs_is_its_own_models_trouble(start: Start, backend: FaultyBackend, repository: Path) -> None:
+    steps = ("load", "create")
+    for step in steps:
+        backend.add_model(repository, step, faults={step: "hang"})
     server = start("--load-model=scaled")
-    loading = in_background(lambda: load(server, "hung"))
-    wait_until(lambda: f"{step} hung" in " ".join(backend.events("hung")), "the hang", server)
-    assert state(server, "hung") == ("LOADING", "")
+    loading = {step: in_background(lambda step=step: load(server, step)) for step in steps}
+    for step in steps:
+        wait_until(lambda step=step: f"{step} {step}" in " ".join(backend.events(step)), "the hang", server)
+        assert state(server, step) == ("LOADING", "")
     assert (infer(server, "scaled"), unload(server, "scaled"), load(server, "scaled")) == ([2, 4, 6, 8], 200, (200, ""))
 
-    assert unload(server, "hung") == 200
+    unloading = [in_background(lambda step=step: unload(server, step)) for step in steps]
 
-    assert loading.result(30) == (400, f"load failed for model 'hung': {UNLOADED}")
-    assert state(server, "hung") == ("UNAVAILABLE", f"Unavailable: {UNLOADED}")
-    assert ready(server) == 200
-    backend.release("hung")
-    wait_until(lambda: "closed_model hung" in backend.events("hung"), "the late model to be closed", server)
-    assert load(server, "hung") == (200, "")
-    assert infer(server, "hung") == [1, 2, 3, 4]
+    assert [each.result(30) for each in unloading] == [200, 200]
+    for step in steps:
+        assert loading[step].result(30) == (400, f"load failed for model '{step}': {UNLOADED}")
+        assert state(server, step) == ("UNAVAILABLE", f"Unavailable: {UNLOADED}")
+        assert ready(server) == 200
+        backend.release(step)
+        wait_until(lambda step=step: f"closed_model {step}" in backend.events(step), "the late model's close", server)
+        assert load(server, step) == (200, "")
+        assert infer(server, step) == [1, 2, 3, 4]
     assert server.stop() == 0
 
 
@@ -167,16 +169,19 @@ def test_a_close_that_raises_is_logged_once_and_ends_the_unload(
     assert server.stop() == 0
 
 
-@pytest.mark.parametrize("step", ["close", "close_model"])
-def test_a_close_that_hangs_is_left_behind(start: Start, backend: FaultyBackend, repository: Path, step: str) -> None:
-    backend.add_model(repository, "hung", faults={step: "hang"}, instances=2, instance="hung_0_0")
-    server = start("--load-model=hung")
-    assert unload(server, "hung") == 200
-    wait_until(lambda: state(server, "hung") == ("UNAVAILABLE", "unloaded"), "the unload", server)
-    assert "closed hung_0_1" in backend.events("hung")
-    assert server.log.count("does not close: it is left behind after 5 s") == 1
-    assert load(server, "hung") == (200, "")
-    assert infer(server, "hung") == [1, 2, 3, 4]
+def test_a_close_that_hangs_is_left_behind(start: Start, backend: FaultyBackend, repository: Path) -> None:
+    steps = ("close", "close_model")
+    for step in steps:
+        backend.add_model(repository, step, faults={step: "hang"}, instances=2, instance=f"{step}_0_0")
+    server = start(*(f"--load-model={step}" for step in steps))
+    for step in steps:
+        assert unload(server, step) == 200
+    for step in steps:
+        wait_until(lambda step=step: state(server, step) == ("UNAVAILABLE", "unloaded"), "the unload", server)
+        assert f"closed {step}_0_1" in backend.events(step)
+        assert server.log.count(f"model '{step}' version 1 does not close: it is left behind after 5 s") == 1
+        assert load(server, step) == (200, "")
+        assert infer(server, step) == [1, 2, 3, 4]
     begun = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - begun < 5 + STOP_LIMIT_S

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import re
 import shutil
 import signal
@@ -187,6 +188,26 @@ def test_a_stop_while_a_model_loads_does_not_wait_for_it(start: Start, repositor
     begun = time.monotonic()
     assert server.stop() == 0, server.log
     assert time.monotonic() - begun < 8  # the goal is 2 s
+
+
+def test_a_stop_before_the_libraries_are_loaded_ends_it(repository: Path, tmp_path: Path) -> None:
+    """As the first process of a container it would not even hear a signal that it has no handler for."""
+    (tmp_path / "slow").mkdir()
+    loading = tmp_path / "loading"
+    (tmp_path / "slow" / "uvloop.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(loading)!r}).touch()\ntime.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "halimede", "serve", "--model-repository", repository],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "slow")},
+    )
+    try:
+        wait_until(loading.exists, "the libraries to be loaded")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_stop_while_a_model_is_loaded_on_request_tells_the_caller(start: Start, repository: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,8 +71,8 @@ class Reader:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    add_onnx_identity(tmp_path / "made", "made", "FP32", ["N", 4])
-    (tmp_path / "made" / "made" / "1" / "model.onnx").rename(tmp_path / "model.onnx")
+    add_onnx_identity(tmp_path / "models", "resnet", "FP32", ["N", 4])
+    shutil.copy(tmp_path / "models" / "resnet" / "1" / "model.onnx", tmp_path)
     (tmp_path / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\n")
     (tmp_path / ".venv").symlink_to(Path(sys.executable).parents[1])
     someone = Reader(tmp_path)

@@ -32,7 +32,8 @@ def image(request: pytest.FixtureRequest) -> Iterator[Image]:
     except Unavailable as reason:
         if os.environ.get("CI"):
             pytest.fail(f"the image is not tested: {reason}")
-        request.config.get_terminal_writer().line(f"\nTHE IMAGE IS NOT TESTED: {reason}", red=True)
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(f"\nTHE IMAGE IS NOT TESTED: {reason}")
         pytest.skip(str(reason))
 
 

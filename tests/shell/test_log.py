@@ -248,8 +248,13 @@ def test_a_flood_of_one_kind_is_cut_and_told(log: Log) -> None:
 
 
 def test_the_end_of_a_flood_is_told_without_another_line(log: Log, path: Path) -> None:
-    for _ in range(1000):
-        log.logger.error("instance failed")
+    def fail(times: int) -> None:
+        for _ in range(times):
+            log.logger.error("instance failed")
+
+    fail(LINES_PER_SECOND)
+    log.writer.flush(FLUSH_S)
+    fail(1000)
     wait_until(lambda: any("suppressed" in line for line in path.read_text().splitlines()), "the count")
 
 
@@ -280,6 +285,14 @@ def test_the_queue_is_bounded_in_bytes_too(tmp_path: Path) -> None:
         for _ in range(4000):
             log.logger.debug("%s", "x" * 10_000)
         assert log.writer.dropped > 4000 - MAX_QUEUED_BYTES // 10_000
+
+
+def test_what_was_written_makes_room(log: Log) -> None:
+    for _ in range(20):
+        for _ in range(100):
+            log.logger.debug("%s", "x" * 10_000)
+        log.writer.flush(FLUSH_S)
+    assert log.writer.dropped == 0
 
 
 def test_a_log_that_nobody_reads_does_not_hold_up_the_exit(tmp_path: Path) -> None:
@@ -445,10 +458,10 @@ def test_destructors_may_log_whenever_they_run(path: Path) -> None:
         "    def __del__(self):\n"
         "        log.error('dying')\n"
         "        log.debug('dying')\n"
-        "gc.set_threshold(1)\n"
         "for number in range(3000):\n"
+        "    gc.set_threshold(1 + number % 20)\n"
         "    Dying()\n"
-        "    log.error('living')\n"
+        "    log.error('living', extra={'model': str(number)})\n"
         "    log.debug('living')\n"
         "gc.collect()\n"
     )
@@ -466,10 +479,12 @@ def test_a_closed_stderr_is_nobody_elses_number(tmp_path: Path) -> None:
         "logging.getLogger('halimede.a').error('fire')\n"
         "os.write(2, b'a library that prints')\n"
         "shutdown()\n"
-        "print(opened.fileno() > 2, dropped_lines())\n",
+        "print(opened.fileno() > 2, dropped_lines(), flush=True)\n"
+        "import subprocess\n"
+        "subprocess.run([sys.executable, '-c', 'import sys; print(sys.stderr is not None)'])\n",
         preexec_fn=lambda: os.close(2),
     )
-    assert (done.returncode, done.stdout, innocent.read_bytes()) == (0, "True 1\n", b"")
+    assert (done.returncode, done.stdout, innocent.read_bytes()) == (0, "True 1\nTrue\n", b"")
 
 
 @pytest.mark.parametrize(

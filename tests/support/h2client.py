@@ -97,9 +97,15 @@ class H2Client:
         except OSError:
             self.is_closed = True
 
-    def ping(self) -> None:
-        """Ask for a sign of life; the answer is not waited for."""
-        self.send(frame(PING, 0, 0, b"lifesign"))
+    def ping_until_refused(self, limit: int) -> int:
+        """How many pings it took, each 5 ms after the last one's answer; the limit if none was one too many."""
+        for count in range(1, limit + 1):
+            self.send(frame(PING, 0, 0, b"lifesign"))
+            self.receive_until(lambda count=count: len(self.of(PING, ACK)) >= count or self.goaway())  # type: ignore[misc]
+            if self.goaway() or self.is_closed:
+                return count
+            time.sleep(0.005)
+        return limit
 
     def head(self, path: str, extra: Sequence[Header] = (), flags: int = END_HEADERS) -> tuple[int, bytes]:
         """The number of a new stream and the frame that begins it."""

@@ -1,6 +1,7 @@
 """`halimede serve`, also called `tritonserver`: serve until told to stop. A mistake ends it with code 2."""
 
 import os
+import signal
 import textwrap
 from collections.abc import Iterable
 
@@ -98,6 +99,9 @@ def _wrap(text: str, width: int, indent: int) -> list[str]:
 
 def run_server(settings: Settings) -> None:
     """Serve until told to stop, and exit with the server's code."""
+    # A stop that comes while the libraries are loaded: the first process of a container gets no signal without asking.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
     # Imported here, so that --help and a mistyped flag answer without the server's libraries.
     from halimede.app import run
 

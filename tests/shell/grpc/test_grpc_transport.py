@@ -1,7 +1,6 @@
 """What the transport's options do, seen by a client that works in frames; and unix sockets."""
 
 import socket
-import time
 from pathlib import Path
 
 import grpc
@@ -13,7 +12,6 @@ from halimede.frontends.grpc.server import GrpcServer
 from support.h2client import (
     ENHANCE_YOUR_CALM,
     LIVE,
-    PING,
     RST_STREAM,
     STREAM_INFER,
     H2Client,
@@ -29,22 +27,11 @@ def place(served) -> tuple[str, int]:
     return (served.address, served.port)
 
 
-def ping_until_refused(client: H2Client, limit: int) -> int:
-    """How many pings it took, each 5 ms after the last one's answer; the limit if none was one too many."""
-    for count in range(1, limit + 1):
-        client.ping()
-        client.receive_until(lambda count=count: len(client.of(PING, 1)) >= count or client.goaway(), 5)
-        if client.goaway():
-            return count
-        time.sleep(0.005)
-    return limit
-
-
 def test_too_many_pings_end_the_connection(serve) -> None:
     served = serve()
     with H2Client(place(served)) as client:
         assert client.finish(client.call(LIVE))["grpc-status"] == "0"
-        assert ping_until_refused(client, 20) < 20
+        assert client.ping_until_refused(20) < 20
         assert client.goaway() == TOO_MANY_PINGS
         assert client.wait_closed()
 
@@ -53,10 +40,10 @@ def test_how_many_pings_are_too_many_can_be_said(serve) -> None:
     counts = []
     for strikes in (1, 6):
         with H2Client(place(serve(Transport(http2_max_ping_strikes=strikes)))) as client:
-            counts.append(ping_until_refused(client, 20))
+            counts.append(client.ping_until_refused(20))
     assert counts[1] - counts[0] == 5
     with H2Client(place(serve(Transport(http2_max_ping_strikes=0)))) as client:
-        assert ping_until_refused(client, 30) == 30
+        assert client.ping_until_refused(30) == 30
 
 
 @pytest.mark.parametrize(
@@ -68,7 +55,7 @@ def test_pings_may_come_as_often_as_was_said(serve, without_calls: bool, with_ca
     with H2Client(place(serve(transport))) as client:
         if with_call:
             client.call(STREAM_INFER, None)
-        assert (ping_until_refused(client, 20) < 20) is refused
+        assert (client.ping_until_refused(20) < 20) is refused
 
 
 def test_the_server_pings_connections_with_calls_and_idle_ones_if_permitted(serve) -> None:

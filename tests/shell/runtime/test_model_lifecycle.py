@@ -10,7 +10,7 @@ import pytest
 from halimede.backends.discover import find_backend
 from halimede.core.inventory import Inventory
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.runtime.lifecycle import UNLOAD_PATIENCE_SECS, ModelLifecycle
+from halimede.runtime.lifecycle import MAX_LEFT_BEHIND, UNLOAD_PATIENCE_SECS, ModelLifecycle
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from support.models import add_scaled, write_config
@@ -189,4 +189,24 @@ async def test_a_load_that_waits_for_a_slot_can_be_unloaded(repository: Path, fa
     await lifecycle.load("waiting")
     faulty.release("hung")
     await until(lambda: "closed_model hung" in faulty.events("hung"))
+    await lifecycle.close()
+
+
+@in_a_loop
+async def test_what_was_left_behind_is_counted_and_not_without_end(repository: Path, faulty: FaultyBackend) -> None:
+    names = [f"hung{number}" for number in range(MAX_LEFT_BEHIND)]
+    for name in names:
+        faulty.add_model(repository, name, faults={"load": "hang"})
+    add_scaled(repository, "scaled", 2)
+    lifecycle = ModelLifecycle(ModelRepository((repository,)), OPTIONS, MAX_LEFT_BEHIND)
+    loading = [asyncio.create_task(lifecycle.load(name)) for name in names]
+    await until(lambda: all(faulty.events(name) for name in names))
+    await asyncio.gather(*(lifecycle.unload(name) for name in names))
+    await asyncio.gather(*loading, return_exceptions=True)
+    with pytest.raises(InferenceError, match="64 loads or unloads of models never ended, the server must be restarted"):
+        await lifecycle.load("scaled")
+    for name in names:
+        faulty.release(name)
+    await until(lambda: all("closed_model " + name in faulty.events(name) for name in names))
+    await lifecycle.load("scaled")
     await lifecycle.close()

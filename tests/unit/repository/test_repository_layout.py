@@ -1,7 +1,12 @@
 import pytest
 
 from halimede.core.config.model_config import ModelConfig, ModelEnsembling
-from halimede.core.repository.layout import detect_backend, duplicate_reason, version_directories
+from halimede.core.repository.layout import (
+    detect_backend,
+    duplicate_reason,
+    is_model_directory,
+    version_directories,
+)
 from halimede.core.types import ErrorCode, InferenceError
 
 
@@ -142,3 +147,11 @@ def test_detecting_twice_changes_nothing():
 
 def test_a_model_in_two_repositories_says_where() -> None:
     assert duplicate_reason("x", ["/a/x", "/b/x"]) == "model 'x' appears in two or more repositories: /a/x, /b/x"
+
+
+def test_a_model_directory_has_a_configuration_or_a_version() -> None:
+    assert all(
+        is_model_directory([name, "notes.txt"]) for name in ("config.pbtxt", "config.yaml", "configs", "1", "12")
+    )
+    assert not is_model_directory(["model.onnx", "02", "x", "config", "warmup", ".git"])
+    assert not is_model_directory([])

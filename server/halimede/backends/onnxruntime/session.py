@@ -1,5 +1,6 @@
 """Opens ONNX Runtime sessions and translates between them and the server: providers, signatures, errors."""
 
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -38,6 +39,9 @@ _ERROR = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 @cache
 def runtime() -> Any:  # Any: onnxruntime has no types
     """The onnxruntime module; UNSUPPORTED when it is not installed."""
+    # ONNX Runtime reports its use to its makers unless told not to, before it is loaded: a server of others' models
+    # asks first. Who wants it sets the variable to 0.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime  # type: ignore[import-untyped]  # the package has no types
     except ImportError as error:

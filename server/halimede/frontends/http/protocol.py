@@ -10,7 +10,8 @@ behind it waits unparsed, and beyond `Limits.pipelined_bytes` is not even read. 
     LINGER   refused and answered; input is discarded                       -> CLOSED
     CLOSED   closing or closed; nothing more is read
 
-Every state goes to LINGER by a refusal and to CLOSED when the client goes.
+Every state goes to LINGER by a refusal and to CLOSED when the client goes. Reading pauses while too much is unused or
+unsent, and for a loop turn after a piece of a body with many chunks.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ PLAIN_TEXT = b"Content-Type: text/plain; charset=utf-8\r\n"
 INTERNAL_ERROR = "internal error of the server; its log says more"
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_ANSWER_HEAD = b"%b%bContent-Length: %d\r\n%b\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JOIN_BELOW = 16 << 10
 """Answers and parts of answers up to this size are copied together into one write; larger parts are written alone."""
@@ -49,7 +51,7 @@ _DRAIN_LINGER_S = 0.5
 
 def answer_head(status: int, fields: bytes, size: int, connection: bytes) -> bytes:
     """The head of an answer with a body of `size` bytes; `fields` and `connection` are whole header lines."""
-    return b"%b%bContent-Length: %d\r\n%b\r\n" % (_STATUS_LINES[status], fields, size, connection)
+    return _ANSWER_HEAD % (_STATUS_LINES[status], fields, size, connection)
 
 
 class _State(Enum):
@@ -390,7 +392,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport.is_closing():
             return  # A write failed, and the transport is about to say so.
         size = sum(map(len, chunks))
-        head = answer_head(status, fields, size, connection)
+        head = _ANSWER_HEAD % (_STATUS_LINES[status], fields, size, connection)
         if not is_body_sent:
             self._transport.write(head)
         elif size <= _JOIN_BELOW:
