@@ -11,8 +11,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -92,7 +92,7 @@ def _warn_of_few_files(allowed: int) -> None:
     if allowed < needed:
         log.warning(
             "this process may open %d files, and %d are needed for as many connections as HTTP and gRPC take: "
-            "connections beyond the limit will wait; raise it with `ulimit -n`",
+            "connections beyond the limit are turned away; raise it with `ulimit -n`",
             *(allowed, needed),
         )
 
@@ -155,6 +155,8 @@ class App:
                 restricted=settings.http_restricted_api,
                 forward=settings.http_header_forward_pattern,
             )
+            if settings.log_verbose:
+                self._http.log_requests(log.debug)
             port = await self._http.start(settings.http_address, settings.http_port, settings.reuse_http_port)
             self._places["HTTPService"] = _place(settings.http_address, port)
         if settings.allow_grpc:
@@ -169,6 +171,8 @@ class App:
             self._places["GRPCInferenceService"] = _place(settings.grpc_address, port)
         if settings.allow_metrics:
             self._metrics = MetricsServer(self._core.render_metrics, log=log.error)
+            if settings.log_verbose:
+                self._metrics.log_requests(log.debug)
             port = await self._metrics.start(settings.metrics_address, settings.metrics_port)
             self._places["Metrics Service"] = _place(settings.metrics_address, port)
         if self._grpc is not None:
@@ -193,6 +197,8 @@ class App:
             stopping.cancel()
             await self._drain(delay_secs=0)
             return 1
+        if loading.result():
+            log.error("Internal: failed to load all models")
         # Scripts wait for these lines and send requests.
         for service in ("GRPCInferenceService", "HTTPService", "Metrics Service"):
             if service in self._places:
@@ -242,8 +248,17 @@ class App:
         if self._stop.is_set():
             log.warning("signal %d again: stopping at once", number)
             _end(1, HURRY_SECS)
-        log.info("signal %d received, stopping: requests in flight are answered first", number)
+        log.info("Signal (%d) received.", number)
         self._stop.set()
+
+    def _requests_in_flight(self) -> str:
+        busy, _ = self._lifecycle.busy()
+        return f"{busy} model versions that have in-flight inferences"
+
+    def _models_alive(self) -> str:
+        _, alive = self._lifecycle.busy()
+        # The front ends have been drained.
+        return f"{alive} live models and 0 in-flight non-inference requests"
 
     async def _drain(self, delay_secs: float) -> int:
         """Stop being ready, serve on for the delay, then drain: at most the delay and the exit timeout in all."""
@@ -251,16 +266,38 @@ class App:
         if delay_secs:
             log.info("not ready any more; serving on for %g s", delay_secs)
             await asyncio.sleep(delay_secs)
+        log.info("Waiting for in-flight requests to complete.")
+        end = asyncio.get_running_loop().time() + self._settings.exit_timeout_secs
         try:
-            async with asyncio.timeout(self._settings.exit_timeout_secs):
-                await asyncio.gather(*(front.drain() for front in (self._http, self._grpc) if front is not None))
-                await self._core.close()
+            async with asyncio.timeout_at(end):
+                async with _said_each_second(end, self._requests_in_flight):
+                    await asyncio.gather(*(front.drain() for front in (self._http, self._grpc) if front is not None))
+                log.info("All models are stopped, unloading models")
+                async with _said_each_second(end, self._models_alive):
+                    await self._core.close()
         except TimeoutError:
             log.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
             self._core.abort()
             await asyncio.sleep(ANSWER_SECS)
             return 1
         return 0
+
+
+@asynccontextmanager
+async def _said_each_second(end: float, what: Callable[[], str]) -> AsyncIterator[None]:
+    """Log what a stop still waits for, in Triton's words, and how many seconds are left until `end`."""
+    loop = asyncio.get_running_loop()
+
+    async def say() -> None:
+        while True:
+            log.info("Timeout %d: Found %s", round(end - loop.time()), what())
+            await asyncio.sleep(1)
+
+    saying = loop.create_task(say())
+    try:
+        yield
+    finally:
+        saying.cancel()
 
 
 def _ignore() -> None:

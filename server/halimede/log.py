@@ -19,6 +19,7 @@ import time
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -298,12 +299,14 @@ class LogOutput:
         try:
             self._fd = _open(self._path)
         except OSError:
-            if old is None or os.fstat(old).st_nlink:
+            if old is None or _has_name(old):
                 return  # a file that was moved still has readers
             self._fd = None
         self._is_torn = False
-        if old is not None:
-            os.close(old)
+        # It may be the same number, if somebody else closed it.
+        if old is not None and old != self._fd:
+            with suppress(OSError):  # of a remote file, closing may say what went wrong before
+                os.close(old)
 
     def write(self, lines: Sequence[bytes]) -> tuple[int, str]:
         """Write lines, each with its newline. Returns how many of them were not written whole, and why."""
@@ -408,6 +411,13 @@ def _size_bytes(line: LogLine) -> int:
 def _open(path: Path) -> int:
     # Without O_NONBLOCK a pipe that nobody reads would hold up the start.
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
+
+
+def _has_name(fd: int) -> bool:
+    try:
+        return os.fstat(fd).st_nlink > 0
+    except OSError:
+        return False  # a stale handle of a remote file, or one that somebody else closed
 
 
 def _write_all(fd: int, data: bytes) -> tuple[int, OSError | None]:

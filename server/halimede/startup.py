@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
 from halimede.backends.discover import GROUP
-from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
+from halimede.core.types import ModelIndexEntry, ServerMetadata
 from halimede.settings import Settings
 
 Rows = list[tuple[str, ...]]
@@ -22,18 +22,19 @@ def backend_rows(settings: Settings) -> Rows:
     points = {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda point: point.value)}
     common = settings.backend_config.get("", {})
     return [
-        (name, _path(point), json.dumps({"cmdline": {**common, **settings.backend_config.get(name, {})}}))
+        (name, _path(point), _compact({"cmdline": {**common, **settings.backend_config.get(name, {})}}))
         for name, point in sorted(points.items())
     ]
 
 
 def model_rows(index: Sequence[ModelIndexEntry]) -> Rows:
-    """One row per version as the repository index has it; the reason stands behind the state."""
-    rows: Rows = []
-    for entry in index:
-        state = entry.state or ModelReadyState.UNKNOWN
-        rows.append((entry.name, entry.version, f"{state.value}: {entry.reason}" if entry.reason else state.value))
-    return rows
+    """One row per version as the repository index has it; the reason stands behind the state. What nobody asked for has
+    no state and no row: a table of what was loaded is read for what is not READY."""
+    return [
+        (entry.name, entry.version, f"{entry.state.value}: {entry.reason}" if entry.reason else entry.state.value)
+        for entry in index
+        if entry.state is not None
+    ]
 
 
 def option_rows(settings: Settings, metadata: ServerMetadata) -> Rows:
@@ -56,6 +57,10 @@ def option_rows(settings: Settings, metadata: ServerMetadata) -> Rows:
         ("exit_timeout", f"{settings.exit_timeout_secs:g}"),
         ("cache_enabled", "0"),
     ]
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _path(point: EntryPoint) -> str:

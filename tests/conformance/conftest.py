@@ -1,12 +1,13 @@
-"""One server for all tests that do not change it."""
+"""One server for all tests that do not change it; `start` for those that want their own."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.models import add_identity, add_onnx_identity, add_scaled, add_simple, add_simple_string
-from support.server import RunningServer, start_server
+from support.server import RunningServer, Start, start_server
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +18,28 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     yield running
     assert running.process.poll() is None, f"the server died\n{running.log}"
     assert running.stop() == 0, running.log
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """An empty one."""
+    path = tmp_path / "models"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """`start_server`; the servers are killed when the test ends."""
+    running: list[RunningServer] = []
+
+    def begin(*arguments: str | Path, **options: Any) -> RunningServer:
+        running.append(start_server(tmp_path, arguments, **options))
+        return running[-1]
+
+    yield begin
+    for each in running:
+        each.kill()
 
 
 def write_repository(repository: Path) -> None:

@@ -1,14 +1,9 @@
 """Which configuration file a server reads, and how it says what is wrong with one."""
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
 from support.models import add_identity, add_scaled
-from support.server import RunningServer, start_server
-
-Start = Callable[..., RunningServer]
+from support.server import RunningServer, Start
 
 IDENTITY = """\
 backend: identity
@@ -21,26 +16,6 @@ metric_tags: {country: no}
 parameters:
   execute_delay_ms: {string_value: 1.0}
 """
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    running: list[RunningServer] = []
-
-    def begin(*arguments: str | Path) -> RunningServer:
-        running.append(start_server(tmp_path, arguments))
-        return running[-1]
-
-    yield begin
-    for server in running:
-        server.kill()
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    path = tmp_path / "models"
-    path.mkdir()
-    return path
 
 
 def add_yaml(repository: Path, name: str, text: str) -> None:

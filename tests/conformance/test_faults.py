@@ -6,43 +6,18 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 
-import pytest
-
+from support.calls import ONES_JSON
 from support.models import add_identity, add_simple, write_config
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, Start, wait_until
 
-Start = Callable[..., RunningServer]
-
-INFER = json.dumps({"inputs": [{"name": "IN", "shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}]})
 LABELLED = """
 backend: "identity"
 input [ { name: "IN" data_type: TYPE_FP32 dims: [ 16 ] } ]
 output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 16 ] label_filename: "labels.txt" } ]
 """
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    running: list[RunningServer] = []
-
-    def begin(*arguments: str | Path, **options: object) -> RunningServer:
-        running.append(start_server(tmp_path, arguments, **options))
-        return running[-1]
-
-    yield begin
-    for server in running:
-        server.kill()
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    path = tmp_path / "models"
-    path.mkdir()
-    return path
 
 
 def load_error(server: RunningServer, model: str) -> str:
@@ -137,7 +112,7 @@ def test_what_waits_for_an_unloaded_model_is_answered_at_the_exit(start: Start, 
     )
     clients = [HTTPConnection("127.0.0.1", server.http_port, timeout=30) for _ in range(3)]
     for client in clients:
-        client.request("POST", "/v2/models/stuck/infer", INFER)
+        client.request("POST", "/v2/models/stuck/infer", ONES_JSON)
     pending = 'nv_inference_pending_request_count{model="stuck",version="1"} 2'
     wait_until(lambda: pending in server.metrics(), "two requests in the queue", server)
     assert server.post("/v2/repository/models/stuck/unload").status == 200

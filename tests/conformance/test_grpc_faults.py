@@ -10,14 +10,13 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import grpc
-import psutil
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from support.background import in_background
+from support.calls import canceled, executing, metric, pending
 from support.h2client import (
     CONTINUATION,
     DATA,
@@ -37,6 +36,7 @@ from support.h2client import (
     grpc_message,
 )
 from support.models import add_identity
+from support.processes import cpu_secs, forget_peak, peak_bytes, resident_bytes
 from support.server import RunningServer, start_server, wait_until
 
 MIB = 1 << 20
@@ -75,50 +75,15 @@ def others_are_served(server: RunningServer) -> None:
         assert other.finish(other.call(INFER, grpc_message(request())))["grpc-status"] == "0"
 
 
-def rss(server: RunningServer) -> int:
-    return psutil.Process(server.process.pid).memory_info().rss
-
-
-def cpu_secs(server: RunningServer) -> float:
-    times = psutil.Process(server.process.pid).cpu_times()
-    return times.user + times.system
-
-
-def peak_rss(server: RunningServer) -> int:
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-
-
-def forget_peak(server: RunningServer) -> None:
-    Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")
-
-
-def count(server: RunningServer, name: str, model: str, labels: str = "") -> int:
-    head = f'{name}{{model="{model}",{labels}version="1"}} '
-    return next((int(line.split()[-1]) for line in server.metrics().splitlines() if line.startswith(head)), 0)
-
-
-def canceled(server: RunningServer) -> int:
-    return count(server, "nv_inference_request_failure", "slow", 'reason="CANCELED",')
-
-
-def executed(server: RunningServer) -> int:
-    return count(server, "nv_inference_count", "slow")
-
-
-def pending(server: RunningServer) -> int:
-    return count(server, "nv_inference_pending_request_count", "slow")
-
-
-def is_busy(server: RunningServer) -> bool:
-    return count(server, "halimede_executing_requests", "slow") == 1
+def executed(server: RunningServer) -> float:
+    return metric(server, "nv_inference_count", "slow")
 
 
 # Floods
 
 
 def test_twenty_thousand_streams_that_are_reset_at_once(server: RunningServer, client: H2Client) -> None:
-    before, spent = rss(server), cpu_secs(server)
+    before, spent = resident_bytes(server), cpu_secs(server)
     streams = 20_000
     for _ in range(streams // 100):
         burst = b""
@@ -131,8 +96,8 @@ def test_twenty_thousand_streams_that_are_reset_at_once(server: RunningServer, c
     others_are_served(server)
     # Measured: 15 us and 6 MiB in all; the goal is 50 us.
     assert (cpu_secs(server) - spent) / streams < 500e-6
-    assert rss(server) - before < 64 * MIB
-    wait_until(lambda: count(server, "nv_inference_pending_request_count", "ident") == 0, "an empty queue", server)
+    assert resident_bytes(server) - before < 64 * MIB
+    wait_until(lambda: pending(server, "ident") == 0, "an empty queue", server)
 
 
 def flood_with_settings(client: H2Client) -> None:
@@ -142,14 +107,14 @@ def flood_with_settings(client: H2Client) -> None:
 
 def test_a_flood_of_settings_whose_answers_are_never_read(server: RunningServer) -> None:
     """The server stops reading from such a client."""
-    before, spent = rss(server), cpu_secs(server)
+    before, spent = resident_bytes(server), cpu_secs(server)
     with H2Client(("127.0.0.1", server.grpc_port)) as client:
         client.socket.settimeout(1)
         with pytest.raises(TimeoutError):
             flood_with_settings(client)
         others_are_served(server)
         assert cpu_secs(server) - spent < 10
-        assert rss(server) - before < 32 * MIB
+        assert resident_bytes(server) - before < 32 * MIB
 
 
 def test_a_flood_of_pings_ends_the_connection(server: RunningServer, client: H2Client) -> None:
@@ -165,7 +130,7 @@ def test_a_flood_of_pings_ends_the_connection(server: RunningServer, client: H2C
 def test_a_header_block_that_never_ends_ends_the_connection(
     server: RunningServer, client: H2Client, piece: bytes
 ) -> None:
-    before = rss(server)
+    before = resident_bytes(server)
     stream, head = client.head(LIVE, flags=0)
     client.send(head)
     for _ in range(2000):
@@ -175,18 +140,18 @@ def test_a_header_block_that_never_ends_ends_the_connection(
             break
     assert client.wait_closed()
     others_are_served(server)
-    assert rss(server) - before < 128 * MIB
+    assert resident_bytes(server) - before < 128 * MIB
 
 
 def test_a_flood_of_data_frames_without_data(server: RunningServer, client: H2Client) -> None:
-    before, spent = rss(server), cpu_secs(server)
+    before, spent = resident_bytes(server), cpu_secs(server)
     stream = client.call(STREAM_INFER, None)
     for _ in range(200):
         client.send(frame(DATA, 0, stream) * 500)
         client.receive(0)
     others_are_served(server)
     assert cpu_secs(server) - spent < 10  # for 100,000 of them
-    assert rss(server) - before < 32 * MIB
+    assert resident_bytes(server) - before < 32 * MIB
 
 
 # Memory
@@ -202,16 +167,16 @@ def test_a_compressed_message_is_bounded_by_what_it_becomes(
     bomb = (b"\x1f\x8b\x08" + bytes(7) if coding == "gzip" else b"\x78\xda") + block * 1024
     assert len(bomb) < 2 * MIB
     forget_peak(server)
-    before = peak_rss(server)
+    before = peak_bytes(server)
     stream = client.call(INFER, grpc_message(bomb, compressed=True), [("grpc-encoding", coding)])
     assert client.finish(stream)["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
-    assert peak_rss(server) - before < LIMIT_BYTES + 32 * MIB
+    assert peak_bytes(server) - before < LIMIT_BYTES + 32 * MIB
     others_are_served(server)
 
 
 def test_much_promised_and_nothing_sent_allocates_nothing(server: RunningServer) -> None:
     forget_peak(server)
-    before = peak_rss(server)
+    before = peak_bytes(server)
     with ExitStack() as stack:
         for _ in range(10):
             client = stack.enter_context(H2Client(("127.0.0.1", server.grpc_port)))
@@ -219,7 +184,7 @@ def test_much_promised_and_nothing_sent_allocates_nothing(server: RunningServer)
                 stream = client.call(INFER, None)
                 client.send(frame(DATA, 0, stream, b"\0" + LIMIT_BYTES.to_bytes(4, "big") + b"\x0a"))
         others_are_served(server)
-        assert peak_rss(server) - before < 64 * MIB
+        assert peak_bytes(server) - before < 64 * MIB
     with H2Client(("127.0.0.1", server.grpc_port)) as client:
         stream = client.call(INFER, None)
         client.send(frame(DATA, 0, stream, b"\0" + (2**31).to_bytes(4, "big")))
@@ -229,19 +194,19 @@ def test_much_promised_and_nothing_sent_allocates_nothing(server: RunningServer)
 def test_a_stream_whose_answers_are_not_read_is_not_read_either(server: RunningServer) -> None:
     message = request(elements=64 << 10)
     total = 1000
-    before = rss(server)
+    before = resident_bytes(server)
     requests: queue.Queue = queue.Queue()
     for _ in range(total):
         requests.put(message)
-    done = count(server, "nv_inference_count", "ident")
+    done = metric(server, "nv_inference_count", "ident")
     with grpc.insecure_channel(server.grpc_url) as channel:
         call = channel.stream_stream(STREAM_INFER)(iter(requests.get, None), timeout=60)
         last = -1
-        while last != (last := count(server, "nv_inference_count", "ident")) or last == done:
+        while last != (last := metric(server, "nv_inference_count", "ident")) or last == done:
             time.sleep(0.3)  # as long as anything happens
         assert last - done < 600
         # 250 MiB were asked for; a quarter of that may wait.
-        assert rss(server) - before < 160 * MIB
+        assert resident_bytes(server) - before < 160 * MIB
         others_are_served(server)
         for _ in range(total):
             next(call)
@@ -250,14 +215,14 @@ def test_a_stream_whose_answers_are_not_read_is_not_read_either(server: RunningS
 
 
 def test_a_thousand_idle_connections(server: RunningServer) -> None:
-    before = rss(server)
+    before = resident_bytes(server)
     with ExitStack() as stack:
         clients = [stack.enter_context(H2Client(("127.0.0.1", server.grpc_port))) for _ in range(1000)]
         for client in clients:
             assert client.receive_until(lambda client=client: client.of(SETTINGS))
         others_are_served(server)
         # Measured: 15 KiB each.
-        assert (rss(server) - before) / len(clients) < 64 * 1024
+        assert (resident_bytes(server) - before) / len(clients) < 64 * 1024
 
 
 @pytest.mark.load
@@ -274,41 +239,41 @@ def test_connections_beyond_the_limit_are_closed_at_once(server: RunningServer) 
 
 
 def test_a_call_that_is_cancelled_in_the_queue_is_never_executed(server: RunningServer, client: H2Client) -> None:
-    before = (executed(server), canceled(server))
+    before = (executed(server), canceled(server, "slow"))
     first = client.call(INFER, grpc_message(request("slow")))
-    wait_until(lambda: is_busy(server), "the execution", server)
+    wait_until(lambda: executing(server, "slow") == 1, "the execution", server)
     second = client.call(INFER, grpc_message(request("slow")))
-    wait_until(lambda: pending(server) == 1, "the request to queue", server)
+    wait_until(lambda: pending(server, "slow") == 1, "the request to queue", server)
     client.send(frame(RST_STREAM, 0, second, CANCEL))
-    wait_until(lambda: pending(server) == 0, "the request to be dropped", server)
+    wait_until(lambda: pending(server, "slow") == 0, "the request to be dropped", server)
     assert client.finish(first)["grpc-status"] == "0"
-    assert (executed(server), canceled(server)) == (before[0] + 1, before[1] + 1)
+    assert (executed(server), canceled(server, "slow")) == (before[0] + 1, before[1] + 1)
 
 
 def test_a_connection_that_breaks_takes_its_queued_calls_and_streams_with_it(server: RunningServer) -> None:
-    before = (executed(server), canceled(server))
+    before = (executed(server), canceled(server, "slow"))
     with H2Client(("127.0.0.1", server.grpc_port)) as first:
         running = first.call(INFER, grpc_message(request("slow")))
-        wait_until(lambda: is_busy(server), "the execution", server)
+        wait_until(lambda: executing(server, "slow") == 1, "the execution", server)
         with H2Client(("127.0.0.1", server.grpc_port)) as leaving:
             leaving.call(INFER, grpc_message(request("slow")))
             stream = leaving.call(STREAM_INFER, None)
             leaving.send_data(stream, grpc_message(request("slow")) * 3, is_end=False)
-            wait_until(lambda: pending(server) == 4, "the requests to queue", server)
+            wait_until(lambda: pending(server, "slow") == 4, "the requests to queue", server)
             leaving.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset
-        wait_until(lambda: pending(server) == 0, "the requests to be dropped", server)
+        wait_until(lambda: pending(server, "slow") == 0, "the requests to be dropped", server)
         assert first.finish(running)["grpc-status"] == "0"
-    assert (executed(server), canceled(server)) == (before[0] + 1, before[1] + 4)
+    assert (executed(server), canceled(server, "slow")) == (before[0] + 1, before[1] + 4)
 
 
 def test_a_deadline_that_passes_in_the_queue(server: RunningServer, client: H2Client) -> None:
-    before = (executed(server), canceled(server))
+    before = (executed(server), canceled(server, "slow"))
     first = client.call(INFER, grpc_message(request("slow")))
-    wait_until(lambda: is_busy(server), "the execution", server)
+    wait_until(lambda: executing(server, "slow") == 1, "the execution", server)
     second = client.call(INFER, grpc_message(request("slow")), [("grpc-timeout", "100m")])
     assert client.finish(second)["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
     assert client.finish(first)["grpc-status"] == "0"
-    assert (executed(server), canceled(server)) == (before[0] + 1, before[1] + 1)
+    assert (executed(server), canceled(server, "slow")) == (before[0] + 1, before[1] + 1)
 
 
 # Broken framing

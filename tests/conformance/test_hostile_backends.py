@@ -1,22 +1,20 @@
 """Backends whose code never returns, raises what nobody expects, or does so half-way: each costs its own model alone."""
 
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from support.background import in_background
+from support.calls import load, unload
 from support.models import add_scaled
 from support.plugin import FaultyBackend
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, Start, wait_until
 
 BODY = {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 UNLOADED = "the model was unloaded while it was loading"
 STOP_LIMIT_S = 6
 """The goal for a stop without requests in flight is 2 s; the rest is for a busy machine."""
-
-Start = Callable[..., RunningServer]
 
 
 @pytest.fixture
@@ -25,33 +23,18 @@ def backend(tmp_path: Path) -> FaultyBackend:
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    path = tmp_path / "models"
-    add_scaled(path, "scaled", 2)
-    return path
+def repository(repository: Path) -> Path:
+    add_scaled(repository, "scaled", 2)
+    return repository
 
 
 @pytest.fixture
-def start(tmp_path: Path, backend: FaultyBackend, repository: Path) -> Iterator[Start]:
-    running: list[RunningServer] = []
-
+def start(start: Start, backend: FaultyBackend, repository: Path) -> Start:
     def begin(*arguments: str, **options: object) -> RunningServer:
         explicit = ["--model-repository", repository, "--model-control-mode=explicit", *arguments]
-        running.append(start_server(tmp_path, explicit, environment=dict(backend.environment), **options))
-        return running[-1]
+        return start(*explicit, environment=dict(backend.environment), **options)
 
-    yield begin
-    for server in running:
-        server.kill()
-
-
-def load(server: RunningServer, model: str) -> tuple[int, str]:
-    answer = server.post(f"/v2/repository/models/{model}/load")
-    return answer.status, "" if answer.status == 200 else answer.error
-
-
-def unload(server: RunningServer, model: str) -> int:
-    return server.post(f"/v2/repository/models/{model}/unload").status
+    return begin
 
 
 def infer(server: RunningServer, model: str) -> object:
@@ -164,9 +147,9 @@ def test_a_close_that_raises_is_logged_once_and_ends_the_unload(
         assert unload(server, model) == 200
         wait_until(lambda model=model: state(server, model) == ("UNAVAILABLE", "unloaded"), "the unload", server)
     assert {"closed instance_0_1", "closed_model instance"} <= set(backend.events("instance"))
+    assert server.stop() == 0
     assert server.log.count("ValueError: as the test wants it") == 1
     assert server.log.count("SystemExit: as the test wants it") == 1
-    assert server.stop() == 0
 
 
 def test_a_close_that_hangs_is_left_behind(start: Start, backend: FaultyBackend, repository: Path) -> None:
@@ -179,7 +162,8 @@ def test_a_close_that_hangs_is_left_behind(start: Start, backend: FaultyBackend,
     for step in steps:
         wait_until(lambda step=step: state(server, step) == ("UNAVAILABLE", "unloaded"), "the unload", server)
         assert f"closed {step}_0_1" in backend.events(step)
-        assert server.log.count(f"model '{step}' version 1 does not close: it is left behind after 5 s") == 1
+        text = f"model '{step}' version 1 does not close: it is left behind after 5 s"
+        wait_until(lambda text=text: server.log.count(text) == 1, "the log to say so", server)
         assert load(server, step) == (200, "")
         assert infer(server, step) == [1, 2, 3, 4]
     begun = time.monotonic()

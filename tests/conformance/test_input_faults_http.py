@@ -13,6 +13,7 @@ import zlib
 import numpy as np
 import pytest
 
+from support.processes import peak_bytes
 from support.server import Answer, RunningServer
 
 
@@ -187,17 +188,12 @@ def test_shapes_that_overflow(server: RunningServer, shape: list[int]) -> None:
 
 
 def test_much_declared_and_little_sent_allocates_nothing(server: RunningServer) -> None:
-    before = peak_memory_kib(server)
+    before = peak_bytes(server)
     answer = infer(server, "unbatched", ident(shape=[2**40], data=[1.0]))
     assert answer.status == 400
     tensor = {"name": "IN", "shape": [2**40], "datatype": "FP32", "parameters": {"binary_data_size": 2**42}}
     assert binary(server, "unbatched", {"inputs": [tensor]}, b"\0" * 4).status == 400
-    assert peak_memory_kib(server) - before <= 16 * 1024
-
-
-def peak_memory_kib(server: RunningServer) -> int:
-    with open(f"/proc/{server.process.pid}/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    assert peak_bytes(server) - before <= 16 << 20
 
 
 def test_a_zero_dimension_is_an_empty_tensor(server: RunningServer) -> None:

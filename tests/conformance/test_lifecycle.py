@@ -1,51 +1,38 @@
 """Life cycle under stress and after failures: loads, reloads, unloads and a stop, in every order that goes wrong."""
 
-import http.client
 import json
 import os
 import shutil
 import signal
 import threading
-import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.background import in_background
+from support.calls import executing, load, ones, scaled
 from support.models import add_identity, add_scaled, write_config
 from support.plugin import install_backend
-from support.server import RunningServer, start_server, wait_until
+from support.server import RunningServer, Start, start_server, wait_until
 
-BODY = {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}
 SLOW = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }} instance_group {{ kind: KIND_CPU count: 1 }}'
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    path = tmp_path / "models"
-    add_scaled(path, "scaled", 2)
-    return path
+def repository(repository: Path) -> Path:
+    add_scaled(repository, "scaled", 2)
+    return repository
 
 
 @pytest.fixture
-def server(tmp_path: Path, repository: Path) -> Iterator[RunningServer]:
+def server(start: Start, repository: Path) -> RunningServer:
     arguments = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=scaled"]
-    running = start_server(tmp_path, [*arguments, "--exit-timeout-secs=2"])
-    yield running
-    running.kill()
-
-
-def load(server: RunningServer, name: str) -> int:
-    return server.post(f"/v2/repository/models/{name}/load").status
+    return start(*arguments, "--exit-timeout-secs=2")
 
 
 def ready(server: RunningServer) -> int:
     return server.get("/v2/health/ready").status
-
-
-def scaled(server: RunningServer) -> float:
-    return server.post("/v2/models/scaled/infer", BODY).json["outputs"][0]["data"][0]
 
 
 def states(server: RunningServer) -> dict[str, tuple[str, str]]:
@@ -53,20 +40,15 @@ def states(server: RunningServer) -> dict[str, tuple[str, str]]:
     return {entry.get("version", ""): (entry["state"], entry.get("reason", "")) for entry in index if "state" in entry}
 
 
-def executing(server: RunningServer, model: str) -> int:
-    head = f'halimede_executing_requests{{model="{model}",version="1"}} '
-    return next((int(line.split()[-1]) for line in server.metrics().splitlines() if line.startswith(head)), 0)
-
-
 def test_a_broken_new_version_and_its_repair_leave_readiness_alone(server: RunningServer, repository: Path) -> None:
     add_scaled(repository, "scaled", 5, version=2)
     (repository / "scaled" / "2" / "model.onnx").write_bytes(b"broken")
-    assert load(server, "scaled") == 400
+    assert load(server, "scaled")[0] == 400
     assert (ready(server), scaled(server)) == (200, 2)
     assert states(server)["2"][0] == "UNAVAILABLE"
     assert states(server)["1"][1].startswith("reload failed, the loaded one keeps serving")
     shutil.rmtree(repository / "scaled" / "2")
-    assert load(server, "scaled") == 200
+    assert load(server, "scaled") == (200, "")
     assert (ready(server), states(server)) == (200, {"1": ("READY", "")})
 
 
@@ -82,7 +64,7 @@ def test_a_reload_to_another_version_never_makes_the_server_unready(server: Runn
     prober.start()
     for version in (2, 3, 4):
         add_scaled(repository, "scaled", version, version=version)
-        assert load(server, "scaled") == 200
+        assert load(server, "scaled") == (200, "")
         assert scaled(server) == version
     stop.set()
     prober.join()
@@ -93,8 +75,8 @@ def test_a_reload_to_another_version_never_makes_the_server_unready(server: Runn
 def test_a_failed_load_of_what_nobody_wanted_leaves_the_server_ready(server: RunningServer, repository: Path) -> None:
     write_config(repository / "bad", "max_batch_size: -1")
     (repository / "bad" / "1").mkdir()
-    assert load(server, "bad") == 500
-    assert load(server, "missing") == 500
+    assert load(server, "bad")[0] == 500
+    assert load(server, "missing")[0] == 500
     assert ready(server) == 200
 
 
@@ -121,7 +103,7 @@ def test_loads_unloads_and_inference_from_many_threads(server: RunningServer, re
         for turn in range(12):
             what = ("load", "infer", "unload", "infer")[(number + turn) % 4]
             if what == "infer":
-                answer = server.post("/v2/models/scaled/infer", BODY)
+                answer = server.post("/v2/models/scaled/infer", ones(4))
                 text = "" if answer.status == 200 else answer.error
             else:
                 answer = server.post(f"/v2/repository/models/scaled/{what}")
@@ -135,7 +117,7 @@ def test_loads_unloads_and_inference_from_many_threads(server: RunningServer, re
         thread.join()
     gone = "Request for unknown model: 'scaled' has no available versions"
     assert set(outcomes) <= {("load", 200, ""), ("unload", 200, ""), ("infer", 200, ""), ("infer", 404, gone)}
-    assert load(server, "scaled") == 200
+    assert load(server, "scaled") == (200, "")
     assert scaled(server) == 2
     assert executing(server, "scaled") == 0
 
@@ -154,42 +136,23 @@ def test_a_backend_that_breaks_the_rules_costs_its_own_model_alone(tmp_path: Pat
         assert server.stop() == 0
 
 
-def post_in_background(server: RunningServer, path: str, body: object = b"") -> tuple[threading.Thread, list]:
-    answers: list = []
-
-    def ask() -> None:
-        try:
-            answer = server.post(path, body)
-            answers.append((answer.status, answer.error if answer.status != 200 else ""))
-        except (ConnectionError, http.client.HTTPException) as error:
-            answers.append(repr(error))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    return thread, answers
-
-
 def test_a_stop_answers_a_load_that_is_under_way(server: RunningServer, repository: Path) -> None:
     add_identity(repository, "slow", extra=SLOW.format("creation_delay_sec", 600))
-    thread, answers = post_in_background(server, "/v2/repository/models/slow/load")
+    loading = in_background(lambda: load(server, "slow"))
     wait_until(lambda: "loading: slow" in server.log, "the load to begin", server)
-    begun = time.monotonic()
     assert server.stop() == 0, server.log
-    assert time.monotonic() - begun < 2
-    thread.join()
-    assert answers == [(503, "Server is stopping, models are not loaded or unloaded any more")]
+    assert loading.result(10) == (503, "Server is stopping, models are not loaded or unloaded any more")
 
 
 def test_a_request_in_an_unloaded_model_is_answered_when_time_runs_out(server: RunningServer, repository: Path) -> None:
     add_identity(repository, "stuck", dims="4", extra=SLOW.format("execute_delay_ms", 600_000))
-    assert load(server, "stuck") == 200
-    thread, answers = post_in_background(server, "/v2/models/stuck/infer", BODY)
+    assert load(server, "stuck") == (200, "")
+    stuck = in_background(lambda: server.post("/v2/models/stuck/infer", ones(4)))
     wait_until(lambda: executing(server, "stuck") == 1, "the execution", server)
     assert server.post("/v2/repository/models/stuck/unload").status == 200
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(20) == 1
-    thread.join()
-    assert [status for status, _ in answers] == [503]
+    assert stuck.result(10).status == 503
 
 
 def test_auto_complete_can_be_switched_off(tmp_path: Path) -> None:
@@ -204,10 +167,10 @@ def test_auto_complete_can_be_switched_off(tmp_path: Path) -> None:
 
 
 def test_an_unchanged_model_is_not_loaded_again(server: RunningServer, repository: Path) -> None:
-    assert load(server, "scaled") == 200
-    assert server.log.count("successfully loaded 'scaled'") == 1
+    assert load(server, "scaled") == (200, "")
     os.utime(repository / "scaled" / "1" / "model.onnx", ns=(1, 1))
-    assert load(server, "scaled") == 200
+    assert load(server, "scaled") == (200, "")
+    assert server.stop() == 0  # and so the log is written
     assert server.log.count("successfully loaded 'scaled'") == 2
 
 
@@ -243,5 +206,5 @@ instance_group [ { count: -1 } ]""",
 def test_what_a_configuration_leaves_out_is_no_problem(server: RunningServer, repository: Path) -> None:
     add_scaled(repository, "partial", 3)
     write_config(repository / "partial", "dynamic_batching { preferred_batch_size: [ 2, 4 ] }")
-    assert load(server, "partial") == 200
+    assert load(server, "partial") == (200, "")
     assert server.get("/v2/models/partial/config").json["max_batch_size"] == 4

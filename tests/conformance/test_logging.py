@@ -10,18 +10,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
+from support.calls import ONES_JSON
 from support.models import add_identity
-from support.server import RunningServer, start_server, wait_until
-
-INFER = json.dumps({"inputs": [{"name": "IN", "shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}]})
-
-Start = Callable[..., RunningServer]
+from support.server import RunningServer, Start, start_server, wait_until
 
 
 @pytest.fixture
@@ -75,7 +72,7 @@ def is_ready(server: RunningServer) -> bool:
 def infer(server: RunningServer, times: int) -> None:
     connection = HTTPConnection("127.0.0.1", server.http_port, timeout=30)
     for _ in range(times):
-        connection.request("POST", "/v2/models/ident/infer", INFER)
+        connection.request("POST", "/v2/models/ident/infer", ONES_JSON)
         response = connection.getresponse()
         assert (response.status, len(response.read()) > 0) == (200, True)
     connection.close()

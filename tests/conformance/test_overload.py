@@ -6,18 +6,17 @@ room; the goals are beside them. The long one is for a machine of one's own and 
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
+from support.calls import ONES_JSON
 from support.models import add_identity
 from support.open_loop import Outcome, Phase, Stream, run_phases
-from support.server import RunningServer, start_server
+from support.server import RunningServer, Start
 
-BODY = json.dumps({"inputs": [{"name": "IN", "shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}]})
 BATCH = 8
 QUEUE = 64
 CALLERS = 4 * BATCH
@@ -25,21 +24,19 @@ REFUSED = '{"error":"[request id: <id_unknown>] Exceeds maximum queue size"}'
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RunningServer]:
+def server(start: Start, repository: Path) -> RunningServer:
     def model(name: str, delay_ms: int, batching: str) -> None:
         extra = f"""
             parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
             instance_group {{ kind: KIND_CPU count: 1 }}
             dynamic_batching {{ {batching} }}
         """
-        add_identity(tmp_path / "models", name, max_batch_size=BATCH, extra=extra)
+        add_identity(repository, name, max_batch_size=BATCH, extra=extra)
 
     model("loaded", 20, f"default_queue_policy {{ max_queue_size: {QUEUE} }}")
     model("default", 20, "")
     model("idle", 2, "")
-    running = start_server(tmp_path, ["--model-repository", tmp_path / "models"])
-    yield running
-    running.kill()
+    return start("--model-repository", repository)
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,10 @@ def sweep(server: RunningServer, seconds: float) -> Sweep:
     port = server.http_port
 
     def load(model: str = "loaded", **how: float) -> Stream:
-        return Stream("load", port, f"/v2/models/{model}/infer", BODY, **how)
+        return Stream("load", port, f"/v2/models/{model}/infer", ONES_JSON, **how)
 
     others = (
-        Stream("idle", port, "/v2/models/idle/infer", BODY, rate=40),
+        Stream("idle", port, "/v2/models/idle/infer", ONES_JSON, rate=40),
         Stream("health", port, "/v2/health/ready", rate=20),
         Stream("metrics", server.metrics_port, "/metrics", rate=10),
     )
@@ -141,7 +138,7 @@ def test_overload_keeps_to_the_goals(server: RunningServer) -> None:
 def test_overload_of_a_model_without_a_bound_of_its_own_fills_bounded_memory(server: RunningServer) -> None:
     """The queue's default bound holds: 4,096 requests, and of memory little more than they are."""
     process = psutil.Process(server.process.pid)
-    load = Stream("load", server.http_port, "/v2/models/default/infer", BODY, rate=2_000)
+    load = Stream("load", server.http_port, "/v2/models/default/infer", ONES_JSON, rate=2_000)
     run_phases([Phase(2, (load,))])
     before = process.memory_info().rss
     (outcome,) = run_phases([Phase(60, (load,))])

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,15 +18,13 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from support.background import in_background
+from support.calls import ONES, executing, metric
 from support.models import add_identity
 from support.plugin import install_backend
-from support.server import LOOPBACK, RunningServer, start_command, start_server, wait_until
+from support.server import LOOPBACK, RunningServer, Start, start_command, start_server, wait_until
 
-BODY = {"inputs": [{"name": "IN", "shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}]}
 SERVE = [sys.executable, "-m", "halimede", "serve"]
 SLOW_LOAD = 'parameters { key: "creation_delay_sec" value { string_value: "30" } }'
-
-Start = Callable[..., RunningServer]
 
 
 @pytest.fixture
@@ -50,7 +48,7 @@ def start(tmp_path: Path, repository: Path) -> Iterator[Start]:
 
 
 def infer(server: RunningServer, model: str = "ident") -> int:
-    return server.post(f"/v2/models/{model}/infer", BODY).status
+    return server.post(f"/v2/models/{model}/infer", ONES).status
 
 
 def serve_and_fail(*arguments: str) -> tuple[int, str, float]:
@@ -73,7 +71,7 @@ def test_it_says_what_triton_says_in_that_order(start: Start, repository: Path) 
         "\"successfully loaded 'ident'\"",
         "| Repository Agent | Path |",
         "| Backend     | Path ",
-        '| {"cmdline": {"key": "value"}} |',
+        '| {"cmdline":{"key":"value"}} |',
         "| Model | Version | Status |",
         "| ident | 1       | READY  |",
         '"Collecting CPU metrics"',
@@ -210,17 +208,6 @@ def test_a_stop_before_the_libraries_are_loaded_ends_it(repository: Path, tmp_pa
         process.wait()
 
 
-def test_a_stop_while_a_model_is_loaded_on_request_tells_the_caller(start: Start, repository: Path) -> None:
-    add_identity(repository, "slow", extra=SLOW_LOAD)
-    server = start("--model-control-mode=explicit")
-    load = in_background(lambda: server.post("/v2/repository/models/slow/load"))
-    wait_until(lambda: "loading: slow:1" in server.log, "the load", server)
-    begun = time.monotonic()
-    assert server.stop() == 0, server.log
-    assert time.monotonic() - begun < 8  # the goal is 2 s
-    assert (load.result(10).status, "Server is stopping" in load.result().error) == (503, True)
-
-
 THREADED = """
 import threading
 import time
@@ -274,8 +261,8 @@ def test_deadlines_that_pass_while_the_process_stands_still_are_kept_when_it_goe
     add_identity(repository, "slow", extra=f"{one} {delay} {batching}")
     server = start()
     running = in_background(lambda: infer(server, "slow"))
-    wait_until(lambda: metric(server, "halimede_executing_requests", "slow") == 1, "the execution", server)
-    queued = in_background(lambda: server.post("/v2/models/slow/infer", BODY))
+    wait_until(lambda: executing(server, "slow") == 1, "the execution", server)
+    queued = in_background(lambda: server.post("/v2/models/slow/infer", ONES))
     wait_until(lambda: metric(server, "halimede_queue_requests", "slow") == 1, "the request to queue", server)
     server.process.send_signal(signal.SIGSTOP)
     with pytest.raises(TimeoutError):  # it is the waiting that is wanted
@@ -285,11 +272,6 @@ def test_deadlines_that_pass_while_the_process_stands_still_are_kept_when_it_goe
     assert running.result(20) == 200
     assert infer(server) == 200
     assert server.stop() == 0
-
-
-def metric(server: RunningServer, name: str, model: str) -> float:
-    head = f'{name}{{model="{model}",version="1"}} '
-    return next(float(line.split()[-1]) for line in server.metrics().splitlines() if line.startswith(head))
 
 
 JUMPING = """
@@ -315,8 +297,8 @@ def test_a_wall_clock_that_jumps_moves_no_duration_and_no_deadline(
     add_identity(repository, "slow", extra=f"instance_group {{ kind: KIND_CPU count: 1 }} {delay} {batching}")
     server = start(environment={"PYTHONPATH": str(tmp_path / "site")})
     running = in_background(lambda: infer(server, "slow"))
-    wait_until(lambda: metric(server, "halimede_executing_requests", "slow") == 1, "the execution", server)
-    late = server.post("/v2/models/slow/infer", BODY)
+    wait_until(lambda: executing(server, "slow") == 1, "the execution", server)
+    late = server.post("/v2/models/slow/infer", ONES)
     assert (late.status, late.error) == (503, "Request timeout expired")
     assert running.result(20) == 200
     (statistics,) = server.get("/v2/models/slow/stats").json["model_stats"]
@@ -398,7 +380,7 @@ def test_it_does_not_need_its_temporary_or_its_working_directory(start: Start, t
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
         assert client.is_server_ready()
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
-    body = json.dumps({"inputs": [{**BODY["inputs"][0], "shape": [32, 16], "data": [1.0] * 512}]})
+    body = json.dumps({"inputs": [{**ONES["inputs"][0], "shape": [32, 16], "data": [1.0] * 512}]})
     connection.request("POST", "/v2/models/ident/infer", body)
     assert connection.getresponse().status == 200
     connection.close()

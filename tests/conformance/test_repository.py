@@ -2,49 +2,13 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 
+from support.calls import index, scaled
 from support.models import add_identity, add_scaled, add_simple, write_config
-from support.server import RunningServer, start_server, wait_until
-
-Start = Callable[..., RunningServer]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    running: list[RunningServer] = []
-
-    def begin(*arguments: str | Path, **options: object) -> RunningServer:
-        running.append(start_server(tmp_path, arguments, **options))
-        return running[-1]
-
-    yield begin
-    for server in running:
-        server.kill()
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    path = tmp_path / "models"
-    path.mkdir()
-    return path
-
-
-def scaled(server: RunningServer, model: str = "scaled", version: str = "") -> float:
-    path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "") + "/infer"
-    body = {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}
-    answer = server.post(path, body)
-    assert answer.status == 200, answer.body
-    return answer.json["outputs"][0]["data"][0]
-
-
-def index(server: RunningServer) -> dict[tuple[str, str], tuple[str, str]]:
-    entries = server.post("/v2/repository/index").json
-    return {(e["name"], e.get("version", "")): (e.get("state", ""), e.get("reason", "")) for e in entries}
+from support.server import Start, wait_until
 
 
 def test_a_broken_model_beside_good_ones(start: Start, repository: Path) -> None:
@@ -59,7 +23,8 @@ def test_a_broken_model_beside_good_ones(start: Start, repository: Path) -> None
     state, reason = states[("broken", "1")]
     assert state == "UNAVAILABLE"
     assert reason.startswith("Internal: onnx runtime error 7: Load model from ")
-    assert "load failed for model 'broken': version 1 is at UNAVAILABLE state: Internal: onnx" in server.log
+    text = "failed to load 'broken' version 1: Internal: onnx runtime error 7: Load model from "
+    wait_until(lambda: text in server.log, "the log to say so", server)
     assert server.get("/v2/models/broken/ready").status == 400
     assert server.stop() == 0
 
@@ -189,19 +154,24 @@ def test_a_failed_load_says_what_would_be_right(start: Start, repository: Path) 
     add_scaled(repository, "scaled", 1)
     server = start("--model-repository", repository, "--model-control-mode=explicit")
 
-    def cause(model: str) -> str:
+    def cause(model: str, status: int = 500) -> str:
         answer = server.post(f"/v2/repository/models/{model}/load")
-        before = f"failed to load '{model}', failed to poll from model repository: "
-        assert (answer.status, answer.error[: len(before)]) == (500, before)
+        poll = f"failed to load '{model}', failed to poll from model repository: "
+        before = poll if status == 500 else f"load failed for model '{model}': "
+        assert (answer.status, answer.error[: len(before)]) == (status, before)
         return answer.error.removeprefix(before)
 
     none = "at least one version must be available under the version policy of model"
-    assert cause("flat") == f"{none} 'flat': there is no version directory, such as '{repository}/flat/1'"
+    assert cause("flat", 400) == f"{none} 'flat': there is no version directory, such as '{repository}/flat/1'"
     write_config(repository / "bare", 'backend: "identity"')
     (repository / "bare" / "1").mkdir()
     assert cause("bare").startswith("bare/config.pbtxt: model configuration must contain at least one input, none were")
     write_config(repository / "scaled", "version_policy { specific { versions: 7 } }")
-    assert cause("scaled") == f"{none} 'scaled': there are 1"
+    assert cause("scaled", 400) == f"{none} 'scaled': there are 1"
+    write_config(repository / "alien", 'backend: "nope" input [ { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] } ]')
+    (repository / "alien" / "1").mkdir()
+    assert "backend 'nope'" in cause("alien", 400)
+    assert index(server)[("alien", "1")][0] == "UNAVAILABLE"
     write_config(repository / "scaled", "sequence_batching { }\nmax_batch_sise: 4\nresponse_cache { enable: true }")
     assert [problem.split(": ")[0] for problem in cause("scaled").split("; ") if "scaled/config.pbtxt" in problem] == [
         "scaled/config.pbtxt:1:1",

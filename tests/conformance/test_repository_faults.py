@@ -4,7 +4,6 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,50 +12,16 @@ import pytest
 from onnx import TensorProto, helper
 
 from support.background import in_background
+from support.calls import index, load, ones, scaled
 from support.models import add_identity, add_scaled, save_onnx, write_config
 from support.plugin import FaultyBackend
-from support.server import RunningServer, start_server, wait_until
-
-ONES = {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}
-
-Start = Callable[..., RunningServer]
+from support.server import RunningServer, Start, wait_until
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    running: list[RunningServer] = []
-
-    def begin(*arguments: str | Path, **options: object) -> RunningServer:
-        running.append(start_server(tmp_path, arguments, **options))
-        return running[-1]
-
-    yield begin
-    for server in running:
-        server.kill()
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    path = tmp_path / "models"
-    add_scaled(path, "scaled", 2)
-    return path
-
-
-def load(server: RunningServer, model: str) -> tuple[int, str]:
-    answer = server.post(f"/v2/repository/models/{model}/load")
-    return answer.status, "" if answer.status == 200 else answer.error
-
-
-def scaled(server: RunningServer, model: str = "scaled") -> float:
-    answer = server.post(f"/v2/models/{model}/infer", ONES)
-    assert answer.status == 200, answer.body
-    return answer.json["outputs"][0]["data"][0]
-
-
-def index(server: RunningServer) -> dict[tuple[str, str], tuple[str, str]]:
-    answer = server.post("/v2/repository/index")
-    assert answer.status == 200, answer.body
-    return {(e["name"], e.get("version", "")): (e.get("state", ""), e.get("reason", "")) for e in answer.json}
+def repository(repository: Path) -> Path:
+    add_scaled(repository, "scaled", 2)
+    return repository
 
 
 def add_stamped(repository: Path, stamp: int) -> None:
@@ -86,7 +51,7 @@ def reload_under_load(server: RunningServer, repository: Path, reloads: int) -> 
         while not stop.is_set():
             begun = time.monotonic()
             try:
-                answer = server.post("/v2/models/stamped/infer", ONES)
+                answer = server.post("/v2/models/stamped/infer", ones(4))
                 outputs = {o["name"]: set(o["data"]) for o in answer.json["outputs"]}
                 stamps = {value for name, data in outputs.items() for value in data if name != "OUT"}
                 if len(stamps) != 1 or outputs["OUT"] != {1 + stamp for stamp in stamps}:
@@ -161,7 +126,7 @@ def test_requests_in_flight_outlive_the_unload(start: Start, repository: Path) -
     wait_until(lambda: f"{busy}1\n" in server.metrics(), "the first to run", server)
     wait_until(lambda: 'nv_inference_pending_request_count{model="slow",version="1"} 2\n' in server.metrics(), "queue")
     assert server.post("/v2/repository/models/slow/unload").status == 200
-    answer = server.post("/v2/models/slow/infer", ONES)
+    answer = server.post("/v2/models/slow/infer", ones(4))
     assert (answer.status, answer.error) == (404, "Request for unknown model: 'slow' has no available versions")
     assert index(server)["slow", "1"] == ("UNLOADING", "")
     assert [call.result(30) for call in calls] == [1, 1, 1]
@@ -207,7 +172,7 @@ def test_junk_is_ignored_with_one_warning_each(start: Start, repository: Path) -
         index(server)
     os.utime(repository / "scaled" / "1" / "model.onnx", ns=(1, 1))
     assert load(server, "scaled") == (200, "")
-    assert server.log.count("successfully loaded 'scaled'") == 2
+    wait_until(lambda: server.log.count("successfully loaded 'scaled'") == 2, "the log to be written", server)
     assert [server.log.count(text) for text in expected] == [1] * len(expected), server.log
     assert server.log.count("ignoring") == len(expected)
     causes = {name: load(server, name) for name in ("nowhere", "loop", "README.md", "..data", ".git")}
@@ -283,7 +248,7 @@ def test_a_mounted_config_map_is_served_and_followed_when_it_changes(
 
     def top_label() -> str:
         outputs = [{"name": "OUT", "parameters": {"classification": 1}}]
-        answer = server.post("/v2/models/mounted/infer", {**ONES, "outputs": outputs})
+        answer = server.post("/v2/models/mounted/infer", {**ones(4), "outputs": outputs})
         return answer.json["outputs"][0]["data"][0]
 
     publish("..2024_01", "first\n")
@@ -298,6 +263,7 @@ def test_a_mounted_config_map_is_served_and_followed_when_it_changes(
     publish("..2024_02", "second\n")
     assert load(server, "mounted") == (200, "")
     assert top_label() == "5.000000:0:second"
+    assert server.stop() == 0  # and so the log is written
     assert "ignoring" not in server.log
 
 

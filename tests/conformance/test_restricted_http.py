@@ -8,10 +8,9 @@ import pytest
 import tritonclient.http as tritonhttp
 from tritonclient.utils import InferenceServerException
 
+from support.calls import ONES
 from support.models import add_identity
 from support.server import RunningServer, start_server, wait_until
-
-INFER = {"inputs": [{"name": "IN", "shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}]}
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +52,11 @@ def test_restricted_routes_need_the_header_of_their_group(server: RunningServer)
 def test_a_restricted_inference_is_refused_before_its_body_is_looked_at(server: RunningServer) -> None:
     path = "/v2/models/ident/infer"
     text = "This API is restricted, expecting header 'infer-key'"
-    for body in (INFER, b"no JSON"):
+    for body in (ONES, b"no JSON"):
         answer = server.post(path, body)
         assert (answer.status, answer.error) == (403, text)
     assert server.post(path, b"no JSON", {"infer-key": "open sesame"}).status == 400
-    assert server.post(path, INFER, {"infer-key": "open sesame"}).status == 200
+    assert server.post(path, ONES, {"infer-key": "open sesame"}).status == 200
 
 
 def test_open_routes_stay_open(server: RunningServer) -> None:
@@ -82,7 +81,7 @@ def test_clients_of_triton_send_the_secret(server: RunningServer) -> None:
 
 
 def test_no_secret_is_ever_logged_or_shown(server: RunningServer) -> None:
-    server.post("/v2/models/ident/infer", INFER, {"infer-key": "open sesame"})
+    server.post("/v2/models/ident/infer", ONES, {"infer-key": "open sesame"})
     shown = server.log + server.metrics() + json.dumps(server.get("/v2/models/ident/config").json)
     assert "s3cret" not in shown
     assert "open sesame" not in shown

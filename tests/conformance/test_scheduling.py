@@ -4,7 +4,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -15,10 +15,12 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from support.background import in_background
+from support.calls import ONES, ONES_JSON, canceled, executing, metric, pending
 from support.models import add_identity
+from support.plugin import install_backend
 from support.server import Answer, RunningServer, start_server, wait_until
 
-BODY = json.dumps({"inputs": [{"name": "IN", "shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}]})
 ONE = "instance_group { kind: KIND_CPU count: 1 }"
 
 
@@ -61,42 +63,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def infer(server: RunningServer, model: str) -> Answer:
-    return server.post(f"/v2/models/{model}/infer", BODY)
-
-
-def gauge(server: RunningServer, name: str, model: str, labels: str = "") -> int:
-    head = f'{name}{{model="{model}",{labels}version="1"}} '
-    return next(int(line.split()[-1]) for line in server.metrics().splitlines() if line.startswith(head))
-
-
-def executing(server: RunningServer, model: str) -> int:
-    return gauge(server, "halimede_executing_requests", model)
-
-
-def pending(server: RunningServer, model: str) -> int:
-    return gauge(server, "nv_inference_pending_request_count", model)
+    return server.post(f"/v2/models/{model}/infer", ONES_JSON)
 
 
 def stats(server: RunningServer, model: str) -> dict:
     return server.get(f"/v2/models/{model}/stats").json["model_stats"][0]
 
 
-def in_background(count: int, call: Callable[[], Answer]) -> tuple[list[threading.Thread], list[Answer]]:
-    answers: list[Answer] = []
-    threads = [threading.Thread(target=lambda: answers.append(call())) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    return threads, answers
-
-
 def test_a_backlog_of_ten_runs_in_the_preferred_sizes(server: RunningServer) -> None:
-    first, _ = in_background(1, lambda: infer(server, "preferred"))
+    calls = [in_background(lambda: infer(server, "preferred"))]
     wait_until(lambda: executing(server, "preferred") == 1, "the first request to run", server)
-    rest, answers = in_background(10, lambda: infer(server, "preferred"))
+    calls += [in_background(lambda: infer(server, "preferred")) for _ in range(10)]
     wait_until(lambda: pending(server, "preferred") == 10, "the backlog", server)
-    for thread in first + rest:
-        thread.join()
-    assert {answer.status for answer in answers} == {200}
+    assert {call.result(30).status for call in calls} == {200}
     formed = {
         batch["batch_size"]: batch["compute_infer"]["count"] for batch in stats(server, "preferred")["batch_stats"]
     }
@@ -105,9 +84,8 @@ def test_a_backlog_of_ten_runs_in_the_preferred_sizes(server: RunningServer) -> 
 
 def test_statistics_keep_the_identities_that_perf_analyzer_needs(server: RunningServer) -> None:
     before = stats(server, "quick")
-    threads, _ = in_background(20, lambda: infer(server, "quick"))
-    for thread in threads:
-        thread.join()
+    calls = [in_background(lambda: infer(server, "quick")) for _ in range(20)]
+    assert {call.result(30).status for call in calls} == {200}
     after = stats(server, "quick")
     success = after["inference_stats"]["success"]["count"] - before["inference_stats"]["success"]["count"]
     assert success == 20
@@ -115,14 +93,14 @@ def test_statistics_keep_the_identities_that_perf_analyzer_needs(server: Running
         assert after["inference_stats"][part]["count"] == after["inference_stats"]["success"]["count"]
     assert after["inference_count"] == sum(b["batch_size"] * b["compute_infer"]["count"] for b in after["batch_stats"])
     assert after["execution_count"] == sum(b["compute_infer"]["count"] for b in after["batch_stats"])
-    assert gauge(server, "nv_inference_count", "quick") == after["inference_count"]
-    assert gauge(server, "nv_inference_request_success", "quick") == after["inference_stats"]["success"]["count"]
+    assert metric(server, "nv_inference_count", "quick") == after["inference_count"]
+    assert metric(server, "nv_inference_request_success", "quick") == after["inference_stats"]["success"]["count"]
 
 
 def test_a_full_queue_is_refused_at_once_with_a_hint_to_retry(server: RunningServer) -> None:
-    threads, _ = in_background(1, lambda: infer(server, "bounded"))
+    calls = [in_background(lambda: infer(server, "bounded"))]
     wait_until(lambda: executing(server, "bounded") == 1, "the execution", server)
-    more, answers = in_background(2, lambda: infer(server, "bounded"))
+    calls += [in_background(lambda: infer(server, "bounded")) for _ in range(2)]
     wait_until(lambda: pending(server, "bounded") == 2, "a full queue", server)
     refused = infer(server, "bounded")
     assert (refused.status, refused.headers["retry-after"]) == (503, "1")
@@ -134,14 +112,12 @@ def test_a_full_queue_is_refused_at_once_with_a_hint_to_retry(server: RunningSer
             client.infer("bounded", [tensor], request_id="r1")
         assert caught.value.status() == "StatusCode.UNAVAILABLE"
         assert caught.value.message() == "[request id: r1] Exceeds maximum queue size"
-    for thread in threads + more:
-        thread.join()
-    assert {answer.status for answer in answers} == {200}
-    assert gauge(server, "nv_inference_request_failure", "bounded", 'reason="REJECTED",') == 2
+    assert {call.result(30).status for call in calls} == {200}
+    assert metric(server, "nv_inference_request_failure", "bounded", 'reason="REJECTED",') == 2
 
 
 def test_a_queue_timeout_comes_at_its_deadline_and_not_with_the_next_batch(server: RunningServer) -> None:
-    threads, _ = in_background(1, lambda: infer(server, "impatient"))
+    first = in_background(lambda: infer(server, "impatient"))
     wait_until(lambda: executing(server, "impatient") == 1, "the execution", server)
     begun = time.monotonic()
     late = infer(server, "impatient")
@@ -149,7 +125,7 @@ def test_a_queue_timeout_comes_at_its_deadline_and_not_with_the_next_batch(serve
     assert (late.status, late.error) == (503, "Request timeout expired")
     assert executing(server, "impatient") == 1, "it was answered while the first execution still ran"
     assert waited >= 0.2
-    threads[0].join()
+    assert first.result(30).status == 200
 
 
 def test_a_lone_request_pays_a_delay_that_was_asked_for(server: RunningServer) -> None:
@@ -159,17 +135,17 @@ def test_a_lone_request_pays_a_delay_that_was_asked_for(server: RunningServer) -
 
 
 def test_a_caller_that_leaves_the_queue_is_never_executed(server: RunningServer) -> None:
-    threads, _ = in_background(1, lambda: infer(server, "plain"))
+    first = in_background(lambda: infer(server, "plain"))
     wait_until(lambda: executing(server, "plain") == 1, "the execution", server)
     executions = stats(server, "plain")["execution_count"]
-    canceled = gauge(server, "nv_inference_request_failure", "plain", 'reason="CANCELED",')
+    before = canceled(server, "plain")
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port)
-    connection.request("POST", "/v2/models/plain/infer", BODY)
+    connection.request("POST", "/v2/models/plain/infer", ONES_JSON)
     wait_until(lambda: pending(server, "plain") == 1, "the request to queue", server)
     connection.close()
     wait_until(lambda: pending(server, "plain") == 0, "the request to be dropped", server)
-    threads[0].join()
-    assert gauge(server, "nv_inference_request_failure", "plain", 'reason="CANCELED",') == canceled + 1
+    assert first.result(30).status == 200
+    assert canceled(server, "plain") == before + 1
     assert infer(server, "plain").status == 200
     assert stats(server, "plain")["execution_count"] == executions + 2
 
@@ -178,7 +154,7 @@ def test_a_caller_that_leaves_the_queue_is_never_executed(server: RunningServer)
 def test_a_running_request_is_flagged_when_its_caller_leaves(server: RunningServer, protocol: str) -> None:
     if protocol == "http":
         connection = http.client.HTTPConnection("127.0.0.1", server.http_port)
-        connection.request("POST", "/v2/models/long/infer", BODY)
+        connection.request("POST", "/v2/models/long/infer", ONES_JSON)
         wait_until(lambda: executing(server, "long") == 1, "the execution", server)
         connection.close()
     else:
@@ -235,9 +211,9 @@ def test_a_request_that_is_delayed_instead_of_refused_runs_when_the_others_have(
         answer = server.post("/v2/models/patient/infer", body)
         order.append(f"{name} {answer.status}")
 
-    hurried = json.dumps({**json.loads(BODY), "parameters": {"timeout": 100_000}})
+    hurried = json.dumps({**ONES, "parameters": {"timeout": 100_000}})
     threads = []
-    for number, (name, body) in enumerate([("running", BODY), ("late", hurried), ("in time", BODY)]):
+    for number, (name, body) in enumerate([("running", ONES_JSON), ("late", hurried), ("in time", ONES_JSON)]):
         threads.append(threading.Thread(target=ask, args=(name, body)))
         threads[-1].start()
         wait_until(lambda: executing(server, "patient") == 1, "the execution", server)
@@ -248,12 +224,10 @@ def test_a_request_that_is_delayed_instead_of_refused_runs_when_the_others_have(
 
 
 def test_passive_instances_are_loaded_and_get_no_requests(server: RunningServer) -> None:
-    threads, answers = in_background(2, lambda: infer(server, "watched"))
+    calls = [in_background(lambda: infer(server, "watched")) for _ in range(2)]
     wait_until(lambda: pending(server, "watched") == 1, "one to run and one to wait", server)
     assert executing(server, "watched") == 1
-    for thread in threads:
-        thread.join()
-    assert [answer.status for answer in answers] == [200, 200]
+    assert [call.result(30).status for call in calls] == [200, 200]
 
 
 BACKEND = """
@@ -285,16 +259,11 @@ class ReverseBackend:
 
 
 def test_a_third_party_backend_is_found_by_its_entry_point(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    info = site / "halimede_reverse-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "halimede_reverse.py").write_text(BACKEND)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: halimede-reverse\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[halimede.backends]\nreverse = halimede_reverse:ReverseBackend\n")
     add_identity(tmp_path / "models", "mirror", dims="3")
     config = tmp_path / "models" / "mirror" / "config.pbtxt"
     config.write_text(config.read_text().replace('"identity"', '"reverse"'))
-    server = start_server(tmp_path, ["--model-repository", tmp_path / "models"], environment={"PYTHONPATH": str(site)})
+    environment = install_backend(tmp_path / "site", "reverse", BACKEND, "ReverseBackend")
+    server = start_server(tmp_path, ["--model-repository", tmp_path / "models"], environment=environment)
     try:
         body = {"inputs": [{"name": "IN", "shape": [2, 3], "datatype": "FP32", "data": [1, 2, 3, 4, 5, 6]}]}
         answer = server.post("/v2/models/mirror/infer", body)
@@ -319,14 +288,13 @@ def test_a_request_that_takes_long_to_check_keeps_no_other_waiting(tmp_path: Pat
         }
         head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
         headers = {"Inference-Header-Content-Length": str(len(head))}
-        threads, answers = in_background(1, lambda: server.post("/v2/models/text/infer", head + payload, headers))
+        large = in_background(lambda: server.post("/v2/models/text/infer", head + payload, headers))
         probes = 0
-        while threads[0].is_alive():
+        while not large.done():
             assert server.get("/v2/health/live").status == 200
             probes += 1
-        threads[0].join()
-        assert answers[0].status == 200
-        assert answers[0].body.endswith(payload)
+        assert large.result().status == 200
+        assert large.result().body.endswith(payload)
         assert probes >= 5
         broken = server.post("/v2/models/text/infer", head + payload[:-1], headers)
         assert broken.status == 400

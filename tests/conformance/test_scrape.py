@@ -1,38 +1,32 @@
 """The metrics port before many models: the page takes a while, and nobody waits for it but its scraper."""
 
 import http.client
-import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.calls import ONES_JSON
 from support.models import add_identity
 from support.open_loop import Phase, Stream, run_phases
-from support.server import RunningServer, start_server
+from support.server import RunningServer, Start
 
-INFER = json.dumps({"inputs": [{"name": "IN", "shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}]})
 ONE = "instance_group { kind: KIND_CPU count: 1 }"
 
 Serve = Callable[..., RunningServer]
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    running: list[RunningServer] = []
-
-    def start(models: int, *arguments: str, extra: str = "") -> RunningServer:
+def serve(start: Start, repository: Path) -> Serve:
+    def serve(models: int, *arguments: str, extra: str = "") -> RunningServer:
         for number in range(models):
-            add_identity(tmp_path / "models", f"m{number}", extra=f"{ONE} {extra}")
-        running.append(start_server(tmp_path, ["--model-repository", tmp_path / "models", *arguments]))
-        return running[-1]
+            add_identity(repository, f"m{number}", extra=f"{ONE} {extra}")
+        return start("--model-repository", repository, *arguments)
 
-    yield start
-    for server in running:
-        server.kill()
+    return serve
 
 
 def scrape_seconds(server: RunningServer) -> float:
@@ -47,7 +41,7 @@ def scrape_seconds(server: RunningServer) -> float:
 
 def check_many(serve: Serve, models: int) -> None:
     server = serve(models)
-    assert server.post(f"/v2/models/m{models - 1}/infer", INFER).status == 200
+    assert server.post(f"/v2/models/m{models - 1}/infer", ONES_JSON).status == 200
     page = server.metrics()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     success = {sample.labels["model"]: sample.value for sample in families["nv_inference_request_success"].samples}

@@ -53,5 +53,12 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         b'optimization { graph { level: -1 } input_pinned_memory { enable: true } } metric_tags { key: "a" value: "b" };\n'
         b"sequence_batching < direct { } max_sequence_idle_microseconds: 5 >",
     ),
+    "config_yaml": (
+        b"name: m\nbackend: identity\nmax_batch_size: 8\ninput:\n  - {name: IN, data_type: TYPE_FP32, dims: [-1, 3]}\n"
+        b"dynamic_batching: {preferred_batch_size: [4, 8], max_queue_delay_microseconds: 100}\n",
+        b'version_policy: {specific: {versions: [1, 2]}}\nparameters:\n  k: {string_value: "v\\n\\x01"}\n  1: {}\n'
+        b"instance_group:\n- kind: KIND_CPU # a comment\n  count: 2\n  profile: ['p']\nmetric_tags:\n  country: no\n",
+        b"--- # one document\noptimization: {graph: {level: -1}}\nmodel_warmup: []\nbackend: >-\n  onnx\n  runtime\n...\n",
+    ),
     "grpc_contents": (_message(raw=True), _message()),
 }

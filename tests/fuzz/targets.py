@@ -12,7 +12,7 @@ from typing import Any, cast
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
-from halimede.core.config.read import read_json, read_pbtxt
+from halimede.core.config.read import ParsedConfig, read_json, read_pbtxt, read_yaml
 from halimede.core.config.write import to_json
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest
 from halimede.core.wire import grpc_infer, http_infer
@@ -127,12 +127,19 @@ def grpc_contents(data: bytes) -> None:
     check_tensors(call.request)
 
 
-# ---- config.pbtxt
+# ---- config.pbtxt and config.yaml
 
 
 def pbtxt(data: bytes) -> None:
+    check_config(read_pbtxt(data))
+
+
+def config_yaml(data: bytes) -> None:
+    check_config(read_yaml(data))
+
+
+def check_config(parsed: ParsedConfig) -> None:
     """A configuration: problems with their places, or a value that survives being written and read again."""
-    parsed = read_pbtxt(data)
     for problem in parsed.problems:
         assert problem.message
         assert len(str(problem)) <= LONGEST_ERROR
@@ -273,5 +280,5 @@ def http_framing(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (http_framing, json_to_tensor, pbtxt, grpc_contents)
+    target.__name__: target for target in (http_framing, json_to_tensor, pbtxt, config_yaml, grpc_contents)
 }

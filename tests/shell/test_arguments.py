@@ -301,3 +301,12 @@ def test_a_variable_of_tritons_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TRITON_CLOUD_CREDENTIAL_PATH", "/x")
     monkeypatch.setenv("AIP_HTTP_PORT", "1")
     assert settings("--model-repository=.") == Settings(model_repository=(Path(),))
+
+
+def test_the_environment_of_vertex_ai_is_not_overlooked() -> None:
+    vertex = {"AIP_MODE": "PREDICTION"}
+    _, problems = assemble(parse(["--model-repository=."]), vertex)
+    assert problems == [
+        "AIP_MODE=PREDICTION asks for --allow-vertex-ai, which is not supported yet; --allow-vertex-ai=false declines"
+    ]
+    assert assemble(parse(["--model-repository=.", "--allow-vertex-ai=false"]), vertex)[1] == []

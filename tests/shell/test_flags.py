@@ -35,10 +35,11 @@ NO_EFFECT = """
     --buffer-manager-thread-count --host-policy
     --sagemaker-port --sagemaker-safe-port-range --sagemaker-thread-count
     --vertex-ai-port --vertex-ai-thread-count --vertex-ai-default-model
+    --trace-file --trace-rate --trace-count --trace-log-frequency --rate-limit-resource
 """
 NOT_YET = """
-    --model-namespacing --model-load-gpu-limit --trace-config --trace-file --trace-level --trace-rate --trace-count
-    --trace-log-frequency --cache-config --response-cache-byte-size --rate-limit --rate-limit-resource
+    --model-namespacing --model-load-gpu-limit --trace-config --trace-level --cache-config --response-cache-byte-size
+    --rate-limit
     --allow-client-shm --allow-sagemaker --allow-vertex-ai
 """
 OURS = "-h --version --drain-delay --grpc-max-input-size"
@@ -106,7 +107,7 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--grpc-http2-min-recv-ping-interval-without-data=9": ("grpc_http2_min_recv_ping_interval_without_data", 9),
     "--grpc-http2-max-ping-strikes=5": ("grpc_http2_max_ping_strikes", 5),
     "--grpc-max-connection-age=60000": ("grpc_max_connection_age", 60_000),
-    "--grpc-max-connection-age-grace=0": ("grpc_max_connection_age_grace", 0),
+    "--grpc-max-connection-age-grace=500": ("grpc_max_connection_age_grace", 500),
     "--allow-metrics=false": ("allow_metrics", False),
     "--allow-gpu-metrics=false": ("allow_gpu_metrics", False),
     "--allow-cpu-metrics=false": ("allow_cpu_metrics", False),
@@ -152,6 +153,28 @@ def test_a_flag_changes_its_setting_and_no_other(argument: str, tmp_path: Path) 
     assert settings(*arguments) == dataclasses.replace(base, **fields)
 
 
+def test_no_age_of_a_connection_is_no_limit() -> None:
+    given = settings("--model-repository=.", "--grpc-max-connection-age=0", "--grpc-max-connection-age-grace=0")
+    assert (given.grpc_max_connection_age, given.grpc_max_connection_age_grace) == (None, None)
+
+
+def test_words_may_be_written_in_upper_and_lower_case() -> None:
+    given = settings(
+        *("--model-repository=.", "--model-control-mode=EXPLICIT", "--log-format=Json", "--rate-limit=OFF"),
+        *("--grpc-infer-response-compression-level=High", "--trace-level=off", "--trace-config=level=off"),
+    )
+    assert given.model_control_mode is ModelControlMode.EXPLICIT
+    assert given.log_format is LogFormat.JSON
+    assert given.grpc_infer_response_compression_level is CompressionLevel.HIGH
+    assert given.notices == ()
+    assert "is not supported yet" in complaint("--model-repository=.", "--model-control-mode=POLL")
+
+
+def test_an_interval_may_be_written_as_a_decimal() -> None:
+    # Triton's help calls it a float, and it takes the whole milliseconds.
+    assert settings("--model-repository=.", "--metrics-interval-ms=2500.9").metrics_interval_ms == 2500
+
+
 WITHOUT_EFFECT = {
     "--repository-poll-secs": ("15", "15s"),
     "--enable-peer-access": ("false", "maybe"),
@@ -172,6 +195,11 @@ WITHOUT_EFFECT = {
     "--vertex-ai-port": ("8080", "http"),
     "--vertex-ai-thread-count": ("8", "1_000"),
     "--vertex-ai-default-model": ("resnet", None),
+    "--trace-file": ("/tmp/trace.json", None),
+    "--trace-rate": ("1", "often"),
+    "--trace-count": ("5", "-2"),
+    "--trace-log-frequency": ("50", "-1"),
+    "--rate-limit-resource": ("R1:4:0", None),
 }
 
 
@@ -221,14 +249,9 @@ def test_trace_settings_have_no_effect_without_a_level() -> None:
         "--model-load-gpu-limit=0:0.9",
         "--trace-config=level=TIMESTAMPS",
         "--trace-config=level=TENSORS",
-        "--trace-file=/tmp/trace.json",
         "--trace-level=TIMESTAMPS",
-        "--trace-rate=1",
-        "--trace-count=5",
-        "--trace-log-frequency=50",
         "--response-cache-byte-size=1048576",
         "--rate-limit=execution_count",
-        "--rate-limit-resource=R1:4:0",
         "--allow-client-shm=true",
         "--allow-sagemaker=true",
         "--allow-vertex-ai=1",
@@ -250,8 +273,7 @@ def test_a_refused_cache_does_not_show_its_password() -> None:
 
 def test_a_refused_flag_is_accepted_silently_where_it_leaves_its_feature_off(tmp_path: Path) -> None:
     off = """
-        --model-namespacing=false --trace-config=level=OFF --trace-level=OFF --trace-rate=1000 --trace-count=-1
-        --trace-log-frequency=0 --response-cache-byte-size=0 --rate-limit=off --allow-client-shm=false
+        --model-namespacing=false --trace-config=level=OFF --trace-level=OFF --response-cache-byte-size=0 --rate-limit=off --allow-client-shm=false
         --allow-sagemaker=FALSE --allow-vertex-ai=0 --metrics-config=summary_latencies=false
         --metrics-config=histogram_latencies=off
     """
@@ -355,8 +377,10 @@ def test_an_api_in_two_groups_is_an_error() -> None:
         ("--exit-timeout-secs=-1", "Provided option value is out of bound. Got -1; right is 0 to 2147483647"),
         ("--drain-delay=1e999", "Provided option value is out of bound. Got 1e999"),
         ("--drain-delay=soon", "Invalid option value. Got soon; right is a number of seconds"),
+        ("--metrics-interval-ms=0.9", "Provided option value is out of bound. Got 0.9; right is 1 to 2147483647"),
+        ("--metrics-interval-ms=2s", "Invalid option value. Got 2s; right is a number of milliseconds"),
         ("--log-verbose=-1", "Provided option value is out of bound. Got -1"),
-        ("--log-format=iso8601", "Invalid option value. Got iso8601; right are default, ISO8601, json"),
+        ("--log-format=xml", "Invalid option value. Got xml; right are default, ISO8601, json"),
         ("--log-file=.", "is a directory, right is a file: ."),
         ("--log-file=/no/where/x.log", "directory does not exist: /no/where"),
         ("--model-control-mode=auto", "Invalid option value. Got auto; right are none, explicit"),

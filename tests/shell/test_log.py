@@ -99,7 +99,7 @@ def run(program: str, **options: object) -> subprocess.CompletedProcess[str]:
     ("flags", "letters"),
     [
         ("", "I halimede.a, W halimede.a, E halimede.a, W asyncio"),
-        ("log_verbose=1", "V halimede.a, I halimede.a, W halimede.a, E halimede.a, W asyncio"),
+        ("log_verbose=1", "I halimede.a, I halimede.a, W halimede.a, E halimede.a, W asyncio"),
         ("log_info=False", "W halimede.a, E halimede.a, W asyncio"),
         ("log_warning=False", "I halimede.a, E halimede.a"),
         ("log_info=False, log_warning=False, log_error=False", ""),
@@ -328,6 +328,27 @@ def test_a_file_that_was_moved_or_deleted_is_made_anew(log: Log, path: Path) -> 
     assert log.writer.dropped == 0
 
 
+def test_a_file_that_a_library_closed_is_opened_anew(log: Log, path: Path) -> None:
+    log.logger.debug("before")
+    assert log.messages() == ["before"]
+    (number,) = (int(fd) for fd in os.listdir("/proc/self/fd") if is_open_at(int(fd), path))
+    os.close(number)
+
+    def is_written_again() -> bool:
+        log.logger.debug("afterwards")
+        return "afterwards" in log.messages()
+
+    wait_until(is_written_again, "the file to be opened anew")
+    (number,) = (int(fd) for fd in os.listdir("/proc/self/fd") if is_open_at(int(fd), path))
+
+
+def is_open_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except OSError:
+        return False
+
+
 def test_a_file_that_was_emptied_is_written_from_its_beginning(log: Log, path: Path) -> None:
     log.logger.debug("before")
     assert log.messages() == ["before"]
@@ -466,7 +487,7 @@ def test_destructors_may_log_whenever_they_run(path: Path) -> None:
         "gc.collect()\n"
     )
     assert done.returncode == 0, done.stderr
-    verbose = [line.split('"')[1] for line in path.read_text().splitlines() if line.startswith("V")]
+    verbose = [line.split('"')[1] for line in path.read_text().splitlines() if line.startswith("I")]
     assert (verbose.count("dying"), verbose.count("living")) == (3000, 3000)
 
 

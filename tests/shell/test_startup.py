@@ -46,15 +46,20 @@ def test_a_model_file_stands_where_a_repository_would() -> None:
 def test_backends_say_where_they_are_and_how_they_are_set() -> None:
     settings = Settings(backend_config={"": {"a": "1", "b": "1"}, "identity": {"b": "2"}})
     rows = {name: (path, config) for name, path, config in backend_rows(settings)}
-    assert rows["identity"] == (halimede.backends.identity.__file__, '{"cmdline": {"a": "1", "b": "2"}}')
+    assert rows["identity"] == (halimede.backends.identity.__file__, '{"cmdline":{"a":"1","b":"2"}}')
     spec = find_spec("halimede.backends.onnxruntime")
-    assert rows["onnxruntime"] == (spec.origin, '{"cmdline": {"a": "1", "b": "1"}}')
+    assert rows["onnxruntime"] == (spec.origin, '{"cmdline":{"a":"1","b":"1"}}')
 
 
 def test_a_models_state_is_told_with_its_reason() -> None:
     index = [
         ModelIndexEntry("a", "1", ModelReadyState.READY),
         ModelIndexEntry("a", "2", ModelReadyState.UNAVAILABLE, "broken"),
-        ModelIndexEntry("never"),
     ]
-    assert model_rows(index) == [("a", "1", "READY"), ("a", "2", "UNAVAILABLE: broken"), ("never", "", "UNKNOWN")]
+    assert model_rows(index) == [("a", "1", "READY"), ("a", "2", "UNAVAILABLE: broken")]
+
+
+def test_a_model_that_nobody_asked_for_has_no_row() -> None:
+    assert model_rows([ModelIndexEntry("never"), ModelIndexEntry("a", "1", ModelReadyState.READY)]) == [
+        ("a", "1", "READY")
+    ]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -112,6 +112,10 @@ class RunningServer:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+
+
+Start = Callable[..., RunningServer]
+"""Starts a server that ends with the test."""
 
 
 def wait_until(condition, what: str, server: RunningServer | None = None, limit_s: float = START_LIMIT_S) -> None:  # type: ignore[no-untyped-def]

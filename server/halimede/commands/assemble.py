@@ -15,6 +15,7 @@ from halimede.settings import ModelControlMode, Settings
 DEVICE_LIST_VARIABLE = "HALIMEDE_DEVICE_LIST"
 
 STRICT_MODEL_CONFIG = "--strict-model-config"
+VERTEX_AI = "--allow-vertex-ai"
 
 
 def assemble(given: Given, environment: Mapping[str, str]) -> tuple[Settings, list[str]]:
@@ -32,6 +33,10 @@ def assemble(given: Given, environment: Mapping[str, str]) -> tuple[Settings, li
         fields["device_list"] = Path(device_list)
         if not os.path.isfile(device_list):
             problems.append(f"{DEVICE_LIST_VARIABLE}: file does not exist: {device_list}")
+    if environment.get("AIP_MODE") == "PREDICTION" and not any(flag.name == VERTEX_AI for flag in given.values):
+        problems.append(
+            f"AIP_MODE=PREDICTION asks for {VERTEX_AI}, which is not supported yet; {VERTEX_AI}=false declines"
+        )
     if problems:
         return Settings(), problems
 

@@ -4,6 +4,7 @@ All that a load does is done here, short of loading the model, so that what is w
 configuration goes to standard output; problems and notes, a line each, to standard error.
 """
 
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -44,17 +45,23 @@ def run(
         )
         plan = plan_model(entry, options)
     except ConfigError as error:
-        click.echo("\n".join(error.problems), err=True)
+        for problem in error.problems:
+            _say(problem)
         return 1
     except (InferenceError, OSError) as error:
-        click.echo(str(error), err=True)
+        _say(str(error))
         return 1
     for warning in entry.warnings:
-        click.echo(f"{entry.name}: {warning}", err=True)
+        _say(f"{entry.name}: {warning}")
     for note in plan.notes:
-        click.echo(in_file(entry, plan.stages[0].origin, note), err=True)
+        _say(in_file(entry, plan.stages[0].origin, note))
     click.echo(printed(plan, form))
     return 0
+
+
+def _say(text: str) -> None:
+    """A line on standard error. It may repeat what a model's files say, which must not steer the reader's terminal."""
+    click.echo("".join(each if each.isprintable() else ascii(each)[1:-1] for each in text), err=True)
 
 
 def printed(plan: "ModelPlan", form: str) -> str:
@@ -72,7 +79,8 @@ def printed(plan: "ModelPlan", form: str) -> str:
         "config": orjson.loads(to_json(plan.config)),
         "origins": {line.path: by_path[line.path] for line in lines if line.path},
     }
-    return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
+    text = orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
+    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
 
 
 def _find(model: Path, config_name: str) -> "ModelEntry":

@@ -21,6 +21,7 @@ from halimede.commands.readers import (
     merge_backend_options,
     merge_restrictions,
     read_address,
+    read_age,
     read_backend_option,
     read_boolean,
     read_cache_setting,
@@ -31,6 +32,7 @@ from halimede.commands.readers import (
     read_header_pattern,
     read_http_restriction,
     read_log_file,
+    read_milliseconds,
     read_repository,
     read_seconds,
     read_text,
@@ -110,7 +112,7 @@ _read_known_mode = choice_reader(list(ModelControlMode))
 
 
 def read_control_mode(text: str) -> Enum:
-    return PollMode.POLL if text == PollMode.POLL.value else _read_known_mode(text)
+    return PollMode.POLL if text.lower() == PollMode.POLL.value else _read_known_mode(text)
 
 
 BOOLEAN = Kind("BOOL", read_boolean, bare="true")
@@ -124,6 +126,8 @@ BYTES = Kind("BYTES", integer_reader(1, INT64_MAX))
 BYTES_OR_NONE = Kind("BYTES", integer_reader(0, INT64_MAX))
 MESSAGE_BYTES = Kind("BYTES", integer_reader(1, INT32_MAX))
 MILLISECONDS = Kind("MS", integer_reader(1, INT32_MAX))
+DECIMAL_MILLISECONDS = Kind("MS", read_milliseconds)
+AGE = Kind("MS", read_age)
 MILLISECONDS_OR_NONE = Kind("MS", integer_reader(0, INT32_MAX))
 SECONDS = Kind("SECONDS", read_seconds)
 WHOLE_SECONDS = Kind("SECONDS", integer_reader(0, INT32_MAX))
@@ -284,6 +288,7 @@ _PACKAGES = "these plug-ins are Python packages, found by their entry points and
 _SAGEMAKER = "the SageMaker endpoint is not there yet"
 _VERTEX = "the Vertex AI endpoint is not there yet"
 _TRACING = "tracing is not there yet"
+_NOTHING_TRACED = "nothing is traced while the level is OFF"
 _CACHE = "there is no response cache yet"
 _RATE = "executions cannot be rate limited yet"
 
@@ -369,7 +374,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             "How long after SIGTERM the ports still take requests, while readiness says no.",
             field="drain_delay_secs",
         ),
-        _honoured("--exit-timeout-secs", SECONDS, "How long a stop waits for requests that run."),
+        _honoured("--exit-timeout-secs", SECONDS, "How long a stop waits for requests that run, after the delay."),
     ),
     "HTTP": (
         _honoured("--allow-http", BOOLEAN, "Serve HTTP."),
@@ -437,8 +442,8 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             "Clients that ping more often without data get a strike.",
         ),
         _honoured("--grpc-http2-max-ping-strikes", COUNT_OR_NONE, "Strikes until the connection is closed, 0 for any."),
-        _honoured("--grpc-max-connection-age", MILLISECONDS, "A connection is closed after this time."),
-        _honoured("--grpc-max-connection-age-grace", MILLISECONDS_OR_NONE, "How long its calls may then take to end."),
+        _honoured("--grpc-max-connection-age", AGE, "A connection is closed after this time, 0 for never."),
+        _honoured("--grpc-max-connection-age-grace", AGE, "How long its calls may then take to end, 0 for any time."),
     ),
     "Metrics": (
         _honoured("--allow-metrics", BOOLEAN, "Serve metrics."),
@@ -452,7 +457,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             field="metrics_address",
         ),
         _honoured("--metrics-port", PORT, "The port, 0 for any free one."),
-        _honoured("--metrics-interval-ms", MILLISECONDS, "How often GPU and CPU are read."),
+        _honoured("--metrics-interval-ms", DECIMAL_MILLISECONDS, "How often GPU and CPU are read."),
         Flag(
             ("--metrics-config",),
             METRICS_SETTING,
@@ -485,16 +490,15 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             treat=_treat_trace,
             repeatable=True,
         ),
-        _not_yet("--trace-file", TEXT, "Deprecated: --trace-config triton,file=FILE.", _TRACING),
+        _no_effect("--trace-file", TEXT, "Deprecated: --trace-config triton,file=FILE.", _NOTHING_TRACED),
         _not_yet("--trace-level", TRACE_LEVEL, "Deprecated: --trace-config level=LEVEL.", _TRACING, off="OFF"),
-        _not_yet("--trace-rate", COUNT_OR_NONE, "Deprecated: --trace-config rate=COUNT.", _TRACING, off="1000"),
-        _not_yet("--trace-count", TRACE_COUNT, "Deprecated: --trace-config count=COUNT.", _TRACING, off="-1"),
-        _not_yet(
+        _no_effect("--trace-rate", COUNT_OR_NONE, "Deprecated: --trace-config rate=COUNT.", _NOTHING_TRACED),
+        _no_effect("--trace-count", TRACE_COUNT, "Deprecated: --trace-config count=COUNT.", _NOTHING_TRACED),
+        _no_effect(
             "--trace-log-frequency",
             COUNT_OR_NONE,
             "Deprecated: --trace-config triton,log-frequency=COUNT.",
-            _TRACING,
-            off="0",
+            _NOTHING_TRACED,
         ),
     ),
     "Response cache": (
@@ -512,7 +516,13 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
     ),
     "Rate limiter": (
         _not_yet("--rate-limit", RATE_LIMIT, "Whether executions wait for resources.", _RATE, off="off"),
-        _not_yet("--rate-limit-resource", RATE_RESOURCE, "How much there is of a resource.", _RATE, repeatable=True),
+        _no_effect(
+            "--rate-limit-resource",
+            RATE_RESOURCE,
+            "How much there is of a resource.",
+            "nothing is rate limited while --rate-limit is off",
+            repeatable=True,
+        ),
     ),
     "Memory": (
         _no_effect("--pinned-memory-pool-byte-size", BYTES_OR_NONE, "The pool of pinned memory.", _POOL),

@@ -76,12 +76,27 @@ def read_seconds(text: str) -> float:
     return seconds
 
 
+def read_milliseconds(text: str) -> int:
+    """Whole milliseconds of a decimal, as Triton takes them."""
+    if not _DECIMAL.fullmatch(text):
+        raise ValueError(f"Invalid option value. Got {text}; right is a number of milliseconds")
+    milliseconds = float(text)
+    if not 1 <= milliseconds <= INT32_MAX:
+        raise ValueError(f"Provided option value is out of bound. Got {text}; right is 1 to {INT32_MAX}")
+    return int(milliseconds)
+
+
+def read_age(text: str) -> int | None:
+    """Milliseconds, of which 0 are no limit."""
+    return integer_reader(0, INT32_MAX)(text) or None
+
+
 def choice_reader(choices: Sequence[Enum]) -> Callable[[str], Enum]:
-    """A reader of one of the enum members' values."""
+    """A reader of one of the enum members' values, in upper or lower case."""
 
     def read(text: str) -> Enum:
         for choice in choices:
-            if text == choice.value:
+            if text.lower() == choice.value.lower():
                 return choice
         raise ValueError(f"Invalid option value. Got {text}; right are {', '.join(each.value for each in choices)}")
 
@@ -89,12 +104,13 @@ def choice_reader(choices: Sequence[Enum]) -> Callable[[str], Enum]:
 
 
 def word_reader(*words: str) -> Callable[[str], str]:
-    """A reader of one of the words."""
+    """A reader of one of the words, in upper or lower case, which gives the word as it is spelled here."""
 
     def read(text: str) -> str:
-        if text not in words:
-            raise ValueError(f"Invalid option value. Got {text}; right are {', '.join(words)}")
-        return text
+        for word in words:
+            if text.lower() == word.lower():
+                return word
+        raise ValueError(f"Invalid option value. Got {text}; right are {', '.join(words)}")
 
     return read
 

@@ -4,6 +4,7 @@ import os
 import signal
 import textwrap
 from collections.abc import Iterable
+from typing import NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -97,15 +98,15 @@ def _wrap(text: str, width: int, indent: int) -> list[str]:
     return [line.replace(NO_BREAK, " ") for line in lines]
 
 
-def run_server(settings: Settings) -> None:
-    """Serve until told to stop, and exit with the server's code."""
+def run_server(settings: Settings) -> NoReturn:
+    """Serve until told to stop; the process ends with the server's code."""
     # A stop that comes while the libraries are loaded: the first process of a container gets no signal without asking.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))
     # Imported here, so that --help and a mistyped flag answer without the server's libraries.
     from halimede.app import run
 
-    click.get_current_context().exit(run(settings))
+    run(settings)
 
 
 serve = ServeCommand(

@@ -20,7 +20,7 @@ from halimede.core.repository.lifecycle import Event, next_state, reason, retry_
 from halimede.core.types import ErrorCode, InferenceError, ModelIndexEntry, ModelReadyState
 from halimede.runtime.malloc import release_free_memory
 from halimede.runtime.model import ModelVersion, start_version
-from halimede.runtime.prepare import ConfigError, LoadOptions, PreparedModel, VersionError, load_model
+from halimede.runtime.prepare import ConfigError, LoadOptions, NoVersionError, PreparedModel, VersionError, load_model
 from halimede.runtime.pump import LiveRequests
 from halimede.runtime.repository import ModelEntry, ModelRepository
 from halimede.runtime.threads import run_in_thread
@@ -159,7 +159,7 @@ class ModelLifecycle:
             names = listing.names
             for warning in listing.warnings:
                 log.warning("%s", warning)
-        results = await asyncio.gather(*(self._load_logged(name) for name in names))
+        results = await asyncio.gather(*(self._load_at_start(name) for name in names))
         return [name for name, loaded in zip(names, results, strict=True) if not loaded]
 
     async def load(self, name: str) -> None:
@@ -177,17 +177,24 @@ class ModelLifecycle:
             try:
                 await self._load(record)
                 return True
+            except NoVersionError as error:
+                text = f"load failed for model '{name}': {error.message}"
+                log.error("failed to load '%s': %s", name, error.message, extra={"model": name})
+                raise InferenceError(ErrorCode.INVALID_ARG, text) from error
             except ConfigError as error:
+                log.error("Poll failed for model directory '%s': %s", name, error.message, extra={"model": name})
                 # Scripts look for this text; what follows it is the reason, which Triton keeps in its log.
                 text = f"failed to load '{name}', failed to poll from model repository: {error.message}"
                 raise InferenceError(ErrorCode.INTERNAL, text) from error
             except VersionError as error:
+                _log_version_error(name, error)
                 text = (
                     f"load failed for model '{name}': version {error.version} is at UNAVAILABLE state: "
                     f"{error.code.value}: {error.message};\n"
                 )
                 raise InferenceError(ErrorCode.INVALID_ARG, text) from error
             except LeftBehindError as error:
+                log.error("failed to load '%s': %s", name, error.message, extra={"model": name})
                 text = f"load failed for model '{name}': {error.message}"
                 raise InferenceError(ErrorCode.INVALID_ARG, text) from error
             finally:
@@ -253,6 +260,11 @@ class ModelLifecycle:
         """Whether every version of every wanted model serves."""
         return all(record.is_ready() for record in self.records.values() if record.wanted)
 
+    def busy(self) -> tuple[int, int]:
+        """How many versions have requests in flight, and how many there are, serving and retired."""
+        versions = (*self._serving(), *self._closing.values())
+        return sum(version.pump.queued + version.pump.executing > 0 for version in versions), len(versions)
+
     def abort(self) -> None:
         """Fail what is queued in every model, serving or retired: the time to drain is over."""
         for version in (*self._serving(), *self._closing.values()):
@@ -268,14 +280,13 @@ class ModelLifecycle:
     def _serving(self) -> list[ModelVersion]:
         return [version for record in self.records.values() for version in record.versions.values()]
 
-    async def _load_logged(self, name: str) -> bool:
+    async def _load_at_start(self, name: str) -> bool:
         # Wanted from the start, so that the server is not ready without it.
         record = self.records.setdefault(name, ModelRecord(name))
         record.wanted = True
         try:
             await self.load(name)
-        except InferenceError as error:
-            log.error("%s", error.message.rstrip(), extra={"model": name})
+        except InferenceError:
             # Whoever unloads a model while the server starts does not want the server to exit for want of it.
             return bool(record.unloads)
         return True
@@ -541,6 +552,14 @@ class ModelLifecycle:
             about = {"model": version.name, "version": version.version}
             text = f"model '{version.name}' version {version.version}: closing failed"
             log.error("%s", text, exc_info=error, extra=about)
+
+
+def _log_version_error(name: str, error: VersionError) -> None:
+    extra = {"model": name, "version": str(error.version)}
+    log.error(
+        "failed to load '%s' version %d: %s: %s", *(name, error.version, error.code.value, error.message), extra=extra
+    )
+    log.info("failed to load '%s'", name, extra=extra)
 
 
 def _may_pass(error: ConfigError | VersionError) -> bool:

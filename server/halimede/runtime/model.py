@@ -1,6 +1,7 @@
 """One loaded model version: its configuration, its checker, its pump and its workers."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 
 from halimede.backends.api import BackendModel
@@ -13,6 +14,8 @@ from halimede.runtime.pump import LiveRequests, Pump
 from halimede.runtime.threads import run_in_thread
 from halimede.workers.thread import ThreadWorker
 from halimede.workers.worker import BatchDone
+
+log = logging.getLogger(__name__)
 
 
 class ModelVersion:
@@ -78,6 +81,12 @@ async def start_version(
     def on_event(event: BatchDone) -> None:
         version.pump.on_event(event)
 
+    for placement in prepared.placements:
+        log.info(
+            "TRITONBACKEND_ModelInstanceInitialize: %s (%s device %d)",
+            *(placement.name, placement.kind, placement.device.index if placement.device is not None else 0),
+            extra={"model": name, "version": str(prepared.version)},
+        )
     started = await asyncio.gather(
         *(
             ThreadWorker.start(placement, prepared.model, prepared.config, on_event, loop)

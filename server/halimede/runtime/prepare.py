@@ -85,6 +85,10 @@ class ConfigError(InferenceError):
         self.problems = problems or (message,)
 
 
+class NoVersionError(ConfigError):
+    """The version policy finds no version to serve."""
+
+
 class VersionError(InferenceError):
     """One version could not be loaded, and so none of `selected`, the versions that were to be."""
 
@@ -106,7 +110,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions) -> ModelPlan:
         origin = _backend_origin(config)
         config = detect_backend(config, entry.name, _first_files(entry))
         stages.append(Stage(origin, config))
-        backend = find_backend(config.backend)
+        backend = _find_backend(config, versions)
         if options.autocomplete:
             config = _autocompleted(config, backend, source(entry, config, backend, versions[-1], options), versions)
             stages.append(Stage("model file", config))
@@ -223,7 +227,14 @@ def _versions(entry: ModelEntry, config: ModelConfig) -> tuple[int, ...]:
     except InferenceError as error:
         there = ", ".join(str(version) for version in sorted(entry.versions))
         hint = f"there are {there}" if there else f"there is no version directory, such as '{entry.directory / '1'}'"
-        raise ConfigError(error.code, f"{error.message}: {hint}") from error
+        raise NoVersionError(error.code, f"{error.message}: {hint}") from error
+
+
+def _find_backend(config: ModelConfig, versions: tuple[int, ...]) -> Backend:
+    try:
+        return find_backend(config.backend)
+    except InferenceError as error:
+        raise VersionError(versions[-1], versions, error.code, error.message) from error
 
 
 def _labels(entry: ModelEntry, config: ModelConfig) -> Mapping[str, tuple[str, ...]]:

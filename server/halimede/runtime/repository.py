@@ -9,9 +9,11 @@ does with labels, the links on the way must not lead out of the model's real dir
 import errno
 import hashlib
 import os
+import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from halimede.core.config.files import config_file, config_name_problem
@@ -28,8 +30,12 @@ from halimede.core.types.error import clip
 
 MAX_CONFIG_BYTES = 4 << 20
 MAX_LABELS_BYTES = 16 << 20
+MAX_LABELS = 1 << 20
+"""Of all outputs of a model together, as MAX_LABELS_BYTES: each is an object of its own in memory."""
 MAX_FILES = 100_000
 """Files and directories below one model's directory: a link to `/` must not keep a load busy for hours."""
+
+_LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +138,35 @@ def read_config_text(entry: ModelEntry, filename: str) -> bytes:
 def read_labels(entry: ModelEntry, filenames: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """The lines of each output's label file, by output name.
 
-    OSError or ValueError as `read_file`; ValueError for a file that lies outside of the repository, or is no UTF-8.
+    OSError or ValueError as `read_file`; ValueError for a file that lies outside of the repository, or is no UTF-8, and
+    for too many labels.
     """
     labels: dict[str, tuple[str, ...]] = {}
+    left_bytes, left = MAX_LABELS_BYTES, MAX_LABELS
     for output, filename in filenames.items():
         path = _inside(entry, filename)
+        content = read_file(path, MAX_LABELS_BYTES)
+        left_bytes -= len(content)
+        if left_bytes < 0:
+            raise ValueError(f"{path}: the label files of a model have more than {MAX_LABELS_BYTES} bytes together")
         try:
-            labels[output] = tuple(read_file(path, MAX_LABELS_BYTES).decode().splitlines())
+            labels[output] = tuple(islice(_lines(content.decode()), left + 1))
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+        left -= len(labels[output])
+        if left < 0:
+            raise ValueError(f"{path}: the outputs of a model have more than {MAX_LABELS} labels together")
     return labels
+
+
+def _lines(text: str) -> Iterator[str]:
+    """As `splitlines`, one by one: that is one call, in which millions of lines would stop the event loop."""
+    at = 0
+    for end in _LINE_END.finditer(text):
+        yield text[at : end.start()]
+        at = end.end()
+    if at < len(text):
+        yield text[at:]
 
 
 def read_file(path: Path, limit: int) -> bytes:

@@ -64,6 +64,24 @@ def test_an_address_that_is_not_ours_or_none_at_all(loop_thread) -> None:
     )
 
 
+def test_addresses_of_a_name_that_this_machine_has_not_do_not_matter(
+    loop_thread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `localhost` in a container without IPv6, whose /etc/hosts has it all the same."""
+
+    def getaddrinfo(*_args: object, **_options: object) -> list:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 0)) for host in ("127.0.0.1", "192.0.2.1")]
+
+    async def bind_and_stop() -> int:
+        front = GrpcServer(None)
+        bound = front.bind("localhost", 0)
+        await front.stop(0)
+        return bound
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    assert loop_thread.run(bind_and_stop()) > 0
+
+
 def test_a_port_that_was_bound_and_never_served_is_given_back(loop_thread) -> None:
     async def bind_and_stop(port: int) -> int:
         front = GrpcServer(None)

@@ -213,14 +213,21 @@ def test_a_load_that_fails(http: Any) -> None:
     assert "RuntimeError: a bug with a secret" in http.log[0]
 
 
-def test_a_load_with_a_large_file(http: Any) -> None:
-    content = bytes(900_000)
+def test_a_load_with_a_file(http: Any) -> None:
+    content = bytes(40_000)
     body = json.dumps({"parameters": {"config": "{}", "file:1/model.onnx": base64.b64encode(content).decode()}})
-    assert len(body) > 1 << 20
-    running = http
-    running.listener.max_body = 2 << 20
-    assert answer(running, "POST", "/v2/repository/models/echo/load", body.encode())[0] == 200
-    assert running.core.calls == [("load", "echo", {"config": "{}", "file:1/model.onnx": content})]
+    assert answer(http, "POST", "/v2/repository/models/echo/load", body.encode())[0] == 200
+    assert http.core.calls == [("load", "echo", {"config": "{}", "file:1/model.onnx": content})]
+
+
+@pytest.mark.parametrize("call", ["index", "models/echo/load", "models/echo/unload"])
+def test_a_large_control_request_is_refused_unread(http: Any, call: str) -> None:
+    http.listener.max_body = 2 << 20
+    body = b'{"parameters":[' + b"[]," * 30_000 + b"[]]}"
+    status, _, error = answer(http, "POST", f"/v2/repository/{call}", body)
+    assert status == 400
+    assert f"the request has {len(body)} bytes, at most 65536 are taken" in error["error"]
+    assert http.core.calls == []
 
 
 def test_a_slow_load_holds_up_nobody(http: Any) -> None:

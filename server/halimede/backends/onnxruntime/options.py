@@ -91,7 +91,8 @@ class _Reader:
 
     def count(self, key: str, most: int) -> int:
         text = self.text(key) or "0"
-        if not text.isdecimal() or int(text) > most:
+        # int() takes no more than some thousands of digits, and other scripts' digits too.
+        if not (text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and int(text) <= most):
             self.problems.append(f"parameter '{key}' is '{text}'; it must be a number from 0 to {most}")
             return 0
         return int(text)

@@ -181,12 +181,15 @@ def _scalar(value: object) -> str:
     return repr(value)
 
 
-_PBTXT_ESCAPED = re.compile(r'["\\\x00-\x1f\x7f]')
-_YAML_ESCAPED = re.compile('["\\\\\x00-\x1f\x7f-\xa0\u2028\u2029\ufeff\ufffe\uffff]')
+# Beside what the languages ask for: what steers a terminal, or turns the direction of writing.
+_PBTXT_ESCAPED = re.compile(r'["\\\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]')
+_YAML_ESCAPED = re.compile('["\\\\\x00-\x1f\x7f-\xa0\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff]')
 
 
 def _octal(match: re.Match[str]) -> str:
-    return {'"': '\\"', "\\": "\\\\", "\n": "\\n"}.get(match[0]) or f"\\{ord(match[0]):03o}"
+    return {'"': '\\"', "\\": "\\\\", "\n": "\\n"}.get(match[0]) or "".join(
+        f"\\{byte:03o}" for byte in match[0].encode()
+    )
 
 
 def _code(match: re.Match[str]) -> str:

@@ -31,13 +31,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Severity(Enum):
-    """Triton's letters."""
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+    VERBOSE = "verbose"
 
-    ERROR = "E"
-    WARNING = "W"
-    INFO = "I"
-    VERBOSE = "V"
 
+# Triton's, to which verbose messages are information.
+_LETTERS = {Severity.ERROR: "E", Severity.WARNING: "W", Severity.INFO: "I", Severity.VERBOSE: "I"}
 
 # Collectors of logs know Python's names.
 _JSON_LEVELS = {
@@ -75,12 +76,12 @@ class LogLine:
 
 def render_default(line: LogLine) -> str:
     """`I1121 07:50:51.767849 597 server.py:42] "text"`, the time in UTC; without a newline at its end."""
-    return _render_text(f"{line.severity.value}{_time(line):%m%d %H:%M:%S.%f}", line)
+    return _render_text(f"{_LETTERS[line.severity]}{_time(line):%m%d %H:%M:%S.%f}", line)
 
 
 def render_iso8601(line: LogLine) -> str:
     """`2026-11-21T07:50:51Z I 597 server.py:42] "text"`, without a newline at its end."""
-    return _render_text(f"{_time(line):%Y-%m-%dT%H:%M:%SZ} {line.severity.value}", line)
+    return _render_text(f"{_time(line):%Y-%m-%dT%H:%M:%SZ} {_LETTERS[line.severity]}", line)
 
 
 def render_json(line: LogLine) -> str:
@@ -218,8 +219,9 @@ def _time(line: LogLine) -> datetime:
 
 
 def _render_text(head: str, line: LogLine) -> str:
-    head = f"{head} {line.process} {_printable(line.file)}:{line.line}]"
-    text = f"{head} {quote(line.message)}" if line.table is None else f"{head}\n{_drawn(line.table)}"
+    head = f"{head} {line.process} {_printable(line.file)}:{line.line}] "
+    # Triton draws a table below its line's head, with an empty line after it.
+    text = f"{head}{quote(line.message)}" if line.table is None else f"{head}\n{_drawn(line.table)}\n"
     return text + "".join(f"\n  {_printable(each)}" for each in line.trace.splitlines())
 
 

@@ -42,9 +42,3 @@ class DataType(Enum):
 
 FROM_WIRE: dict[str, DataType] = {t.name: t for t in DataType if t is not DataType.INVALID}
 """Datatype by its wire name; a name that is not here is not a datatype."""
-
-FROM_CONFIG: dict[str, DataType] = {t.config_name: t for t in DataType}
-"""Datatype by its configuration name, TYPE_INVALID included."""
-
-FROM_NUMBER: dict[int, DataType] = {t.number: t for t in DataType}
-"""Datatype by the protocol's enum number."""

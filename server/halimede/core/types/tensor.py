@@ -63,14 +63,23 @@ def concatenate(parts: Sequence[Buffer]) -> Buffer:
     return np.concatenate([np.frombuffer(part, np.uint8) for part in parts]).data
 
 
+_JOINED_AT_ONCE = 64 << 10
+"""Joining, and freeing, more parts than this in one call would keep every other thread waiting for milliseconds."""
+
+
 def join_bytes(elements: Iterable[bytes | str]) -> bytes:
     """BYTES elements in wire layout."""
+    joined: list[bytes] = []
     parts: list[bytes] = []
     for element in elements:
         raw = element.encode() if isinstance(element, str) else bytes(element)
         parts.append(len(raw).to_bytes(4, "little"))
         parts.append(raw)
-    return b"".join(parts)
+        if len(parts) >= _JOINED_AT_ONCE:
+            joined.append(b"".join(parts))
+            parts.clear()
+    joined.append(b"".join(parts))
+    return b"".join(joined)
 
 
 def split_bytes(data: Buffer) -> list[bytes]:

@@ -8,9 +8,10 @@ import errno
 import os
 import socket
 import stat
-from typing import Any
 
 UNIX = "unix:"
+
+_NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 def cannot_listen(target: str, cause: str = "") -> OSError:
@@ -19,17 +20,27 @@ def cannot_listen(target: str, cause: str = "") -> OSError:
 
 
 def check_tcp(address: str, port: int, target: str, *, reuse_port: bool) -> None:
-    """Raise unless every address of the name is free."""
+    """Raise unless the machine has an address of the name, and each that it has is free."""
     try:
         places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise OSError(f"failed to start GRPC service: address '{address}': {error.strerror}") from None
+    absent = 0
     for family, kind, protocol, _, place in places:
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if reuse_port:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            _try_bind(probe, place, target)
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if reuse_port:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                probe.bind(place)
+        except OSError as error:
+            # In a container without IPv6, `localhost` has an address that is not there.
+            if error.errno in _NOT_HERE:
+                absent += 1
+                continue
+            raise _failure(error, target) from None
+    if absent == len(places):
+        raise cannot_listen(target, os.strerror(errno.EADDRNOTAVAIL))
 
 
 def check_unix(target: str) -> None:
@@ -42,7 +53,10 @@ def check_unix(target: str) -> None:
             raise cannot_listen(target, "there is something of that name that is no socket")
         _remove_abandoned(path, target)
     with socket.socket(socket.AF_UNIX) as probe:
-        _try_bind(probe, path, target)
+        try:
+            probe.bind(path)
+        except OSError as error:
+            raise _failure(error, target) from None
         os.unlink(path)
 
 
@@ -61,13 +75,10 @@ def _remove_abandoned(path: str, target: str) -> None:
         raise cannot_listen(target, f"its old socket cannot be removed: {failure.strerror}") from None
 
 
-def _try_bind(probe: socket.socket, place: Any, target: str) -> None:  # a place is as its address family has it
-    try:
-        probe.bind(place)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise _in_use(target) from None
-        raise cannot_listen(target, error.strerror or str(error)) from None
+def _failure(error: OSError, target: str) -> OSError:
+    if error.errno == errno.EADDRINUSE:
+        return _in_use(target)
+    return cannot_listen(target, error.strerror or str(error))
 
 
 def _in_use(target: str) -> OSError:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
 from halimede.core.wire.grpc_infer import status_message
 from halimede.core.wire.protocol import ProtoClass, ProtoMessage, parse
 from halimede.core.wire.status_map import GRPC_STATUS
@@ -107,6 +108,13 @@ def internal_error(what: str) -> InferenceError:
     return InferenceError(ErrorCode.INTERNAL, f"{what} failed by an internal error; the server's log has the cause")
 
 
+def parse_small(name: str, request: ProtoClass, raw: bytes) -> ProtoMessage:
+    """The message of a call that is no inference; INVALID_ARG for one that would take the loop long to parse."""
+    if len(raw) > MAX_CONTROL_BYTES:
+        raise control_too_large(name, len(raw))
+    return parse(request, raw)
+
+
 def unary(
     request: ProtoClass, name: str, answer: Callable[[ProtoMessage], Awaitable[ProtoMessage]], drain: Drain
 ) -> MethodHandler:
@@ -114,7 +122,7 @@ def unary(
 
     async def handle(_requests: object, context: Context) -> bytes:
         try:
-            message = await answer(parse(request, await drain.receive(context)))
+            message = await answer(parse_small(name, request, await drain.receive(context)))
             return bytes(message.SerializeToString())
         except InferenceError as error:
             failure = error

@@ -4,13 +4,13 @@ import asyncio
 
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
-from halimede.core.wire.protocol import ProtoMessage, message_class, parse
-from halimede.frontends.grpc.call import Context, Drain, abort, shutting_down, write
+from halimede.core.wire.protocol import ProtoMessage, message_class
+from halimede.frontends.grpc.call import Context, Drain, abort, parse_small, shutting_down, write
 from halimede.runtime.server import Server
 
 SERVICES = ("", "inference.GRPCInferenceService")
 
-# The façade tells nobody when readiness changes, so a watch looks again and again.
+# The façade tells nobody when readiness changes, so one look again and again serves all watches.
 _LOOK_AGAIN_SECS = 0.25
 
 _Request = message_class("grpc.health.v1.HealthCheckRequest")
@@ -23,6 +23,11 @@ class Health:
     def __init__(self, server: Server, drain: Drain) -> None:
         self._server = server
         self._drain = drain
+        self._watches = 0
+        self._seen: int | None = None
+        # Set, and replaced, when a look sees another status.
+        self._changed = asyncio.Event()
+        self._next_look: asyncio.TimerHandle | None = None
 
     def _status(self) -> int:
         is_serving = self._server.is_ready() and not self._drain.started
@@ -39,24 +44,41 @@ class Health:
     async def watch(self, _requests: object, context: Context) -> None:
         """The status now and whenever it changes, until the client or the server goes."""
         try:
-            service = parse(_Request, await self._drain.receive(context)).service
+            service = parse_small("Watch", _Request, await self._drain.receive(context)).service
         except InferenceError as error:
             failure = error
         else:
             failure = shutting_down()
-            await self._watch(service, context)
+            self._watches += 1
+            try:
+                if self._next_look is None:
+                    self._look()
+                await self._watch(service, context)
+            finally:
+                self._watches -= 1
         await abort(context, failure)
+
+    def _look(self) -> None:
+        """Look, and again for as long as anybody watches: a client may hold a hundred watches on each connection."""
+        status = self._status()
+        if status != self._seen:
+            self._seen = status
+            self._changed.set()
+            self._changed = asyncio.Event()
+        self._next_look = asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECS, self._look) if self._watches else None
 
     async def _watch(self, service: str, context: Context) -> None:
         sent = None
         try:
             async with self._drain.scope():
                 while True:
+                    # Taken first: what changes during the write is then not waited for.
+                    changed = self._changed
                     status = self._status() if service in SERVICES else _Response.SERVICE_UNKNOWN
                     if status != sent:
                         await write(context, _Response(status=status).SerializeToString())
                         sent = status
-                    await asyncio.sleep(_LOOK_AGAIN_SECS)
+                    await changed.wait()
         except TimeoutError:
             if sent == _Response.SERVING:
                 await write(context, _Response(status=_Response.NOT_SERVING).SerializeToString())

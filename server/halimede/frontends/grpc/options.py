@@ -11,6 +11,10 @@ MAX_CONNECTIONS = 10_000
 MAX_METADATA_BYTES = 16 << 10
 """Of one call. gRPC's default for it is a range, 8 to 16 KiB, in which calls are refused at random."""
 
+MAX_PENDING_CALLS = 10_000
+"""Calls that may wait for the event loop to take them. Above it grpc ends calls at random, above twice as many all, and
+as CANCELLED, which no client tries again: its own limit of 1,000 is reached by a burst while the loop is busy."""
+
 HANDSHAKE_TIMEOUT_MS = 10_000
 """A new connection that has not finished TLS and the HTTP/2 preface by then is closed."""
 
@@ -70,6 +74,8 @@ def channel_arguments(transport: Transport) -> list[tuple[str, int]]:
         "grpc.max_connection_age_ms": transport.max_connection_age,
         "grpc.max_connection_age_grace_ms": transport.max_connection_age_grace,
         "grpc.max_concurrent_streams": MAX_CONCURRENT_STREAMS,
+        "grpc.server.max_pending_requests": MAX_PENDING_CALLS,
+        "grpc.server.max_pending_requests_hard_limit": 2 * MAX_PENDING_CALLS,
         "grpc.max_allowed_incoming_connections": MAX_CONNECTIONS,
         "grpc.max_metadata_size": MAX_METADATA_BYTES,
         "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES,

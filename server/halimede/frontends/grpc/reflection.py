@@ -7,8 +7,8 @@ import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 
 from halimede.core.types import InferenceError
 from halimede.core.types.error import clip
-from halimede.core.wire.protocol import POOL, ProtoMessage, message_class, parse
-from halimede.frontends.grpc.call import Context, Drain, abort, shutting_down, write
+from halimede.core.wire.protocol import POOL, ProtoMessage, message_class
+from halimede.frontends.grpc.call import Context, Drain, abort, parse_small, shutting_down, write
 
 # The messages of v1alpha are the same on the wire.
 _Request = message_class("grpc.reflection.v1.ServerReflectionRequest")
@@ -30,7 +30,8 @@ class Reflection:
         try:
             async with self._drain.scope():
                 while (raw := await context.read()) is not grpc.aio.EOF:
-                    await write(context, self.answer(parse(_Request, raw)).SerializeToString())
+                    request = parse_small("ServerReflectionInfo", _Request, raw)
+                    await write(context, self.answer(request).SerializeToString())
                 return
         except InferenceError as error:
             failure = error

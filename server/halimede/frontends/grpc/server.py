@@ -1,5 +1,6 @@
 """The gRPC front end: Triton's inference service, health and reflection on one port of the running event loop."""
 
+import logging
 import re
 from types import MappingProxyType
 
@@ -17,6 +18,8 @@ from halimede.frontends.grpc.options import Transport, channel_arguments
 from halimede.frontends.grpc.reflection import Reflection
 from halimede.frontends.grpc.tls import server_credentials
 from halimede.runtime.server import Server
+
+log = logging.getLogger(__name__)
 
 _DEFAULT_TRANSPORT = Transport()
 _NO_RESTRICTIONS: Restrictions = MappingProxyType({})
@@ -42,8 +45,10 @@ class GrpcServer:
         self._is_started = False
         handlers = _method_handlers(server, Infer(server, self._drain, forward, max_response_pool_size), self._drain)
         secrets = {method: restricted[CATEGORIES[method]] for method in handlers if CATEGORIES[method] in restricted}
+        methods = _RestrictedMethods(handlers, secrets) if secrets else _Methods(handlers)
         self._grpc = grpc.aio.server(
-            handlers=(_RestrictedMethods(handlers, secrets) if secrets else _Methods(handlers),),
+            # Who wants no verbose lines pays nothing for them.
+            handlers=(_LoggedMethods(methods) if log.isEnabledFor(logging.DEBUG) else methods,),
             options=channel_arguments(transport),
         )
 
@@ -96,6 +101,19 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler | None:
         return self._handlers.get(handler_call_details.method)
+
+
+class _LoggedMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no types
+    """Says of every call what it is, in Triton's words."""
+
+    def __init__(self, methods: _Methods) -> None:
+        self._methods = methods
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler | None:
+        name = handler_call_details.method.rpartition("/")[2]
+        handler = f"{name}Handler" if name in {"ModelInfer", "ModelStreamInfer"} else name
+        log.debug("Process for %s, rpc_ok=1, 0 step START", handler)
+        return self._methods.service(handler_call_details)
 
 
 class _RestrictedMethods(_Methods):

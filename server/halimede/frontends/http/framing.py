@@ -156,22 +156,22 @@ class HeadReader:
         return head
 
     def _parse(self, data: memoryview) -> Head:
+        # Whatever a head that was refused has left: the preface of HTTP/2 leaves its target, and is no error to llhttp.
         self._method = b""
+        self._raw.clear()
+        self._targets.clear()
         self._parser = parser = httptools.HttpRequestParser(self)
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             pass  # An offer of another protocol may be ignored; the request stands as it is.
         except httptools.HttpParserError as error:
-            self._raw.clear()
-            self._targets.clear()
             raise Refusal(400, f"malformed HTTP request: {error}") from None
         if not self._method:
             raise Refusal(400, "malformed HTTP request: no request line")
         # llhttp leaves the space that may stand behind a value.
         headers = {name.lower(): value.rstrip(_SPACE) for name, value in self._raw.items()}
         sent = {name: value.rstrip(_SPACE) for name, value in self._raw.items()} if self._keep_names else {}
-        self._raw.clear()
         target = self._targets.pop()  # One call, because the head is in one piece.
         if headers.get(b"expect", b"100-continue").lower() not in {b"", b"100-continue"}:
             raise Refusal(417, "the only expectation that is supported is '100-continue'")

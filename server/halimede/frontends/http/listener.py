@@ -9,12 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 from halimede.core.wire.http_control import error_json
-from halimede.frontends.http.accept import Acceptor, turn_away
+from halimede.frontends.http.accept import MORE_FILES, Acceptor, turn_away
 from halimede.frontends.http.framing import CLOSE, HeadReader, Limits
 from halimede.frontends.http.protocol import INTERNAL_ERROR, JSON, RETRY_LATER, Connection, Exchange, answer_head
 from halimede.frontends.http.sockets import SocketFile, bind, bound_port
 
+# The numbers that the library of Triton's HTTP server gives to methods: its verbose lines have them.
+_METHOD_NUMBERS = {b"GET": 0, b"HEAD": 1, b"POST": 2, b"PUT": 3, b"DELETE": 4}
 DRAIN_STALL_S = 1.0
+DRAIN_WRITE_STALL_S = 5.0
 COMPLAINT_S = 10.0
 """How often at most a fault that every connection would repeat is logged."""
 
@@ -62,7 +65,7 @@ class Listener:
         self._tasks: set[asyncio.Task[None]] = set()
         # Accepted, and not in `_connections` yet.
         self._expected: set[Connection] = set()
-        self._arriving: set[asyncio.Task[None]] = set()
+        self._arriving: dict[asyncio.Task[Any], tuple[socket.socket, Connection]] = {}
         self._acceptor: Acceptor | None = None
         self._file: SocketFile | None = None
         self._max_descriptor = 0
@@ -72,6 +75,17 @@ class Listener:
     @property
     def connection_count(self) -> int:
         return len(self._connections)
+
+    def log_requests(self, log: Callable[[str], None]) -> None:
+        """Say of every request from now on what it asks for, in Triton's words."""
+        handle = self.handle
+
+        def logged(exchange: Exchange) -> None:
+            head = exchange.head
+            log(f"HTTP request: {_METHOD_NUMBERS.get(head.method, -1)} {head.target.decode('latin-1')}")
+            handle(exchange)
+
+        self.handle = logged
 
     async def start(self, address: str, port: int, reuse_port: bool = False) -> int:
         """Bind and serve; the bound port, 0 for a unix socket. See `sockets.bind`."""
@@ -95,9 +109,13 @@ class Listener:
         Has no deadline of its own: cancel it, then `close`.
         """
         self.is_draining = True
-        # A client that stalls in the middle of its request does not hold the exit for long.
+        # A client that stalls in the middle of its request or of its answer does not hold the exit for long.
         self.limits = replace(
-            self.limits, head_timeout_s=DRAIN_STALL_S, body_progress_s=DRAIN_STALL_S, sweep_s=DRAIN_STALL_S / 4
+            self.limits,
+            head_timeout_s=DRAIN_STALL_S,
+            body_progress_s=DRAIN_STALL_S,
+            write_timeout_s=min(self.limits.write_timeout_s, DRAIN_WRITE_STALL_S),
+            sweep_s=DRAIN_STALL_S / 4,
         )
         # What has reached this machine is taken in first, connections that wait to be accepted and requests that wait
         # to be read: closing over them would lose them.
@@ -163,25 +181,28 @@ class Listener:
             turn_away(sock, self._refusal(f"{self.limits.max_connections} connections are open, as many as are served"))
         elif sock.fileno() >= self._max_descriptor:
             # The kernel gives out the lowest number that is free, so that this one says how many are taken.
-            turn_away(sock, self._on_shortage("only the spare file descriptors are left"))
+            turn_away(sock, self._on_shortage(f"only the spare file descriptors are left; {MORE_FILES}"))
         else:
             loop = asyncio.get_running_loop()
             connection = Connection(self, loop)
             self._expected.add(connection)
-            arriving = loop.create_task(self._arrive(loop, sock, connection))
-            self._arriving.add(arriving)
-            arriving.add_done_callback(self._arriving.discard)
+            arriving = loop.create_task(loop.connect_accepted_socket(lambda: connection, sock))
+            self._arriving[arriving] = sock, connection
+            arriving.add_done_callback(self._arrived)
 
-    async def _arrive(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, connection: Connection) -> None:
-        try:
-            await loop.connect_accepted_socket(lambda: connection, sock)
-        except OSError:
-            sock.close()  # It broke before it was there.
-        finally:
-            self._expected.discard(connection)
+    def _arrived(self, arriving: "asyncio.Task[Any]") -> None:
+        sock, connection = self._arriving.pop(arriving)
+        error = None if arriving.cancelled() else arriving.exception()
+        if not arriving.cancelled() and error is None:
+            return
+        # It broke before it was there, or we are closing.
+        sock.close()
+        self._expected.discard(connection)
+        if error is not None and not isinstance(error, OSError):
+            self.crashed("accepting a connection", error)
 
     def _on_shortage(self, reason: str) -> bytes:
-        return self._refusal(f"cannot accept connections: {reason}; a larger `ulimit -n` is right")
+        return self._refusal(f"cannot accept connections: {reason}")
 
     def _refusal(self, reason: str) -> bytes:
         """What a client is told that is turned away."""

@@ -1,12 +1,12 @@
 """The HTTP front end: a listener whose exchanges go by route to the server."""
 
-import asyncio
 import re
 from collections.abc import Callable
 from types import MappingProxyType
 
 from halimede.core.config.write import to_json
-from halimede.core.types import ErrorCode, InferenceError, Restrictions
+from halimede.core.types import Buffer, ErrorCode, InferenceError, Restrictions
+from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
 from halimede.core.wire.http_control import (
     decode_index_request,
     decode_load_request,
@@ -24,9 +24,6 @@ from halimede.frontends.http.protocol import JSON, PLAIN_TEXT, Exchange
 from halimede.frontends.http.routes import Action, Route, resolve
 from halimede.frontends.http.steps import StepQueue
 from halimede.runtime.server import Server
-
-_OFF_LOOP_ABOVE = 1 << 20
-"""A load request with more bytes than this (files of a model) is decoded in a thread."""
 
 
 class HttpServer(Listener):
@@ -130,8 +127,8 @@ class HttpServer(Listener):
     def _model_statistics(self, exchange: Exchange, route: Route) -> None:
         exchange.respond(200, JSON, (statistics_json(self._model_server.statistics(route.model, route.version)),))
 
-    def _repository_index(self, exchange: Exchange, _route: Route) -> None:
-        self.spawn(exchange, self._index(exchange, decode_index_request(exchange.body)))
+    def _repository_index(self, exchange: Exchange, route: Route) -> None:
+        self.spawn(exchange, self._index(exchange, decode_index_request(_small_body(exchange, route))))
 
     async def _index(self, exchange: Exchange, ready_only: bool) -> None:
         try:
@@ -143,14 +140,10 @@ class HttpServer(Listener):
 
     def _model_load(self, exchange: Exchange, route: Route) -> None:
         _refuse_repository(route)
-        self.spawn(exchange, self._load(exchange, route.model))
+        self.spawn(exchange, self._load(exchange, route.model, decode_load_request(_small_body(exchange, route))))
 
-    async def _load(self, exchange: Exchange, model: str) -> None:
+    async def _load(self, exchange: Exchange, model: str, parameters: dict[str, str | bytes]) -> None:
         try:
-            if len(exchange.body) > _OFF_LOOP_ABOVE:
-                parameters = await asyncio.to_thread(decode_load_request, exchange.body)
-            else:
-                parameters = decode_load_request(exchange.body)
             await self._model_server.load_model(model, parameters)
         except InferenceError as error:
             respond_error(exchange, error)
@@ -159,7 +152,7 @@ class HttpServer(Listener):
 
     def _model_unload(self, exchange: Exchange, route: Route) -> None:
         _refuse_repository(route)
-        self.spawn(exchange, self._unload(exchange, route.model, decode_unload_request(exchange.body)))
+        self.spawn(exchange, self._unload(exchange, route.model, decode_unload_request(_small_body(exchange, route))))
 
     async def _unload(self, exchange: Exchange, model: str, unload_dependents: bool) -> None:
         try:
@@ -173,6 +166,12 @@ class HttpServer(Listener):
 def _refuse_repository(route: Route) -> None:
     if route.repository:
         raise InferenceError(ErrorCode.UNSUPPORTED, "'repository_name' specification is not supported")
+
+
+def _small_body(exchange: Exchange, route: Route) -> Buffer:
+    if len(exchange.body) > MAX_CONTROL_BYTES:
+        raise control_too_large(route.action.label, len(exchange.body))
+    return exchange.body
 
 
 def _unavailable_extension(_exchange: Exchange, route: Route) -> None:

@@ -1,0 +1,79 @@
+"""What the log says in Triton's words: of requests at verbose level 1, of failed loads, of a stop."""
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+
+from support.models import add_identity, write_config
+from support.server import RunningServer, Start, wait_until
+
+
+def lines(server: RunningServer) -> list[str]:
+    """Severity and text of each line."""
+    return [line[0] + " " + line.split('] "', 1)[1][:-1] for line in server.log.splitlines() if '] "' in line]
+
+
+def test_requests_are_said_at_verbose_level_one(start: Start, repository: Path) -> None:
+    add_identity(repository, "ident")
+    server = start("--model-repository", repository, "--log-verbose=1")
+    assert server.post("/v2/models/ident/infer", b"{}").status == 400
+    server.metrics()
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        assert client.is_server_live()
+    wanted = {
+        "I HTTP request: 2 /v2/models/ident/infer",
+        "I HTTP request: 0 /metrics",
+        "I Process for ServerLive, rpc_ok=1, 0 step START",
+    }
+    wait_until(lambda: wanted <= set(lines(server)), "the requests to be said", server)
+
+
+def test_requests_are_not_said_otherwise(start: Start, repository: Path) -> None:
+    add_identity(repository, "ident")
+    server = start("--model-repository", repository)
+    assert server.get("/v2/health/live").status == 200
+    assert server.stop() == 0
+    assert "HTTP request" not in server.log
+
+
+def test_a_failed_load_call_leaves_its_reason_in_the_log(start: Start, repository: Path) -> None:
+    (repository / "garbage" / "1").mkdir(parents=True)
+    (repository / "garbage" / "1" / "model.onnx").write_bytes(b"garbage")
+    write_config(repository / "mistyped", "max_batch_sise: 1")
+    server = start("--model-repository", repository, "--model-control-mode=explicit")
+    for name in ("garbage", "mistyped"):
+        assert server.post(f"/v2/repository/models/{name}/load").status in {400, 500}
+    beginnings = (
+        "E failed to load 'garbage' version 1: Internal: onnx runtime error 7: ",
+        "I failed to load 'garbage'",
+        "E Poll failed for model directory 'mistyped': mistyped/config.pbtxt:1:1: ",
+    )
+    wait_until(
+        lambda: all(any(line.startswith(text) for line in lines(server)) for text in beginnings), "the reasons", server
+    )
+
+
+def test_a_stop_says_each_second_what_it_waits_for(start: Start, repository: Path) -> None:
+    add_identity(repository, "slow", extra='parameters { key: "execute_delay_ms" value { string_value: "1500" } }')
+    server = start("--model-repository", repository)
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        tensor = grpcclient.InferInput("IN", [1, 16], "FP32")
+        tensor.set_data_from_numpy(np.ones((1, 16), np.float32))
+        answers: list[object] = []
+        client.async_infer("slow", [tensor], lambda _result, error: answers.append(error))
+        running = 'halimede_executing_requests{model="slow",version="1"} 1'
+        wait_until(lambda: running in server.metrics(), "the execution", server)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+        wait_until(lambda: answers == [None], "the answer")
+    said = lines(server)
+    assert said[said.index("I Signal (15) received.") :][:3] == [
+        "I Signal (15) received.",
+        "I Waiting for in-flight requests to complete.",
+        "I Timeout 25: Found 1 model versions that have in-flight inferences",
+    ]
+    assert "I Timeout 24: Found 1 model versions that have in-flight inferences" in said
+    assert "I All models are stopped, unloading models" in said
+    assert said[-1] == "I successfully unloaded 'slow' version 1"

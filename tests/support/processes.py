@@ -1,0 +1,26 @@
+"""What a server process uses, as the kernel has it."""
+
+from pathlib import Path
+
+import psutil
+
+from support.server import RunningServer
+
+
+def resident_bytes(server: RunningServer) -> int:
+    return int(psutil.Process(server.process.pid).memory_info().rss)
+
+
+def peak_bytes(server: RunningServer) -> int:
+    """The most that was resident since the start, or since `forget_peak`."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def forget_peak(server: RunningServer) -> None:
+    Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")
+
+
+def cpu_secs(server: RunningServer) -> float:
+    times = psutil.Process(server.process.pid).cpu_times()
+    return float(times.user + times.system)
