@@ -62,7 +62,11 @@ def test_a_stop_says_each_second_what_it_waits_for(start: Start, repository: Pat
         tensor = grpcclient.InferInput("IN", [1, 16], "FP32")
         tensor.set_data_from_numpy(np.ones((1, 16), np.float32))
         answers: list[object] = []
-        client.async_infer("slow", [tensor], lambda _result, error: answers.append(error))
+
+        def take(result: object, error: object) -> None:
+            answers.append(error)
+
+        client.async_infer("slow", [tensor], take)
         running = 'halimede_executing_requests{model="slow",version="1"} 1'
         wait_until(lambda: running in server.metrics(), "the execution", server)
         server.process.send_signal(signal.SIGTERM)

@@ -159,6 +159,11 @@ class CoreServer:
             except asyncio.CancelledError:
                 model.pump.release(checked.size_bytes)
                 answer(CANCELLED)
+            except Exception:
+                # No thread could be had, or no memory: the one request fails.
+                log.exception("model '%s': a request could not be checked", model.name, extra={"model": model.name})
+                model.pump.release(checked.size_bytes)
+                answer(InferenceError(ErrorCode.INTERNAL, f"request for model '{model.name}' could not be checked"))
             else:
                 # Submitted first: a pump that is held by nobody may close.
                 model.pump.submit(ticket, request, checked, on_response, received_ns)

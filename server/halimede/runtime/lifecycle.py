@@ -35,6 +35,9 @@ UNLOAD_PATIENCE_SECS = 5.0
 CLOSE_PATIENCE_SECS = 5.0
 """How long instances and model may take to close once nothing is in flight any more."""
 
+MAX_LOOKS = 16
+"""Threads that read the repository at a time."""
+
 MAX_LEFT_BEHIND = 64
 """Loads and closes that never ended. Each holds a thread and what it allocated, so that they may not become many."""
 
@@ -147,6 +150,7 @@ class ModelLifecycle:
         self._options = options
         self._retry_count = retry_count
         self._slots = asyncio.Semaphore(load_threads)
+        self._looks = asyncio.Semaphore(MAX_LOOKS)
         self._closing: dict[asyncio.Task[None], ModelVersion] = {}
         self._left_behind: set[asyncio.Task[None]] = set()
         self._memory_was_freed = False
@@ -155,7 +159,7 @@ class ModelLifecycle:
     async def load_all(self, names: Sequence[str] | None) -> list[str]:
         """Load the named models, or with None all that the repository has, side by side. Returns those that failed."""
         if names is None:
-            listing = await run_in_thread("list-repository", self._repository.scan)
+            listing = await self._look("list-repository", self._repository.scan)
             names = listing.names
             for warning in listing.warnings:
                 log.warning("%s", warning)
@@ -238,7 +242,7 @@ class ModelLifecycle:
     async def index(self, ready_only: bool) -> list[ModelIndexEntry]:
         """The repository index: what is on disk now, and every version that was ever loaded."""
         entries: list[ModelIndexEntry] = []
-        listing = await run_in_thread("list-repository", self._repository.scan)
+        listing = await self._look("list-repository", self._repository.scan)
         for name in sorted({*listing.names, *self.records}):
             record = self.records.get(name)
             if record is None or not record.status:
@@ -338,13 +342,18 @@ class ModelLifecycle:
         record.forget_failures()
         log.info("successfully loaded '%s'", record.name, extra={"model": record.name})
 
+    async def _look(self, name: str, look: Callable[[], T]) -> T:
+        """Read the repository on a thread, of which there are few: any number of clients may ask, and disks be slow."""
+        async with self._looks:
+            return await run_in_thread(name, look)
+
     async def _read(self, record: ModelRecord) -> ModelEntry:
         """The model's directory as it is now; ConfigError."""
         if len(self._left_behind) >= MAX_LEFT_BEHIND:
             text = f"{MAX_LEFT_BEHIND} loads or unloads of models never ended, the server must be restarted"
             raise ConfigError(ErrorCode.UNAVAILABLE, text)
         try:
-            finding = run_in_thread(f"read-{record.name}", lambda: self._repository.find(record.name))
+            finding = self._look(f"read-{record.name}", lambda: self._repository.find(record.name))
             entry = await self._unless_unloaded(record, finding)
         except LeftBehindError:
             raise

@@ -60,6 +60,7 @@ class FakeServer:
         }
         self.views["flat"] = ModelView("flat", "1", ("1",), config("flat", max_batch_size=0), {})
         self.views["repeat"] = ModelView("repeat", "1", ("1",), config("repeat", decoupled=True), {})
+        self.looks = 0
         self.requests: list[InferenceRequest] = []
         self.held: dict[int, tuple[InferenceRequest, OnResponse]] = {}
         self.cancelled: list[int] = []
@@ -80,6 +81,7 @@ class FakeServer:
         return True
 
     def is_ready(self) -> bool:
+        self.looks += 1
         return self.is_up
 
     def is_draining(self) -> bool:

@@ -1,11 +1,14 @@
 """grpc.health.v1 and server reflection, by raw messages."""
 
+import time
+
 import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 
 from halimede.core.wire.protocol import message_class
+from support.server import wait_until
 
 HealthRequest = message_class("grpc.health.v1.HealthCheckRequest")
 HealthResponse = message_class("grpc.health.v1.HealthCheckResponse")
@@ -54,6 +57,21 @@ def test_watch_says_the_status_and_its_changes(served, channel) -> None:
     watching.cancel()
 
 
+def test_many_watches_look_no_oftener_than_one(served, channel) -> None:
+    watching = [watch(channel, "") for _ in range(60)]
+    assert {next(each).status for each in watching} == {HealthResponse.SERVING}
+    before = served.core.looks
+    wait_until(lambda: served.core.looks >= before + 4, "four more looks")
+    # Each of them looks four times a second on its own, so that four looks would be those of a few milliseconds.
+    started = time.monotonic()
+    wait_until(lambda: served.core.looks >= before + 8, "four more looks")
+    assert time.monotonic() - started > 0.5
+    served.core.is_up = False
+    assert {next(each).status for each in watching} == {HealthResponse.NOT_SERVING}
+    for each in watching:
+        each.cancel()
+
+
 def test_watch_of_a_service_that_is_not_here_stays_open(channel) -> None:
     watching = watch(channel, "nope")
     assert next(watching).status == HealthResponse.SERVICE_UNKNOWN
@@ -65,6 +83,23 @@ def test_watch_refuses_bytes_that_are_no_message(channel) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         next(channel.unary_stream("/grpc.health.v1.Health/Watch")(b"\xff"))
     assert caught.value.code() is grpc.StatusCode.INTERNAL
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        "/inference.GRPCInferenceService/ServerLive",
+        "/inference.GRPCInferenceService/RepositoryModelLoad",
+    ],
+)
+def test_a_large_request_that_is_no_inference_is_refused_unread(channel, path: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        next(channel.unary_stream(path)(b"\x78\x01" * 40_000, timeout=20))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"{path.rpartition('/')[2]}: the request has 80000 bytes, at most 65536 are taken" in caught.value.details()
 
 
 def reflect(channel: grpc.Channel, version: str, *requests: dict) -> list:

@@ -433,6 +433,26 @@ async def test_the_bodies_of_all_connections_together_are_bounded() -> None:
 
 
 @on_loop
+async def test_a_body_must_come_faster_where_much_is_held() -> None:
+    limits = Limits(max_held_bytes=2000, body_progress_s=1, body_progress_bytes=10, scarce_progress_bytes=100)
+    dribbling = connect(answer=False, limits=limits)
+    other = connect_to(dribbling)
+    dribbling.send(b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n" + b"x" * 100)
+    for second in range(3):
+        dribbling.send(b"x" * 20)
+        dribbling.connection.sweep(float(second))
+    assert dribbling.answers == b""
+    other.send(b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n" + b"y" * 900)
+    for second in range(3, 5):
+        dribbling.send(b"x" * 20)
+        other.send(b"y" * 5)
+        dribbling.connection.sweep(float(second))
+    assert dribbling.answers.startswith(b"HTTP/1.1 408 ")
+    assert b"brought less than 100 bytes in 1 s" in dribbling.answers
+    assert other.answers == b""
+
+
+@on_loop
 async def test_answers_that_nobody_takes_are_bounded_and_the_longest_stalled_goes_first() -> None:
     first = connect(answer=False, limits=Limits(write_buffer_bytes=1000, max_unsent_bytes=15_000))
     stalled, moving, late = first, connect_to(first), connect_to(first)

@@ -1,5 +1,6 @@
 """Heads and chunked bodies as bytes, without sockets."""
 
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -267,6 +268,22 @@ def test_trailers_are_bounded() -> None:
     with pytest.raises(Refusal) as raised:
         decode(encode([], trailers=b"A: bcd\r\n" * 5000), [])
     assert raised.value.status == 431
+
+
+def test_a_refused_head_leaves_nothing() -> None:
+    reader = HeadReader()
+    tracemalloc.start()
+    try:
+        for number in range(500):
+            with pytest.raises(Refusal):
+                # llhttp waits for more of HTTP/2's preface and calls it no error.
+                reader.read(memoryview(b"PRI /%d%b HTTP/2.0\r\n\r\n" % (number, b"a" * 20_000)))
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 1 << 20
+    head = reader.read(memoryview(b"GET /a HTTP/1.1\r\n\r\n"))
+    assert (head.target, head.headers) == (b"/a", {})
 
 
 def test_a_head_that_comes_again_is_the_same_and_what_is_kept_is_bounded() -> None:

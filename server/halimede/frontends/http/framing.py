@@ -23,7 +23,9 @@ class Limits:
     input is discarded for `linger_s` or `linger_bytes`, so that the client reads the answer instead of a reset.
 
     Over all connections, bodies that are being received or worked on hold at most `max_held_bytes`, and answers that
-    clients do not take at most `max_unsent_bytes`. `spare_descriptors` are left to the rest of the process.
+    clients do not take at most `max_unsent_bytes`. Once half of the former is held, a body must bring
+    `scarce_progress_bytes` instead: else a few clients that dribble would keep out the bodies of all others.
+    `spare_descriptors` are left to the rest of the process.
     """
 
     max_connections: int = 10_000
@@ -36,6 +38,7 @@ class Limits:
     head_timeout_s: float = 10.0
     body_progress_s: float = 10.0
     body_progress_bytes: int = 1 << 10
+    scarce_progress_bytes: int = 1 << 20
     write_timeout_s: float = 60.0
     write_buffer_bytes: int = 1 << 20
     pipelined_bytes: int = 64 << 10

@@ -494,11 +494,12 @@ class Connection(asyncio.BufferedProtocol):
             if waited >= limits.head_timeout_s:
                 self._refuse(408, f"the request's headers were not complete after {limits.head_timeout_s:g} s")
         elif waited >= limits.body_progress_s:
-            if received - self._watched_bytes < limits.body_progress_bytes:
+            is_scarce = self._listener.held_bytes > limits.max_held_bytes // 2
+            wanted = limits.scarce_progress_bytes if is_scarce else limits.body_progress_bytes
+            if received - self._watched_bytes < wanted:
                 self._refuse(
                     408,
-                    f"the request's body brought less than {limits.body_progress_bytes} bytes "
-                    f"in {limits.body_progress_s:g} s",
+                    f"the request's body brought less than {wanted} bytes in {limits.body_progress_s:g} s",
                 )
             self._watched_since, self._watched_bytes = now, received
 
