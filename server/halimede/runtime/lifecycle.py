@@ -22,7 +22,7 @@ from halimede.runtime.malloc import release_free_memory
 from halimede.runtime.model import ModelVersion, start_version
 from halimede.runtime.prepare import ConfigError, LoadOptions, NoVersionError, PreparedModel, VersionError, load_model
 from halimede.runtime.pump import LiveRequests
-from halimede.runtime.repository import ModelEntry, ModelRepository
+from halimede.runtime.repository import Listing, ModelEntry, ModelRepository
 from halimede.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
@@ -151,6 +151,8 @@ class ModelLifecycle:
         self._retry_count = retry_count
         self._slots = asyncio.Semaphore(load_threads)
         self._looks = asyncio.Semaphore(MAX_LOOKS)
+        self._next_listing: asyncio.Task[Listing] | None = None
+        self._listing_turn = asyncio.Lock()
         self._closing: dict[asyncio.Task[None], ModelVersion] = {}
         self._left_behind: set[asyncio.Task[None]] = set()
         self._memory_was_freed = False
@@ -242,7 +244,7 @@ class ModelLifecycle:
     async def index(self, ready_only: bool) -> list[ModelIndexEntry]:
         """The repository index: what is on disk now, and every version that was ever loaded."""
         entries: list[ModelIndexEntry] = []
-        listing = await self._look("list-repository", self._repository.scan)
+        listing = await self._list()
         for name in sorted({*listing.names, *self.records}):
             record = self.records.get(name)
             if record is None or not record.status:
@@ -341,6 +343,18 @@ class ModelLifecycle:
         self._retire(record, old)
         record.forget_failures()
         log.info("successfully loaded '%s'", record.name, extra={"model": record.name})
+
+    async def _list(self) -> Listing:
+        """What the repository holds, looked at after this was called. All who ask during one look share the next: looks
+        side by side would share the interpreter with the event loop, and hold it up together."""
+        if self._next_listing is None:
+            self._next_listing = asyncio.get_running_loop().create_task(self._list_in_turn())
+        return await asyncio.shield(self._next_listing)
+
+    async def _list_in_turn(self) -> Listing:
+        async with self._listing_turn:
+            self._next_listing = None
+            return await self._look("list-repository", self._repository.scan)
 
     async def _look(self, name: str, look: Callable[[], T]) -> T:
         """Read the repository on a thread, of which there are few: any number of clients may ask, and disks be slow."""

@@ -107,6 +107,12 @@ def test_accelerators_come_before_the_devices_own_provider():
             "parameter 'execution_mode' is 'fast'; it must be one of 0, 1",
         ),
         (
+            # More digits than int() takes, and digits that are none here.
+            parameters(intra_op_thread_count="9" * 5000, inter_op_thread_count="\u0663"),
+            f"parameter 'intra_op_thread_count' is '{'9' * 5000}'; it must be a number from 0 to 1024; "
+            "parameter 'inter_op_thread_count' is '\u0663'; it must be a number from 0 to 1024",
+        ),
+        (
             parameters(enable_mem_arena="no"),
             "parameter 'enable_mem_arena' is 'no'; it must be one of 0, 1, false, true",
         ),
@@ -128,7 +134,7 @@ def test_accelerators_come_before_the_devices_own_provider():
             "unknown cpu_execution_accelerator 'tensorrt' is requested; it must be one of openvino",
         ),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_what_cannot_be_used_is_named_with_what_can(config, text):
     with pytest.raises(InferenceError) as caught:

@@ -262,7 +262,7 @@ def test_strings_are_counted_without_looking_into_them(elements: list[bytes]):
         assert STRINGS.check(request(strings("IN", (1, 2), buffer))) == Checked(1, len(data), ((2,),))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("count", [1, 15, 16, 1000])
+@pytest.mark.parametrize("count", [1, 15, 16, 1000, 100_000])
 def test_many_strings_of_equal_and_of_different_length(count: int):
     for elements in ([b"abc"] * count, [b"", *([b"abcdef"] * (count - 1))], [b"x" * (i % 9) for i in range(count)]):
         data = join_bytes(elements)

@@ -74,7 +74,8 @@ class Health:
                 while True:
                     # Taken first: what changes during the write is then not waited for.
                     changed = self._changed
-                    status = self._status() if service in SERVICES else _Response.SERVICE_UNKNOWN
+                    # What was seen last, and not what is: of a change between two looks all watches hear alike.
+                    status = self._seen if service in SERVICES else _Response.SERVICE_UNKNOWN
                     if status != sent:
                         await write(context, _Response(status=status).SerializeToString())
                         sent = status
