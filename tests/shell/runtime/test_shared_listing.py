@@ -1,13 +1,14 @@
-"""Who asks for the index while the repository is read shares the next reading, and sees what was there when asking."""
+"""Reading a repository: who asks for the index meanwhile shares the next reading, and sees what was there when asking;
+loads read on few threads."""
 
 import asyncio
 import threading
 from pathlib import Path
 
 from halimede.core.inventory import Inventory
-from halimede.runtime.lifecycle import ModelLifecycle
+from halimede.runtime.lifecycle import MAX_LOOKS, ModelLifecycle
 from halimede.runtime.prepare import LoadOptions
-from halimede.runtime.repository import Listing, ModelRepository
+from halimede.runtime.repository import Listing, ModelEntry, ModelRepository
 from support.models import add_identity
 
 
@@ -25,11 +26,43 @@ class SlowRepository(ModelRepository):
         assert self.may_end.wait(30)
         return listing
 
+    def find(self, name: str) -> ModelEntry:
+        assert self.may_end.wait(30)
+        return super().find(name)
+
+
+def lifecycle_of(repository: ModelRepository) -> ModelLifecycle:
+    return ModelLifecycle(repository, LoadOptions(Inventory(()), {}, autocomplete=True), 1, retry_count=0)
+
+
+def test_many_loads_read_their_directories_on_few_threads(tmp_path: Path) -> None:
+    def reading() -> int:
+        return sum(thread.name.startswith("read-") for thread in threading.enumerate())
+
+    async def load() -> tuple[int, list[BaseException | None]]:
+        repository = SlowRepository(tmp_path)
+        lifecycle = lifecycle_of(repository)
+        names = [f"m{number}" for number in range(3 * MAX_LOOKS)]
+        for name in names:
+            add_identity(tmp_path, name)
+        loads = [asyncio.create_task(lifecycle.load(name)) for name in names]
+        while reading() < MAX_LOOKS:
+            await asyncio.sleep(0.001)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        most = reading()
+        repository.may_end.set()
+        results = await asyncio.gather(*loads, return_exceptions=True)
+        await lifecycle.close()
+        return most, results
+
+    assert asyncio.run(load()) == (MAX_LOOKS, [None] * 3 * MAX_LOOKS)
+
 
 def test_many_indexes_are_two_readings_and_the_later_see_what_is_new(tmp_path: Path) -> None:
     async def ask() -> tuple[list[list[str]], int]:
         repository = SlowRepository(tmp_path)
-        lifecycle = ModelLifecycle(repository, LoadOptions(Inventory(()), {}, autocomplete=True), 1, retry_count=0)
+        lifecycle = lifecycle_of(repository)
 
         async def names() -> list[str]:
             return [entry.name for entry in await lifecycle.index(ready_only=False)]

@@ -78,7 +78,8 @@ def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[bytearray]:
                 )
             if not (stream.eof or pending or piece):
                 raise _broken(coding, "it ends before its data does")
-            unused = len(stream.unconsumed_tail) + len(stream.unused_data)
+            # At the end of a member that took several calls, zlib has what follows in both.
+            unused = len(stream.unused_data if stream.eof else stream.unconsumed_tail)
             rest = rest[len(pending) - unused :]
             yield
         if not len(rest):

@@ -1,0 +1,324 @@
+"""Little that becomes much: nesting, counts, and what is small only while it is compressed.
+
+For each of them the status that is documented, a bounded amount of memory, and a server that answers others meanwhile.
+"""
+
+import gzip
+import json
+import re
+import socket
+import zlib
+from collections.abc import Callable, Iterator
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from support.calls import ONES_JSON
+from support.models import add_identity
+from support.processes import forget_peak, peak_bytes, resident_bytes
+from support.server import RunningServer, start_server
+
+MIB = 1 << 20
+LIMIT_BYTES = 8 * MIB
+SPARE_BYTES = 16 * MIB
+"""What a refused request may take beside a body of the largest size."""
+LONGEST_ERROR = 8 << 10
+INFER = ONES_JSON.encode()
+INFER_PATH = "/v2/models/ident/infer"
+STATUS = re.compile(rb"HTTP/1\.1 (\d+) ")
+TOO_DEEP = "JSON nesting depth exceeds maximum allowed limit (100)"
+TOO_LARGE = "Decompressed data size exceeds the maximum allowed value of 8388608 bytes. "
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    models = tmp_path_factory.mktemp("models")
+    add_identity(models, "ident")
+    add_identity(models, "open", dims="-1", max_batch_size=0)
+    arguments = ["--model-repository", models, "--model-control-mode=explicit", "--load-model=*"]
+    limits = [f"--http-max-input-size={LIMIT_BYTES}", f"--grpc-max-input-size={LIMIT_BYTES}"]
+    running = start_server(tmp_path_factory.mktemp("log"), [*arguments, *limits])
+    assert running.post(INFER_PATH, INFER).status == 200
+    yield running
+    assert running.process.poll() is None, f"the server died\n{running.log}"
+    assert "unexpected error" not in running.log
+    assert running.stop() == 0, running.log
+
+
+def post(body: bytes, fields: bytes = b"", path: str = INFER_PATH) -> bytes:
+    head = b"POST %b HTTP/1.1\r\nConnection: close\r\n%bContent-Length: %d\r\n\r\n"
+    return head % (path.encode(), fields, len(body)) + body
+
+
+def exchange(server: RunningServer, data: bytes) -> tuple[int, str]:
+    """The status and the error of what these bytes are answered with; others are served while they are worked on."""
+    before = resident_bytes(server)
+    forget_peak(server)
+    with socket.create_connection(("127.0.0.1", server.http_port), timeout=60) as connection:
+        connection.sendall(data)
+        assert server.get("/v2/health/live").status == 200
+        parts = []
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    answer = b"".join(parts)
+    assert peak_bytes(server) - before <= LIMIT_BYTES + SPARE_BYTES
+    assert len(STATUS.findall(answer)) == 1, answer[:500]
+    status = int(STATUS.findall(answer)[0])
+    if status == 200:
+        return status, ""
+    body = answer.partition(b"\r\n\r\n")[2]
+    assert len(body) <= LONGEST_ERROR
+    return status, json.loads(body)["error"]
+
+
+# Nesting. `%b` is where it goes.
+
+PLACES = {
+    "the document": b"%b",
+    "the inputs": b'{"inputs":%b}',
+    "the data": b'{"inputs":[{"name":"IN","shape":[1,16],"datatype":"FP32","data":%b}]}',
+    "the shape": b'{"inputs":[{"name":"IN","shape":%b,"datatype":"FP32","data":[1]}]}',
+    "an input's parameters": b'{"inputs":[{"name":"IN","parameters":%b}]}',
+    "the parameters": b'{"parameters":%b,"inputs":[]}',
+    "a parameter": b'{"parameters":{"a":%b},"inputs":[]}',
+    "the id": b'{"id":%b,"inputs":[]}',
+    "the outputs": b'{"inputs":[],"outputs":%b}',
+    "a member that means nothing": INFER[:-1] + b',"more":%b}',
+}
+
+
+def nested(opening: bytes, depth: int, *, is_closed: bool) -> bytes:
+    closing = {b"[": b"]", b'{"a":': b"}"}[opening]
+    return opening * depth + (b"1" + closing * depth if is_closed else b"")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_nesting_is_refused_beyond_a_hundred_levels_wherever_it_is(server: RunningServer, place: str) -> None:
+    for opening in (b"[", b'{"a":'):
+        for depth in (101, 2_000, 20_000, 1_000_000):
+            body = PLACES[place] % nested(opening, depth, is_closed=True)
+            assert exchange(server, post(body)) == (400, TOO_DEEP), (opening, depth)
+        # What never closes is no JSON either, and short documents are told that.
+        for depth in (2_000, 1_000_000):
+            body = PLACES[place] % nested(opening, depth, is_closed=False)
+            assert exchange(server, post(body)) == (400, TOO_DEEP), (opening, depth)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_nesting_of_less_is_an_answer_of_another_kind(server: RunningServer, place: str) -> None:
+    status, text = exchange(server, post(PLACES[place] % nested(b"[", 90, is_closed=True)))
+    assert (status, text == TOO_DEEP) == ((200 if place == "a member that means nothing" else 400), False)
+
+
+def test_brackets_in_strings_are_no_nesting(server: RunningServer) -> None:
+    for brackets in ("[" * 5_000, '{"' * 5_000, "[" * 200_000):
+        body = {**json.loads(INFER), "id": brackets}
+        answer = server.post(INFER_PATH, body)
+        assert (answer.status, answer.json["id"] == brackets) == (200, True)
+
+
+def test_control_calls_do_not_nest_either(server: RunningServer) -> None:
+    for path in ("/v2/repository/index", "/v2/repository/models/ident/load", "/v2/repository/models/ident/unload"):
+        for depth in (1_000, 30_000):
+            status, text = exchange(server, post(b'{"parameters":' + b"[" * depth, path=path))
+            assert (400 <= status <= 500, len(text) > 0) == (True, True)
+    assert server.post(INFER_PATH, INFER).status == 200
+
+
+# Counts.
+
+
+def listed(item: bytes, count: int) -> bytes:
+    return b",".join([item] * count)
+
+
+INPUT = b'{"name":"IN","shape":[1,16],"datatype":"FP32","data":[1]}'
+EMPTY = b'{"name":"IN","shape":[1,16],"datatype":"FP32","data":%b}'
+
+COUNTS: dict[str, Callable[[], bytes]] = {
+    "inputs": lambda: b'{"inputs":[' + listed(INPUT, 100_000) + b"]}",
+    "inputs that are nothing": lambda: b'{"inputs":[' + listed(b"{}", 1_000_000) + b"]}",
+    "outputs": lambda: INFER[:-1] + b',"outputs":[' + listed(b'{"name":"OUT"}', 100_000) + b"]}",
+    "dimensions": lambda: b'{"inputs":[{"name":"IN","shape":[' + listed(b"1", 2_000_000) + b"]}]}",
+    "elements": lambda: b'{"inputs":[' + EMPTY % (b"[" + listed(b"1", 4_000_000) + b"]") + b"]}",
+    "empty arrays": lambda: b'{"inputs":[' + EMPTY % (b"[" + listed(b"[]", 2_500_000) + b"]") + b"]}",
+    "strings": lambda: b'{"inputs":[' + EMPTY % (b"[" + listed(b'""', 2_500_000) + b"]") + b"]}",
+    "members that come again": lambda: b'{"inputs":[{' + listed(b'"name":"IN"', 600_000) + b"}]}",
+    "spaces": lambda: b" " * (LIMIT_BYTES - 1) + b"[",
+    "digits of an element": lambda: b'{"inputs":[' + EMPTY % (b"[" + b"9" * 8_000_000 + b"]") + b"]}",
+    "digits of a dimension": lambda: b'{"inputs":[{"name":"IN","shape":[' + b"9" * 60_000 + b"]}]}",
+    "digits of a size": lambda: INPUT.join([b'{"inputs":[', b'],"parameters":{"timeout":' + b"9" * 60_000 + b"}}"]),
+    "escapes": lambda: b'{"id":"' + b"\\u0000" * 1_300_000 + b'","inputs":[]}',
+}
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_many_of_one_kind_are_refused(server: RunningServer, kind: str) -> None:
+    status, text = exchange(server, post(COUNTS[kind]()))
+    assert (status, len(text) > 0) == (400, True)
+
+
+def test_many_parameters_are_read_or_refused(server: RunningServer) -> None:
+    for count in (1_000, 10_000, 400_000):
+        parameters = b",".join(b'"p%d":1' % n for n in range(count))
+        status, text = exchange(server, post(INFER[:-1] + b',"parameters":{' + parameters + b"}}"))
+        assert (status, bool(text)) in {(200, False), (400, True)}
+
+
+@pytest.mark.parametrize("field", ["inputs", "outputs", "parameters", "raw_input_contents"])
+def test_many_of_one_kind_over_grpc_are_refused(server: RunningServer, field: str) -> None:
+    def message(count: int) -> pb.ModelInferRequest:
+        made = pb.ModelInferRequest(model_name="ident")
+        for number in range(count):
+            match field:
+                case "parameters":
+                    made.parameters[str(number)].bool_param = True
+                case "raw_input_contents":
+                    made.raw_input_contents.append(b"")
+                case _:
+                    getattr(made, field).add(name="IN")
+        return made
+
+    before = resident_bytes(server)
+    forget_peak(server)
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for count in (4_097, 300_000):
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.ModelInfer(message(count), timeout=60)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert 0 < len(caught.value.details()) <= 4096
+    # A message is parsed whole, and becomes more than its bytes were: here 2 MiB of them.
+    assert peak_bytes(server) - before <= LIMIT_BYTES + 4 * SPARE_BYTES
+    assert server.get("/v2/health/live").status == 200
+
+
+def chunked(chunks: bytes) -> bytes:
+    head = b"POST %b HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head % INFER_PATH.encode() + chunks + b"0\r\n\r\n"
+
+
+def test_chunks_are_counted(server: RunningServer) -> None:
+    spaces = b"1\r\n \r\n" * (65_536 - len(INFER))
+    assert exchange(server, chunked(spaces + b"".join(b"1\r\n%c\r\n" % byte for byte in INFER))) == (200, "")
+    status, text = exchange(server, chunked(b"1\r\n \r\n" * 65_537))
+    assert (status, "chunks" in text) == (400, True)
+
+
+def test_headers_are_counted(server: RunningServer) -> None:
+    request = b"GET /v2/models/none HTTP/1.1\r\nConnection: close\r\n"
+    for count, status in ((99, 404), (100, 431), (5_000, 431)):
+        fields = b"".join(b"h%d: x\r\n" % number for number in range(count))
+        assert exchange(server, request + fields + b"\r\n")[0] == status
+
+
+def test_pipelined_requests_are_all_answered_in_turn_and_kept_one_by_one(server: RunningServer) -> None:
+    request = b"GET /v2/models/m%05d HTTP/1.1\r\n\r\n"
+    count = 20_000
+    before = resident_bytes(server)
+    forget_peak(server)
+    with socket.create_connection(("127.0.0.1", server.http_port), timeout=60) as connection:
+        reader = connection.makefile("rb")
+        for start in range(0, count, 1_000):
+            connection.sendall(b"".join(request % number for number in range(start, start + 1_000)))
+            for number in range(start, start + 1_000):
+                assert reader.readline() == b"HTTP/1.1 404 Not Found\r\n"
+                length = 0
+                while (line := reader.readline()) != b"\r\n":
+                    length = int(line[16:]) if line.startswith(b"Content-Length: ") else length
+                assert b"'m%05d'" % number in reader.read(length)
+        reader.close()
+    assert peak_bytes(server) - before <= SPARE_BYTES
+
+
+# Compression.
+
+
+def packed(content: bytes, coding: str) -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31 if coding == "gzip" else 15)
+    return packer.compress(content) + packer.flush()
+
+
+def bomb_of(content: bytes, coding: str) -> bytes:
+    """The content 500 times: blocks that stand alone after the coding's header. Its checksum is missing."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    block = packer.compress(content) + packer.flush(zlib.Z_FULL_FLUSH)
+    return (b"\x1f\x8b\x08" + bytes(7) if coding == "gzip" else b"\x78\xda") + block * 500
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("content", [b" ", b"\0", b"[", b'{"a":', b"1,"], ids=["spaces", "zeros", "[", "{", "1,"])
+def test_a_bomb_is_stopped_at_the_limit_whatever_is_in_it(server: RunningServer, coding: str, content: bytes) -> None:
+    bomb = bomb_of(content * (MIB // len(content)), coding)
+    assert len(bomb) < 2 * MIB
+    status, text = exchange(server, post(bomb, b"Content-Encoding: %b\r\n" % coding.encode()))
+    assert (status, text[: len(TOO_LARGE)]) == (400, TOO_LARGE)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_what_becomes_as_large_as_the_limit_is_read(server: RunningServer, coding: str) -> None:
+    fields = b"Content-Encoding: %b\r\nInference-Header-Content-Length: " % coding.encode()
+
+    def tensor(size: int) -> tuple[bytes, bytes]:
+        """An inference of so many bytes in all, compressed, and the length of its JSON part."""
+        count = size // 4 - 64
+        part = b'{"inputs":[{"name":"IN","shape":[%d],"datatype":"FP32","parameters":{"binary_data_size":%d}}]}'
+        head = (part % (count, 4 * count)).ljust(size - 4 * count)
+        return packed(head + bytes(4 * count), coding), b"%d\r\n" % len(head)
+
+    body, length = tensor(LIMIT_BYTES)
+    assert len(body) < 64 << 10
+    assert server.post("/v2/models/open/infer", body, dict(fields_of(fields + length))).status == 200
+    body, length = tensor(LIMIT_BYTES + 1)
+    status, text = exchange(server, post(body, fields + length, "/v2/models/open/infer"))
+    assert (status, text[: len(TOO_LARGE)]) == (400, TOO_LARGE)
+
+
+def fields_of(raw: bytes) -> list[list[str]]:
+    return [line.split(": ") for line in raw.decode().splitlines()]
+
+
+def test_members_of_gzip_are_counted(server: RunningServer) -> None:
+    gzipped = b"Content-Encoding: gzip\r\n"
+    one, empty = gzip.compress(INFER), gzip.compress(b"")
+    assert exchange(server, post(empty * 10_000 + one, gzipped)) == (200, "")
+    status, text = exchange(server, post(empty * 70_000 + one, gzipped))
+    assert (status, len(text) > 0) == (400, True)
+    bomb = gzip.compress(b" " * MIB) * 500
+    status, text = exchange(server, post(bomb, gzipped))
+    assert (status, text[: len(TOO_LARGE)]) == (400, TOO_LARGE)
+
+
+def test_large_members_of_gzip_are_one_body(server: RunningServer) -> None:
+    """Each of them takes several calls of zlib."""
+    head = b'{"inputs":[{"name":"IN","shape":[%d],"datatype":"FP32","parameters":{"binary_data_size":%d}}]}'
+    head %= (MIB, 4 * MIB)
+    members = gzip.compress(head) + b"".join(gzip.compress(bytes([byte]) * MIB) for byte in range(1, 5))
+    fields = {"Content-Encoding": "gzip", "Inference-Header-Content-Length": str(len(head))}
+    fields["Accept-Encoding"] = "identity"
+    answer = server.post("/v2/models/open/infer", members, fields)
+    assert answer.status == 200
+    assert answer.json["outputs"][0]["data"][:: MIB // 4] == [
+        float(value) for value in np.frombuffer(bytes([1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4]), np.float32)
+    ]
+
+
+def test_a_bomb_in_a_bomb_is_opened_once_or_not_at_all(server: RunningServer) -> None:
+    twice = gzip.compress(bomb_of(b" " * MIB, "gzip"))
+    status, text = exchange(server, post(twice, b"Content-Encoding: gzip\r\n"))
+    assert (status, text != "", text[: len(TOO_LARGE)] == TOO_LARGE) == (400, True, False)
+    for codings in (b"gzip, gzip", b"gzip, deflate", b"gzip," * 1_000 + b"gzip"):
+        status, text = exchange(server, post(twice, b"Content-Encoding: %b\r\n" % codings))
+        assert (status, text) == (501, "Unsupported compression type")
+    status, text = exchange(server, post(twice, b"Content-Encoding: gzip\r\nContent-Encoding: gzip\r\n"))
+    assert (status, len(text) > 0) in {(400, True), (501, True)}
+
+
+def test_a_bomb_before_a_call_that_is_no_inference_is_not_opened(server: RunningServer) -> None:
+    bomb = bomb_of(b" " * MIB, "gzip")
+    for path in ("/v2/repository/index", "/v2/repository/models/ident/load"):
+        status, _ = exchange(server, post(bomb, b"Content-Encoding: gzip\r\n", path))
+        assert status in {400, 413, 500, 501}
