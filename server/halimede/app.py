@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
@@ -47,6 +47,9 @@ CLOSE_SECS = 1.0
 
 HURRY_SECS = 0.2
 """How long a process that is to end at once may take to write its log."""
+
+GRPC_QUIET_SECS = 5.0
+"""How long a stop waits for clients of gRPC once no model has anything to do."""
 
 OTHER_FILES = 512
 """Files that are open beside connections: models, libraries, event descriptors of threads."""
@@ -251,6 +254,32 @@ class App:
         log.info("Signal (%d) received.", number)
         self._stop.set()
 
+    def _draining_fronts(self) -> Iterator[Awaitable[None]]:
+        if self._http is not None:
+            yield self._http.drain()
+        if self._grpc is not None:
+            yield self._drain_grpc(self._grpc)
+
+    async def _drain_grpc(self, grpc: GrpcServer) -> None:
+        """Drain, but for clients that neither take nor send: they have as long as no model works for GRPC_QUIET_SECS.
+
+        HTTP sees which of its clients stand still; of grpc's connections nothing can be seen from here.
+        """
+        loop = asyncio.get_running_loop()
+        draining = loop.create_task(grpc.drain())
+        busy_at = loop.time()
+        try:
+            while not draining.done() and loop.time() - busy_at < GRPC_QUIET_SECS:
+                await asyncio.wait((draining,), timeout=0.1)
+                if self._lifecycle.live.by_ticket:
+                    busy_at = loop.time()
+            if not draining.done():
+                log.info("clients of gRPC that take no answers, or send no requests, are cut off")
+                await grpc.stop(0)
+            await draining
+        finally:
+            draining.cancel()
+
     def _requests_in_flight(self) -> str:
         busy, _ = self._lifecycle.busy()
         return f"{busy} model versions that have in-flight inferences"
@@ -271,7 +300,7 @@ class App:
         try:
             async with asyncio.timeout_at(end):
                 async with _said_each_second(end, self._requests_in_flight):
-                    await asyncio.gather(*(front.drain() for front in (self._http, self._grpc) if front is not None))
+                    await asyncio.gather(*self._draining_fronts())
                 log.info("All models are stopped, unloading models")
                 async with _said_each_second(end, self._models_alive):
                     await self._core.close()

@@ -15,6 +15,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from support.calls import ONES, ONES_JSON, executing, load
+from support.h2client import SETTINGS, H2Client, frame
 from support.models import add_identity
 from support.server import RunningServer, Start, wait_until
 
@@ -276,3 +277,19 @@ def test_models_are_not_loaded_any_more_during_the_delay(start: Start, repositor
         pytest.raises(InferenceServerException, match="Server is stopping"),
     ):
         client.load_model("late")
+
+
+def test_grpc_clients_that_take_and_send_nothing_do_not_hold_the_exit(start: Start, repository: Path) -> None:
+    """One may not be sent a byte of its answer, one never begins to speak, one stops in the middle of a request."""
+    add_identity(repository, "quick")
+    server = start("--model-repository", repository, "--exit-timeout-secs=60")
+    place = ("127.0.0.1", server.grpc_port)
+    closed_window = frame(SETTINGS, payload=(4).to_bytes(2, "big") + bytes(4))
+    with H2Client(place) as unread, H2Client(place) as half, socket.create_connection(place):
+        unread.send(closed_window)
+        unread.call("/inference.GRPCInferenceService/ServerLive")
+        half.send_data(half.call("/inference.GRPCInferenceService/ModelInfer", None), b"\0\0\0\1\0a", is_end=False)
+        wait_until(lambda: server.get("/v2/health/live").status == 200, "the calls to arrive", server)
+        begun = time.monotonic()
+        assert server.stop(60) == 0, server.log
+        assert time.monotonic() - begun < 40, "it ended by itself, not at the exit timeout"

@@ -5,6 +5,7 @@ import concurrent.futures
 import json
 import resource
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,61 @@ def test_one_connection_too_many_is_told_so(serve: Any) -> None:
     second.close()
     running.wait_until(lambda: not running.listener.connection_count)
     assert running.ask("GET", "/v2/health/live").status == 200
+
+
+def test_where_connections_are_scarce_the_idle_make_room(serve: Any) -> None:
+    running = serve(limits=Limits(max_connections=4, crowded_idle_s=0.2, sweep_s=0.01))
+    idle, silent, busy = running.connect(), running.connect(), running.connect()
+    idle.sendall(LIVE)
+    assert idle.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
+    busy.sendall(HELD)
+    running.wait_until(lambda: len(running.core.held) == 1 and running.listener.connection_count == 3)
+    last = running.connect()  # with it nine of ten are taken
+    last.sendall(HELD)
+    assert (idle.recv(1), silent.recv(1)) == (b"", b"")
+    running.wait_until(lambda: len(running.core.held) == 2)
+    for connection in (busy, last):
+        running.call(running.core.release)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
+        connection.close()
+    idle.close()
+    silent.close()
+
+
+def test_where_connections_are_plenty_the_idle_may_stay(serve: Any) -> None:
+    running = serve(limits=Limits(max_connections=4, crowded_idle_s=0.0, sweep_s=0.01))
+    with running.connect() as idle:
+        for _ in range(3):
+            idle.sendall(LIVE)
+            assert idle.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
+            for _ in range(50):
+                running.call(lambda: None)
+
+
+def test_a_body_that_dribbles_does_not_hold_a_drain(serve: Any) -> None:
+    running = serve()
+    with running.connect() as connection, connection.makefile("rb") as reader:
+        connection.sendall(b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 60000\r\n\r\n")
+        assert [reader.readline(), reader.readline()] == [b"HTTP/1.1 100 Continue\r\n", b"\r\n"]
+        drain = start_drain(running)
+        answered = threading.Event()
+
+        def dribble() -> None:
+            # Three times as much as is enough outside of a drain.
+            while not answered.wait(0.1):
+                try:
+                    connection.sendall(bytes(400))
+                except OSError:
+                    return
+
+        dribbling = threading.Thread(target=dribble)
+        dribbling.start()
+        try:
+            assert reader.read().startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        finally:
+            answered.set()
+            dribbling.join()
+    drain.result(20)
 
 
 def start_drain(running: Any) -> "concurrent.futures.Future[None]":

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede.core.config.check_request import Checked, RequestChecker
+from halimede.core.config.check_request import MAX_STRINGS, Checked, RequestChecker
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelTensorReshape
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.core.types.datatype import FROM_WIRE
@@ -516,3 +516,15 @@ def test_very_many_strings_are_left_to_a_walk_of_their_own():
     with pytest.raises(InferenceError, match="expected 100000 string elements"):
         checker.check(request(b"\0\0\0\0" * 10, 100_000))
     assert not checker.check(request(join_bytes([b"a", b"bc"] * 100), 200)).needs_framing
+
+
+def test_more_strings_than_a_runtime_could_hold_are_refused() -> None:
+    config = ModelConfig(name="m", input=(ModelInput("s", DataType.BYTES, dims=(-1,)),))
+    most, more = (
+        InferenceRequest("m", inputs=[Tensor("s", DataType.BYTES, (count,), bytes(4 * count))])
+        for count in (MAX_STRINGS, MAX_STRINGS + 1)
+    )
+    checker = RequestChecker(config)
+    assert checker.check(most).size_bytes == 4 * MAX_STRINGS
+    with pytest.raises(InferenceError, match="input 's' has 1048577 string elements for model 'm', at most 1048576"):
+        checker.check(more)

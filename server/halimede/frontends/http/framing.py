@@ -24,8 +24,9 @@ class Limits:
 
     Over all connections, bodies that are being received or worked on hold at most `max_held_bytes`, and answers that
     clients do not take at most `max_unsent_bytes`. Once half of the former is held, a body must bring
-    `scarce_progress_bytes` instead: else a few clients that dribble would keep out the bodies of all others.
-    `spare_descriptors` are left to the rest of the process.
+    `scarce_progress_bytes` instead: else a few clients that dribble would keep out the bodies of all others. Once nine
+    of ten connections are taken, those that asked for nothing in `crowded_idle_s` make room. `spare_descriptors` are
+    left to the rest of the process.
     """
 
     max_connections: int = 10_000
@@ -39,6 +40,7 @@ class Limits:
     body_progress_s: float = 10.0
     body_progress_bytes: int = 1 << 10
     scarce_progress_bytes: int = 1 << 20
+    crowded_idle_s: float = 60.0
     write_timeout_s: float = 60.0
     write_buffer_bytes: int = 1 << 20
     pipelined_bytes: int = 64 << 10

@@ -16,7 +16,9 @@ from halimede.frontends.http.sockets import SocketFile, bind, bound_port
 
 # The numbers that the library of Triton's HTTP server gives to methods: its verbose lines have them.
 _METHOD_NUMBERS = {b"GET": 0, b"HEAD": 1, b"POST": 2, b"PUT": 3, b"DELETE": 4}
+
 DRAIN_STALL_S = 1.0
+DRAIN_PROGRESS_BYTES = 16 << 10
 DRAIN_WRITE_STALL_S = 5.0
 COMPLAINT_S = 10.0
 """How often at most a fault that every connection would repeat is logged."""
@@ -114,6 +116,7 @@ class Listener:
             self.limits,
             head_timeout_s=DRAIN_STALL_S,
             body_progress_s=DRAIN_STALL_S,
+            body_progress_bytes=DRAIN_PROGRESS_BYTES,
             write_timeout_s=min(self.limits.write_timeout_s, DRAIN_WRITE_STALL_S),
             sweep_s=DRAIN_STALL_S / 4,
         )
@@ -248,6 +251,9 @@ class Listener:
         now = loop.time()
         for connection in tuple(self._connections):
             connection.sweep(now)
+        if len(self._connections) > self.limits.max_connections * 9 // 10:
+            for connection in tuple(self._connections):
+                connection.close_if_idle_since(now - self.limits.crowded_idle_s)
         if self.unsent_bytes > self.limits.max_unsent_bytes:
             self.shed()
         self._sweep_timer = loop.call_later(self.limits.sweep_s, self._sweep, loop)

@@ -105,6 +105,8 @@ class Connection(asyncio.BufferedProtocol):
         "_filled",
         "_head",
         "_held",
+        "_idle_requests",
+        "_idle_since",
         "_linger_timer",
         "_listener",
         "_loop",
@@ -148,6 +150,8 @@ class Connection(asyncio.BufferedProtocol):
         self._watched: tuple[_State, int] | None = None
         self._watched_since = 0.0
         self._watched_bytes = 0
+        self._idle_since = 0.0
+        self._idle_requests = -1
         self._write_size = 0
         self._write_stalled_since = 0.0
         # The part of the listener's `unsent_bytes` that waits here.
@@ -461,6 +465,11 @@ class Connection(asyncio.BufferedProtocol):
         elif self._state is _State.LINGER:
             self._linger(_DRAIN_LINGER_S)
 
+    def close_if_idle_since(self, then: float) -> None:
+        """Close if nothing was asked for since `then`, as far as the sweeps saw."""
+        if self._idle_since <= then:
+            self.close_if_idle()
+
     def abort(self) -> None:
         """Close now, whatever is unsent."""
         self._count_unsent(0)
@@ -478,6 +487,8 @@ class Connection(asyncio.BufferedProtocol):
         """Enforce the time limits; called every `Limits.sweep_s`, so that no request sets a timer of its own."""
         self._sweep_writing(now)
         state = self._state
+        if state is not _State.HEAD or self._requests != self._idle_requests:
+            self._idle_since, self._idle_requests = now, self._requests
         is_receiving = (state is _State.HEAD and self._backlog is not None) or state in {_State.BODY, _State.CHUNKED}
         if not is_receiving or not self._reading:
             self._watched = None
