@@ -5,6 +5,7 @@ runtime, and protoc, whose C++ parser is the one in Triton. `test_config_differe
 """
 
 import json
+import re
 
 import pytest
 from google.protobuf import json_format, text_format
@@ -659,3 +660,8 @@ def protoc(tmp_path_factory):
     judge = Protoc(tmp_path_factory.mktemp("protoc"))
     yield judge
     judge.close()
+
+
+def test_json_takes_enum_names_in_any_case() -> None:
+    text = '{"input": [{"name": "x", "data_type": "TYPE_uINT64", "dims": ["1"]}]}'
+    assert serialized(to_proto(read_json(text).config, new())) == serialized(parse_json(text))
