@@ -170,7 +170,7 @@ def test_a_log_file_may_be_moved_and_deleted_while_the_server_writes_it(start: S
     infer(server, 10)
     assert dropped_lines(server) == 0
     assert server.stop() == 0
-    assert "signal 15 received" in path.read_text()
+    assert "Signal (15) received" in path.read_text()
     assert standard.read_bytes() == b""
 
 
@@ -190,7 +190,7 @@ def test_a_full_disk_takes_the_log_and_nothing_else(start: Start, tmp_path: Path
     assert told is not None
     assert int(told[1]) == dropped_lines(server)
     assert server.stop() == 0
-    assert "signal 15 received" in path.read_text()
+    assert "Signal (15) received" in path.read_text()
 
 
 def test_each_line_of_a_json_log_is_a_document(repository: Path, tmp_path: Path) -> None:
