@@ -27,32 +27,23 @@ from support.calls import ONES, ONES_JSON, canceled, executing, index, load, met
 from support.config_seeds import SEEDS
 from support.h2client import INFER, RST_STREAM, STREAM_INFER, H2Client, frame, grpc_message
 from support.models import add_identity, add_scaled
-from support.plugin import FaultyBackend, install_backend
+from support.plugin import PLAIN_BACKEND, FaultyBackend, install_backend
 from support.server import RunningServer, Start, start_server, wait_until
 
 ONE = "instance_group { kind: KIND_CPU count: 1 }"
 CANCEL = (8).to_bytes(4, "big")
 
-POLLING = '''
-"""A model that works for 30 seconds, looks every 5 ms whether anybody still wants it, and writes down when nobody did."""
+# A model that works for 30 seconds, looks every 5 ms whether anybody still wants it, and writes down when nobody did.
+POLLING = (
+    PLAIN_BACKEND
+    + """
 import os
 import time
 
 from halimede.core.types import DataType, ErrorCode, InferenceError
 
 
-class PollingBackend:
-    default_model_filename = ""
-
-    def default_instance_count(self, kind):
-        return 1
-
-    def supports_gpu(self):
-        return False
-
-    def autocomplete(self, config, source):
-        return config
-
+class PollingBackend(PlainBackend):
     def load(self, config, source):
         return Model({key: value.string_value for key, value in config.parameters.items()})
 
@@ -102,7 +93,8 @@ class Requests(Watching):
         for request in requests:
             self.watch(request.id, request.is_cancelled)
             request.fail(InferenceError(ErrorCode.CANCELLED, "nobody wants it"))
-'''
+"""
+)
 
 
 def delay(milliseconds: int) -> str:

@@ -20,7 +20,7 @@ import tritonclient.grpc as grpcclient
 from support.background import in_background
 from support.calls import ONES, executing, metric
 from support.models import add_identity
-from support.plugin import install_backend
+from support.plugin import PLAIN_BACKEND, install_backend
 from support.server import LOOPBACK, RunningServer, Start, start_command, start_server, wait_until
 
 SERVE = [sys.executable, "-m", "halimede", "serve"]
@@ -208,7 +208,9 @@ def test_a_stop_before_the_libraries_are_loaded_ends_it(repository: Path, tmp_pa
         process.wait()
 
 
-THREADED = """
+THREADED = (
+    PLAIN_BACKEND
+    + """
 import threading
 import time
 
@@ -223,17 +225,11 @@ class Model:
     def close(self):
         pass
 
-class ThreadedBackend:
-    default_model_filename = ""
-    def default_instance_count(self, kind):
-        return 1
-    def supports_gpu(self):
-        return False
-    def autocomplete(self, config, source):
-        return config
+class ThreadedBackend(PlainBackend):
     def load(self, config, source):
         return Model()
 """
+)
 
 
 def test_a_thread_that_a_backend_leaves_behind_does_not_hold_the_exit(

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 from support.background import in_background
 from support.calls import ONES, ONES_JSON, canceled, executing, metric, pending
 from support.models import add_identity
-from support.plugin import install_backend
+from support.plugin import PLAIN_BACKEND, install_backend
 from support.server import Answer, RunningServer, start_server, wait_until
 
 ONE = "instance_group { kind: KIND_CPU count: 1 }"
@@ -230,7 +230,9 @@ def test_passive_instances_are_loaded_and_get_no_requests(server: RunningServer)
     assert [call.result(30).status for call in calls] == [200, 200]
 
 
-BACKEND = """
+BACKEND = (
+    PLAIN_BACKEND
+    + """
 import numpy as np
 
 class Instance:
@@ -245,17 +247,11 @@ class Model:
     def close(self):
         pass
 
-class ReverseBackend:
-    default_model_filename = ""
-    def default_instance_count(self, kind):
-        return 1
-    def supports_gpu(self):
-        return False
-    def autocomplete(self, config, source):
-        return config
+class ReverseBackend(PlainBackend):
     def load(self, config, source):
         return Model()
 """
+)
 
 
 def test_a_third_party_backend_is_found_by_its_entry_point(tmp_path: Path) -> None:

@@ -11,7 +11,26 @@ from pathlib import Path
 
 from support.models import write_config
 
-FAULTY = '''
+PLAIN_BACKEND = '''
+class PlainBackend:
+    """Takes every configuration as it is, and one instance where none are asked for; a backend adds `load`."""
+
+    default_model_filename = ""
+
+    def default_instance_count(self, kind):
+        return 1
+
+    def supports_gpu(self):
+        return False
+
+    def autocomplete(self, config, source):
+        return config
+
+'''
+"""Source to put before that of a backend that derives from it."""
+
+FAULTY = (
+    '''
 """A backend whose models misbehave. Its models take these parameters; a step is load, create, run, close or close_model.
 
 fault:<step>   what the step does: "hang" until the file `release` exists, "allocate <MiB>" for good, "exit <code>" of
@@ -31,19 +50,10 @@ import numpy as np
 
 HELD = []
 
-
-class FaultyBackend:
-    default_model_filename = ""
-
-    def default_instance_count(self, kind):
-        return 1
-
-    def supports_gpu(self):
-        return False
-
-    def autocomplete(self, config, source):
-        return config
-
+'''
+    + PLAIN_BACKEND
+    + """
+class FaultyBackend(PlainBackend):
     def load(self, config, source):
         return Model(config)
 
@@ -106,7 +116,8 @@ class Instance:
 
     def close(self):
         self.faults.step("close", "closed", self.name)
-'''
+"""
+)
 
 
 def install_backend(site: Path, name: str, source: str, class_name: str) -> dict[str, str]:
