@@ -25,6 +25,7 @@ from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.server import HttpServer
 from halimede.frontends.metrics import MetricsServer
+from halimede.frontends.unix_socket import UNIX
 from halimede.log import EXIT_FLUSH_S, configure, dropped_lines, log_table, reopen, shutdown
 from halimede.runtime.core_server import CoreServer
 from halimede.runtime.devices import read_inventory
@@ -334,7 +335,7 @@ def _ignore() -> None:
 
 
 def _place(address: str, port: int) -> str:
-    return address if address.startswith("unix:") else f"{address}:{port}"
+    return address if address.startswith(UNIX) else f"{address}:{port}"
 
 
 def _say_what_is_measured(settings: Settings, inventory: Inventory) -> None:

@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 
-UNIX = "unix:"
+from halimede.frontends.unix_socket import UNIX, remove_abandoned
 
 _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
@@ -51,28 +51,16 @@ def check_unix(target: str) -> None:
     if os.path.lexists(path):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise cannot_listen(target, "there is something of that name that is no socket")
-        _remove_abandoned(path, target)
+        try:
+            remove_abandoned(path)
+        except OSError as error:
+            raise _failure(error, target) from None
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.bind(path)
         except OSError as error:
             raise _failure(error, target) from None
         os.unlink(path)
-
-
-def _remove_abandoned(path: str, target: str) -> None:
-    with socket.socket(socket.AF_UNIX) as caller:
-        # A server that is too busy to accept must not hold up this one.
-        caller.setblocking(False)
-        error = caller.connect_ex(path)
-    if error in (0, errno.EAGAIN):
-        raise _in_use(target)
-    if error != errno.ECONNREFUSED:
-        raise cannot_listen(target, os.strerror(error))
-    try:
-        os.unlink(path)
-    except OSError as failure:
-        raise cannot_listen(target, f"its old socket cannot be removed: {failure.strerror}") from None
 
 
 def _failure(error: OSError, target: str) -> OSError:

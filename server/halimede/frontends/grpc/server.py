@@ -9,7 +9,7 @@ import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 from halimede.core.types import ErrorCode, InferenceError, Restrictions, Secret
 from halimede.core.wire.protocol import POOL, message_class
 from halimede.frontends.grpc.access import CATEGORIES, HEALTH, INFERENCE, REFLECTIONS
-from halimede.frontends.grpc.address import UNIX, cannot_listen, check_tcp, check_unix
+from halimede.frontends.grpc.address import cannot_listen, check_tcp, check_unix
 from halimede.frontends.grpc.call import Context, Drain, MethodHandler, abort, unary
 from halimede.frontends.grpc.control import Control
 from halimede.frontends.grpc.health import Health
@@ -17,6 +17,7 @@ from halimede.frontends.grpc.infer import Infer
 from halimede.frontends.grpc.options import Transport, channel_arguments
 from halimede.frontends.grpc.reflection import Reflection
 from halimede.frontends.grpc.tls import server_credentials
+from halimede.frontends.unix_socket import UNIX
 from halimede.runtime.server import Server
 
 log = logging.getLogger(__name__)

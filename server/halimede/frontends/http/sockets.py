@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from halimede.core.types import ErrorCode, InferenceError
-
-UNIX = "unix:"
+from halimede.frontends.unix_socket import UNIX, remove_abandoned
 
 BACKLOG = 1024
 # A peer that vanished without a word is given up within two minutes: an idle one by the probes, one that is being
@@ -97,7 +96,7 @@ def _bind_tcp(address: str, port: int, reuse_port: bool) -> socket.socket:
 def _bind_unix(path: str) -> socket.socket:
     if not path:
         raise OSError(errno.EINVAL, "unix: has no path after it")
-    _remove_abandoned(path)
+    _make_room(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -109,7 +108,7 @@ def _bind_unix(path: str) -> socket.socket:
     return sock
 
 
-def _remove_abandoned(path: str) -> None:
+def _make_room(path: str) -> None:
     """Remove the socket file of a server that is gone. OSError when there is a live one, or something else."""
     try:
         mode = os.lstat(path).st_mode
@@ -117,12 +116,4 @@ def _remove_abandoned(path: str) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise OSError(errno.EEXIST, "there is something else of this name that is no socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        # A server that is too busy to accept is alive (EAGAIN), and must not hold up this one.
-        caller.setblocking(False)
-        answer = caller.connect_ex(path)
-    if answer in {0, errno.EAGAIN}:
-        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-    if answer != errno.ECONNREFUSED:
-        raise OSError(answer, os.strerror(answer))
-    os.unlink(path)
+    remove_abandoned(path)

@@ -1,0 +1,20 @@
+"""Addresses `unix:<path>`: how they begin, and what becomes of the socket file of a server that is gone."""
+
+import errno
+import os
+import socket
+
+UNIX = "unix:"
+
+
+def remove_abandoned(path: str) -> None:
+    """Remove a socket file on which nobody listens; OSError, EADDRINUSE when somebody does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        # A server that is too busy to accept is alive (EAGAIN), and must not hold up this one.
+        caller.setblocking(False)
+        answer = caller.connect_ex(path)
+    if answer in {0, errno.EAGAIN}:
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    if answer != errno.ECONNREFUSED:
+        raise OSError(answer, os.strerror(answer))
+    os.unlink(path)
