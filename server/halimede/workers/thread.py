@@ -48,6 +48,7 @@ class ThreadWorker:
     ) -> None:
         self.ordinal = placement.ordinal
         self.name = placement.name
+        self.concurrency = 1
         self._model = config.name
         self._datatypes = {output.name: output.data_type for output in config.output}
         self._batching = config.max_batch_size > 0
@@ -89,8 +90,17 @@ class ThreadWorker:
             raise
         return worker
 
-    def execute(self, items: list[BatchItem]) -> None:
+    def execute(self, items: list[BatchItem], slot: int = 0) -> None:  # noqa: ARG002  # there is one slot
         self._inbox.put(items)
+
+    def cancel(self, key: int) -> None:
+        """Nothing to do: the instance reads its items' flags."""
+
+    def acknowledge(self, key: int, responses: int) -> None:
+        """Nothing waits for it: models on threads answer once."""
+
+    async def is_ready(self) -> bool:
+        return True
 
     async def stop(self) -> None:
         self._inbox.put(None)
@@ -137,7 +147,7 @@ class ThreadWorker:
             input_end = time.monotonic_ns()
             outputs = instance.run(inputs, wanted_outputs(self._datatypes, wanted), context)
             output_start = time.monotonic_ns()
-            replies: list[Outputs | InferenceError] = []
+            replies: list[Outputs | InferenceError | None] = []
             replies += scatter(outputs, self._datatypes, rows if self._batching else None, wanted)
         except RefusedRequestsError as refused:
             return self._run_others(instance, items, refused, start, input_end)
@@ -161,7 +171,9 @@ class ThreadWorker:
             return self._failed(items, answers, refused, start, input_end, 0)
         done = self._run_tensors(instance, others)
         answered = iter(done.replies)
-        replies = [errors[position] if position in errors else next(answered) for position in range(len(items))]
+        replies: list[Outputs | InferenceError | None] = [
+            errors[position] if position in errors else next(answered) for position in range(len(items))
+        ]
         return BatchDone(self, items, replies, done.times, failed=done.failed)
 
     def _execute_requests(self, instance: RequestInstance, items: list[BatchItem]) -> BatchDone:
@@ -175,7 +187,9 @@ class ThreadWorker:
             return self._failed(items, [request.take() for request in requests], error, start, input_end, 0)
         output_start = time.monotonic_ns()
         silence = InferenceError(ErrorCode.INTERNAL, f"instance '{self.name}' did not answer the request")
-        replies = [silence if reply is None else reply for reply in (request.take() for request in requests)]
+        replies: list[Outputs | InferenceError | None] = [
+            silence if reply is None else reply for reply in (request.take() for request in requests)
+        ]
         return BatchDone(self, items, replies, BatchTimes(start, input_end, output_start, time.monotonic_ns()))
 
     def _failed(
@@ -191,7 +205,7 @@ class ThreadWorker:
         failure = self._as_error(error, items)
         end = time.monotonic_ns()
         times = BatchTimes(start, input_end or end, output_start or end, end)
-        replies = [failure if each is None else each for each in answers]
+        replies: list[Outputs | InferenceError | None] = [failure if each is None else each for each in answers]
         return BatchDone(self, items, replies, times, failed=True)
 
     def _as_error(self, error: BaseException, items: list[BatchItem]) -> InferenceError:

@@ -1,14 +1,17 @@
-"""The contract between the pump and whatever runs an instance (a thread here, a process elsewhere).
+"""The contract between the pump and whatever runs an instance: a thread of the server, or a process of its own.
 
-A worker takes one batch at a time and reports through one callback, always on the event loop's thread. The pump gathers
-nothing and scatters nothing: that is the worker's, off the loop.
+A worker takes one batch per slot at a time and reports through one callback, always on the event loop's thread. The pump
+gathers nothing and scatters nothing: that is the worker's, off the loop.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from halimede.core.types import InferenceError, InferenceRequest, Tensor
+from halimede.core.types import InferenceError, InferenceRequest, ParameterValue, Tensor
+
+Parameters = Mapping[str, ParameterValue]
+NO_PARAMETERS: Parameters = {}
 
 
 @dataclass(slots=True)
@@ -36,30 +39,88 @@ Outputs = list[Tensor]
 
 @dataclass(slots=True)
 class BatchDone:
-    """The batch is over and the worker is free.
+    """The batch is over and the worker's slot is free.
 
-    `replies` are in the order of `items`, in the model's shapes. `failed` is set when the execution itself failed, so
-    that statistics count no execution.
+    `replies` are in the order of `items`, in the model's shapes. None is a request that `ResponseSent` answers, before
+    or after: it is open until one with `final` has come. `parameters` are those of replies that have some, by position.
+    `failed` is set when the execution itself failed, so that statistics count no execution.
     """
 
     worker: "Worker"
     items: list[BatchItem]
-    replies: list[Outputs | InferenceError]
+    replies: list[Outputs | InferenceError | None]
     times: BatchTimes
     failed: bool = False
+    slot: int = 0
+    parameters: Mapping[int, Parameters] = field(default_factory=dict)
 
 
-OnEvent = Callable[[BatchDone], None]
+@dataclass(slots=True)
+class ResponseSent:
+    """One answer of a request beside its batch's end: a decoupled model's, or one that was sent early.
+
+    `reply` None, only with `final`, says that there are no more answers. Keys that are not open are ignored: a request
+    may have been cancelled meanwhile. `times` are those of this answer: `input_end` its request's start of compute,
+    `output_start` when the model sent it.
+    """
+
+    worker: "Worker"
+    key: int
+    reply: Outputs | InferenceError | None
+    final: bool
+    times: BatchTimes
+    parameters: Parameters = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class WorkerDown:
+    """The worker's process is gone. What it held is failed by events that follow; it gets nothing until `WorkerUp`.
+
+    `parked` says that it is not started again: too many deaths. `reason` is for people
+    (`worker exited 5 times (last: signal 11)`).
+    """
+
+    worker: "Worker"
+    reason: str
+    parked: bool
+
+
+@dataclass(slots=True)
+class WorkerUp:
+    """The worker runs again, all slots free."""
+
+    worker: "Worker"
+
+
+WorkerEvent = BatchDone | ResponseSent | WorkerDown | WorkerUp
+OnEvent = Callable[[WorkerEvent], None]
 
 
 class Worker(Protocol):
-    """One model instance, running. `ordinal` is the instance number that the scheduler knows."""
+    """One model instance, running.
+
+    `ordinal` is the instance's number in its model. `concurrency` is how many batches it takes at a time: slots 0 to
+    concurrency - 1.
+    """
 
     ordinal: int
     name: str
+    concurrency: int
 
-    def execute(self, items: list[BatchItem]) -> None:
-        """Start a batch; called on the loop, returns at once, never while a batch is running."""
+    def execute(self, items: list[BatchItem], slot: int = 0) -> None:
+        """Start a batch; called on the loop, returns at once, never while the slot's batch is running.
+
+        Nothing is executed after WorkerDown and before WorkerUp.
+        """
+
+    def cancel(self, key: int) -> None:
+        """The request's client is gone; its item's `cancelled` is set already. For a request that is executing."""
+
+    def acknowledge(self, key: int, responses: int) -> None:
+        """The client took so many more of the request's answers: a model that waits for it may go on sending."""
+
+    async def is_ready(self) -> bool:
+        """Whether it is up and, if the model has something to say of it, says that it is ready; within 5 s."""
 
     async def stop(self) -> None:
-        """Wait for the running batch, close the instance, end the thread or process. Called once."""
+        """Wait for the running batches, close the instance, end the thread or process. Called once."""
