@@ -19,6 +19,7 @@ from typing import NoReturn
 import uvloop
 
 from halimede.core.inventory import Inventory
+from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.frontends.grpc.options import MAX_CONNECTIONS, Tls, Transport
 from halimede.frontends.grpc.server import GrpcServer
@@ -35,8 +36,11 @@ from halimede.runtime.malloc import keep_large_buffers
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.sampler import make_sampler
+from halimede.runtime.services import ModelServices
+from halimede.runtime.threads import run_in_thread
 from halimede.settings import ModelControlMode, Settings
 from halimede.startup import AGENTS, BACKENDS, MODELS, OPTIONS, backend_rows, model_rows, option_rows
+from halimede.workers.launcher import Launcher
 
 log = logging.getLogger(__name__)
 
@@ -120,16 +124,22 @@ class App:
             settings.metrics_interval_ms, cpu=settings.allow_cpu_metrics, gpu=settings.allow_gpu_metrics
         )
         self._inventory = read_inventory(settings.device_list, settings.min_supported_compute_capability)
+        self._launcher = Launcher()
         options = LoadOptions(
             inventory=self._inventory,
             backend_config=settings.backend_config,
             autocomplete=not settings.disable_auto_complete_config,
+            launcher=self._launcher,
+            backend_directory=Path(settings.backend_directory),
+            log_verbose=settings.log_verbose,
         )
+        services = ModelServices(CustomMetrics())
         repository = ModelRepository(settings.model_repository, settings.model_file, settings.model_config_name)
         self._lifecycle = ModelLifecycle(
             repository,
             options,
             settings.model_load_thread_count,
+            services=services,
             retry_count=settings.model_load_retry_count,
         )
         self._core = CoreServer(
@@ -140,7 +150,9 @@ class App:
             strict_readiness=settings.strict_readiness,
             counter_latencies=settings.counter_latencies,
             dropped_log_lines=dropped_lines,
+            custom_metrics=services.metrics,
         )
+        services.models = self._core
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._metrics: MetricsServer | None = None
@@ -216,6 +228,8 @@ class App:
         closing: list[Awaitable[None]] = [front.close() for front in (self._http, self._metrics) if front is not None]
         if self._grpc is not None:
             closing.append(self._grpc.stop(0))
+        # Its end is not needed: what it started ends with it when our process does.
+        closing.append(run_in_thread("close-launcher", self._launcher.close))
         try:
             async with asyncio.timeout(CLOSE_SECS):
                 await asyncio.gather(*closing)

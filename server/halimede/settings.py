@@ -100,6 +100,8 @@ class Settings:
 
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Per backend name, "" for the settings that every backend gets."""
+    backend_directory: Path = Path("/opt/tritonserver/backends")
+    """Where backends lie that are written in Python, each as `<name>/model.py`. Need not be there."""
     device_list: Path | None = None
     """A JSON file with the devices to use instead of asking the driver (HALIMEDE_DEVICE_LIST)."""
     notices: tuple[str, ...] = ()

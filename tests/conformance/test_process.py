@@ -108,8 +108,8 @@ def test_it_is_not_started_before_its_models_are(start: Start, repository: Path)
 
 
 def test_what_the_command_line_asks_in_vain_is_said_at_the_start(start: Start) -> None:
-    server = start("--backend-directory=/nowhere")
-    assert re.search(r"^W.*--backend-directory", server.log, re.MULTILINE)
+    server = start("--repoagent-directory=/nowhere")
+    assert re.search(r"^W.*--repoagent-directory", server.log, re.MULTILINE)
 
 
 # What it does not start with.

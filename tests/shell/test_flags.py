@@ -26,11 +26,11 @@ HONOURED = """
     --grpc-max-connection-age-grace --grpc-restricted-protocol
     --allow-metrics --allow-gpu-metrics --allow-cpu-metrics --metrics-address --metrics-port --metrics-interval-ms
     --metrics-config
-    --backend-config --min-supported-compute-capability
+    --backend-config --backend-directory --min-supported-compute-capability
 """
 NO_EFFECT = """
     --repository-poll-secs --enable-peer-access --http-thread-count --grpc-infer-thread-count
-    --grpc-infer-allocation-pool-size --backend-directory --repoagent-directory --cache-directory
+    --grpc-infer-allocation-pool-size --repoagent-directory --cache-directory
     --pinned-memory-pool-byte-size --cuda-memory-pool-byte-size --cuda-virtual-address-size
     --buffer-manager-thread-count --host-policy
     --sagemaker-port --sagemaker-safe-port-range --sagemaker-thread-count
@@ -73,6 +73,7 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--strict-model-config=true": ("disable_auto_complete_config", True),
     "--min-supported-compute-capability=7.5": ("min_supported_compute_capability", (7, 5)),
     "--backend-config=onnxruntime,threads=4": ("backend_config", {"onnxruntime": {"threads": "4"}}),
+    "--backend-directory=/nowhere": ("backend_directory", Path("/nowhere")),
     "--id=edge": ("id", "edge"),
     "--exit-on-error=false": ("exit_on_error", False),
     "--strict-readiness=false": ("strict_readiness", False),
@@ -181,7 +182,6 @@ WITHOUT_EFFECT = {
     "--http-thread-count": ("8", "0"),
     "--grpc-infer-thread-count": ("2", "129"),
     "--grpc-infer-allocation-pool-size": ("8", "-1"),
-    "--backend-directory": ("/opt/tritonserver/backends", None),
     "--repoagent-directory": ("/opt/tritonserver/repoagents", None),
     "--cache-directory": ("/opt/tritonserver/caches", None),
     "--pinned-memory-pool-byte-size": ("268435456", "256M"),

@@ -16,6 +16,7 @@ class PlainBackend:
     """Takes every configuration as it is, and one instance where none are asked for; a backend adds `load`."""
 
     default_model_filename = ""
+    isolation = "thread"
 
     def default_instance_count(self, kind):
         return 1

@@ -141,6 +141,10 @@ class Backend(Protocol):
 
     default_model_filename: str
     """The artifact's name inside a version directory where the configuration does not say; "" when there is none."""
+    isolation: str
+    """Where instances run unless the model's parameter ISOLATION says otherwise: "thread", in the server, for runtimes
+    that release the interpreter's lock, or "process", in a worker process each, which the parameter cannot change.
+    Models of the latter are completed and loaded by worker processes: `autocomplete` and `load` are not called here."""
 
     def default_instance_count(self, kind: str) -> int:
         """How many instances a group of this kind ("CPU", "GPU", "MODEL") gets that gives no count."""

@@ -1,13 +1,19 @@
-"""Finds backends by the entry point group `halimede.backends`: ours and those of any other installed distribution."""
+"""Finds backends: by the entry point group `halimede.backends`, ours and those of any other installed distribution; and
+those that are written as python models are, `<backend directory>/<name>/model.py`."""
 
+import os
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import cast
 
 from halimede.backends.api import Backend
+from halimede.backends.python.backend import PythonBackend
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.error import clip
 
 GROUP = "halimede.backends"
+DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
 
 
 def backend_names() -> tuple[str, ...]:
@@ -16,15 +22,18 @@ def backend_names() -> tuple[str, ...]:
 
 
 @cache
-def find_backend(name: str) -> Backend:
-    """The backend of that name, one object for all who ask. INVALID_ARG when not installed, INTERNAL when broken."""
+def find_backend(name: str, directory: Path | None = None) -> Backend:
+    """The backend of that name, one object for all who ask; `directory` is `--backend-directory`.
+
+    What is installed goes before what lies there. INVALID_ARG when there is none, INTERNAL when it is broken.
+    """
     # Sorted by value: two distributions that both name a backend are told apart in the same way on every start.
     found = sorted(entry_points(group=GROUP, name=name), key=lambda point: point.value)
     if not found:
+        if directory is not None and (program := _program(name, directory)) is not None:
+            return PythonBackend(program)
         raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"unable to find backend library for backend '{name}'; the backends that are installed: "
-            f"{', '.join(backend_names())}",
+            ErrorCode.INVALID_ARG, f"unable to find backend library for backend '{clip(name)}'; {_installed()}"
         )
     try:
         return cast(Backend, found[0].load()())
@@ -32,3 +41,23 @@ def find_backend(name: str) -> Backend:
         raise InferenceError(
             ErrorCode.INTERNAL, f"unable to load backend '{name}' ({found[0].value}): {type(error).__name__}: {error}"
         ) from error
+
+
+def _program(name: str, directory: Path) -> Path | None:
+    """The program of a backend in the backend directory. A name that is not one folder's finds nothing."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        return None
+    folder = directory / name
+    # Triton, which looks for the library first, runs it and not the program beside it.
+    library = f"libtriton_{name}.so"
+    if os.path.exists(folder / library):
+        raise InferenceError(
+            ErrorCode.UNSUPPORTED,
+            f"backend '{clip(name)}' is a native library ({clip(library)}), which cannot be run here; {_installed()}",
+        )
+    program = folder / "model.py"
+    return program if os.path.isfile(program) else None
+
+
+def _installed() -> str:
+    return f"the backends that are installed: {', '.join(backend_names())}"

@@ -21,6 +21,7 @@ class IdentityBackend:
     """Copies inputs to outputs. A model needs no file."""
 
     default_model_filename = ""
+    isolation = "thread"
 
     def default_instance_count(self, kind: str) -> int:  # noqa: ARG002  # the interface's argument
         return 1

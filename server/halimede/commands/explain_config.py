@@ -32,6 +32,7 @@ def run(
     from halimede.runtime.devices import read_inventory
     from halimede.runtime.prepare import ConfigError, LoadOptions, in_file, plan_model
     from halimede.settings import Settings
+    from halimede.workers.abandon import Abandon
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     device_list = os.environ.get(DEVICE_LIST_VARIABLE)
@@ -43,7 +44,7 @@ def run(
         options = LoadOptions(
             inventory=inventory, backend_config=merge_backend_options(backend_options), autocomplete=autocomplete
         )
-        plan = plan_model(entry, options)
+        plan = plan_model(entry, options, Abandon())
     except ConfigError as error:
         for problem in error.problems:
             _say(problem)

@@ -9,6 +9,7 @@ honoured or refused, never without effect. The parser, --help and the documentat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from halimede.commands.readers import (
@@ -27,6 +28,7 @@ from halimede.commands.readers import (
     read_cache_setting,
     read_compute_capability,
     read_config_name,
+    read_directory,
     read_file,
     read_grpc_restriction,
     read_header_pattern,
@@ -135,7 +137,7 @@ VERBOSITY = Kind("LEVEL", read_verbosity, bare="1")
 CONTROL_MODE = Kind("MODE", read_control_mode)
 CAPABILITY = Kind("MAJOR.MINOR", read_compute_capability)
 REPOSITORY = Kind("DIR", read_repository)
-DIRECTORY = Kind("DIR", read_text)
+DIRECTORY = Kind("DIR", read_directory)
 CONFIG_NAME = Kind("NAME", read_config_name)
 FILE = Kind("FILE", read_file)
 LOG_FILE = Kind("FILE", read_log_file)
@@ -205,7 +207,7 @@ def _as_written(value: object) -> str:
             return f"{value:g}"
         case (major, minor):
             return f"{major}.{minor}"
-        case int() | str():
+        case int() | str() | Path():
             return str(value)
         case _:
             return ""
@@ -361,7 +363,11 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _repeatable(
             "--backend-config", BACKEND_OPTION, "A setting of one backend, or of all.", combine=merge_backend_options
         ),
-        _no_effect("--backend-directory", DIRECTORY, "Where backends are installed.", _PACKAGES),
+        _honoured(
+            "--backend-directory",
+            DIRECTORY,
+            "Where backends lie that are written in Python, each as NAME/model.py; native ones cannot be run.",
+        ),
         _no_effect("--repoagent-directory", DIRECTORY, "Where repository agents are installed.", _PACKAGES),
     ),
     "Server": (

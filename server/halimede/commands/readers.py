@@ -153,6 +153,13 @@ def read_repository(text: str) -> Path:
     return Path(text)
 
 
+def read_directory(text: str) -> Path:
+    """A directory that need not be there: there may be nothing to find in it."""
+    if not text:
+        raise ValueError("directory is empty; right is a path")
+    return Path(text)
+
+
 def read_config_name(text: str) -> str:
     if "/" in text or "\0" in text:
         raise ValueError(f"Invalid option value. Got {text}; right is a name: <name> for configs/<name>.pbtxt")

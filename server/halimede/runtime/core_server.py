@@ -8,6 +8,7 @@ from halimede import __version__
 from halimede.core.config.check_request import Checked
 from halimede.core.config.model_view import ModelView
 from halimede.core.observe import metrics
+from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.repository.layout import model_name_problem
 from halimede.core.types import (
     ErrorCode,
@@ -58,6 +59,7 @@ class CoreServer:
         strict_readiness: bool,
         counter_latencies: bool,
         dropped_log_lines: Callable[[], int],
+        custom_metrics: CustomMetrics,
     ) -> None:
         self._lifecycle = lifecycle
         self._sampler = sampler
@@ -66,6 +68,7 @@ class CoreServer:
         self._strict_readiness = strict_readiness
         self._counter_latencies = counter_latencies
         self._dropped_log_lines = dropped_log_lines
+        self._custom_metrics = custom_metrics
         self._started = False
         self._draining = False
         self._next_ticket = 1
@@ -113,11 +116,12 @@ class CoreServer:
     def model(self, name: str, version: str = "") -> ModelView:
         return self._find(name, version).view
 
-    def is_model_ready(self, name: str, version: str = "") -> bool:
+    async def is_model_ready(self, name: str, version: str = "") -> bool:
         record = self._lifecycle.records.get(name)
         if record is None:
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{clip(name)}' is not found")
-        return (version and str(_version_number(version))) in record.serving
+        serving = record.serving.get(version and str(_version_number(version)))
+        return serving is not None and await serving.version.pump.is_ready()
 
     def infer(self, request: InferenceRequest, on_response: OnResponse) -> int:
         received_ns = monotonic_ns()
@@ -185,6 +189,11 @@ class CoreServer:
         elif ticket in self._framing:
             self._framing[ticket].cancel()
 
+    def acknowledge(self, ticket: int, responses: int = 1) -> None:
+        flight = self._lifecycle.live.by_ticket.get(ticket)
+        if flight is not None:
+            flight.pump.acknowledge(ticket, responses)
+
     def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         records = self._lifecycle.records
         if not name:
@@ -227,6 +236,7 @@ class CoreServer:
             sample.gpus,
             dropped_log_lines=self._dropped_log_lines(),
             latencies=self._counter_latencies,
+            custom=self._custom_metrics.render(),
         )
 
     async def _finish(self, work: Coroutine[None, None, None]) -> None:

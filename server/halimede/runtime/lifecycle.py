@@ -23,7 +23,9 @@ from halimede.runtime.model import ModelVersion, start_version
 from halimede.runtime.prepare import ConfigError, LoadOptions, NoVersionError, PreparedModel, VersionError, load_model
 from halimede.runtime.pump import LiveRequests
 from halimede.runtime.repository import Listing, ModelEntry, ModelRepository
+from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
+from halimede.workers.abandon import Abandon
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +34,8 @@ T = TypeVar("T")
 UNLOAD_PATIENCE_SECS = 5.0
 """How long an unload lets a load finish that is under way: most do, and then both have done what they were asked."""
 
-CLOSE_PATIENCE_SECS = 5.0
-"""How long instances and model may take to close once nothing is in flight any more."""
+CLOSE_PATIENCE_SECS = 7.0
+"""How long instances and model may take to close once nothing is in flight any more: processes are killed before."""
 
 MAX_LOOKS = 16
 """Threads that read the repository at a time."""
@@ -104,8 +106,8 @@ class ModelRecord:
         return old
 
     def is_ready(self) -> bool:
-        """Whether the model serves. A reload changes nothing of that, while it runs and when it fails."""
-        return bool(self.versions)
+        """Whether all versions serve, with an instance up. A reload changes nothing of that, nor when it fails."""
+        return bool(self.versions) and all(version.pump.is_available() for version in self.versions.values())
 
     def withdraw(self, building: dict[int, VersionStatus], before: dict[int, VersionStatus]) -> None:
         """Take back the states of versions that turned out not to be loaded: the index shows what it showed before."""
@@ -141,13 +143,20 @@ class ModelLifecycle:
     """
 
     def __init__(
-        self, repository: ModelRepository, options: LoadOptions, load_threads: int, *, retry_count: int = 0
+        self,
+        repository: ModelRepository,
+        options: LoadOptions,
+        load_threads: int,
+        *,
+        services: ModelServices,
+        retry_count: int = 0,
     ) -> None:
         self.records: dict[str, ModelRecord] = {}
         self.live = LiveRequests()
         """Every request in flight, of all models, by ticket: filled and emptied by the pumps."""
         self._repository = repository
         self._options = options
+        self._services = services
         self._retry_count = retry_count
         self._slots = asyncio.Semaphore(load_threads)
         self._looks = asyncio.Semaphore(MAX_LOOKS)
@@ -430,8 +439,13 @@ class ModelLifecycle:
             status.on(Event.LOAD)
             if number not in record.versions:
                 record.status[number] = status
-        loading = run_in_thread(f"load-{record.name}", lambda: load_model(entry, self._options))
-        prepared = await self._unless_unloaded(record, loading, lambda made: self._close_models(record.name, made))
+        abandon = Abandon()
+        loading = run_in_thread(f"load-{record.name}", lambda: load_model(entry, self._options, abandon))
+        try:
+            prepared = await self._unless_unloaded(record, loading, lambda made: self._close_models(record.name, made))
+        except (LeftBehindError, asyncio.CancelledError):
+            abandon.set()
+            raise
         selected = {version.version for version in prepared.versions}
         record.withdraw({n: s for n, s in building.items() if n not in selected}, before)
         return await self._unless_unloaded(record, self._start(record.name, prepared), self._close_versions)
@@ -443,7 +457,13 @@ class ModelLifecycle:
         for version in prepared.versions:
             try:
                 started[version.version] = await start_version(
-                    name, version, prepared.labels, prepared.load_seconds, self.live
+                    name,
+                    version,
+                    prepared.labels,
+                    prepared.load_seconds,
+                    self.live,
+                    self._options.launcher,
+                    self._services,
                 )
             except Exception as error:
                 if not isinstance(error, InferenceError):
@@ -510,7 +530,7 @@ class ModelLifecycle:
         """Close models that have no instances."""
         for version in prepared.versions:
             try:
-                await run_in_thread(f"close-{name}", version.model.close)
+                await run_in_thread(f"close-{name}", version.close)
             except Exception:
                 about = {"model": name, "version": version.version}
                 log.exception("model '%s' version %d: closing failed", name, version.version, extra=about)

@@ -2,18 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from itertools import count
+from typing import Any
 
-from halimede.backends.api import BackendModel
 from halimede.core.config.check_request import RequestChecker
-from halimede.core.config.model_config import ModelConfig
 from halimede.core.observe.stats import ModelStats
 from halimede.core.schedule.make import make_scheduler
 from halimede.runtime.prepare import PreparedVersion
 from halimede.runtime.pump import LiveRequests, Pump
+from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
+from halimede.workers.launcher import Launcher
+from halimede.workers.process import ProcessWorker
 from halimede.workers.thread import ThreadWorker
-from halimede.workers.worker import BatchDone
+from halimede.workers.worker import OnEvent, Worker, WorkerEvent
 
 log = logging.getLogger(__name__)
 
@@ -21,26 +24,40 @@ log = logging.getLogger(__name__)
 class ModelVersion:
     """A version with its instances up. Made by `start_version`, ended by `close`."""
 
-    __slots__ = ("_model", "checker", "config", "labels", "load_seconds", "name", "pump", "stats", "version")
+    __slots__ = (
+        "_prepared",
+        "_services",
+        "checker",
+        "config",
+        "labels",
+        "load_seconds",
+        "name",
+        "owner",
+        "pump",
+        "stats",
+        "version",
+    )
 
     def __init__(
         self,
         name: str,
-        version: int,
-        config: ModelConfig,
+        prepared: PreparedVersion,
         labels: Mapping[str, tuple[str, ...]],
-        model: BackendModel,
         load_seconds: float,
         live: LiveRequests,
+        services: ModelServices,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.name = name
-        self.version = str(version)
-        self.config = config
+        # A reload is another owner of metrics than what it replaces, although their series may be the same.
+        self.owner = f"{name}#{next(_loads)}"
+        self.version = str(prepared.version)
+        self.config = config = prepared.config
         self.labels = labels
         self.load_seconds = load_seconds
         self.checker = RequestChecker(config)
-        self.stats = ModelStats(name, self.version)
+        policy = config.model_transaction_policy
+        self.stats = ModelStats(name, self.version, decoupled=policy is not None and policy.decoupled)
         batching = config.dynamic_batching
         self.pump = Pump(
             name,
@@ -52,7 +69,8 @@ class ModelVersion:
             loop,
             preserve_ordering=batching is not None and batching.preserve_ordering,
         )
-        self._model = model
+        self._prepared = prepared
+        self._services = services
 
     def __repr__(self) -> str:
         return f"<ModelVersion {self.name}:{self.version} {self.pump!r}>"
@@ -63,8 +81,14 @@ class ModelVersion:
 
     async def close(self) -> None:
         """Answer what was accepted, stop the instances, free the model."""
-        await self.pump.close()
-        await run_in_thread(f"close-{self.name}", self._model.close)
+        try:
+            await self.pump.close()
+        finally:
+            self._services.metrics.forget(self.owner)
+        await run_in_thread(f"close-{self.name}", self._prepared.close)
+
+
+_loads = count(1)
 
 
 async def start_version(
@@ -73,12 +97,14 @@ async def start_version(
     labels: Mapping[str, tuple[str, ...]],
     load_seconds: float,
     live: LiveRequests,
+    launcher: Launcher,
+    services: ModelServices,
 ) -> ModelVersion:
-    """Start all instances side by side; when one fails the others are stopped and its error is raised."""
+    """Start all instances side by side; when one fails, or this is cancelled, the others are stopped."""
     loop = asyncio.get_running_loop()
-    version = ModelVersion(name, prepared.version, prepared.config, labels, prepared.model, load_seconds, live, loop)
+    version = ModelVersion(name, prepared, labels, load_seconds, live, services, loop)
 
-    def on_event(event: BatchDone) -> None:
+    def on_event(event: WorkerEvent) -> None:
         version.pump.on_event(event)
 
     for placement in prepared.placements:
@@ -87,24 +113,62 @@ async def start_version(
             *(placement.name, placement.kind, placement.device.index if placement.device is not None else 0),
             extra={"model": name, "version": str(prepared.version)},
         )
-    started = await asyncio.gather(
-        *(
-            ThreadWorker.start(placement, prepared.model, prepared.config, on_event, loop)
-            for placement in prepared.placements
-        ),
-        return_exceptions=True,
-    )
-    failures = [result for result in started if isinstance(result, BaseException)]
+    starting = [
+        loop.create_task(start) for start in _starts(prepared, version.owner, launcher, services, on_event, loop)
+    ]
+    try:
+        await asyncio.wait(starting)
+    except asyncio.CancelledError:
+        for task in starting:
+            task.cancel()
+        await asyncio.wait(starting)
+        await _stop_started(starting)
+        services.metrics.forget(version.owner)
+        raise
+    failures = [error for task in starting if (error := task.exception()) is not None]
     if failures:
-        for result in started:
-            if not isinstance(result, BaseException):
-                await result.stop()
+        await _stop_started(starting)
+        services.metrics.forget(version.owner)
         raise failures[0]
-    for placement, worker in zip(prepared.placements, started, strict=True):
-        if isinstance(worker, BaseException):  # ruled out above; said again for the type checker
-            raise worker
+    for placement, task in zip(prepared.placements, starting, strict=True):
         if placement.passive:
-            version.pump.add_passive(worker)
+            version.pump.add_passive(task.result())
         else:
-            version.pump.add_worker(worker)
+            version.pump.add_worker(task.result())
     return version
+
+
+def _starts(
+    prepared: PreparedVersion,
+    owner: str,
+    launcher: Launcher,
+    services: ModelServices,
+    on_event: OnEvent,
+    loop: asyncio.AbstractEventLoop,
+) -> list[Coroutine[Any, Any, Worker]]:
+    """The start of each instance, where its version runs."""
+    config = prepared.config
+    isolated, model = prepared.isolated, prepared.model
+    if isolated is not None:
+        return [
+            ProcessWorker.start(
+                isolated.spec(placement),
+                config,
+                isolated.program,
+                launcher,
+                services,
+                owner,
+                on_event,
+                loop,
+            )
+            for placement in prepared.placements
+        ]
+    if model is None:
+        raise RuntimeError(f"model '{config.name}' was neither loaded nor isolated")
+    return [ThreadWorker.start(placement, model, config, on_event, loop) for placement in prepared.placements]
+
+
+async def _stop_started(starting: list[asyncio.Task[Worker]]) -> None:
+    for task in starting:
+        if not task.cancelled() and task.exception() is None:
+            await task.result().stop()

@@ -5,26 +5,45 @@ defaults, check the result whole, then load each version that the policy selects
 InferenceError that names every problem.
 """
 
+import json
 import logging
+import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from halimede.backends.api import Backend, BackendModel, ModelSource
-from halimede.backends.discover import find_backend
+from halimede.backends.discover import DEFAULT_BACKEND_DIRECTORY, find_backend
+from halimede.backends.python.backend import PythonBackend
+from halimede.backends.python.environment import PARAMETER as EXECUTION_ENV_PATH
+from halimede.backends.python.environment import default_cache, resolve_environment
 from halimede.core.config.explain import DEFAULT, Stage
 from halimede.core.config.files import CONFIG_NAME
 from halimede.core.config.instances import completed_groups, plan_instances
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_config
+from halimede.core.config.process_options import (
+    ISOLATION,
+    PROCESS,
+    THREAD,
+    execution_timeout_ms,
+    intra_op_threads,
+    isolation_of,
+    max_concurrency,
+)
+from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_config, read_json, read_json
 from halimede.core.config.support import check_support
 from halimede.core.config.validate import apply_defaults, validate
 from halimede.core.config.versions import select_versions
 from halimede.core.inventory import Inventory
 from halimede.core.repository.layout import detect_backend
 from halimede.core.types import ErrorCode, InferenceError, Placement, Problem
+from halimede.runtime.isolate import Isolated, runner_of, thread_variables
 from halimede.runtime.repository import ModelEntry, config_filename, read_config_text, read_labels
+from halimede.workers.abandon import Abandon
+from halimede.workers.launcher import Launcher
+from halimede.workers.process import Program, complete_config
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +55,9 @@ class LoadOptions:
     inventory: Inventory
     backend_config: Mapping[str, Mapping[str, str]]
     autocomplete: bool
+    launcher: Launcher = field(default_factory=Launcher)
+    backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
+    log_verbose: int = 0
 
     def of_backend(self, name: str) -> dict[str, str]:
         """The `--backend-config` settings of one backend over the global ones."""
@@ -44,10 +66,23 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class PreparedVersion:
+    """One version, ready for its instances.
+
+    They are made from `model` on threads; of an `isolated` one each process loads the model for itself.
+    """
+
     version: int
     config: ModelConfig
-    model: BackendModel
+    model: BackendModel | None
     placements: tuple[Placement, ...]
+    isolated: Isolated | None = None
+
+    def close(self) -> None:
+        """Free what the instances shared. Blocks; called once, after the last instance is closed."""
+        if self.model is not None:
+            self.model.close()
+        if self.isolated is not None:
+            self.isolated.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +104,7 @@ class ModelPlan:
 
     config: ModelConfig
     backend: Backend
+    isolation: str
     versions: tuple[int, ...]
     placements: tuple[Placement, ...]
     labels: Mapping[str, tuple[str, ...]]
@@ -98,7 +134,7 @@ class VersionError(InferenceError):
         self.selected = selected
 
 
-def plan_model(entry: ModelEntry, options: LoadOptions) -> ModelPlan:
+def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> ModelPlan:
     """Read and complete the configuration and check all of it; ConfigError names every problem.
 
     VersionError where the model file cannot even be read: that is no fault of the configuration.
@@ -110,15 +146,27 @@ def plan_model(entry: ModelEntry, options: LoadOptions) -> ModelPlan:
         origin = _backend_origin(config)
         config = detect_backend(config, entry.name, _first_files(entry))
         stages.append(Stage(origin, config))
-        backend = _find_backend(config, versions)
+        backend = _find_backend(config, versions, options.backend_directory)
+        isolation = isolation_of(config, backend.isolation)
         if options.autocomplete:
-            config = _autocompleted(config, backend, source(entry, config, backend, versions[-1], options), versions)
+            where = source(entry, config, backend, versions[-1], options)
+            complete: Callable[[ModelConfig, ModelSource], ModelConfig] = backend.autocomplete
+            if isolation == PROCESS:
+                complete = partial(_completed_in_process, backend=backend, options=options, abandon=abandon)
+            config = _autocompleted(config, complete, where, versions)
             stages.append(Stage("model file", config))
         artifact = config.default_model_filename or backend.default_model_filename
         config = apply_defaults(config, entry.name, default_model_filename=artifact)
         _raise_problems(entry, filename, locate(validate(config, entry.name), locations))
         for note in notes:
             log.info("model '%s': %s", entry.name, note.message, extra={"model": entry.name})
+        policy = config.model_transaction_policy
+        if isolation == THREAD and policy is not None and policy.decoupled:
+            raise InferenceError(
+                ErrorCode.INVALID_ARG,
+                f"model '{entry.name}': decoupled models run in processes of their own; "
+                f"set parameter '{ISOLATION}' to '{PROCESS}'",
+            )
         placements = plan_instances(
             config,
             options.inventory,
@@ -145,23 +193,27 @@ def plan_model(entry: ModelEntry, options: LoadOptions) -> ModelPlan:
     except BaseException as error:
         log.exception("model '%s': its configuration could not be completed", entry.name, extra={"model": entry.name})
         raise ConfigError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
-    return ModelPlan(config, backend, versions, placements, labels, tuple(stages), locations, notes)
+    return ModelPlan(config, backend, isolation, versions, placements, labels, tuple(stages), locations, notes)
 
 
-def load_model(entry: ModelEntry, options: LoadOptions) -> PreparedModel:
+def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> PreparedModel:
     """Load every selected version, or none: what was loaded is closed again when a later version fails."""
     begun = time.monotonic()
-    plan = plan_model(entry, options)
+    plan = plan_model(entry, options, abandon)
     loaded: list[PreparedVersion] = []
     try:
         for version in plan.versions:
             log.info("loading: %s:%d", entry.name, version, extra={"model": entry.name, "version": version})
             where = source(entry, plan.config, plan.backend, version, options)
-            loaded.append(PreparedVersion(version, plan.config, _load(plan, where), plan.placements))
+            if plan.isolation == PROCESS:
+                isolated = _isolated(plan.config, plan.backend, where, len(plan.placements), options)
+                loaded.append(PreparedVersion(version, plan.config, None, plan.placements, isolated))
+            else:
+                loaded.append(PreparedVersion(version, plan.config, _load(plan, where), plan.placements))
     except VersionError:
         for done in loaded:
             try:
-                done.model.close()
+                done.close()
             except BaseException:
                 about = {"model": entry.name, "version": done.version}
                 log.exception("model '%s' version %d: closing failed", entry.name, done.version, extra=about)
@@ -173,6 +225,8 @@ def source(entry: ModelEntry, config: ModelConfig, backend: Backend, version: in
     """Where one version of the model lies, for its backend."""
     filename = config.default_model_filename or backend.default_model_filename
     artifact = entry.artifact or entry.directory / str(version) / filename
+    if isinstance(backend, PythonBackend) and backend.program is not None:
+        artifact = backend.program
     return ModelSource(entry.name, version, entry.directory, artifact, options.of_backend(config.backend))
 
 
@@ -230,9 +284,9 @@ def _versions(entry: ModelEntry, config: ModelConfig) -> tuple[int, ...]:
         raise NoVersionError(error.code, f"{error.message}: {hint}") from error
 
 
-def _find_backend(config: ModelConfig, versions: tuple[int, ...]) -> Backend:
+def _find_backend(config: ModelConfig, versions: tuple[int, ...], directory: Path) -> Backend:
     try:
-        return find_backend(config.backend)
+        return find_backend(config.backend, directory)
     except InferenceError as error:
         raise VersionError(versions[-1], versions, error.code, error.message) from error
 
@@ -266,10 +320,54 @@ def _backend_origin(config: ModelConfig) -> str:
     return "follows from backend" if config.backend else "model directory"
 
 
-def _autocompleted(config: ModelConfig, backend: Backend, where: ModelSource, versions: tuple[int, ...]) -> ModelConfig:
+def _isolated(
+    config: ModelConfig, backend: Backend, where: ModelSource, instances: int, options: LoadOptions
+) -> Isolated:
+    """How the version runs in processes. VersionError-free: what is wrong with its options is the configuration's."""
+    threads = intra_op_threads(config, os.cpu_count() or 1, instances)
+    environment = thread_variables(threads)
+    python, found = "", None
+    path = config.parameters.get(EXECUTION_ENV_PATH) if isinstance(backend, PythonBackend) else None
+    if path is not None and path.string_value:
+        found = resolve_environment(path.string_value, where.model_directory, default_cache())
+        python, environment = str(found.python), {**environment, **found.environment}
+    program = Program(python, environment, max_concurrency(config), execution_timeout_ms(config) or 0)
+    return Isolated(config, where, runner_of(backend), program, threads, options.log_verbose, found)
+
+
+def _completed_in_process(
+    config: ModelConfig, where: ModelSource, *, backend: Backend, options: LoadOptions, abandon: Abandon
+) -> ModelConfig:
+    """The completion of a backend that runs in processes: with defaults filled in, as the model is used to see it."""
+    shown = apply_defaults(config, where.name, default_model_filename=where.artifact.name)
+    groups = completed_groups(
+        shown,
+        options.inventory,
+        default_count=backend.default_instance_count,
+        backend_gpu=backend.supports_gpu(),
+    )
+    isolated = _isolated(replace(shown, instance_group=groups), backend, where, 1, options)
+    spec = isolated.spec(Placement(f"{where.name}_0", 0, "CPU"))
+    try:
+        said = complete_config(spec, isolated.program, options.launcher, abandon)
+    finally:
+        isolated.close()
+    parsed = read_json(json.dumps(said))
+    if parsed.problems:
+        texts = "; ".join(problem.message for problem in parsed.problems[:PROBLEM_LIMIT])
+        raise InferenceError(ErrorCode.INVALID_ARG, f"auto_complete_config made a configuration that is none: {texts}")
+    return parsed.config
+
+
+def _autocompleted(
+    config: ModelConfig,
+    complete: Callable[[ModelConfig, ModelSource], ModelConfig],
+    where: ModelSource,
+    versions: tuple[int, ...],
+) -> ModelConfig:
     """The backend's completion, of which Triton takes over these fields and no other."""
     try:
-        said = backend.autocomplete(config, where)
+        said = complete(config, where)
     except InferenceError as error:
         raise VersionError(where.version, versions, error.code, error.message) from error
     except BaseException as error:

@@ -3,11 +3,21 @@
 Everything here runs on the event loop's thread, in synchronous steps: submit, cancel, a worker's event, a timer. After
 every step that can free capacity or form a batch the scheduler is polled, its actions are performed in order, and one
 timer is armed at `wake_at`. A request costs one record and one callback: no task, no future.
+
+What becomes of a request that was given to a worker:
+
+- The end of its batch answers it; most requests know nothing else.
+- An answer beside its batch's end, or a batch's end that leaves it without one, opens it: `Open` is kept until its
+  final answer. A model may take as long for that as it likes, so an open request whose client has gone is answered and
+  forgotten as soon as its batch is over.
+- Its worker goes down: it is open until the worker's own events fail it.
+
+No slot of a worker that is down is given a batch. Requests wait as long as one worker is to come back.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from halimede.core.config.check_request import Checked, RequestChecker
@@ -17,10 +27,21 @@ from halimede.core.schedule.ordering import ResponseOrder
 from halimede.core.schedule.scheduler import Pending, Scheduler
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.error import of_request
-from halimede.core.types.statistics import FailureReason
+from halimede.core.types.statistics import FailureReason, ResponseOutcome
 from halimede.runtime.clock import monotonic_ns, wall_ms
 from halimede.runtime.server import OnResponse
-from halimede.workers.worker import BatchDone, BatchItem, Worker
+from halimede.workers.worker import (
+    BatchDone,
+    BatchItem,
+    BatchTimes,
+    Outputs,
+    Parameters,
+    ResponseSent,
+    Worker,
+    WorkerDown,
+    WorkerEvent,
+    WorkerUp,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +64,23 @@ class InFlight(BatchItem):
     queued_ns: int
     size_bytes: int
 
+
+@dataclass(slots=True)
+class Open:
+    """What is known of an open request: beside its record, so that a request that is answered once does not pay for it.
+
+    `answers` are those that were sent, `last_ns` is when the last of them was, `has_failed` whether one was an error.
+    """
+
+    worker: Worker
+    batch_is_over: bool = False
+    answers: int = 0
+    last_ns: int = 0
+    has_failed: bool = False
+
+
+SLOT_STRIDE = 256
+"""A scheduler knows one instance per slot of a worker, ordinal + slot * SLOT_STRIDE: no model has more instances."""
 
 MAX_IN_FLIGHT_BYTES = 1 << 30
 LONGEST_SLEEP_MS = 3_600_000
@@ -106,18 +144,24 @@ class Pump:
         self._order = ResponseOrder[tuple[OnResponse, InferenceResponse]]() if preserve_ordering else None
         self._workers: dict[int, Worker] = {}
         self._passive: list[Worker] = []
+        self._down: dict[int, WorkerDown] = {}
+        self._refusal: InferenceError | None = None
+        # By the scheduler's instances: where each is, and the batch that it runs. `_capacity` are those that are up.
+        self._slots: dict[int, tuple[Worker, int]] = {}
+        self._running: dict[int, list[BatchItem]] = {}
+        self._capacity = 0
+        self._open: dict[int, Open] = {}
         self._live = live
         self._live_count = 0
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
         self._timer_at: int | None = None
-        self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     def __repr__(self) -> str:
         return (
             f"<Pump {self._name}:{self._version} queue={self._scheduler.queued} "
-            f"running={self._running}/{len(self._workers)} live={self._live_count}>"
+            f"running={len(self._running)}/{self._capacity} live={self._live_count}>"
         )
 
     @property
@@ -133,9 +177,34 @@ class Pump:
         since = self._scheduler.oldest_enqueued_at()
         return 0 if since is None else max(0, monotonic_ns() - since)
 
+    def is_available(self) -> bool:
+        """Whether an instance is up. A model all of whose instances are passive has none to wait for."""
+        return self._capacity > 0 or not self._workers
+
+    async def is_ready(self) -> bool:
+        """Whether an instance is up and, where its model has a say in that, says that it is ready."""
+        up = [worker for worker in self._workers.values() if worker.ordinal not in self._down]
+        if not up:
+            return not self._workers
+        # All are asked at once and the first yes is enough: one that is busy may answer late.
+        asked = [self._loop.create_task(worker.is_ready()) for worker in up]
+        try:
+            for answer in asyncio.as_completed(asked):
+                if await answer:
+                    return True
+        finally:
+            for task in asked:
+                task.cancel()
+        return False
+
     def add_worker(self, worker: Worker) -> None:
         self._workers[worker.ordinal] = worker
-        self._scheduler.add_instance(worker.ordinal)
+        for slot, instance in enumerate(_instances(worker)):
+            self._slots[instance] = worker, slot
+        if worker.ordinal in self._down:
+            self._refuse_if_parked()
+        else:
+            self._take_up(worker)
         self._poll()
 
     def add_passive(self, worker: Worker) -> None:
@@ -160,6 +229,10 @@ class Pump:
     ) -> None:
         """Queue a checked request; its answer comes through `on_response`, at once if the queue is full."""
         now = monotonic_ns()
+        if self._refusal is not None:
+            self._stats.record_failure(FailureReason.REJECTED, now - received_ns)
+            on_response(self._failure(request.id, self._refusal))
+            return
         rows = checked.batch_size
         pending = Pending(
             key,
@@ -186,33 +259,56 @@ class Pump:
         size_bytes = checked.size_bytes
         self._live.add(key, InFlight(key, request, rows, False, self, on_response, received_ns, now, size_bytes))
         self._idle.clear()
-        if self._running < len(self._workers):
+        if len(self._running) < self._capacity:
             self._poll()
         else:
             self._arm(self._scheduler.wake_at())
 
     def cancel(self, key: int) -> None:
-        """The client is gone: drop the request if it is queued, raise its flag if it is running."""
+        """The client is gone: drop the request if it is queued, tell its worker if it is running or open."""
         flight = self._live.by_ticket.get(key)
-        if flight is None:
+        if flight is None or flight.cancelled:
             return
         flight.cancelled = True
         if self._scheduler.try_cancel(key):
             self._fail(key, CANCELLED, FailureReason.CANCELED)
             self._poll()
+            return
+        worker = self._worker_of(key)
+        if worker is not None and worker.ordinal not in self._down:
+            worker.cancel(key)
+        opened = self._open.get(key)
+        if opened is not None and opened.batch_is_over:
+            self._forget(key, opened)
 
-    def on_event(self, event: BatchDone) -> None:
+    def acknowledge(self, key: int, responses: int) -> None:
+        """The client took so many more answers, none of them final; ignored when the request is not open any more."""
+        opened = self._open.get(key)
+        if opened is not None and opened.worker.ordinal not in self._down:
+            opened.worker.acknowledge(key, responses)
+
+    def on_event(self, event: WorkerEvent) -> None:
         """What a worker reports. Called on the loop's thread."""
-        self._running -= 1
-        self._scheduler.completed(event.worker.ordinal)
-        # The next batch goes out before the last one is answered: the worker computes while the answers are written.
-        self._poll()
-        self._answer(event)
+        if isinstance(event, BatchDone):
+            self._on_batch_done(event)
+        elif isinstance(event, ResponseSent):
+            self._on_response_sent(event)
+        elif isinstance(event, WorkerDown):
+            self._on_down(event)
+        else:
+            self._on_up(event.worker)
 
     def abort(self) -> None:
-        """Fail everything that is queued or running: the server stops now. What still runs is flagged, and unheard."""
+        """Fail everything, queued, running or open: the server stops now. What still runs is told, and unheard."""
         for key in self._scheduler.drain():
             self._fail(key, STOPPING, FailureReason.OTHER)
+        # Not by `_worker_of`, which looks through all batches for each.
+        for instance, batch in self._running.items():
+            for item in batch:
+                self._slots[instance][0].cancel(item.key)
+        for key, opened in self._open.items():
+            if opened.worker.ordinal not in self._down:
+                opened.worker.cancel(key)
         for key, flight in list(self._live.by_ticket.items()):
             if flight.pump is self:
                 flight.cancelled = True
@@ -234,15 +330,17 @@ class Pump:
         for action in actions:
             match action:
                 case Execute(instance, keys):
-                    self._execute(self._workers[instance], keys)
+                    self._execute(instance, keys)
                 case Fail(key, error, reason):
                     self._fail(key, error, reason)
         self._arm(self._scheduler.wake_at())
 
-    def _execute(self, worker: Worker, keys: Sequence[int]) -> None:
+    def _execute(self, instance: int, keys: Sequence[int]) -> None:
         by_ticket = self._live.by_ticket
-        self._running += 1
-        worker.execute([by_ticket[key] for key in keys])
+        batch: list[BatchItem] = [by_ticket[key] for key in keys]
+        self._running[instance] = batch
+        worker, slot = self._slots[instance]
+        worker.execute(batch, slot)
 
     def _arm(self, wake_at: int | None) -> None:
         if wake_at == self._timer_at:
@@ -266,6 +364,17 @@ class Pump:
         self._timer_at = None
         self._poll()
 
+    def _on_batch_done(self, done: BatchDone) -> None:
+        instance = done.worker.ordinal + done.slot * SLOT_STRIDE
+        batch = self._running.get(instance)
+        # The end of a batch that its worker's death took with it frees nothing: the slot is gone, or taken again.
+        if batch is not None and batch[0].key == done.items[0].key:
+            del self._running[instance]
+            self._scheduler.completed(instance)
+            # The next batch goes out before the last one is answered: the worker computes while answers are written.
+            self._poll()
+        self._answer(done)
+
     def _answer(self, done: BatchDone) -> None:
         times = done.times
         input_ns = times.input_end - times.start
@@ -277,15 +386,19 @@ class Pump:
                 rows += item.rows
             self._stats.record_execution(rows, input_ns, infer_ns, output_ns)
         wall = wall_ms()
+        is_open = self._open
+        parameters = {done.items[at].key: sent for at, sent in done.parameters.items()} if done.parameters else None
         for item, reply in zip(done.items, done.replies, strict=True):
+            if reply is None or (is_open and item.key in is_open):
+                self._end_batch_of(item, done, reply, parameters.get(item.key) if parameters else None)
+                continue
             if isinstance(reply, InferenceError):
-                cancelled = reply.code is ErrorCode.CANCELLED
-                self._fail(item.key, reply, FailureReason.CANCELED if cancelled else FailureReason.BACKEND)
+                self._fail_executed(item.key, reply, times)
                 continue
             try:
                 self._checker.reshape_outputs(reply, item.rows)
             except InferenceError as error:
-                self._fail(item.key, error, FailureReason.BACKEND)
+                self._fail_executed(item.key, error, times)
                 continue
             flight = self._take(item.key)
             if flight is None:
@@ -300,8 +413,163 @@ class Pump:
                 wall,
             )
             response = InferenceResponse(self._name, self._version, item.request.id, reply)
+            if parameters is not None and item.key in parameters:
+                response.parameters = dict(parameters[item.key])
             self._send(item.key, flight, response)
         self._rest()
+
+    def _end_batch_of(
+        self, item: BatchItem, done: BatchDone, reply: Outputs | InferenceError | None, parameters: Parameters | None
+    ) -> None:
+        """The batch of a request that is open, or will be from now on, is over."""
+        flight = self._live.by_ticket.get(item.key)
+        if flight is None:
+            return
+        opened = self._open.get(item.key)
+        if opened is None:
+            opened = self._open[item.key] = Open(done.worker)
+        if reply is not None:
+            self._pass_on(
+                flight, opened, ResponseSent(done.worker, item.key, reply, True, done.times, parameters or {})
+            )
+            return
+        opened.batch_is_over = True
+        if flight.cancelled:
+            self._forget(item.key, opened)
+
+    def _on_response_sent(self, sent: ResponseSent) -> None:
+        flight = self._live.by_ticket.get(sent.key)
+        if flight is None:
+            return
+        opened = self._open.get(sent.key)
+        if opened is None and self._runs(sent.worker, sent.key):
+            opened = self._open[sent.key] = Open(sent.worker)
+        if opened is None or opened.worker is not sent.worker:
+            return
+        if flight.cancelled and not sent.final:
+            return
+        self._pass_on(flight, opened, sent)
+        self._rest()
+
+    def _pass_on(self, flight: InFlight, opened: Open, sent: ResponseSent) -> None:
+        """Count an answer of an open request and send it to who asked."""
+        times = sent.times
+        reply = sent.reply
+        if reply is None and not opened.answers and not self._stats.decoupled:
+            reply = InferenceError(ErrorCode.INTERNAL, "expected a single response, got 0")
+        if flight.cancelled and self._stats.decoupled and not isinstance(reply, InferenceError):
+            # Answers before this one were kept from the client, so that this one would end what is not whole.
+            reply = CANCELLED
+        if isinstance(reply, list):
+            try:
+                self._checker.reshape_outputs(reply, flight.rows)
+            except InferenceError as error:
+                reply = error
+        if isinstance(reply, InferenceError):
+            opened.has_failed = True
+            response = InferenceResponse(self._name, self._version, flight.request.id, error=reply, final=sent.final)
+        else:
+            response = InferenceResponse(
+                self._name, self._version, flight.request.id, reply or [], dict(sent.parameters), final=sent.final
+            )
+        now = monotonic_ns()
+        outcome = _outcome(response)
+        since = max(times.input_end, opened.last_ns)
+        infer_ns = max(0, times.output_start - since)
+        self._stats.record_response(opened.answers, outcome, infer_ns, times.end - times.output_start)
+        if outcome is ResponseOutcome.SUCCESS and not opened.answers:
+            self._stats.record_first_response(now - flight.received_ns)
+        opened.answers += 1
+        opened.last_ns = times.end
+        if sent.final:
+            self._take(sent.key)
+            if opened.has_failed:
+                cancelled = outcome is ResponseOutcome.CANCEL
+                reason = FailureReason.CANCELED if cancelled else FailureReason.BACKEND
+                self._stats.record_failure(reason, now - flight.received_ns)
+            else:
+                self._stats.record_success(
+                    flight.rows,
+                    now - flight.received_ns,
+                    max(0, times.start - flight.queued_ns),
+                    times.input_end - times.start,
+                    times.output_start - times.input_end,
+                    times.end - times.output_start,
+                    wall_ms(),
+                )
+        self._send(sent.key, flight, response)
+
+    def _forget(self, key: int, opened: Open) -> None:
+        """Answer an open request whose client has gone. Its model may answer for ever: nobody listens any more."""
+        self._stats.record_response(opened.answers, ResponseOutcome.CANCEL, 0, 0)
+        self._fail(key, CANCELLED, FailureReason.CANCELED)
+
+    def _worker_of(self, key: int) -> Worker | None:
+        """Who executes a request or has it open; None when it is queued or over."""
+        opened = self._open.get(key)
+        if opened is not None:
+            return opened.worker
+        for instance, batch in self._running.items():
+            for item in batch:
+                if item.key == key:
+                    return self._slots[instance][0]
+        return None
+
+    def _runs(self, worker: Worker, key: int) -> bool:
+        batches = (self._running.get(instance, ()) for instance in _instances(worker))
+        return any(item.key == key for batch in batches for item in batch)
+
+    def _on_down(self, down: WorkerDown) -> None:
+        worker = down.worker
+        self._down[worker.ordinal] = down
+        if worker.ordinal not in self._workers:
+            return  # passive, or still to be added
+        for instance in _instances(worker):
+            self._scheduler.remove_instance(instance)
+            for item in self._running.pop(instance, ()):
+                if item.key in self._live.by_ticket:
+                    self._open.setdefault(item.key, Open(worker))
+        self._count_capacity()
+        self._refuse_if_parked()
+
+    def _refuse_if_parked(self) -> None:
+        """Without a worker that runs or will, nothing is worth waiting for."""
+        downs = [self._down[ordinal] for ordinal in self._workers if ordinal in self._down]
+        if len(downs) < len(self._workers) or not all(down.parked for down in downs):
+            self._refusal = None
+            return
+        refusal = InferenceError(ErrorCode.UNAVAILABLE, f"model '{self._name}' is not ready: {downs[-1].reason}")
+        # First, because whoever is answered may ask again at once.
+        self._refusal = refusal
+        for key in self._scheduler.drain():
+            self._fail(key, refusal, FailureReason.REJECTED)
+
+    def _on_up(self, worker: Worker) -> None:
+        if self._down.pop(worker.ordinal, None) is None or worker.ordinal not in self._workers:
+            return
+        self._take_up(worker)
+        self._poll()
+
+    def _take_up(self, worker: Worker) -> None:
+        self._refusal = None
+        for instance in _instances(worker):
+            self._scheduler.add_instance(instance)
+        self._count_capacity()
+
+    def _count_capacity(self) -> None:
+        self._capacity = sum(
+            worker.concurrency for worker in self._workers.values() if worker.ordinal not in self._down
+        )
+
+    def _fail_executed(self, key: int, error: InferenceError, times: BatchTimes) -> None:
+        """The end of its batch answers a request with an error, before any other answer."""
+        cancelled = error.code is ErrorCode.CANCELLED
+        if self._stats.decoupled and key in self._live.by_ticket:
+            outcome = ResponseOutcome.CANCEL if cancelled else ResponseOutcome.FAIL
+            self._stats.record_response(
+                0, outcome, times.output_start - times.input_end, times.end - times.output_start
+            )
+        self._fail(key, error, FailureReason.CANCELED if cancelled else FailureReason.BACKEND)
 
     def _fail(self, key: int, error: InferenceError, reason: FailureReason) -> None:
         flight = self._take(key)
@@ -312,10 +580,12 @@ class Pump:
         self._rest()
 
     def _take(self, key: int) -> InFlight | None:
-        """The request's record, for its one final answer; None when `abort` has answered it already."""
+        """The request's record, for its one final answer; None when it has been answered already."""
         flight = self._live.take(key)
         if flight is not None:
             self._live_count -= 1
+            if self._open:
+                self._open.pop(key, None)
         return flight
 
     def _rest(self) -> None:
@@ -327,11 +597,22 @@ class Pump:
         if self._order is None:
             _call(flight.on_response, response)
             return
-        for on_response, ordered in self._order.completed(key, (flight.on_response, response)):
+        for on_response, ordered in self._order.completed(key, (flight.on_response, response), response.final):
             _call(on_response, ordered)
 
     def _failure(self, request_id: str, error: InferenceError) -> InferenceResponse:
         return InferenceResponse(self._name, self._version, request_id, error=error)
+
+
+def _instances(worker: Worker) -> Iterator[int]:
+    """The scheduler's instances that a worker's slots are, in the order of the slots."""
+    return (worker.ordinal + slot * SLOT_STRIDE for slot in range(worker.concurrency))
+
+
+def _outcome(response: InferenceResponse) -> ResponseOutcome:
+    if response.error is not None:
+        return ResponseOutcome.CANCEL if response.error.code is ErrorCode.CANCELLED else ResponseOutcome.FAIL
+    return ResponseOutcome.EMPTY if response.is_empty else ResponseOutcome.SUCCESS
 
 
 def _call(on_response: OnResponse, response: InferenceResponse) -> None:

@@ -31,7 +31,7 @@ class Server(Protocol):
         """The process works: true from the moment the ports are bound until it exits."""
 
     def is_ready(self) -> bool:
-        """Every wanted model is ready (`--strict-readiness`) and the server is not draining."""
+        """Every wanted model is ready and has an instance up (`--strict-readiness`), and the server is not draining."""
 
     def is_draining(self) -> bool:
         """SIGTERM has come: in-flight requests finish, `is_ready` is false, new requests answer UNAVAILABLE."""
@@ -42,14 +42,16 @@ class Server(Protocol):
         NOT_FOUND when unknown or without versions; UNAVAILABLE when not ready.
         """
 
-    def is_model_ready(self, name: str, version: str = "") -> bool:
-        """Whether that version (any version for "") is ready. NOT_FOUND when the model is unknown."""
+    async def is_model_ready(self, name: str, version: str = "") -> bool:
+        """Whether that version (the highest for "") serves, an instance of it is up and, if the model has a say in
+        that, says that it is ready. NOT_FOUND when the model is unknown."""
 
     def infer(self, request: InferenceRequest, on_response: OnResponse) -> int:
         """Start an inference and return its ticket.
 
         `on_response` gets every answer, the last one with `final`; errors come the same way. It may be called before
-        this returns, and is never called again after the final answer. Tickets are never 0 and never reused.
+        this returns, and is never called again after the final answer. Tickets are never 0 and never reused. Whoever
+        takes answers that are not final says so by `acknowledge`.
         """
 
     def cancel(self, ticket: int) -> None:
@@ -57,6 +59,12 @@ class Server(Protocol):
 
         The final answer, an error of code CANCELLED or the real one, still comes through the callback. Unknown tickets
         are ignored.
+        """
+
+    def acknowledge(self, ticket: int, responses: int = 1) -> None:
+        """So many more answers, none of them final, have left for the client: a model that waits for that goes on.
+
+        Decoupled models send only so many answers ahead of those that were acknowledged. Unknown tickets are ignored.
         """
 
     def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:

@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from halimede.backends.discover import backend_names, find_backend
+from halimede.backends.api import Backend, ModelSource
+from halimede.backends.discover import DEFAULT_BACKEND_DIRECTORY, backend_names, find_backend
 from halimede.backends.identity import IdentityBackend
 from halimede.backends.onnxruntime import OnnxRuntimeBackend
+from halimede.backends.python.backend import PythonBackend
+from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.settings import Settings
 
 
 def install(directory: Path, name: str, source: str, entry_point: str) -> None:
@@ -35,7 +39,8 @@ def in_a_new_process(directory: Path, code: str) -> str:
 def test_our_own_backends_are_found_by_name():
     assert isinstance(find_backend("identity"), IdentityBackend)
     assert isinstance(find_backend("onnxruntime"), OnnxRuntimeBackend)
-    assert {"identity", "onnxruntime"} <= set(backend_names())
+    assert isinstance(find_backend("python"), PythonBackend)
+    assert {"identity", "onnxruntime", "python"} <= set(backend_names())
 
 
 def test_everybody_gets_the_same_backend():
@@ -88,3 +93,62 @@ def test_finding_backends_imports_no_runtime(tmp_path):
         "print([name for name in ('onnxruntime', 'pynvml', 'asyncio') if name in sys.modules])",
     )
     assert printed == "[]"
+
+
+def add_program(directory: Path, name: str) -> Path:
+    program = directory / name / "model.py"
+    program.parent.mkdir(parents=True)
+    program.write_text("class TritonPythonModel: pass\n")
+    return program
+
+
+def test_a_backend_may_be_one_program_in_the_backend_directory(tmp_path):
+    program = add_program(tmp_path, "vllm")
+    backend: Backend = find_backend("vllm", tmp_path)
+    assert isinstance(backend, PythonBackend)
+    assert (backend.program, backend.default_model_filename, backend.isolation) == (program, "", "process")
+    assert (backend.default_instance_count("CPU"), backend.default_instance_count("GPU")) == (1, 1)
+
+
+def test_an_installed_backend_goes_before_the_program_of_its_name(tmp_path):
+    add_program(tmp_path, "identity")
+    add_program(tmp_path, "python")
+    assert isinstance(find_backend("identity", tmp_path), IdentityBackend)
+    python = find_backend("python", tmp_path)
+    assert isinstance(python, PythonBackend)
+    assert (python.program, python.default_model_filename) == (None, "model.py")
+
+
+def test_a_native_backend_is_refused_by_its_library(tmp_path):
+    add_program(tmp_path, "repeat")
+    (tmp_path / "repeat" / "libtriton_repeat.so").touch()
+    with pytest.raises(InferenceError) as caught:
+        find_backend("repeat", tmp_path)
+    assert caught.value == InferenceError(
+        ErrorCode.UNSUPPORTED,
+        "backend 'repeat' is a native library (libtriton_repeat.so), which cannot be run here; the backends that are "
+        "installed: " + ", ".join(backend_names()),
+    )
+
+
+@pytest.mark.parametrize("name", ["../outside", "..", ".", "", "inside/../../outside", "a\0b", "nothing", "empty"])
+def test_a_backend_s_name_leads_nowhere_but_to_its_folder(tmp_path, name):
+    add_program(tmp_path, "outside")
+    add_program(tmp_path, "backends")
+    (tmp_path / "backends" / "inside").mkdir()
+    (tmp_path / "backends" / "empty").mkdir()
+    with pytest.raises(InferenceError) as caught:
+        find_backend(name, tmp_path / "backends")
+    assert caught.value.message.startswith(f"unable to find backend library for backend '{name}'; the backends that")
+
+
+def test_the_backend_directory_is_triton_s_unless_another_is_given():
+    assert DEFAULT_BACKEND_DIRECTORY == Settings().backend_directory == Path("/opt/tritonserver/backends")
+
+
+def test_python_models_are_never_loaded_in_the_server(tmp_path):
+    backend = PythonBackend()
+    source = ModelSource("m", 1, tmp_path, tmp_path / "1" / "model.py")
+    for step in (backend.load, backend.autocomplete):
+        with pytest.raises(RuntimeError, match=r"model 'm': python models are .* by a worker process"):
+            step(ModelConfig(name="m", backend="python"), source)

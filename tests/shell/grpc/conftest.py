@@ -102,7 +102,7 @@ class FakeServer:
             )
         return self.views[name]
 
-    def is_model_ready(self, name: str, version: str = "") -> bool:
+    async def is_model_ready(self, name: str, version: str = "") -> bool:
         return self.model(name, version).name != "broken"
 
     def infer(self, request: InferenceRequest, on_response: OnResponse) -> int:

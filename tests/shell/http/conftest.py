@@ -62,6 +62,7 @@ class FakeServer:
         self.requests: list[InferenceRequest] = []
         self.held: dict[int, tuple[InferenceRequest, Callable[[InferenceResponse], None]]] = {}
         self.cancelled: list[int] = []
+        self.acknowledged: list[int] = []
         self.calls: list[tuple[Any, ...]] = []
         self.ready = True
         self.draining = False
@@ -93,7 +94,7 @@ class FakeServer:
             )
         return self.models[name]
 
-    def is_model_ready(self, name: str, version: str = "") -> bool:
+    async def is_model_ready(self, name: str, version: str = "") -> bool:
         if name == "asleep":
             return False
         return self.model(name, version) is not None
@@ -122,6 +123,9 @@ class FakeServer:
         if ticket in self.held:
             request, on_response = self.held.pop(ticket)
             on_response(failure(request, ErrorCode.CANCELLED, "cancelled"))
+
+    def acknowledge(self, ticket: int, responses: int = 1) -> None:
+        self.acknowledged += [ticket] * responses
 
     def release(self) -> None:
         """Answer the held request that came first."""

@@ -4,12 +4,14 @@ import asyncio
 from pathlib import Path
 
 from halimede.core.inventory import Inventory
+from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.runtime.core_server import CoreServer
 from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.sampler import make_sampler
+from halimede.runtime.services import ModelServices
 from halimede.settings import ModelControlMode
 from support.models import add_identity
 
@@ -22,13 +24,14 @@ def test_a_request_whose_check_breaks_is_answered_and_holds_nothing_up(tmp_path:
     async def story() -> InferenceResponse:
         options = LoadOptions(Inventory(()), {}, autocomplete=True)
         core = CoreServer(
-            ModelLifecycle(ModelRepository((tmp_path,)), options, 1),
+            ModelLifecycle(ModelRepository((tmp_path,)), options, 1, services=ModelServices(CustomMetrics())),
             make_sampler(1000, cpu=False, gpu=False),
             server_id="test",
             control_mode=ModelControlMode.NONE,
             strict_readiness=True,
             counter_latencies=True,
             dropped_log_lines=lambda: 0,
+            custom_metrics=CustomMetrics(),
         )
         assert await core.start(None) == []
         answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()

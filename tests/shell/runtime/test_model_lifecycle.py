@@ -10,10 +10,12 @@ import pytest
 
 from halimede.backends.discover import find_backend
 from halimede.core.inventory import Inventory
+from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.runtime.lifecycle import MAX_LEFT_BEHIND, UNLOAD_PATIENCE_SECS, ModelLifecycle
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
+from halimede.runtime.services import ModelServices
 from support.models import add_scaled, write_config
 from support.plugin import FaultyBackend
 
@@ -50,7 +52,9 @@ def in_a_loop(story: Callable[..., Coroutine[None, None, None]]) -> Callable[...
 
 
 def lifecycle_of(repository: Path, *, retry_count: int = 0) -> ModelLifecycle:
-    return ModelLifecycle(ModelRepository((repository,)), OPTIONS, 4, retry_count=retry_count)
+    return ModelLifecycle(
+        ModelRepository((repository,)), OPTIONS, 4, services=ModelServices(CustomMetrics()), retry_count=retry_count
+    )
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -180,7 +184,7 @@ async def test_a_reload_that_is_left_behind_is_closed_and_nothing_serves(
 async def test_a_load_that_waits_for_a_slot_can_be_unloaded(repository: Path, faulty: FaultyBackend) -> None:
     for name in ("hung", "waiting"):
         faulty.add_model(repository, name, faults={"load": "hang"} if name == "hung" else {})
-    lifecycle = ModelLifecycle(ModelRepository((repository,)), OPTIONS, 1)
+    lifecycle = ModelLifecycle(ModelRepository((repository,)), OPTIONS, 1, services=ModelServices(CustomMetrics()))
     hung = asyncio.create_task(lifecycle.load("hung"))
     await until(lambda: faulty.events("hung") == ["load hung"])
     waiting = asyncio.create_task(lifecycle.load("waiting"))
@@ -199,7 +203,9 @@ async def test_what_was_left_behind_is_counted_and_not_without_end(repository: P
     for name in names:
         faulty.add_model(repository, name, faults={"load": "hang"})
     add_scaled(repository, "scaled", 2)
-    lifecycle = ModelLifecycle(ModelRepository((repository,)), OPTIONS, MAX_LEFT_BEHIND)
+    lifecycle = ModelLifecycle(
+        ModelRepository((repository,)), OPTIONS, MAX_LEFT_BEHIND, services=ModelServices(CustomMetrics())
+    )
     loading = [asyncio.create_task(lifecycle.load(name)) for name in names]
     await until(lambda: all(faulty.events(name) for name in names))
     await asyncio.gather(*(lifecycle.unload(name) for name in names))

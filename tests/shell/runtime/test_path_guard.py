@@ -19,6 +19,7 @@ from halimede.core.inventory import Inventory
 from halimede.core.types import InferenceError
 from halimede.runtime.prepare import LoadOptions, plan_model, source
 from halimede.runtime.repository import ModelRepository
+from halimede.workers.abandon import Abandon
 from support.models import add_identity
 
 OPTIONS = LoadOptions(Inventory(()), {}, autocomplete=True)
@@ -150,7 +151,7 @@ def test_a_label_file_is_read_from_the_repository_alone(tree: Path, filename: st
     entry = ModelRepository((repository,)).find("m")
     with watched() as seen:
         try:
-            labels = plan_model(entry, OPTIONS).labels
+            labels = plan_model(entry, OPTIONS, Abandon()).labels
         except InferenceError:
             labels = {}
     assert [path for path in seen if not is_below(path, repository)] == []
@@ -170,7 +171,7 @@ def test_a_model_file_lies_below_its_version_as_it_is_written(tree: Path, filena
     (repository / "m" / "config.pbtxt").write_text(config)
     entry = ModelRepository((repository,)).find("m")
     try:
-        plan = plan_model(entry, OPTIONS)
+        plan = plan_model(entry, OPTIONS, Abandon())
     except InferenceError:
         return
     artifact = source(entry, plan.config, plan.backend, 1, OPTIONS).artifact
@@ -187,4 +188,4 @@ def test_what_is_meant_to_be_read_is_read(tree: Path) -> None:
         )
         (repository / "m" / "config.pbtxt").write_text(config)
         entry = ModelRepository((repository,)).find("m")
-        assert plan_model(entry, OPTIONS).labels == {"OUT": ("inside",)}, filename
+        assert plan_model(entry, OPTIONS, Abandon()).labels == {"OUT": ("inside",)}, filename

@@ -29,11 +29,15 @@ class PlayedWorker:
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
         self.name = f"m_{ordinal}"
+        self.concurrency = 1
         self.batches: list[list[BatchItem]] = []
         self.stopped = False
 
-    def execute(self, items: list[BatchItem]) -> None:
+    def execute(self, items: list[BatchItem], slot: int = 0) -> None:
         self.batches.append(items)
+
+    def cancel(self, key: int) -> None:
+        """An instance on a thread looks at its items' flags."""
 
     async def stop(self) -> None:
         self.stopped = True

@@ -6,9 +6,11 @@ import threading
 from pathlib import Path
 
 from halimede.core.inventory import Inventory
+from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.runtime.lifecycle import MAX_LOOKS, ModelLifecycle
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import Listing, ModelEntry, ModelRepository
+from halimede.runtime.services import ModelServices
 from support.models import add_identity
 
 
@@ -32,7 +34,9 @@ class SlowRepository(ModelRepository):
 
 
 def lifecycle_of(repository: ModelRepository) -> ModelLifecycle:
-    return ModelLifecycle(repository, LoadOptions(Inventory(()), {}, autocomplete=True), 1, retry_count=0)
+    return ModelLifecycle(
+        repository, LoadOptions(Inventory(()), {}, autocomplete=True), 1, services=ModelServices(CustomMetrics())
+    )
 
 
 def test_many_loads_read_their_directories_on_few_threads(tmp_path: Path) -> None:

@@ -29,6 +29,15 @@ def test_a_family_is_announced_without_series_and_a_series_may_have_no_labels():
     assert out.to_bytes().endswith(b"# TYPE nv_gpu_utilization gauge\nnv_gpu_utilization 1\n")
 
 
+def test_a_family_may_be_taken_in_parts():
+    out = FamilyText("a", "gauge", "A")
+    out.sample('n="1"', 1)
+    first = out.take_bytes()
+    out.sample('n="2"', 2)
+    assert first + out.take_bytes() == b'# HELP a A\n# TYPE a gauge\na{n="1"} 1\na{n="2"} 2\n'
+    assert out.take_bytes() == b""
+
+
 def test_a_histogram_is_cumulative():
     out = FamilyText("h_seconds", "histogram", "H")
     out.histogram('model="a"', edge_texts([0.1, 1.0]), [2, 0, 3], 12.5)

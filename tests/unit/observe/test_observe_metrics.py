@@ -170,6 +170,19 @@ def test_histograms_are_in_seconds():
     assert (queue["_sum", None], queue["_count", None]) == (40, 2)
 
 
+def test_decoupled_models_have_a_histogram_of_the_time_to_their_first_answer():
+    stats = ModelStats("m", "1", decoupled=True)
+    stats.record_first_response(90 * MS)
+    stats.record_first_response(1_000 * MS)
+    families = parse(page([ModelSample(stats), ModelSample(ModelStats("plain", "1"))]))
+
+    family = families["nv_inference_first_response_histogram_ms"]
+    samples = {(one.name.removeprefix(family.name), one.labels.get("le")): one.value for one in family.samples}
+    assert {one.labels["model"] for one in family.samples} == {"m"}
+    assert [samples["_bucket", le] for le in ("0.1", "50", "100", "1000", "30000", "+Inf")] == [0, 0, 1, 2, 2, 2]
+    assert (samples["_sum", None], samples["_count", None]) == (1_090, 2)
+
+
 def test_metric_tags_become_labels_with_an_underscore_in_front():
     tags = {"team": 'a "b"', "cost-centre": "7", "version": "tag", "__own": "x"}
     body = page([ModelSample(ModelStats("m", "1"), tags)])

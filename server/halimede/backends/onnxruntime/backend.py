@@ -29,6 +29,7 @@ class OnnxRuntimeBackend:
     """`backend: "onnxruntime"`. The artifact is a model file, or a directory with a `model.onnx` and its data files."""
 
     default_model_filename = "model.onnx"
+    isolation = "thread"
 
     def default_instance_count(self, kind: str) -> int:
         return 2 if kind == "CPU" else 1

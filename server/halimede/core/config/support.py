@@ -59,6 +59,7 @@ from halimede.core.config.model_config import (
     WarmupInput,
 )
 from halimede.core.types import Problem
+from halimede.core.types.error import clip
 
 
 class Treatment(Enum):
@@ -181,7 +182,8 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
     ModelWarmup: _all(NOT_YET, "name", "batch_size", "inputs", "count"),
     WarmupInput: _all(NOT_YET, "data_type", "dims", "zero_data", "random_data", "input_data_file"),
     ModelOperations: _all(NOT_YET, "op_library_filename"),
-    ModelTransactionPolicy: _all(NOT_YET, "decoupled"),
+    # As far as the model's instances can: see `check_decoupled`.
+    ModelTransactionPolicy: _all(HONOURED, "decoupled"),
     ModelRepositoryAgents: _all(NOT_YET, "agents"),
     RepositoryAgent: _all(NOT_YET, "name", "parameters"),
     ModelResponseCache: _all(NOT_YET, "enable"),
@@ -203,6 +205,19 @@ def check_support(config: ModelConfig) -> tuple[tuple[Problem, ...], tuple[Probl
         else:
             notes.append(Problem(f"'{path}' has no effect: {support.why}", path))
     return tuple(refusals), tuple(notes)
+
+
+def check_decoupled(config: ModelConfig, *, in_processes: bool) -> tuple[Problem, ...]:
+    """The refusal of a decoupled model whose instances do not run in worker processes: threads answer once."""
+    policy = config.model_transaction_policy
+    if policy is None or not policy.decoupled or in_processes:
+        return ()
+    path = "model_transaction_policy.decoupled"
+    text = (
+        f"'{path}' needs instances in processes of their own, and those of backend '{clip(config.backend)}' run on "
+        "threads of the server: remove it from the model configuration"
+    )
+    return (Problem(text, path),)
 
 
 def _findings(message: Any, path: str) -> Iterator[tuple[str, Support]]:  # Any: dataclasses.fields wants one

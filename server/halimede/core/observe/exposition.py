@@ -43,6 +43,12 @@ class FamilyText:
         # A name read from a directory may hold bytes that are not UTF-8; one such name must not cost the whole scrape.
         return "".join(self._lines).encode("utf-8", "replace")
 
+    def take_bytes(self) -> bytes:
+        """The lines so far, which are not given again: for a family that is made in steps."""
+        taken = self.to_bytes()
+        self._lines.clear()
+        return taken
+
 
 def label_text(labels: Mapping[str, str]) -> str:
     """Labels in alphabetical order, escaped: `model="resnet",version="1"`."""

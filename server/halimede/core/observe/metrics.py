@@ -1,11 +1,11 @@
 """The metric families of the server. Names, types and help texts of `nv_*` are Triton's: dashboards are built on them.
 
-A family is announced even where it has no series; a value that is not known has no series. `halimede_*` are for
-autoscalers, which see a series only when it is there: each has one from the moment a model is loaded. There are no
-`nv_pinned_memory_pool_*`, because there is no such pool.
+A family is announced even where it has no series, but for the one that decoupled models alone have; a value that is not
+known has no series. `halimede_*` are for autoscalers, which see a series only when it is there: each has one from the
+moment a model is loaded. There are no `nv_pinned_memory_pool_*`, because there is no such pool.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -13,6 +13,7 @@ from halimede.core.observe.exposition import FamilyText, Number, edge_texts, lab
 from halimede.core.observe.stats import BUCKET_EDGES_NS, ModelStats
 
 NS_PER_US = 1000
+NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
 MODELS_PER_STEP = 32
@@ -211,7 +212,42 @@ SYSTEM_FAMILIES: tuple[_Family[SystemSample], ...] = (
     ),
 )
 
+FAILURES = ("nv_inference_request_failure", "counter", "Number of failed inference requests, all batch sizes")
+DURATIONS = ("halimede_request_duration_seconds", "histogram", "Duration of successful requests, queueing included")
+WAITS = ("halimede_queue_duration_seconds", "histogram", "Time that successful requests were queued")
+FIRST_RESPONSES = (
+    "nv_inference_first_response_histogram_ms",
+    "histogram",
+    "Duration from request to first response in milliseconds",
+)
+DROPPED = (
+    "halimede_log_dropped_lines_total",
+    "counter",
+    "Log lines that were not written, because the log took no more",
+)
+"""Families that are written in ways of their own: name, type and help."""
+
+
+def sample_names(name: str, kind: str) -> tuple[str, ...]:
+    """The names that a family's series have; `kind` in any case."""
+    if kind.lower() != "histogram":
+        return (name,)
+    return (name, f"{name}_bucket", f"{name}_sum", f"{name}_count")
+
+
+def _page_names() -> Iterator[str]:
+    for families in (MODEL_FAMILIES, GPU_FAMILIES, SYSTEM_FAMILIES):
+        for family in families:
+            yield from sample_names(family.name, family.kind)
+    for name, kind, _ in (FAILURES, DURATIONS, WAITS, FIRST_RESPONSES, DROPPED):
+        yield from sample_names(name, kind)
+
+
+PAGE_NAMES = frozenset(_page_names())
+"""The names of all series that this page may have."""
+
 _EDGES = edge_texts(edge / NS_PER_S for edge in BUCKET_EDGES_NS)
+_EDGES_MS = edge_texts(edge / NS_PER_MS for edge in BUCKET_EDGES_NS)
 
 
 def render(
@@ -221,21 +257,18 @@ def render(
     *,
     dropped_log_lines: int = 0,
     latencies: bool = True,
+    custom: Generator[None, None, list[bytes]] | None = None,
 ) -> Generator[None, None, list[bytes]]:
     """The body of a scrape in parts, made in steps of about a millisecond: of a thousand models it takes a while.
 
     Each model is taken from `models`, and all of its values are read, within one step: they fit together. `system` is
-    None when the machine is not sampled; without `latencies` there are no `nv_*_duration_us`.
+    None when the machine is not sampled; without `latencies` there are no `nv_*_duration_us`. `custom` makes the parts
+    that come after all others, in steps of its own.
     """
     families = [f for f in MODEL_FAMILIES if latencies or not f.name.endswith("_duration_us")]
     texts = [(family.value, family.text()) for family in families]
-    failures = FamilyText(
-        "nv_inference_request_failure", "counter", "Number of failed inference requests, all batch sizes"
-    )
-    durations = FamilyText(
-        "halimede_request_duration_seconds", "histogram", "Duration of successful requests, queueing included"
-    )
-    waits = FamilyText("halimede_queue_duration_seconds", "histogram", "Time that successful requests were queued")
+    failures, durations, waits = FamilyText(*FAILURES), FamilyText(*DURATIONS), FamilyText(*WAITS)
+    first_responses: FamilyText | None = None
     for number, model in enumerate(models, 1):
         names = _labels(model)
         labels = label_text(names)
@@ -248,21 +281,30 @@ def render(
             failures.sample(label_text({**names, "reason": reason.value}), count)
         durations.histogram(labels, _EDGES, stats.request_buckets, stats.request_ns / NS_PER_S)
         waits.histogram(labels, _EDGES, stats.queue_buckets, stats.queue_ns / NS_PER_S)
+        if stats.first_response_buckets:
+            first_responses = first_responses or FamilyText(*FIRST_RESPONSES)
+            first_responses.histogram(
+                labels, _EDGES_MS, stats.first_response_buckets, stats.first_response_ns / NS_PER_MS
+            )
         if number % MODELS_PER_STEP == 0:
             yield
 
     parts: list[bytes] = []
-    for text in (*(text for _, text in texts), failures, durations, waits):
+    of_models = [*(text for _, text in texts), failures, durations, waits]
+    if first_responses is not None:
+        of_models.append(first_responses)
+    for text in of_models:
         parts.append(text.to_bytes())
         if len(parts[-1]) > PART_PER_STEP_BYTES:
             yield
     parts += _texts(GPU_FAMILIES, [(label_text({"gpu_uuid": gpu.uuid}), gpu) for gpu in gpus])
     parts += _texts(SYSTEM_FAMILIES, [] if system is None else [("", system)])
-    dropped = FamilyText(
-        "halimede_log_dropped_lines_total", "counter", "Log lines that were not written, because the log took no more"
-    )
+    dropped = FamilyText(*DROPPED)
     dropped.sample("", dropped_log_lines)
-    return [*parts, dropped.to_bytes()]
+    parts.append(dropped.to_bytes())
+    if custom is not None:
+        parts += yield from custom
+    return parts
 
 
 def _texts(families: Iterable[_Family[S]], subjects: Sequence[tuple[str, S]]) -> list[bytes]:

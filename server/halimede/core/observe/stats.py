@@ -8,6 +8,8 @@ from halimede.core.types.statistics import (
     FailureReason,
     InferStatistics,
     ModelStatistics,
+    ResponseOutcome,
+    ResponseStatistics,
 )
 
 BUCKET_EDGES_NS = tuple(
@@ -16,6 +18,9 @@ BUCKET_EDGES_NS = tuple(
 )
 """Upper edges of the duration histograms, from the fastest cached answer to a long generation."""
 
+MAX_RESPONSE_INDICES = 1024
+"""Answers of a request that have figures of their own; all after them share the last."""
+
 
 class ModelStats:
     """What happened to the requests of one model version since it was loaded.
@@ -23,13 +28,20 @@ class ModelStats:
     Durations are sums in nanoseconds, per successful request: each request of a batch adds the whole compute time of
     its batch, as Triton counts, so that `perf_analyzer` and dashboards divide them by the number of successes. The
     `*_buckets` count successes by duration, one count per edge of BUCKET_EDGES_NS and one above them all.
+
+    `first_response_buckets` count the requests of a decoupled model by the time from their acceptance to their first
+    answer with outputs, of which `first_response_ns` is the sum; empty for any other model.
     """
 
     __slots__ = (
         "_batches",
+        "_responses",
+        "decoupled",
         "execution_count",
         "fail_ns",
         "failures",
+        "first_response_buckets",
+        "first_response_ns",
         "infer_ns",
         "inference_count",
         "input_ns",
@@ -44,9 +56,10 @@ class ModelStats:
         "version",
     )
 
-    def __init__(self, name: str, version: str) -> None:
+    def __init__(self, name: str, version: str, *, decoupled: bool = False) -> None:
         self.name = name
         self.version = version
+        self.decoupled = decoupled
         self.last_inference_ms = 0
         self.inference_count = 0
         self.execution_count = 0
@@ -60,8 +73,11 @@ class ModelStats:
         self.fail_ns = 0
         self.request_buckets = [0] * (len(BUCKET_EDGES_NS) + 1)
         self.queue_buckets = [0] * (len(BUCKET_EDGES_NS) + 1)
+        self.first_response_buckets = [0] * (len(BUCKET_EDGES_NS) + 1) if decoupled else []
+        self.first_response_ns = 0
         # Per total batch size, at most max_batch_size of them.
         self._batches: dict[int, BatchStatistics] = {}
+        self._responses: list[ResponseStatistics] = []
 
     def __repr__(self) -> str:
         failed = sum(self.failures.values())
@@ -104,6 +120,34 @@ class ModelStats:
         self.failures[reason] += 1
         self.fail_ns += request_ns
 
+    def record_response(self, index: int, outcome: ResponseOutcome, infer_ns: int, output_ns: int) -> None:
+        """A request got its answer number `index`, which counts from 0; nothing is kept of models not decoupled."""
+        if not self.decoupled:
+            return
+        index = min(index, MAX_RESPONSE_INDICES - 1)
+        while len(self._responses) <= index:
+            self._responses.append(ResponseStatistics())
+        response = self._responses[index]
+        match outcome:
+            case ResponseOutcome.SUCCESS:
+                _add(response.compute_infer, infer_ns)
+                _add(response.compute_output, output_ns)
+                _add(response.success, infer_ns + output_ns)
+            case ResponseOutcome.FAIL:
+                _add(response.compute_infer, infer_ns)
+                _add(response.fail, infer_ns + output_ns)
+            case ResponseOutcome.EMPTY:
+                _add(response.compute_infer, infer_ns)
+                _add(response.empty_response, infer_ns + output_ns)
+            case ResponseOutcome.CANCEL:
+                _add(response.cancel, infer_ns + output_ns)
+
+    def record_first_response(self, ns: int) -> None:
+        """A request got its first answer with outputs, so long after it was accepted; ignored if not decoupled."""
+        if self.decoupled:
+            self.first_response_buckets[bisect_left(BUCKET_EDGES_NS, ns)] += 1
+            self.first_response_ns += ns
+
     def snapshot(self) -> ModelStatistics:
         """The statistics as the statistics calls answer them: a copy that later events leave as it is."""
         count = self.success_count
@@ -122,6 +166,7 @@ class ModelStats:
                 compute_output=Duration(count, self.output_ns),
             ),
             batches=[_copy(self._batches[rows]) for rows in sorted(self._batches)],
+            responses=[_copy_response(response) for response in self._responses],
         )
 
 
@@ -133,7 +178,22 @@ def _add(duration: Duration, ns: int) -> None:
 def _copy(batch: BatchStatistics) -> BatchStatistics:
     return BatchStatistics(
         batch.batch_size,
-        Duration(batch.compute_input.count, batch.compute_input.ns),
-        Duration(batch.compute_infer.count, batch.compute_infer.ns),
-        Duration(batch.compute_output.count, batch.compute_output.ns),
+        _copied(batch.compute_input),
+        _copied(batch.compute_infer),
+        _copied(batch.compute_output),
     )
+
+
+def _copy_response(response: ResponseStatistics) -> ResponseStatistics:
+    return ResponseStatistics(
+        _copied(response.compute_infer),
+        _copied(response.compute_output),
+        _copied(response.success),
+        _copied(response.fail),
+        _copied(response.empty_response),
+        _copied(response.cancel),
+    )
+
+
+def _copied(duration: Duration) -> Duration:
+    return Duration(duration.count, duration.ns)

@@ -44,3 +44,8 @@ class InferenceResponse:
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
     error: InferenceError | None = None
     final: bool = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing but, if it is final, that a decoupled model's answers are over."""
+        return not self.outputs and not self.parameters and self.error is None

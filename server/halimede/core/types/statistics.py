@@ -13,6 +13,15 @@ class FailureReason(Enum):
     OTHER = "OTHER"
 
 
+class ResponseOutcome(Enum):
+    """What one answer of a decoupled model was. EMPTY says only that there are no more answers."""
+
+    SUCCESS = "success"
+    FAIL = "fail"
+    EMPTY = "empty_response"
+    CANCEL = "cancel"
+
+
 @dataclass(slots=True)
 class Duration:
     count: int = 0
@@ -47,8 +56,26 @@ class BatchStatistics:
 
 
 @dataclass(slots=True)
+class ResponseStatistics:
+    """Sums over the answers with one index, of all requests: each answer is one of the last four.
+
+    compute_infer counts all but cancel, compute_output what success counts.
+    """
+
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    empty_response: Duration = field(default_factory=Duration)
+    cancel: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
 class ModelStatistics:
-    """`last_inference_ms` is a wall-clock time since the epoch; inference_count is a sum of batch sizes."""
+    """`last_inference_ms` is a wall-clock time since the epoch; inference_count is a sum of batch sizes.
+
+    `responses` are by the answer's index in its request; empty but for decoupled models.
+    """
 
     name: str
     version: str
@@ -57,3 +84,4 @@ class ModelStatistics:
     execution_count: int = 0
     inference: InferStatistics = field(default_factory=InferStatistics)
     batches: list[BatchStatistics] = field(default_factory=list)
+    responses: list[ResponseStatistics] = field(default_factory=list)

@@ -61,6 +61,8 @@ def encode_statistics(statistics: Sequence[ModelStatistics]) -> ProtoMessage:
         _copy_fields(model.inference, entry.inference_stats)
         for batch in model.batches:
             _copy_fields(batch, entry.batch_stats.add())
+        for index, response in enumerate(model.responses):
+            _copy_fields(response, entry.response_stats[str(index)])
     return message
 
 

@@ -161,8 +161,13 @@ def encode_empty_final(response: InferenceResponse) -> ProtoMessage:
     return message
 
 
-def encode_stream_error(request_id: str, error: InferenceError, executed_by: str = "") -> ProtoMessage:
-    """The ModelStreamInferResponse of a failed request; `executed_by` names the model if the request reached it."""
+def encode_stream_error(
+    request_id: str, error: InferenceError, executed_by: str = "", *, final: bool = True
+) -> ProtoMessage:
+    """The ModelStreamInferResponse that says an error; `executed_by` names the model if the request reached it.
+
+    Decoupled models alone may go on after an error: then it is not `final`.
+    """
     message = ModelStreamInferResponse()
     # An empty text would make a client take this for an answer.
     message.error_message = status_message(error.message) or error.code.value
@@ -170,7 +175,7 @@ def encode_stream_error(request_id: str, error: InferenceError, executed_by: str
     inner.id = request_id
     if executed_by:
         inner.model_name = executed_by
-        inner.parameters["triton_final_response"].bool_param = True
+        inner.parameters["triton_final_response"].bool_param = final
     return message
 
 

@@ -21,7 +21,7 @@ from halimede.core.types import (
     ServerMetadata,
 )
 from halimede.core.types.error import clip
-from halimede.core.types.statistics import Duration, ModelStatistics
+from halimede.core.types.statistics import Duration, ModelStatistics, ResponseStatistics
 
 
 def metadata_json(metadata: ServerMetadata) -> bytes:
@@ -49,7 +49,7 @@ def _tensor_metadata(tensor: ModelInput | ModelOutput, batch: tuple[int, ...]) -
 
 
 def statistics_json(statistics: Sequence[ModelStatistics]) -> bytes:
-    """The body of `GET /v2/models/stats`. There are no per-response figures: the members for them are empty."""
+    """The body of `GET /v2/models/stats`. `response_stats` is empty but for decoupled models, `memory_usage` always."""
     return orjson.dumps({"model_stats": [_model_statistics(model) for model in statistics]})
 
 
@@ -71,7 +71,7 @@ def _model_statistics(model: ModelStatistics) -> dict[str, Any]:
             "cache_hit": _duration(inference.cache_hit),
             "cache_miss": _duration(inference.cache_miss),
         },
-        "response_stats": {},
+        "response_stats": {str(index): _response(response) for index, response in enumerate(model.responses)},
         "batch_stats": [
             {
                 "batch_size": batch.batch_size,
@@ -82,6 +82,17 @@ def _model_statistics(model: ModelStatistics) -> dict[str, Any]:
             for batch in model.batches
         ],
         "memory_usage": [],
+    }
+
+
+def _response(response: ResponseStatistics) -> dict[str, dict[str, int]]:
+    return {
+        "compute_infer": _duration(response.compute_infer),
+        "compute_output": _duration(response.compute_output),
+        "success": _duration(response.success),
+        "fail": _duration(response.fail),
+        "empty_response": _duration(response.empty_response),
+        "cancel": _duration(response.cancel),
     }
 
 

@@ -66,7 +66,7 @@ class Control:
         return _ServerReadyResponse(ready=self._server.is_ready())
 
     async def _model_ready(self, request: ProtoMessage) -> ProtoMessage:
-        return _ModelReadyResponse(ready=self._server.is_model_ready(request.name, request.version))
+        return _ModelReadyResponse(ready=await self._server.is_model_ready(request.name, request.version))
 
     async def _server_metadata(self, _request: ProtoMessage) -> ProtoMessage:
         return encode_server_metadata(self._server.metadata())

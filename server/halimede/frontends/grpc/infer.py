@@ -30,7 +30,11 @@ MAX_UNANSWERED = 256
 """Requests of one stream that are being answered, or whose answers wait to be sent, before the stream is read on."""
 
 MAX_UNSENT_BYTES = 128 << 20
-"""Answers of one stream that may wait to be sent: above it no more requests are read, and decoupled models cut off."""
+"""Answers of one stream that may wait to be sent before no more requests are read."""
+
+MAX_STREAMED_BYTES = 2 * MAX_UNSENT_BYTES
+"""Answers of one stream that may wait to be sent when a decoupled model adds to them: above it the stream is ended. A
+model waits for its client long before, but each of many requests has a model that may send some ahead."""
 
 MAX_ON_LOOP_BYTES = 1 << 20
 """Messages of more bytes than this are read, and made, on a thread."""
@@ -106,6 +110,10 @@ class Infer:
         except asyncio.CancelledError:
             server.cancel(ticket)
             raise
+        if not response.final:
+            # The model has become decoupled since it was looked up.
+            server.cancel(ticket)
+            raise InferenceError(ErrorCode.INTERNAL, "expected a single response, got more")
         if response.error is not None:
             raise response.error
         if sum([len(output.data) for output in response.outputs]) > (
@@ -135,8 +143,20 @@ class _Slot:
     request_id: str
     is_decoupled: bool = False
     ticket: int = 0
-    ready: list[bytes | InferenceError] = field(default_factory=list)
+    ready: "list[_Answer]" = field(default_factory=list)
     is_done: bool = False
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A message to send, or the error to end the stream with.
+
+    Once it is sent it is acknowledged to its request, so that a decoupled model is only so far ahead of what its client
+    takes; None for a final answer, after which nobody waits.
+    """
+
+    content: bytes | InferenceError
+    of: _Slot | None
 
 
 class _InferStream:
@@ -163,7 +183,7 @@ class _InferStream:
         self._ordered: deque[_Slot] = deque()
         self._tickets: set[int] = set()
         self._unanswered = 0
-        self._unsent: deque[bytes | InferenceError] = deque()
+        self._unsent: deque[_Answer] = deque()
         self._unsent_bytes = 0
         self._is_read = False
         self._farewell: InferenceError | None = None
@@ -229,10 +249,12 @@ class _InferStream:
         while True:
             while self._unsent:
                 answer = self._unsent.popleft()
-                if isinstance(answer, InferenceError):
-                    raise answer
-                self._unsent_bytes -= len(answer)
-                await write(self._context, answer)
+                if isinstance(answer.content, InferenceError):
+                    raise answer.content
+                self._unsent_bytes -= len(answer.content)
+                await write(self._context, answer.content)
+                if answer.of is not None:
+                    self._server.acknowledge(answer.of.ticket)
                 self._room.set()
             if self._outcome.done() or (self._is_read and not self._unanswered):
                 break
@@ -258,10 +280,9 @@ class _InferStream:
             self._put(slot, self._failure(slot, error), is_final=True)
             return
         self._admit(slot)
-        ticket = self._server.infer(call.request, partial(self._on_response, slot, view, call))
+        slot.ticket = self._server.infer(call.request, partial(self._on_response, slot, view, call))
         if not slot.is_done:
-            slot.ticket = ticket
-            self._tickets.add(ticket)
+            self._tickets.add(slot.ticket)
 
     def _admit(self, slot: _Slot) -> None:
         self._unanswered += 1
@@ -279,25 +300,29 @@ class _InferStream:
     ) -> bytes | InferenceError | None:
         executed_by = response.model_name if response.model_version else ""
         if response.error is not None:
-            return self._failure(slot, response.error, executed_by)
+            return self._failure(slot, response.error, executed_by, response.final)
         try:
-            if slot.is_decoupled and response.final and not response.outputs:
+            if slot.is_decoupled and response.final and response.is_empty:
                 return _raw(encode_empty_final(response)) if call.wants_empty_final else None
             return _raw(encode_stream_infer(response, view, call.classes))
         except InferenceError as error:
-            return self._failure(slot, error, executed_by)
+            return self._failure(slot, error, executed_by, response.final)
         except Exception:
             log.exception("ModelStreamInfer could not encode a response of '%s'", view.name)
-            return self._failure(slot, internal_error("ModelStreamInfer"), executed_by)
+            return self._failure(slot, internal_error("ModelStreamInfer"), executed_by, response.final)
 
-    def _failure(self, slot: _Slot, error: InferenceError, executed_by: str = "") -> bytes | InferenceError:
-        return error if self._errors_end_it else _raw(encode_stream_error(slot.request_id, error, executed_by))
+    def _failure(
+        self, slot: _Slot, error: InferenceError, executed_by: str = "", final: bool = True
+    ) -> bytes | InferenceError:
+        if self._errors_end_it:
+            return error
+        return _raw(encode_stream_error(slot.request_id, error, executed_by, final=final))
 
     def _put(self, slot: _Slot, answer: bytes | InferenceError | None, is_final: bool) -> None:
         """Queue an answer (None: there is nothing to say), and all that had to wait for it."""
         slot.is_done = is_final
         if answer is not None:
-            slot.ready.append(answer)
+            slot.ready.append(_Answer(answer, None if is_final else slot))
         if slot.is_decoupled:
             self._flush(slot)
         while self._ordered:
@@ -311,14 +336,13 @@ class _InferStream:
 
     def _flush(self, slot: _Slot) -> None:
         for answer in slot.ready:
-            if slot.is_decoupled and self._unsent_bytes > MAX_UNSENT_BYTES:
-                # Reading no more requests bounds all but this: nothing tells a decoupled model to wait.
-                message = f"the client left {MAX_UNSENT_BYTES >> 20} MiB of responses unread on this stream"
+            if slot.is_decoupled and self._unsent_bytes > MAX_STREAMED_BYTES:
+                message = f"the client left {MAX_STREAMED_BYTES >> 20} MiB of responses unread on this stream"
                 self._end(InferenceError(ErrorCode.CANCELLED, message))
                 return
             self._unsent.append(answer)
-            if isinstance(answer, bytes):
-                self._unsent_bytes += len(answer)
+            if isinstance(answer.content, bytes):
+                self._unsent_bytes += len(answer.content)
         slot.ready.clear()
         if slot.is_done:
             self._unanswered -= 1

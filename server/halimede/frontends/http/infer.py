@@ -172,7 +172,9 @@ class _Call:
     def take_response(self, response: InferenceResponse) -> None:
         """Answer with the final response; one that comes after its client has gone is dropped by the exchange."""
         if not response.final:
-            self.early += 1  # The model has become decoupled since it was looked up.
+            # The model has become decoupled since it was looked up, and will have sent all answers at its final one.
+            self.early += 1
+            self.handler.server.acknowledge(self.ticket)
             return
         self.is_over = True
         exchange = self.exchange

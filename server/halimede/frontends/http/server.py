@@ -116,10 +116,18 @@ class HttpServer(Listener):
         exchange.respond(200, JSON, (model_metadata_json(self._model_server.model(route.model, route.version)),))
 
     def _model_ready(self, exchange: Exchange, route: Route) -> None:
-        if not self._model_server.is_model_ready(route.model, route.version):
-            exchange.respond(400, JSON, (error_json("Model version not ready"),))
-            return
-        exchange.respond(200, PLAIN_TEXT)
+        self.spawn(exchange, self._ask_model(exchange, route.model, route.version))
+
+    async def _ask_model(self, exchange: Exchange, model: str, version: str) -> None:
+        try:
+            is_ready = await self._model_server.is_model_ready(model, version)
+        except InferenceError as error:
+            respond_error(exchange, error)
+        else:
+            if is_ready:
+                exchange.respond(200, PLAIN_TEXT)
+            else:
+                exchange.respond(400, JSON, (error_json("Model version not ready"),))
 
     def _model_config(self, exchange: Exchange, route: Route) -> None:
         exchange.respond(200, JSON, (to_json(self._model_server.model(route.model, route.version).config),))

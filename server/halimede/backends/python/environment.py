@@ -1,0 +1,356 @@
+"""The environments that python models bring along (`EXECUTION_ENV_PATH`): their interpreter and its variables.
+
+A path names a folder (a virtual environment, or a conda environment), the `bin/activate` in one, or a tar.gz as
+conda-pack makes it. An archive is unpacked once into a cache: an entry per path, inode, size and time of modification,
+which loads and servers of the same user share. An entry is complete when its `ready` file is there. Locks on
+`<entry>.lock` guard it: shared by whoever runs in it, exclusive to unpack or remove it; they end with their processes.
+An entry goes when another archive is unpacked, its own is gone or has changed, and nobody runs in it.
+
+Nothing of an environment is sourced: its `activate` sets what is set here, and needs a shell.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from halimede.backends.python import unpack
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.error import clip
+
+log = logging.getLogger(__name__)
+
+PARAMETER = "EXECUTION_ENV_PATH"
+MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+
+OLDEST_PYTHON = (3, 10)
+OLDEST_NUMPY = (1, 21)
+
+UNPACK_SECONDS = 3600.0
+PREFIX_SECONDS = 600.0
+CHECK_SECONDS = 60.0
+OUTPUT_BYTES = 64 << 10
+SHOWN_CHARACTERS = 500
+
+READY = "ready"
+CHECK = """
+import sys
+print('interpreter', sys.implementation.name, sys.version_info[0], sys.version_info[1])
+import numpy
+print('numpy', numpy.__version__)
+"""
+INTERPRETER = re.compile(r"^interpreter (\w{1,32}) (\d{1,3}) (\d{1,3})$", re.MULTILINE | re.ASCII)
+NUMPY = re.compile(r"^numpy ((\d{1,4})\.(\d{1,4})\S{0,32})$", re.MULTILINE | re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """`environment` are the variables to set over the server's own. What runs in it is over before `close`."""
+
+    python: Path
+    environment: Mapping[str, str]
+    entry: Path | None = None
+    """Of the cache, where it was unpacked."""
+
+    def close(self) -> None:
+        """Let the cache remove it. Called once; without it, it is there for as long as this process."""
+        if self.entry is not None:
+            LEASES.give_back(self.entry)
+
+
+class Leases:
+    """The shared locks that this process has on entries of the cache: one descriptor each, however many use it."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._held: dict[Path, tuple[int, int]] = {}
+        """Descriptor and uses by entry."""
+
+    def take(self, entry: Path, descriptor: int) -> None:
+        """Count one more use; the descriptor of the lock becomes ours."""
+        with self._guard:
+            mine, uses = self._held.get(entry, (descriptor, 0))
+            self._held[entry] = (mine, uses + 1)
+        if mine != descriptor:
+            os.close(descriptor)
+
+    def give_back(self, entry: Path) -> None:
+        with self._guard:
+            mine, uses = self._held.pop(entry)
+            if uses > 1:
+                self._held[entry] = (mine, uses - 1)
+                return
+        os.close(mine)
+
+
+LEASES = Leases()
+
+
+def default_cache() -> Path:
+    """Where archives are unpacked: a folder of this user's in TMPDIR, else in /tmp."""
+    # One level: in a folder that all may write to, nobody can rename what is not theirs.
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"halimede-environments-{os.geteuid()}"  # noqa: S108
+
+
+def resolve_environment(path_text: str, model_directory: Path, cache: Path) -> Environment:
+    """The environment that a model's configuration names, unpacked and tried; this may take minutes.
+
+    INVALID_ARG where it cannot be used, INTERNAL where it cannot be unpacked here. Messages name it by `path_text`.
+    """
+    try:
+        if not path_text:
+            raise ValueError("the path is empty")
+        path = Path(path_text.replace(MODEL_DIRECTORY, str(model_directory))).resolve(strict=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        text = f"Failed to get the canonical path for {clip(path_text)}."
+        raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+    entry = None
+    if path.is_dir():
+        root = path
+    elif path.name == "activate":
+        root = path.parent.parent
+    else:
+        entry = _unpacked(path, path_text, cache)
+        root = entry / "env"
+    try:
+        variables = _variables(root)
+        python = _interpreter(root, path_text)
+        _check(python, root, variables, path_text)
+    except BaseException:
+        if entry is not None:
+            LEASES.give_back(entry)
+        raise
+    return Environment(python, variables, entry)
+
+
+def _interpreter(root: Path, text: str) -> Path:
+    for name in ("python3", "python"):
+        path = root / "bin" / name
+        if os.access(path, os.X_OK) and path.is_file():
+            return path
+    raise _wrong(text, "it has no bin/python3; right is a virtual environment, or what conda-pack makes of one")
+
+
+def _variables(root: Path) -> dict[str, str]:
+    """What the environment's `activate` would set."""
+
+    def before(name: str, path: Path) -> str:
+        others = os.environ.get(name)
+        return f"{path}{os.pathsep}{others}" if others else str(path)
+
+    is_virtual = (root / "pyvenv.cfg").is_file()
+    return {
+        "PATH": before("PATH", root / "bin"),
+        "LD_LIBRARY_PATH": before("LD_LIBRARY_PATH", root / "lib"),
+        "VIRTUAL_ENV" if is_virtual else "CONDA_PREFIX": str(root),
+    }
+
+
+def _check(python: Path, root: Path, variables: Mapping[str, str], text: str) -> None:
+    """Try the interpreter: what is wrong is said at the load, and not by a worker that dies."""
+    try:
+        code, output = _run([str(python), "-I", "-c", CHECK], variables, CHECK_SECONDS)
+    except OSError as error:
+        raise _wrong(text, f"its interpreter cannot be started: {error.strerror}") from error
+    needed = "needed is CPython {}.{} or newer with numpy {}.{} or newer".format(*OLDEST_PYTHON, *OLDEST_NUMPY)
+    found = INTERPRETER.search(output)
+    if found is None:
+        raise _wrong(text, f"its interpreter cannot be run (exit code {code}): {_tail(output, root, text)}")
+    name, major, minor = found[1], int(found[2]), int(found[3])
+    if name != "cpython" or (major, minor) < OLDEST_PYTHON:
+        raise _wrong(text, f"its interpreter is {name} {major}.{minor}; {needed}")
+    numpy = NUMPY.search(output)
+    if numpy is None or code:
+        raise _wrong(text, f"its numpy cannot be imported: {_tail(output, root, text)}; {needed}")
+    if (int(numpy[2]), int(numpy[3])) < OLDEST_NUMPY:
+        raise _wrong(text, f"its numpy is {numpy[1]}; {needed}")
+
+
+def _tail(output: str, root: Path, text: str) -> str:
+    """The last line that was said, with the environment called as the user calls it."""
+    lines = [line for line in output.replace(str(root), text).splitlines() if line.strip()]
+    return lines[-1].strip()[:SHOWN_CHARACTERS] if lines else "it says nothing"
+
+
+def _unpacked(archive: Path, text: str, cache: Path) -> Path:
+    """The archive's entry in the cache, leased, which is made if it is not there."""
+    identity = _identity(archive)
+    if identity is None:
+        raise _wrong(text, "it is neither a folder nor a tar.gz")
+    key = sha256(json.dumps(identity).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    entry, lock = cache / key, cache / f"{key}.lock"
+    try:
+        _make_cache(cache)
+        while True:
+            descriptor = _open_lock(lock)
+            if (entry / READY).is_file():
+                LEASES.take(entry, descriptor)
+                return entry
+            try:
+                # Whoever comes second waits here, finds it unpacked, and takes the shared lock in the next round.
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if _is_linked(descriptor, lock) and not (entry / READY).is_file():
+                    _remove_stale(cache, key)
+                    _unpack(archive, text, entry, identity, descriptor)
+            finally:
+                os.close(descriptor)
+    except OSError as error:
+        log.exception("the execution environment '%s' cannot be unpacked in '%s'", text, cache)
+        raise _no_place(text, error.strerror or type(error).__name__) from error
+
+
+def _unpack(archive: Path, text: str, entry: Path, identity: Sequence[object], lock: int) -> None:
+    log.info("Extracting Python execution env %s", archive)
+    shutil.rmtree(entry, ignore_errors=True)
+    root = entry / "env"
+    root.mkdir(parents=True)
+    try:
+        # It holds the lock too: if this process is killed, nobody else unpacks beside it.
+        command = [sys.executable, "-I", str(unpack.__file__), str(archive), str(root)]
+        code, output = _run(command, {}, UNPACK_SECONDS, keep=(lock,))
+        if code == unpack.ARCHIVE_AT_FAULT:
+            raise _wrong(text, _tail(output, root, text))
+        if code:
+            raise _no_place(text, _tail(output, root, text) if code > 0 else "it took too long or was killed")
+        if (root / "bin" / "conda-unpack").is_file():
+            _set_prefix(root, text)
+        if _identity(archive) != identity:
+            raise _wrong(text, "it changed while it was unpacked")
+        (entry / f"{READY}.new").write_text(json.dumps(identity))
+        (entry / f"{READY}.new").rename(entry / READY)
+    except BaseException:
+        shutil.rmtree(entry, ignore_errors=True)
+        raise
+
+
+def _set_prefix(root: Path, text: str) -> None:
+    """Let the environment write its new place into its scripts: they have the one in which it was packed."""
+    command = [str(_interpreter(root, text)), str(root / "bin" / "conda-unpack")]
+    code, output = _run(command, _variables(root), PREFIX_SECONDS)
+    if code:
+        raise _wrong(text, f"its conda-unpack failed (exit code {code}): {_tail(output, root, text)}")
+
+
+def _remove_stale(cache: Path, mine: str) -> None:
+    for lock in cache.glob("*.lock"):
+        if lock.stem == mine or _is_current(cache / lock.stem):
+            continue
+        # What cannot be removed now (somebody runs in it, or removes it too) is looked at again another time.
+        with suppress(OSError):
+            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_linked(descriptor, lock) and not _is_current(cache / lock.stem):
+                    shutil.rmtree(cache / lock.stem, ignore_errors=True)
+                    lock.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _is_current(entry: Path) -> bool:
+    """Whether the entry is complete and its archive as it was."""
+    try:
+        identity = json.loads((entry / READY).read_text())
+        return bool(identity == _identity(Path(identity[0])))
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _identity(archive: Path) -> list[str | int] | None:
+    """What a file's content is known by; None where there is no such file."""
+    try:
+        found = os.stat(archive)
+    except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return [str(archive), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
+
+
+def _make_cache(cache: Path) -> None:
+    with suppress(FileExistsError):
+        cache.mkdir(mode=0o700)
+    found = cache.lstat()
+    # Others could put an interpreter of theirs into it.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(0, "the folder for it belongs to somebody else, or others may write to it")
+
+
+def _open_lock(path: Path) -> int:
+    """A descriptor of the lock file, locked shared, and not of one that was removed meanwhile."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if _is_linked(descriptor, path):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _is_linked(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _run(
+    command: Sequence[str], variables: Mapping[str, str], seconds: float, keep: tuple[int, ...] = ()
+) -> tuple[int, str]:
+    """Exit code and output, of which the beginning is kept; all of its processes are killed when it takes too long."""
+    with subprocess.Popen(  # noqa: S603  # the interpreter that the model's configuration names
+        command,
+        env={**os.environ, **variables},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=keep,
+        start_new_session=True,
+    ) as process:
+
+        def kill() -> None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+        timer = threading.Timer(seconds, kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            assert process.stdout is not None  # noqa: S101  # asked for above
+            output = process.stdout.read(OUTPUT_BYTES)
+            if len(output) == OUTPUT_BYTES:
+                kill()
+            code = process.wait()
+        except BaseException:
+            kill()
+            raise
+        finally:
+            timer.cancel()
+    return code, output.decode("utf-8", "replace")
+
+
+def _wrong(text: str, what: str) -> InferenceError:
+    return InferenceError(ErrorCode.INVALID_ARG, f"the execution environment '{clip(text)}' cannot be used: {what}")
+
+
+def _no_place(text: str, what: str) -> InferenceError:
+    return InferenceError(
+        ErrorCode.INTERNAL,
+        f"the execution environment '{clip(text)}' cannot be unpacked: {what}; the variable TMPDIR says where to",
+    )

@@ -1,0 +1,97 @@
+"""Imports a model's file as its authors are used to: module names, search path, and what an error of it says."""
+
+import contextlib
+import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from halimede.backends.hosting import Host, WorkerSpec
+from halimede.backends.python.utils.errors import describe, full_traceback
+from halimede.core.types import ErrorCode, InferenceError
+
+
+class Faults:
+    """Turns what a model raises into errors: the cause for the caller, the traceback for the log."""
+
+    __slots__ = ("_directories", "_host", "_who")
+
+    def __init__(self, spec: WorkerSpec, host: Host) -> None:
+        self._host = host
+        self._who = f"model '{spec.model}' version {spec.version} instance '{spec.instance}'"
+        known = {os.path.dirname(spec.artifact), version_directory(spec), spec.repository, sys.prefix, *sys.path}
+        # The longest first: what lies in a directory below another loses as much of its path as is known.
+        self._directories = sorted((path for path in known if len(path) > 1 and os.path.isabs(path)), key=len)[::-1]
+
+    def log(self, doing: str, error: BaseException) -> str:
+        """Logs the traceback; the text of the cause."""
+        # With no memory left, perhaps: the caller's error says the rest.
+        with contextlib.suppress(Exception):
+            self._host.log("ERROR", f"{self._who}: {doing} failed: {full_traceback(error)}")
+        return describe(error, self._directories)
+
+    def error(self, doing: str, error: BaseException) -> InferenceError:
+        """The error of a load."""
+        if isinstance(error, InferenceError):
+            return error
+        return InferenceError(ErrorCode.INTERNAL, self.log(doing, error))
+
+
+def version_directory(spec: WorkerSpec) -> str:
+    return os.path.join(spec.repository, str(spec.version))
+
+
+def model_class(spec: WorkerSpec, faults: Faults) -> Any:
+    """The TritonPythonModel of the file. InferenceError with the cause."""
+    try:
+        module = _import_model(spec)
+    except BaseException as error:  # noqa: BLE001  a model may raise what it likes, SystemExit too
+        raise faults.error("the import of its file", error) from None
+    found = getattr(module, "TritonPythonModel", None)
+    if found is None:
+        raise InferenceError(
+            ErrorCode.INTERNAL,
+            f"AttributeError: module '{module.__name__}' has no attribute 'TritonPythonModel':"
+            f" {os.path.basename(spec.artifact)} must have a class of this name",
+        )
+    if not callable(getattr(found, "execute", None)):
+        raise InferenceError(
+            ErrorCode.INTERNAL,
+            f"Python model {os.path.basename(spec.artifact)} does not implement `execute` method.",
+        )
+    return found
+
+
+def _import_model(spec: WorkerSpec) -> ModuleType:
+    directory, file = os.path.split(spec.artifact)
+    stem, extension = os.path.splitext(file)
+    if extension != ".py":
+        raise InferenceError(ErrorCode.INTERNAL, f"Model name must end with '.py'. Model name is \"{file}\".")
+    if not os.path.isfile(spec.artifact):
+        raise InferenceError(ErrorCode.INTERNAL, f"Python model file not found: model '{spec.model}' has no {file}")
+    name = stem
+    if _is_same(directory, version_directory(spec)):
+        # A package that only says where its modules are; `1` could not be found by a search without finding others.
+        package = ModuleType(str(spec.version))
+        package.__path__ = [directory]
+        package.__package__ = package.__name__
+        package.__spec__ = ModuleSpec(package.__name__, None, is_package=True)
+        sys.modules[package.__name__] = package
+        name = f"{spec.version}.{stem}"
+        sys.path += [directory, spec.repository]
+    else:
+        # The code of a python-based backend, which several models share.
+        sys.path.append(directory)
+    module_spec = importlib.util.spec_from_file_location(name, spec.artifact)
+    if module_spec is None or module_spec.loader is None:
+        raise InferenceError(ErrorCode.INTERNAL, f"Python model file {file} cannot be imported")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    module_spec.loader.exec_module(module)
+    return module
+
+
+def _is_same(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)

@@ -1,0 +1,244 @@
+"""Hosts one python model in its worker process.
+
+| what the model does | what the batch's requests get |
+|---|---|
+| returns a list of responses | each its own |
+| raises, or returns what it must not | all that are still unanswered: the cause |
+| an element is None | what the request's sender sends; an error where it has none |
+| decoupled | what the senders send |
+
+Whatever a model raises, SystemExit and KeyboardInterrupt too, is an error of its batch: the process goes on.
+"""
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from halimede.backends.hosting import Host, HostedRequest, Reply, Runner, WorkerSpec
+from halimede.backends.python.load import Faults, model_class, version_directory
+from halimede.backends.python.utils.config import ModelConfig
+from halimede.backends.python.utils.errors import code_of
+from halimede.backends.python.utils.metrics import report_released
+from halimede.backends.python.utils.module import install
+from halimede.backends.python.utils.request import ReceivedRequest
+from halimede.backends.python.utils.response import InferenceResponse, reply_of
+from halimede.backends.python.utils.sender import try_close
+from halimede.backends.python.utils.session import Session
+from halimede.core.types import ErrorCode, InferenceError
+
+
+def make_runner(spec: WorkerSpec, host: Host) -> Runner:
+    """Import the model, make its object and initialize it. InferenceError with the cause of what fails."""
+    faults, session = _prepare(spec, host)
+    found = model_class(spec, faults)
+    try:
+        model = found()
+    except BaseException as error:  # noqa: BLE001  a model may raise what it likes
+        raise faults.error("the making of its TritonPythonModel", error) from None
+    try:
+        initialize = getattr(model, "initialize", None)
+        if initialize is not None:
+            initialize(_arguments(spec))
+    except BaseException as error:  # noqa: BLE001  a model may raise what it likes
+        raise faults.error("initialize", error) from None
+    return PythonRunner(spec, session, faults, model)
+
+
+def complete_config(spec: WorkerSpec, host: Host) -> dict[str, Any]:
+    """The configuration as the model's `auto_complete_config` leaves it. InferenceError with the cause."""
+    faults, _ = _prepare(spec, host)
+    found = model_class(spec, faults)
+    try:
+        complete = getattr(found, "auto_complete_config", None)
+        if complete is None:
+            return dict(json.loads(spec.config_json))
+        completed = complete(ModelConfig(spec.config_json))
+        if not isinstance(completed, ModelConfig):
+            raise InferenceError(
+                ErrorCode.INTERNAL,
+                f"auto_complete_config function in model '{spec.model}' must return a valid pb.ModelConfig object.",
+            )
+        # What is no JSON is found here, where the model's name is known.
+        return dict(json.loads(json.dumps(completed.as_dict())))
+    except BaseException as error:  # noqa: BLE001  a model may raise what it likes
+        raise faults.error("auto_complete_config", error) from None
+
+
+class PythonRunner:
+    """An initialized model; see `hosting.Runner`."""
+
+    __slots__ = ("_execute", "_failed", "_faults", "_instance", "_model", "_session", "answers_is_ready", "is_async")
+
+    def __init__(self, spec: WorkerSpec, session: Session, faults: Faults, model: Any) -> None:
+        self._session = session
+        self._faults = faults
+        self._model = model
+        self._instance = spec.instance
+        self._failed = f"Failed to process the request(s) for model instance '{spec.instance}', message: "
+        self._execute: Callable[[list[ReceivedRequest]], Any] = model.execute
+        # Decorators that keep to the custom say what they wrap.
+        self.is_async = inspect.iscoroutinefunction(inspect.unwrap(model.execute))
+        self.answers_is_ready = callable(getattr(model, "is_ready", None))
+
+    def execute(self, requests: Sequence[HostedRequest]) -> list[Reply]:
+        """Run a batch; one reply per request, in order. Never raises."""
+        session = self._session
+        received = [ReceivedRequest(request, session) for request in requests]
+        try:
+            result = self._execute(received.copy())
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
+            return self._replies(received, result)
+        except BaseException as error:  # noqa: BLE001  a model may raise what it likes
+            return self._fail(received, error)
+        finally:
+            self._report_released()
+
+    async def execute_async(self, requests: Sequence[HostedRequest]) -> list[Reply]:
+        """As `execute`, for a model whose `execute` is a coroutine function."""
+        received = [ReceivedRequest(request, self._session) for request in requests]
+        try:
+            result = self._execute(received.copy())
+            if inspect.isawaitable(result):
+                result = await result
+            return self._replies(received, result)
+        except GeneratorExit:
+            # The worker process drops the batch.
+            raise
+        except BaseException as error:  # noqa: BLE001  a model may raise what it likes
+            return self._fail(received, error)
+        finally:
+            self._report_released()
+
+    async def is_ready(self) -> bool:
+        """What the model says; not ready where it cannot say."""
+        try:
+            ready = self._model.is_ready()
+            return bool(await ready if inspect.isawaitable(ready) else ready)
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001  a model may raise what it likes
+            self._faults.log("is_ready", error)
+            return False
+
+    def close(self) -> None:
+        """`finalize`, where the model has it; its failure is logged."""
+        try:
+            finalize = getattr(self._model, "finalize", None)
+            if finalize is not None:
+                finalize()
+        except BaseException as error:  # noqa: BLE001  a model may raise what it likes
+            self._faults.log("finalize", error)
+        self._report_released()
+
+    def _replies(self, received: list[ReceivedRequest], result: Any) -> list[Reply]:
+        if self._session.decoupled:
+            if result is not None:
+                raise _Refused(
+                    f"Python model '{self._instance}' is using the decoupled mode and the execute function must return"
+                    f" None, not {type(result)}."
+                )
+            return [None] * len(received)
+        responses = _checked(received, result)
+        replies: list[Reply] = []
+        outputs = self._session.output_names
+        for request, response in zip(received, responses, strict=True):
+            if response is None or request.sender is not None:
+                replies.append(self._reply_by_sender(request, response))
+            else:
+                replies.append(reply_of(response, request.hosted.request.outputs or outputs))
+        return replies
+
+    def _reply_by_sender(self, request: ReceivedRequest, response: InferenceResponse | None) -> Reply:
+        """For a request whose sender the model has, or that it returned nothing for."""
+        if response is not None:
+            sender = request.get_response_sender()
+            if try_close(sender):
+                return reply_of(response, request.hosted.request.outputs or self._session.output_names)
+            self._session.host.log(
+                "WARNING",
+                f"instance '{self._instance}' returned a response for a request that it had answered: dropped",
+            )
+            return None
+        if request.is_rescheduled:
+            text = (
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to"
+                " handle such a flag."
+            )
+        elif request.sender is None:
+            text = (
+                "Expected an 'InferenceResponse' object in the execute function return list, found None for a request"
+                " whose response sender was never asked for, so that nothing can answer it."
+            )
+        else:
+            return None
+        # The model may still hold the request: what it sends from now on is refused.
+        if not try_close(request.get_response_sender()):
+            return None
+        return InferenceError(ErrorCode.INTERNAL, self._failed + text)
+
+    def _fail(self, received: list[ReceivedRequest], error: BaseException) -> list[Reply]:
+        if isinstance(error, _Refused):
+            code, cause = ErrorCode.INTERNAL, str(error)
+            self._session.host.log("ERROR", self._failed + cause)
+        else:
+            code, cause = code_of(error), self._faults.log("execute", error)
+        failure = InferenceError(code, self._failed + cause)
+        return [failure if try_close(request.get_response_sender()) else None for request in received]
+
+    def _report_released(self) -> None:
+        if self._session.released:
+            try:
+                report_released(self._session)
+            except Exception as error:  # noqa: BLE001  a batch does not fail for the server's figures
+                self._faults.log("the removal of a metric", error)
+
+
+_RETURNED = (InferenceResponse, type(None))
+
+
+class _Refused(Exception):
+    """The result of `execute` is not what it must be."""
+
+
+def _checked(received: list[ReceivedRequest], result: Any) -> Sequence[InferenceResponse | None]:
+    if result is None and all(request.sender is not None for request in received):
+        return [None] * len(received)
+    if not isinstance(result, list):
+        raise _Refused(
+            f"Expected a list in the execute return, found type '{type(result)}': execute must return a list of"
+            f" responses, one for each request."
+        )
+    if len(result) != len(received):
+        raise _Refused(
+            "Number of InferenceResponse objects do not match the number of InferenceRequest objects."
+            f" InferenceRequest(s) size is:{len(received)}, and InferenceResponse(s) size is:{len(result)}"
+        )
+    for kind in set(map(type, result)):
+        if not issubclass(kind, _RETURNED):
+            raise _Refused(
+                f"Expected an 'InferenceResponse' object in the execute function return list, found type '{kind}'."
+            )
+    return result
+
+
+def _prepare(spec: WorkerSpec, host: Host) -> tuple[Faults, Session]:
+    faults = Faults(spec, host)
+    outputs = tuple(output["name"] for output in json.loads(spec.config_json).get("output", ()))
+    session = Session(host, version_directory(spec), spec.decoupled, outputs)
+    install(session)
+    return faults, session
+
+
+def _arguments(spec: WorkerSpec) -> dict[str, str]:
+    return {
+        "model_config": spec.config_json,
+        "model_instance_kind": spec.kind,
+        "model_instance_name": spec.instance,
+        "model_instance_device_id": str(spec.device_id),
+        "model_repository": spec.repository,
+        "model_version": str(spec.version),
+        "model_name": spec.model,
+    }

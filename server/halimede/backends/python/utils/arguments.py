@@ -1,0 +1,62 @@
+"""Checks of what models pass: what the field's extension module converts is taken, all else is a TypeError."""
+
+import enum
+import operator
+from typing import Any
+
+
+class ProtocolNumber(enum.IntEnum):
+    """An enum of the protocol's: a number that shows its name, whichever Python this is."""
+
+    __str__ = enum.Enum.__str__
+
+
+def text_of(value: Any, where: str, what: str) -> str:
+    """`str`, or `bytes` of UTF-8."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode()
+    raise _wrong(value, where, what, "str")
+
+
+def integer_of(value: Any, where: str, what: str, least: int, most: int) -> int:
+    """An integer, or what stands for one (numpy's); no float. TypeError too where it is out of range."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise _wrong(value, where, what, "int") from None
+    if not least <= number <= most:
+        raise TypeError(f"{where}(): '{what}' must be from {least} to {most}, not {number}")
+    return number
+
+
+def number_of(value: Any, where: str, what: str) -> float:
+    """A float, or what stands for one; no text."""
+    if isinstance(value, (str, bytes, bytearray)):
+        raise _wrong(value, where, what, "float")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise _wrong(value, where, what, "float") from None
+
+
+def sequence_of(value: Any, kind: type, where: str, what: str) -> list[Any]:
+    """A list of a sequence whose elements are all of `kind`."""
+    if isinstance(value, (str, bytes)) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
+        raise _wrong(value, where, what, f"a list of {kind.__name__}")
+    elements = list(value)
+    for at, element in enumerate(elements):
+        if not isinstance(element, kind):
+            raise _wrong(element, where, f"{what}[{at}]", kind.__name__)
+    return elements
+
+
+def instance_of(value: Any, kind: type, where: str, what: str) -> Any:
+    if not isinstance(value, kind):
+        raise _wrong(value, where, what, kind.__name__)
+    return value
+
+
+def _wrong(value: Any, where: str, what: str, wanted: str) -> TypeError:
+    return TypeError(f"{where}(): '{what}' must be {wanted}, not {type(value).__name__}")

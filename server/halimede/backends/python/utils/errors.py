@@ -1,0 +1,105 @@
+"""TritonError and TritonModelException, and how an exception of a model becomes an error's text."""
+
+import os
+import traceback
+from collections.abc import Iterable
+
+from halimede.backends.python.utils.arguments import ProtocolNumber, text_of
+from halimede.core.types import ErrorCode, InferenceError
+
+CAUSE_LIMIT = 1024
+"""Characters of an exception that an error repeats; the log has it whole."""
+TRACEBACK_LIMIT = 64 << 10
+
+
+class TritonModelException(Exception):
+    """What the functions of this module raise."""
+
+    __module__ = "c_python_backend_utils"
+
+
+class TritonErrorCode(ProtocolNumber):
+    """The protocol's numbers."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+
+class TritonError(Exception):
+    """The error of a response. It may also be raised, and then all requests of the batch fail with its code."""
+
+    __module__ = "c_python_backend_utils"
+
+    UNKNOWN = TritonErrorCode.UNKNOWN
+    INTERNAL = TritonErrorCode.INTERNAL
+    NOT_FOUND = TritonErrorCode.NOT_FOUND
+    INVALID_ARG = TritonErrorCode.INVALID_ARG
+    UNAVAILABLE = TritonErrorCode.UNAVAILABLE
+    UNSUPPORTED = TritonErrorCode.UNSUPPORTED
+    ALREADY_EXISTS = TritonErrorCode.ALREADY_EXISTS
+    CANCELLED = TritonErrorCode.CANCELLED
+
+    def __init__(self, message: str, code: TritonErrorCode = TritonErrorCode.INTERNAL) -> None:
+        message = text_of(message, "TritonError", "message")
+        if not isinstance(code, TritonErrorCode):
+            raise TypeError(f"TritonError(): 'code' must be one of TritonError's codes, not {type(code).__name__}")
+        super().__init__(message)
+        self._message = message
+        self._code = code
+
+    def code(self) -> TritonErrorCode:
+        return self._code
+
+    def message(self) -> str:
+        return self._message
+
+
+def code_of(error: BaseException) -> ErrorCode:
+    """The code that an exception of a model stands for."""
+    return ErrorCode[error.code().name] if isinstance(error, TritonError) else ErrorCode.INTERNAL
+
+
+def inference_error(error: TritonError) -> InferenceError:
+    return InferenceError(ErrorCode[error.code().name], bounded(error.message()))
+
+
+def bounded(text: str) -> str:
+    """Text that UTF-8 can hold, of at most 1,024 characters and `...` where it was cut."""
+    if len(text) > CAUSE_LIMIT:
+        text = text[: CAUSE_LIMIT - 3] + "..."
+    return text.encode("utf-8", "replace").decode()
+
+
+def describe(error: BaseException, directories: Iterable[str] = ()) -> str:
+    """`ValueError: boom`, without the paths that the exception itself names and those under `directories`.
+
+    Never fails, whatever the model's exception does. A file's name is kept, the directories above it are not: the text
+    goes to clients.
+    """
+    name = type(error).__name__
+    try:
+        text = str(error)
+        for attribute in ("filename", "filename2", "path"):
+            path = getattr(error, attribute, None)
+            if isinstance(path, str) and os.path.isabs(path):
+                text = text.replace(path, os.path.basename(path.rstrip("/")) or "/")
+    except BaseException:  # noqa: BLE001  the model's own __str__
+        return f"{name}: its text cannot be shown, because its __str__ fails"
+    for directory in directories:
+        text = text.replace(directory.rstrip("/") + "/", "").replace(directory, os.path.basename(directory))
+    return bounded(f"{name}: {text}" if text else name)
+
+
+def full_traceback(error: BaseException) -> str:
+    """For the log. Never fails; the end is kept where it is too long."""
+    try:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except BaseException:  # noqa: BLE001  the model's own __str__, or no memory left
+        return f"{type(error).__name__} (its traceback cannot be shown)"
+    return text if len(text) <= TRACEBACK_LIMIT else "..." + text[-TRACEBACK_LIMIT:]

@@ -1,0 +1,173 @@
+"""`MetricFamily` and `Metric`: figures of a model's own on the server's metrics page.
+
+A metric lives as long as its object, and its family's. An object may go at any moment, in any thread, even in the
+middle of a call to the server: its id is noted then, and the server hears of it at the next call that is made anyway,
+or at the end of the batch.
+"""
+
+import itertools
+import math
+import weakref
+from typing import Any
+
+from halimede.backends.python.utils.arguments import ProtocolNumber, instance_of, number_of, text_of
+from halimede.backends.python.utils.errors import TritonModelException
+from halimede.backends.python.utils.session import Session, current
+
+
+class MetricKind(ProtocolNumber):
+    """The protocol's numbers."""
+
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+
+_OPERATIONS = {
+    MetricKind.COUNTER: ("increment", "value"),
+    MetricKind.GAUGE: ("increment", "set", "value"),
+    MetricKind.HISTOGRAM: ("observe",),
+}
+
+
+class Metric:
+    """One labelled time series of a family; made by `MetricFamily.Metric`."""
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("__weakref__", "_id", "_kind", "_session")
+
+    def __init__(self, session: Session, kind: MetricKind, number: int) -> None:
+        self._session = session
+        self._kind = kind
+        self._id: int | None = number
+
+    def increment(self, value: float, /) -> None:
+        """Counters take no negative value."""
+        number = number_of(value, "increment", "value")
+        if self._kind is MetricKind.COUNTER and not number >= 0:
+            raise TritonModelException(
+                "Failed to increment metric value: TRITONSERVER_METRIC_KIND_COUNTER can only be incremented by"
+                f" non-negative values, not {number}"
+            )
+        self._update("increment", number)
+
+    def set(self, value: float, /) -> None:
+        self._update("set", number_of(value, "set", "value"))
+
+    def observe(self, value: float, /) -> None:
+        self._update("observe", number_of(value, "observe", "value"))
+
+    def value(self) -> float:
+        number = self._allowed("value")
+        return float(self._session.call("metric_value", {"id": number}, "Failed to get metric value: "))
+
+    def _update(self, operation: str, value: float) -> None:
+        self._session.host.update_metric(self._allowed(operation), operation, value)
+
+    def _allowed(self, operation: str) -> int:
+        if operation not in _OPERATIONS[self._kind]:
+            did = "get" if operation == "value" else operation
+            raise TritonModelException(
+                f"Failed to {did} metric value: TRITONSERVER_METRIC_KIND_{self._kind.name} does not support"
+                f" {operation.capitalize()}"
+            )
+        if self._id is None:
+            raise TritonModelException(
+                "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily'"
+                " object should be deleted AFTER its corresponding 'Metric' objects have been deleted."
+            )
+        return self._id
+
+    def __del__(self) -> None:
+        _release_metric(self)
+
+
+class MetricFamily:
+    """A name on the metrics page, its description and kind."""
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("__weakref__", "_id", "_kind", "_metrics", "_session")
+
+    COUNTER = MetricKind.COUNTER
+    GAUGE = MetricKind.GAUGE
+    HISTOGRAM = MetricKind.HISTOGRAM
+
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        where = "MetricFamily"
+        arguments = {
+            "name": text_of(name, where, "name"),
+            "description": text_of(description, where, "description"),
+            "kind": instance_of(kind, MetricKind, where, "kind").name,
+        }
+        session = current()
+        report_released(session)
+        number: int = session.call("metric_family_new", arguments)
+        self._session = session
+        self._kind = kind
+        self._metrics: weakref.WeakSet[Metric] = weakref.WeakSet()
+        self._id = number
+
+    def Metric(  # noqa: N802  the field's own name
+        self, labels: dict[str, str] | None = None, buckets: list[float] | None = None
+    ) -> Metric:
+        """A metric with these labels; histograms need the upper bounds of their buckets, others have none."""
+        report_released(self._session)
+        arguments = {
+            "family": self._id,
+            "labels": _labels(labels),
+            "buckets": _buckets(self._kind, buckets),
+        }
+        metric = Metric(self._session, self._kind, self._session.call("metric_new", arguments))
+        self._metrics.add(metric)
+        return metric
+
+    def __del__(self) -> None:
+        if not hasattr(self, "_id"):
+            return
+        for metric in list(self._metrics):
+            _release_metric(metric)
+        self._session.released.append(("metric_family_delete", self._id))
+
+
+def report_released(session: Session) -> None:
+    """Tell the server of metrics whose objects are gone."""
+    while session.released:
+        method, number = session.released.popleft()
+        session.call(method, {"id": number})
+
+
+def _release_metric(metric: Metric) -> None:
+    number = metric._id
+    metric._id = None
+    if number is not None:
+        metric._session.released.append(("metric_delete", number))
+
+
+def _labels(labels: Any) -> dict[str, str]:
+    if labels is None:
+        return {}
+    if not isinstance(labels, dict):
+        raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
+    for key, value in labels.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TritonModelException(
+                f"Failed to create metric. Labels must be strings: {type(key).__name__} {str(key)[:64]!r} is"
+                f" {type(value).__name__}."
+            )
+    return dict(labels)
+
+
+def _buckets(kind: MetricKind, buckets: Any) -> list[float]:
+    if buckets is None:
+        if kind is MetricKind.HISTOGRAM:
+            raise TritonModelException("Failed to create metric. Missing required buckets.")
+        return []
+    if not isinstance(buckets, list):
+        raise TritonModelException("Failed to create metric. Buckets must be a list.")
+    if kind is not MetricKind.HISTOGRAM:
+        raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+    bounds = [number_of(bound, "Metric", "buckets") for bound in buckets]
+    # Written so that a NaN fails too.
+    if not all(low < high for low, high in itertools.pairwise([-math.inf, *bounds])):
+        raise TritonModelException(f"Failed to create metric. Buckets must ascend, not {bounds}.")
+    return bounds

@@ -1,0 +1,55 @@
+"""Functions that ask the server about models, and where the model's own files are."""
+
+import base64
+from typing import Any
+
+from halimede.backends.python.utils.arguments import text_of
+from halimede.backends.python.utils.session import current
+
+
+def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
+    """Load a model of the repository; `config` (JSON) and `files` (`file:1/model.onnx`) stand in for its own."""
+    where = "load_model"
+    if files is not None and not isinstance(files, dict):
+        raise TypeError(f"load_model(): 'files' must be a dict, not {type(files).__name__}")
+    encoded = {
+        text_of(name, where, "files"): base64.b64encode(_content(name, content)).decode()
+        for name, content in (files or {}).items()
+    }
+    arguments = {
+        "model_name": text_of(model_name, where, "model_name"),
+        "config": text_of(config, where, "config"),
+        "files": encoded,
+    }
+    current().call(where, arguments)
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Unload a model, on request also those of whose ensembles it is a step."""
+    arguments = {
+        "model_name": text_of(model_name, "unload_model", "model_name"),
+        "unload_dependents": bool(unload_dependents),
+    }
+    current().call("unload_model", arguments)
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether the model, or this version of it, takes requests."""
+    arguments = {
+        "model_name": text_of(model_name, "is_model_ready", "model_name"),
+        "model_version": text_of(model_version, "is_model_ready", "model_version"),
+    }
+    return bool(current().call("is_model_ready", arguments))
+
+
+def get_model_dir() -> str:
+    """The directory of the model's version, also where the code lies elsewhere."""
+    return current().model_dir
+
+
+def _content(name: str, content: Any) -> bytes:
+    if isinstance(content, str):
+        return content.encode()
+    if isinstance(content, (bytes, bytearray, memoryview)):
+        return bytes(content)
+    raise TypeError(f"load_model(): file '{name}' must be bytes, not {type(content).__name__}")

@@ -1,0 +1,99 @@
+"""Puts together what models import: `triton_python_backend_utils`, and the names of `c_python_backend_utils`."""
+
+import json
+import struct
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from halimede.backends.python.utils import session
+from halimede.backends.python.utils.config import (
+    ModelConfig,
+    get_input_config_by_name,
+    get_output_config_by_name,
+    using_decoupled_model_transaction_policy,
+)
+from halimede.backends.python.utils.datatypes import (
+    TRITON_STRING_TO_NUMPY,
+    deserialize_bytes_tensor,
+    numpy_to_triton_type,
+    serialize_byte_tensor,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
+from halimede.backends.python.utils.errors import TritonError, TritonModelException
+from halimede.backends.python.utils.logger import Logger, LogLevel
+from halimede.backends.python.utils.metrics import Metric, MetricFamily, MetricKind
+from halimede.backends.python.utils.models import get_model_dir, is_model_ready, load_model, unload_model
+from halimede.backends.python.utils.request import (
+    RELEASE_ALL,
+    RELEASE_RESCHEDULE,
+    SEQUENCE_END,
+    SEQUENCE_START,
+    InferenceRequest,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
+    get_input_tensor_by_name,
+)
+from halimede.backends.python.utils.response import InferenceResponse, get_output_tensor_by_name
+from halimede.backends.python.utils.sender import FINAL, InferenceResponseSender
+from halimede.backends.python.utils.tensor import Tensor
+
+_NATIVE: dict[str, Any] = {
+    "InferenceRequest": InferenceRequest,
+    "InferenceResponse": InferenceResponse,
+    "InferenceResponseSender": InferenceResponseSender,
+    "InferenceTrace": InferenceTrace,
+    "LogLevel": LogLevel,
+    "Logger": Logger,
+    "MemoryType": MemoryType,
+    "Metric": Metric,
+    "MetricFamily": MetricFamily,
+    "MetricKind": MetricKind,
+    "PreferredMemory": PreferredMemory,
+    "TRITONSERVER_MEMORY_CPU": MemoryType.TRITONSERVER_MEMORY_CPU,
+    "TRITONSERVER_MEMORY_GPU": MemoryType.TRITONSERVER_MEMORY_GPU,
+    "Tensor": Tensor,
+    "TritonError": TritonError,
+    "TritonModelException": TritonModelException,
+    "get_model_dir": get_model_dir,
+    "is_model_ready": is_model_ready,
+    "load_model": load_model,
+    "unload_model": unload_model,
+}
+
+_PLAIN: dict[str, Any] = {
+    "ModelConfig": ModelConfig,
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END": SEQUENCE_END,
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START": SEQUENCE_START,
+    "TRITONSERVER_REQUEST_RELEASE_ALL": RELEASE_ALL,
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE": RELEASE_RESCHEDULE,
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL": FINAL,
+    "TRITON_STRING_TO_NUMPY": TRITON_STRING_TO_NUMPY,
+    "deserialize_bytes_tensor": deserialize_bytes_tensor,
+    "get_input_config_by_name": get_input_config_by_name,
+    "get_input_tensor_by_name": get_input_tensor_by_name,
+    "get_output_config_by_name": get_output_config_by_name,
+    "get_output_tensor_by_name": get_output_tensor_by_name,
+    # Models have been written that use the module's own imports.
+    "json": json,
+    "np": np,
+    "numpy_to_triton_type": numpy_to_triton_type,
+    "serialize_byte_tensor": serialize_byte_tensor,
+    "struct": struct,
+    "triton_string_to_numpy": triton_string_to_numpy,
+    "triton_to_numpy_type": triton_to_numpy_type,
+    "using_decoupled_model_transaction_policy": using_decoupled_model_transaction_policy,
+}
+
+
+def install(hosting: session.Session) -> None:
+    """Make both modules importable in this process, on behalf of one hosted instance."""
+    session.use(hosting)
+    for name, contents in (("c_python_backend_utils", _NATIVE), ("triton_python_backend_utils", _NATIVE | _PLAIN)):
+        module = ModuleType(name)
+        vars(module).update(contents)
+        sys.modules[name] = module

@@ -1,0 +1,237 @@
+"""`InferenceRequest`: one that came in, or one that a model makes to ask another."""
+
+from typing import Any
+
+from halimede.backends.hosting import HostedRequest
+from halimede.backends.python.utils import calls
+from halimede.backends.python.utils.arguments import ProtocolNumber, instance_of, integer_of, sequence_of, text_of
+from halimede.backends.python.utils.errors import TritonModelException
+from halimede.backends.python.utils.response import checked_parameters, parameters_json
+from halimede.backends.python.utils.sender import InferenceResponseSender
+from halimede.backends.python.utils.session import Session
+from halimede.backends.python.utils.tensor import Tensor, tensor_of
+from halimede.core.types import ParameterValue
+
+SEQUENCE_START, SEQUENCE_END = 1, 2
+RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
+
+
+class MemoryType(ProtocolNumber):
+    """Where a model would like the outputs of a request that it makes."""
+
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
+
+
+class PreferredMemory:
+    """A wish that cannot be wrong: outputs are always in the host's memory."""
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("_device_id", "_memory_type")
+
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        self._memory_type = instance_of(preferred_memory_type, MemoryType, "PreferredMemory", "preferred_memory_type")
+        self._device_id = integer_of(
+            preferred_device_id, "PreferredMemory", "preferred_device_id", -(1 << 63), (1 << 63) - 1
+        )
+
+
+class InferenceTrace:
+    """What a request's trace hands on to requests that are made for it."""
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ()
+
+    def get_context(self) -> str | None:
+        """None: there is no OpenTelemetry context."""
+        return None
+
+
+class InferenceRequest:
+    """What a model is asked, or asks another model."""
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = (
+        "__weakref__",
+        "_correlation_id",
+        "_flags",
+        "_inputs",
+        "_model_name",
+        "_model_version",
+        "_outputs",
+        "_parameters",
+        "_preferred_memory",
+        "_request_id",
+        "_timeout",
+        "_trace",
+    )
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: list[Tensor] | None = None,
+        requested_output_names: list[str] | None = None,
+        model_name: str | None = None,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: dict[str, ParameterValue] | None = None,
+    ) -> None:
+        where = "InferenceRequest"
+        self._request_id = text_of(request_id, where, "request_id")
+        if isinstance(correlation_id, str):
+            self._correlation_id: int | str = correlation_id
+        elif isinstance(correlation_id, int):
+            self._correlation_id = integer_of(correlation_id, where, "correlation_id", 0, (1 << 64) - 1)
+        else:
+            raise TritonModelException("Correlation ID must be integer or string")
+        self._inputs: list[Tensor] | None = sequence_of(inputs, Tensor, where, "inputs")
+        self._outputs: list[str] = sequence_of(requested_output_names, str, where, "requested_output_names")
+        self._model_name = text_of(model_name, where, "model_name")
+        self._model_version = integer_of(model_version, where, "model_version", -(1 << 63), (1 << 63) - 1)
+        self._flags: int | None = integer_of(flags, where, "flags", 0, (1 << 32) - 1)
+        self._timeout = integer_of(timeout, where, "timeout", 0, (1 << 63) - 1)
+        if preferred_memory is not None:
+            instance_of(preferred_memory, PreferredMemory, where, "preferred_memory")
+        self._preferred_memory = preferred_memory
+        self._trace = InferenceTrace() if trace is None else instance_of(trace, InferenceTrace, where, "trace")
+        self._parameters = checked_parameters(parameters) if parameters is not None else {}
+
+    def inputs(self) -> list[Tensor]:
+        return self._inputs or []
+
+    def request_id(self) -> str:
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        return self._correlation_id
+
+    def flags(self) -> int:
+        return self._flags or 0
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = integer_of(flags, "set_flags", "flags", 0, (1 << 32) - 1)
+
+    def timeout(self) -> int:
+        """Microseconds, 0 for none."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """As JSON."""
+        return parameters_json(self._parameters)
+
+    def trace(self) -> InferenceTrace:
+        return self._trace
+
+    def requested_output_names(self) -> set[str]:
+        return set(self._outputs)
+
+    def preferred_memory(self) -> PreferredMemory:
+        return self._preferred_memory or PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
+
+    def is_cancelled(self) -> bool:
+        return False
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        raise TritonModelException("a request that a model makes has no response sender")
+
+    def set_release_flags(self, flags: int) -> None:
+        raise TritonModelException(f"a request that a model makes has no release flags, such as {flags}")
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Ask the model and wait for its response."""
+        return calls.infer(self._model_name, decoupled)
+
+    async def async_exec(self, decoupled: bool = False) -> Any:
+        """Ask the model without holding up the event loop."""
+        return calls.infer(self._model_name, decoupled)
+
+
+class ReceivedRequest(InferenceRequest):
+    """A request that a client sent. Everything is made when it is asked for: most models look at one input only."""
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("hosted", "is_rescheduled", "sender", "session")
+
+    def __init__(self, hosted: HostedRequest, session: Session) -> None:
+        self.hosted = hosted
+        self.session = session
+        self.sender: InferenceResponseSender | None = None
+        self.is_rescheduled = False
+        self._inputs = None
+        self._flags = None
+
+    def inputs(self) -> list[Tensor]:
+        inputs = self._inputs
+        if inputs is None:
+            inputs = self._inputs = [tensor_of(tensor) for tensor in self.hosted.request.inputs]
+        return inputs
+
+    def request_id(self) -> str:
+        return self.hosted.request.id
+
+    def correlation_id(self) -> int | str:
+        return self.hosted.request.sequence_id
+
+    def flags(self) -> int:
+        if self._flags is not None:
+            return self._flags
+        request = self.hosted.request
+        return SEQUENCE_START * request.sequence_start | SEQUENCE_END * request.sequence_end
+
+    def timeout(self) -> int:
+        return self.hosted.request.timeout_us
+
+    def parameters(self) -> str:
+        return parameters_json(self.hosted.request.parameters)
+
+    def trace(self) -> InferenceTrace:
+        return InferenceTrace()
+
+    def requested_output_names(self) -> set[str]:
+        """The outputs that the client wants: all that the configuration has where it named none."""
+        return set(wanted_outputs(self))
+
+    def preferred_memory(self) -> PreferredMemory:
+        return PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
+
+    def is_cancelled(self) -> bool:
+        return self.session.host.is_cancelled(self.hosted)
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """The request's one sender, the same at each call."""
+        with self.session.sender_lock:
+            if self.sender is None:
+                session = self.session
+                self.sender = InferenceResponseSender(
+                    session.host, self.hosted, wanted_outputs(self), session.decoupled
+                )
+            return self.sender
+
+    def set_release_flags(self, flags: int) -> None:
+        self.is_rescheduled = integer_of(flags, "set_release_flags", "flags", 0, (1 << 32) - 1) == RELEASE_RESCHEDULE
+
+    def exec(self, decoupled: bool = False) -> Any:
+        return calls.infer("", decoupled)
+
+    async def async_exec(self, decoupled: bool = False) -> Any:
+        return calls.infer("", decoupled)
+
+
+# What models print of a request, or of its type, is what they are used to.
+ReceivedRequest.__name__ = ReceivedRequest.__qualname__ = "InferenceRequest"
+
+
+def wanted_outputs(request: ReceivedRequest) -> tuple[str, ...]:
+    return request.hosted.request.outputs or request.session.output_names
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The request's input of this name, None where there is none."""
+    for tensor in inference_request.inputs():
+        if tensor._core.name == name:
+            return tensor
+    return None

@@ -1,0 +1,87 @@
+"""`InferenceResponse`, and what is sent of one."""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from halimede.backends.hosting import Answer
+from halimede.backends.python.utils.arguments import instance_of, sequence_of
+from halimede.backends.python.utils.errors import TritonError, TritonModelException, inference_error
+from halimede.backends.python.utils.tensor import Tensor
+from halimede.core.types import InferenceError, ParameterValue
+
+
+class InferenceResponse:
+    """Outputs and parameters, or an error."""
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("__weakref__", "_error", "_outputs", "_parameters")
+
+    def __init__(
+        self,
+        output_tensors: list[Tensor] | tuple[Tensor, ...] = (),
+        error: TritonError | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> None:
+        # The common case is told apart before a call is spent on it; all others are for the checks to say.
+        if type(output_tensors) is list and len(output_tensors) == 1 and type(output_tensors[0]) is Tensor:
+            self._outputs = [output_tensors[0]]
+        else:
+            self._outputs = _tensors(output_tensors)
+        if error is not None:
+            instance_of(error, TritonError, "InferenceResponse", "error")
+        self._error = error
+        self._parameters = checked_parameters(parameters) if parameters is not None else {}
+
+    def output_tensors(self) -> list[Tensor]:
+        return list(self._outputs)
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        """As JSON."""
+        return parameters_json(self._parameters)
+
+
+def reply_of(response: InferenceResponse, wanted: Collection[str]) -> Answer | InferenceError:
+    """What is sent: the wanted outputs alone, in the model's order; of an error nothing but it."""
+    if response._error is not None:
+        return inference_error(response._error)
+    outputs = [core for tensor in response._outputs if (core := tensor._core).name in wanted]
+    return Answer(outputs, response._parameters)
+
+
+def checked_parameters(parameters: Any) -> dict[str, ParameterValue]:
+    """A copy; keys are `str`, values `bool`, `int`, `float` or `str`. TritonModelException."""
+    if not isinstance(parameters, Mapping):
+        raise TypeError(f"'parameters' must be a dict, not {type(parameters).__name__}")
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, (bool, int, float, str)):
+            raise TritonModelException(
+                f"Expect parameters values to have type bool/int/float/str, found type {type(value)}"
+            )
+    return dict(parameters)
+
+
+def parameters_json(parameters: Mapping[str, ParameterValue]) -> str:
+    return json.dumps(parameters, separators=(",", ":"), ensure_ascii=False)
+
+
+def _tensors(output_tensors: Any) -> list[Tensor]:
+    if isinstance(output_tensors, (list, tuple)) and any(tensor is None for tensor in output_tensors):
+        raise TritonModelException("Output tensor for inference response should not be empty.")
+    return sequence_of(output_tensors, Tensor, "InferenceResponse", "output_tensors")
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The response's output of this name, None where there is none."""
+    for tensor in inference_response.output_tensors():
+        if tensor._core.name == name:
+            return tensor
+    return None

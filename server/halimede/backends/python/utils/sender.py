@@ -1,0 +1,86 @@
+"""`InferenceResponseSender`: answers to one request, from any thread, during `execute` or after it.
+
+| model | send | what the client gets |
+|---|---|---|
+| decoupled | responses, then one FINAL with or without a response | each at once, and the end |
+| other | one response, FINAL with it or afterwards | the response, at once |
+"""
+
+import threading
+
+from halimede.backends.hosting import Host, HostedRequest
+from halimede.backends.python.utils.arguments import instance_of, integer_of
+from halimede.backends.python.utils.errors import TritonModelException
+from halimede.backends.python.utils.response import InferenceResponse, reply_of
+from halimede.core.types import InferenceError
+
+FINAL = 1
+
+
+class InferenceResponseSender:
+    """Got from a request; lives as long as the model wants, whatever becomes of the request object."""
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("__weakref__", "_answered", "_closed", "_decoupled", "_host", "_lock", "_request", "_wanted")
+
+    def __init__(self, host: Host, request: HostedRequest, wanted: tuple[str, ...], decoupled: bool) -> None:
+        self._host = host
+        self._request = request
+        self._wanted = wanted
+        self._decoupled = decoupled
+        # Held while an answer is handed over, so that answers of several threads leave in the order of their checks.
+        self._lock = threading.Lock()
+        self._answered = False
+        self._closed = False
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response, the end, or both. TritonModelException for what may not be sent, or not any more."""
+        if response is not None:
+            instance_of(response, InferenceResponse, "send", "response")
+        if integer_of(flags, "send", "flags", 0, 0xFFFFFFFF) not in (0, FINAL):
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if response is None and flags == 0:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        reply = None if response is None else reply_of(response, self._wanted)
+        with self._lock:
+            self._check(response)
+            self._closed = bool(flags)
+            if self._decoupled:
+                self._answered = self._closed
+                self._respond(reply, self._closed)
+            elif not self._answered:
+                # One response is all there is: the client need not wait for the flag.
+                self._answered = True
+                self._respond(reply, True)
+
+    def is_cancelled(self) -> bool:
+        """True once the request's client has gone."""
+        return self._host.is_cancelled(self._request)
+
+    def _check(self, response: InferenceResponse | None) -> None:
+        if not self._decoupled and response is not None and self._answered:
+            raise TritonModelException(
+                "Unable to send response. Non-decoupled model cannot send more than one response."
+            )
+        if not self._decoupled and response is None and not self._answered:
+            raise TritonModelException(
+                "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
+            )
+        if self._closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+
+    def _respond(self, reply: object, final: bool) -> None:
+        try:
+            self._host.respond(self._request, reply, final)  # type: ignore[arg-type]  # what reply_of gives
+        except InferenceError as error:
+            raise TritonModelException(f"Unable to send response. {error.message}") from None
+
+
+def try_close(sender: InferenceResponseSender) -> bool:
+    """Whether the request was still without its final answer, which the caller now gives: nothing can be sent later."""
+    with sender._lock:
+        was_open = not sender._answered
+        sender._answered = sender._closed = True
+        return was_open

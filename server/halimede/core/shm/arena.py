@@ -1,0 +1,110 @@
+"""Where the blocks of an arena lie: arithmetic over segments of memory that somebody else maps.
+
+One process allocates in an arena, so that nothing is shared but the bytes themselves: there is no lock that a dead
+process could hold, and when the owner dies the arena goes with it. Segments are only ever added. Standard library only,
+for any CPython from 3.10 on.
+"""
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and what vector instructions like."""
+
+FIRST_SEGMENT_BYTES = 1 << 20
+
+
+@dataclass
+class _Segment:
+    """Free ranges by offset, never touching one another, and the sizes of the blocks that are in use."""
+
+    size: int
+    free: list[tuple[int, int]] = field(default_factory=list)
+    used: dict[int, int] = field(default_factory=dict)
+
+
+class Arena:
+    """Blocks in segments that add up to at most `limit_bytes`. Offsets are multiples of ALIGNMENT."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._segments: dict[int, _Segment] = {}
+        self.size_bytes = 0
+        """Of all segments."""
+
+    def __repr__(self) -> str:
+        blocks = sum(len(segment.used) for segment in self._segments.values())
+        return f"<Arena {len(self._segments)} segments, {self.size_bytes} bytes, {blocks} blocks>"
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks are in use."""
+        return sum(len(segment.used) for segment in self._segments.values())
+
+    @property
+    def free_bytes(self) -> int:
+        """Of the largest free range."""
+        return max((length for segment in self._segments.values() for _, length in segment.free), default=0)
+
+    def growth(self, size_bytes: int) -> int:
+        """The size of a segment to add so that a block of this size fits; 0 when the limit does not allow one.
+
+        Segments double the arena, so that there are few of them.
+        """
+        needed = max(_aligned(size_bytes), self.size_bytes, FIRST_SEGMENT_BYTES)
+        room = self._limit_bytes - self.size_bytes
+        if needed > room:
+            needed = _aligned(size_bytes)
+        return needed if needed <= room else 0
+
+    def add(self, segment: int, size_bytes: int) -> None:
+        """A segment of that number is there. Its size is a multiple of ALIGNMENT."""
+        self._segments[segment] = _Segment(size_bytes, [(0, size_bytes)])
+        self.size_bytes += size_bytes
+
+    def allocate(self, size_bytes: int) -> tuple[int, int] | None:
+        """Segment and offset of a block of at least that size, first fit; None when nothing is large enough."""
+        size = _aligned(size_bytes)
+        for number, segment in self._segments.items():
+            for at, (offset, length) in enumerate(segment.free):
+                if length < size:
+                    continue
+                if length == size:
+                    del segment.free[at]
+                else:
+                    segment.free[at] = (offset + size, length - size)
+                segment.used[offset] = size
+                return number, offset
+        return None
+
+    def free(self, segment: int, offset: int) -> bool:
+        """Give a block back; False when there is none there."""
+        found = self._segments.get(segment)
+        size = found.used.pop(offset, 0) if found is not None else 0
+        if found is None or not size:
+            return False
+        ranges = found.free
+        at = bisect_left(ranges, (offset, 0))
+        if at < len(ranges) and ranges[at][0] == offset + size:
+            size += ranges.pop(at)[1]
+        if at and sum(ranges[at - 1]) == offset:
+            before, length = ranges.pop(at - 1)
+            offset, size = before, length + size
+        insort(ranges, (offset, size))
+        return True
+
+    def holding(self, segment: int, offset: int, size_bytes: int) -> int | None:
+        """The offset of the block in use that has all of this range in it; None when there is none."""
+        found = self._segments.get(segment)
+        if found is None or offset < 0:
+            return None
+        if offset in found.used:
+            return offset if size_bytes <= found.used[offset] else None
+        for start, size in found.used.items():
+            if start <= offset and offset + size_bytes <= start + size:
+                return start
+        return None
+
+
+def _aligned(size_bytes: int) -> int:
+    return max(ALIGNMENT, -(-size_bytes // ALIGNMENT) * ALIGNMENT)

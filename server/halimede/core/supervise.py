@@ -1,0 +1,230 @@
+"""When a worker process is started again, and when no more: the restart policy of one instance.
+
+A worker that had served for long is started again at once: whatever killed it is rare. One that died soon waits 0.1 s,
+then twice as long each time, up to 10 s. Five deaths within a minute park it: a model that crashes on every start or
+every request would otherwise burn a core and fill the log for ever. A death while starting counts like any other, and
+so does an `initialize` that fails on a restart. Older deaths are forgotten.
+
+What happens, by state; `-` cannot happen and is an error of ours:
+
+    state     STARTED   DIED               TIMER               STOP               ENDED     RESET
+    STARTING  READY     WAITING or PARKED  (nothing)           STOPPING, Kill     -         -
+    READY     -         WAITING, PARKED    (nothing)           STOPPING, Finish   -         -
+                        or STARTING
+    WAITING   -         -                  STARTING when due   STOPPED            -         STARTING
+    PARKED    -         -                  (nothing)           STOPPED            -         STARTING
+    STOPPING  (nothing) STOPPED            Kill when due       -                  STOPPED   -
+    STOPPED   -         -                  (nothing)           -                  -         -
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.error import clip
+
+_SECOND = 1_000_000_000
+
+LONG_LIFE_NS = 60 * _SECOND
+FIRST_PAUSE_NS = _SECOND // 10
+LONGEST_PAUSE_NS = 10 * _SECOND
+MAX_DEATHS = 5
+DEATHS_WINDOW_NS = 60 * _SECOND
+FINISH_GRACE_NS = 5 * _SECOND
+"""How long a worker may take to finish and end by itself (`finalize`) before it is killed."""
+
+_LAST_PAUSE_DOUBLING = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a worker process ended: by a code, or by a signal, or it never ran and `error` says why.
+
+    `out_of_memory` is set where the kernel killed something for want of memory meanwhile: it may have been this one.
+    """
+
+    code: int | None = None
+    signal: int | None = None
+    out_of_memory: bool = False
+    error: str = ""
+
+
+def describe_exit(exit_: Exit) -> str:
+    """`exit code 3`, `signal 11`, `signal 9 (possibly out of memory)`, or why there never was a process."""
+    if exit_.error:
+        return exit_.error
+    if exit_.signal is None:
+        return f"exit code {exit_.code}"
+    return f"signal {exit_.signal}{' (possibly out of memory)' if exit_.out_of_memory else ''}"
+
+
+def oom_count_files(cgroups: str) -> tuple[str, ...]:
+    """Where the kernel counts what it killed for want of memory, of a process whose `/proc/PID/cgroup` this is.
+
+    The first that exists counts. A container may see its own group at the root, whatever path the host knows it by.
+    """
+    files: list[str] = []
+    for line in cgroups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            files += [f"/sys/fs/cgroup{path.rstrip('/')}/memory.events", "/sys/fs/cgroup/memory.events"]
+        elif "memory" in controllers.split(","):
+            root = "/sys/fs/cgroup/memory"
+            files += [f"{root}{path.rstrip('/')}/memory.oom_control", f"{root}/memory.oom_control"]
+    return tuple(files)
+
+
+def oom_kills(text: str) -> int:
+    """The count in such a file; 0 where the kernel does not keep it."""
+    fields = (line.split() for line in text.splitlines())
+    return next((int(each[1]) for each in fields if len(each) == 2 and each[0] == "oom_kill"), 0)
+
+
+class State(Enum):
+    """Where a worker is, from its first start to its end."""
+
+    STARTING = "starting"
+    READY = "ready"
+    WAITING = "waiting"
+    PARKED = "parked"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class Event(Enum):
+    """What happens to a worker.
+
+    DIED, once for each start: its process ended, or said that `initialize` failed. ENDED: its process ended as it was
+    asked to, which DIED may say as well. RESET: a person wants it tried again.
+    """
+
+    STARTED = "started"
+    DIED = "died"
+    TIMER = "timer"
+    STOP = "stop"
+    ENDED = "ended"
+    RESET = "reset"
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """There is nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a process; then comes STARTED or DIED."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Say TIMER at this time."""
+
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """It is not started again; the reason is for people."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Ask the worker to finish and to end; say TIMER at `kill_at_ns` if it has not."""
+
+    kill_at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Kill the process; then comes ENDED."""
+
+
+Action = Nothing | Start | WaitUntil | Park | Finish | Kill
+
+
+class Supervision:
+    """The state of one worker and of its past deaths; made when its first process is being started.
+
+    A first start that fails is no matter of policy: the load fails, and nothing is started again. The shell sees by
+    `was_ready` that a death is of that kind, and says nothing more here.
+    """
+
+    __slots__ = ("_deaths", "_due_ns", "_ready_ns", "_short_lives", "reason", "state", "was_ready")
+
+    def __init__(self) -> None:
+        self.state = State.STARTING
+        self.was_ready = False
+        self.reason = ""
+        """Why it is not up, in WAITING and PARKED and while it is started again."""
+        self._deaths: deque[int] = deque(maxlen=MAX_DEATHS)
+        self._short_lives = 0
+        self._ready_ns = 0
+        self._due_ns = 0
+
+    def __repr__(self) -> str:
+        return f"<Supervision {self.state.name} deaths={len(self._deaths)}{f' {self.reason}' if self.reason else ''}>"
+
+    def on(self, event: Event, now_ns: int, why: str = "") -> Action:
+        """What to do after the event. `why` belongs to DIED: `describe_exit`, or the text of the failed `initialize`.
+
+        InferenceError INTERNAL where the event cannot happen in this state.
+        """
+        match self.state, event:
+            case State.STARTING, Event.STARTED:
+                self.state, self.was_ready, self._ready_ns, self.reason = State.READY, True, now_ns, ""
+                return Nothing()
+            case State.STARTING, Event.DIED:
+                return self._died(now_ns, 0, why)
+            case State.READY, Event.DIED:
+                return self._died(now_ns, now_ns - self._ready_ns, why)
+            case State.STARTING, Event.STOP:
+                self.state = State.STOPPING
+                # It serves nobody yet, and `initialize` may take minutes.
+                self._due_ns = now_ns
+                return Kill()
+            case State.READY, Event.STOP:
+                self.state, self._due_ns = State.STOPPING, now_ns + FINISH_GRACE_NS
+                return Finish(self._due_ns)
+            case ((State.WAITING | State.PARKED), Event.STOP):
+                self.state = State.STOPPED
+                return Nothing()
+            case State.WAITING, Event.TIMER:
+                return self._start() if now_ns >= self._due_ns else WaitUntil(self._due_ns)
+            case ((State.WAITING | State.PARKED), Event.RESET):
+                self._deaths.clear()
+                self._short_lives = 0
+                return self._start()
+            case State.STOPPING, Event.TIMER:
+                return Kill() if now_ns >= self._due_ns else WaitUntil(self._due_ns)
+            case State.STOPPING, (Event.DIED | Event.ENDED):
+                self.state = State.STOPPED
+                return Nothing()
+            # The worker's word may cross the order to stop, and a timer may fire that nobody waits for any more.
+            case (State.STOPPING, Event.STARTED) | (_, Event.TIMER):
+                return Nothing()
+        raise InferenceError(ErrorCode.INTERNAL, f"a worker that is {self.state.value} cannot take {event.name}")
+
+    def _died(self, now_ns: int, life_ns: int, why: str) -> Action:
+        while self._deaths and now_ns - self._deaths[0] >= DEATHS_WINDOW_NS:
+            self._deaths.popleft()
+        self._deaths.append(now_ns)
+        self.reason = f"worker exited: {clip(why)}"
+        if len(self._deaths) == MAX_DEATHS:
+            self.state = State.PARKED
+            self.reason = f"worker exited {MAX_DEATHS} times (last: {clip(why)})"
+            return Park(self.reason)
+        if life_ns >= LONG_LIFE_NS:
+            self._short_lives = 0
+            return self._start()
+        doublings = min(self._short_lives, _LAST_PAUSE_DOUBLING)
+        self._short_lives += 1
+        self.state, self._due_ns = State.WAITING, now_ns + min(FIRST_PAUSE_NS << doublings, LONGEST_PAUSE_NS)
+        return WaitUntil(self._due_ns)
+
+    def _start(self) -> Start:
+        self.state = State.STARTING
+        return Start()

@@ -1,0 +1,72 @@
+"""What a model version needs to run in worker processes: the program, and the spec of each instance."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from halimede.backends.api import Backend, ModelSource
+from halimede.backends.hosting import WorkerSpec
+from halimede.backends.python.backend import PythonBackend
+from halimede.backends.python.environment import Environment
+from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.write import to_json
+from halimede.core.types import Placement
+from halimede.workers.process import Program
+
+PYTHON_MODELS = "halimede.backends.python.runner:make_runner"
+ANY_BACKEND = "halimede.workers.child.backend_runner:make_runner"
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """A version whose instances are processes; `config` is the complete configuration."""
+
+    config: ModelConfig
+    source: ModelSource
+    runner: str
+    program: Program
+    threads: int
+    log_verbose: int
+    environment: Environment | None = None
+
+    def close(self) -> None:
+        """No process runs it any more, nor will. Called once."""
+        if self.environment is not None:
+            self.environment.close()
+
+    def spec(self, placement: Placement) -> WorkerSpec:
+        """What the process of this instance is told."""
+        config, source, device = self.config, self.source, placement.device
+        policy = config.model_transaction_policy
+        return WorkerSpec(
+            model=source.name,
+            version=source.version,
+            instance=placement.name,
+            ordinal=placement.ordinal,
+            kind=placement.kind,
+            # Its process sees one device, which is number 0 there.
+            device_id=0,
+            device_uuid=device.uuid if device is not None else "",
+            backend=config.backend,
+            runner=self.runner,
+            config_json=to_json(config).decode(),
+            repository=str(source.model_directory),
+            artifact=str(source.artifact),
+            options=source.options,
+            threads=self.threads,
+            decoupled=policy is not None and policy.decoupled,
+            log_verbose=self.log_verbose,
+        )
+
+
+def thread_variables(threads: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What bounds the threads of numeric libraries; what whoever started the server has set goes before."""
+    given = os.environ if environment is None else environment
+    return {name: str(threads) for name in _THREAD_VARIABLES if name not in given}
+
+
+def runner_of(backend: Backend) -> str:
+    """What hosts the backend's models in a worker process."""
+    return PYTHON_MODELS if isinstance(backend, PythonBackend) else ANY_BACKEND

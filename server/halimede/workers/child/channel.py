@@ -1,0 +1,283 @@
+"""The worker's end of the channel to the server.
+
+There is no thread that reads: the main thread waits for work in `receive`, and whoever needs news while the model runs
+(has the request been cancelled? has the client taken an answer? what did the server answer to my call?) reads for
+itself. One reads at a time; the others wait for what the reader dispatches. So a batch costs no hand-over between
+threads, and a model's own threads are served while the main thread executes, waits or blocks.
+
+Once an event loop does the reading (`read_on_loop`), threads only wait.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from halimede.core.types import Buffer
+from halimede.workers import frames
+from halimede.workers.frames import HEADER, Kind
+
+_RECEIVE_BYTES = 256 << 10
+_DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * 8)
+
+WINDOW_RESPONSES = 32
+WINDOW_BYTES = 8 << 20
+"""Answers of one request that its client has not taken yet, before whoever sends more has to wait. One goes always."""
+
+
+class OpenRequest:
+    """What the channel knows of a request that is not answered finally."""
+
+    __slots__ = ("cancelled", "unacknowledged", "unacknowledged_bytes")
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.unacknowledged: deque[int] = deque()
+        self.unacknowledged_bytes = 0
+
+    def is_full(self) -> bool:
+        if not self.unacknowledged:
+            return False
+        return len(self.unacknowledged) >= WINDOW_RESPONSES or self.unacknowledged_bytes >= WINDOW_BYTES
+
+
+class ServerGoneError(Exception):
+    """The channel's other end is closed: there is nobody left to work for."""
+
+
+class Channel:
+    """Frames both ways, and what they mean for requests, calls and memory. Thread-safe."""
+
+    def __init__(
+        self,
+        descriptor: int,
+        on_segment: Callable[[int, int, int], None],
+        on_release: Callable[[list[tuple[int, int]]], None],
+    ) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.setblocking(True)
+        self._on_segment = on_segment
+        self._on_release = on_release
+        self._buffer = bytearray(_RECEIVE_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._descriptors: deque[int] = deque()
+        self._inbox: deque[tuple[Kind, memoryview]] = deque()
+        self._reading = threading.Lock()
+        self._writing = threading.Lock()
+        self._news = threading.Condition()
+        self._waiting = 0
+        self._results: dict[int, tuple[bool, Any]] = {}
+        self._calls = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_work: Callable[[], None] = _nothing
+        self._process = os.getpid()
+        self.open: dict[int, OpenRequest] = {}
+        """Requests that are not answered finally, by key. Added by whoever decodes them."""
+
+    def disconnect(self) -> None:
+        """For the child of a fork: the channel is its parent's alone."""
+        self._socket.close()
+
+    def receive(self) -> tuple[Kind, memoryview]:
+        """The next EXECUTE, ASK_READY or STOP, or START. ServerGoneError."""
+        inbox = self._inbox
+        if not inbox:
+            self._wait_for(lambda: bool(inbox))
+        return inbox.popleft()
+
+    def received(self) -> tuple[Kind, memoryview] | None:
+        """What `receive` would return without waiting."""
+        return self._inbox.popleft() if self._inbox else None
+
+    def read_on_loop(self, loop: asyncio.AbstractEventLoop, on_work: Callable[[], None]) -> None:
+        """From now on the running loop reads. `on_work` is called on it when there is something to `received`."""
+        self._loop = loop
+        self._on_work = on_work
+        loop.add_reader(self._socket.fileno(), self._read_on_loop)
+
+    def is_cancelled(self, key: int) -> bool:
+        """Whether the request is cancelled, or over."""
+        request = self.open.get(key)
+        if request is None:
+            return True
+        if not request.cancelled:
+            self.look()
+        return request.cancelled
+
+    def look(self) -> None:
+        """Read what has come, without waiting."""
+        if not self._reading.acquire(blocking=False):
+            return
+        try:
+            self._read(socket.MSG_DONTWAIT)
+        finally:
+            self._reading.release()
+        self._tell()
+
+    def wait_for_room(self, key: int) -> bool:
+        """Wait until another answer of this request may be sent; False once it is cancelled."""
+        request = self.open.get(key)
+        if request is None:
+            return False
+        if request.is_full() and not request.cancelled:
+            self._wait_for(lambda: request.cancelled or not request.is_full())
+        return not request.cancelled
+
+    def count(self, key: int, size_bytes: int) -> None:
+        """An answer of so many bytes is sent that its client has to take."""
+        request = self.open.get(key)
+        if request is not None:
+            request.unacknowledged.append(size_bytes)
+            request.unacknowledged_bytes += size_bytes
+
+    def call(self, method: str, arguments: Any) -> Any:
+        """Ask the server and wait for its answer. InferenceError."""
+        with self._news:
+            self._calls = number = (self._calls + 1) & 0xFFFFFFFF
+        body = frames.CALL.pack(number) + json.dumps([method, arguments]).encode()
+        self.send(frames.frame(Kind.CALL, body))
+        self._wait_for(lambda: number in self._results)
+        went_well, value = self._results.pop(number)
+        if not went_well:
+            raise frames.error_from_json(value)
+        return value
+
+    def send(self, message: "Buffer | list[Buffer]") -> None:
+        """Write a frame, or several of them one after the other. ServerGoneError."""
+        try:
+            with self._writing:
+                if isinstance(message, list):
+                    for each in message:
+                        self._socket.sendall(each)
+                else:
+                    self._socket.sendall(message)
+        except OSError as error:
+            raise ServerGoneError from error
+
+    def _wait_for(self, has_come: Callable[[], bool]) -> None:
+        while not has_come():
+            if self._loop is not None and threading.current_thread() is not threading.main_thread():
+                self._wait_for_news(has_come)
+            elif self._reading.acquire(blocking=False):
+                try:
+                    # What it waits for may have come between the look and the lock.
+                    if not has_come():
+                        self._read(0)
+                finally:
+                    self._reading.release()
+                self._tell()
+            else:
+                self._wait_for_news(lambda: has_come() or not self._reading.locked())
+
+    def _wait_for_news(self, is_over: Callable[[], bool]) -> None:
+        with self._news:
+            self._waiting += 1
+            try:
+                # The limit is for a reader that let go between the look and the wait.
+                while not is_over() and self._news.wait(0.1):
+                    pass
+            finally:
+                self._waiting -= 1
+
+    def _tell(self) -> None:
+        if self._waiting:
+            with self._news:
+                self._news.notify_all()
+        if self._loop is not None and self._inbox:
+            self._loop.call_soon_threadsafe(self._on_work)
+
+    def _read_on_loop(self) -> None:
+        if self._reading.acquire(blocking=False):
+            try:
+                self._read(socket.MSG_DONTWAIT)
+            finally:
+                self._reading.release()
+        if self._waiting:
+            with self._news:
+                self._news.notify_all()
+        if self._inbox:
+            self._on_work()
+
+    def _read(self, flags: int) -> None:
+        """One read of the socket, and all frames that are whole then. Held by `_reading`."""
+        try:
+            got, ancillary, _, _ = self._socket.recvmsg_into((self._view[self._end :],), _DESCRIPTORS_BYTES, flags)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ServerGoneError from error
+        if not got:
+            raise ServerGoneError
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._descriptors.extend(memoryview(data).cast("i"))
+        self._end += got
+        self._take_frames()
+
+    def _take_frames(self) -> None:
+        while self._end - self._start >= HEADER.size:
+            length, number = HEADER.unpack_from(self._buffer, self._start)
+            whole = HEADER.size + length
+            have = self._end - self._start
+            # A copy of its own, because a model may keep what it got, and may write to it.
+            copied = bytearray(whole)
+            if have >= whole:
+                copied[:] = self._view[self._start : self._start + whole]
+                self._start += whole
+            elif whole > _RECEIVE_BYTES // 2:
+                copied[:have] = self._view[self._start : self._end]
+                self._start = self._end
+                self._fill(memoryview(copied)[have:])
+            else:
+                break
+            self._dispatch(Kind(number), memoryview(copied)[HEADER.size :])
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._start > _RECEIVE_BYTES // 2:
+            rest = self._end - self._start
+            self._buffer[:rest] = bytes(self._view[self._start : self._end])
+            self._start, self._end = 0, rest
+
+    def _fill(self, rest: memoryview) -> None:
+        """The rest of a frame that is on its way."""
+        while rest:
+            try:
+                got = self._socket.recv_into(rest)
+            except OSError as error:
+                raise ServerGoneError from error
+            if not got:
+                raise ServerGoneError
+            rest = rest[got:]
+
+    def _dispatch(self, kind: Kind, body: memoryview) -> None:
+        match kind:
+            case Kind.CANCEL:
+                request = self.open.get(frames.KEY.unpack(body)[0])
+                if request is not None:
+                    request.cancelled = True
+            case Kind.CREDIT:
+                key, count = frames.CREDIT.unpack(body)
+                request = self.open.get(key)
+                if request is not None:
+                    for _ in range(min(count, len(request.unacknowledged))):
+                        request.unacknowledged_bytes -= request.unacknowledged.popleft()
+            case Kind.RELEASE:
+                self._on_release(frames.decode_blocks(body))
+            case Kind.SEGMENT:
+                number, arena = frames.SEGMENT.unpack(body)
+                self._on_segment(number, arena, self._descriptors.popleft())
+            case Kind.RESULT:
+                number, went_well = frames.RESULT.unpack_from(body)
+                self._results[number] = bool(went_well), json.loads(bytes(body[frames.RESULT.size :]))
+            case _:
+                self._inbox.append((kind, body))
+
+
+def _nothing() -> None:
+    """Before a loop reads there is nobody to tell."""

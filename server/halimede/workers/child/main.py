@@ -1,0 +1,355 @@
+"""What a worker process does: start the model's runner, execute batches, answer, stop.
+
+Everything happens on the main thread, which is where models expect it: signals, asyncio and CUDA are at home there.
+Standard library and numpy only, for any CPython from 3.10 on.
+"""
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from halimede.backends.hosting import Answer, HostedRequest, Reply, Runner, WorkerSpec
+from halimede.core.types import Buffer, InferenceError
+from halimede.workers import frames
+from halimede.workers.child.channel import Channel, OpenRequest, ServerGoneError
+from halimede.workers.frames import Kind
+from halimede.workers.segments import Block, OwnArena, SegmentMap
+from halimede.workers.worker import BatchItem
+
+ARENA_BYTES = 256 << 20
+"""Answers that lie in shared memory at a time. What is over it travels in frames."""
+
+INBOUND, OUTBOUND = 0, 1
+"""Which arena a segment is for, as the server names it."""
+
+LOG_TEXT_BYTES = 16 << 10
+
+
+def main(descriptor: int) -> int:
+    """Serve the channel until the server ends it; the process's exit code."""
+    memory = Memory()
+    channel = Channel(descriptor, memory.add_segment, memory.release)
+    # Processes that the model forks must not speak for it, nor keep the channel open when it has died.
+    os.register_at_fork(after_in_child=channel.disconnect)
+    try:
+        return _work(channel, memory)
+    except ServerGoneError:
+        return 0
+
+
+def _work(channel: Channel, memory: "Memory") -> int:
+    kind, body = channel.receive()
+    if kind is not Kind.START:
+        raise RuntimeError(f"the first frame is {kind.name}, not START")
+    start = json.loads(bytes(body))
+    spec = WorkerSpec(**start["spec"])
+    host = WorkerHost(channel, memory, spec, start["outputs"])
+    module, _, function = spec.runner.partition(":")
+    try:
+        if start["work"] == "complete_config":
+            completed = import_module(module).complete_config(spec, host)
+            channel.send(frames.json_frame(Kind.STARTED, completed))
+            return 0
+        runner: Runner = getattr(import_module(module), function)(spec, host)
+    except InferenceError as error:
+        channel.send(frames.json_frame(Kind.FAILED, frames.error_json(error)))
+        return 1
+    said = {"is_async": runner.is_async, "answers_is_ready": runner.answers_is_ready}
+    channel.send(frames.json_frame(Kind.STARTED, said))
+    serving = Serving(channel, memory, host, runner, spec, start["inputs"], start["outputs"])
+    if runner.is_async:
+        asyncio.run(serving.run_on_loop())
+    else:
+        serving.run()
+    return 0
+
+
+class Memory:
+    """Both arenas as the worker sees them, and which of the server's blocks the model still looks at."""
+
+    def __init__(self) -> None:
+        self.inbound = SegmentMap()
+        self.outbound = OwnArena(ARENA_BYTES)
+        self.wanted_bytes = 0
+        """What found no room since it was last told: the server gives more."""
+        self._retained: dict[Block, bool] = {}
+        """Blocks of the server's that are being looked at; True once the server knows that it outlasts its batch."""
+        self._lock = threading.Lock()
+
+    def add_segment(self, number: int, arena: int, descriptor: int) -> None:
+        if arena == INBOUND:
+            self.inbound.map(number, descriptor)
+        else:
+            with self._lock:
+                self.outbound.add(number, descriptor)
+
+    def release(self, blocks: Sequence[Block]) -> None:
+        with self._lock:
+            for segment, offset in blocks:
+                self.outbound.blocks.free(segment, offset)
+
+    def look_at(self, segment: int, offset: int, size_bytes: int) -> memoryview:
+        """Bytes of one of the server's blocks, which counts as looked at until the last view of it is gone."""
+        block = segment, offset
+        self._retained[block] = False
+        return self.inbound.lease(block, offset, size_bytes)
+
+    def unused(self) -> list[Block]:
+        """Blocks that the server was told are retained, and are not any more."""
+        released, unused = self.inbound.released, []
+        while released:
+            block = released.popleft()
+            if self._retained.pop(block, False):
+                unused.append(block)
+        return unused
+
+    def retain(self, blocks: Sequence[Block]) -> list[Block]:
+        """Those of a batch's blocks that outlast it. `unused` was asked just before."""
+        retained = [block for block in blocks if block in self._retained]
+        for block in retained:
+            self._retained[block] = True
+        return retained
+
+    def place(self, data: Buffer) -> Block | None:
+        """Where the server finds an output's bytes: where they are when that is a block of its own, else copied."""
+        where = self.inbound.find(data)
+        if where is not None:
+            return where
+        with self._lock:
+            block = self.outbound.blocks.allocate(len(data))
+            if block is None:
+                self.wanted_bytes += len(data)
+                return None
+        self.outbound.map.write(block, data)
+        return block
+
+
+class WorkerHost:
+    """The `Host` of the model's code."""
+
+    def __init__(self, channel: Channel, memory: Memory, spec: WorkerSpec, outputs: Sequence[str]) -> None:
+        self._channel = channel
+        self._memory = memory
+        self._model = spec.model
+        self._verbose = spec.log_verbose > 0
+        self._positions = {name: position for position, name in enumerate(outputs)}
+        self._metrics: list[bytes] = []
+        self._metrics_lock = threading.Lock()
+        self.executing = False
+        """Whether a batch runs on the main thread, at whose end updates of metrics are sent with the answers."""
+
+    def is_cancelled(self, request: HostedRequest) -> bool:
+        return self._channel.is_cancelled(request.key)
+
+    def respond(self, request: HostedRequest, reply: Reply, final: bool) -> None:
+        channel, key = self._channel, request.key
+        if key not in channel.open:
+            return
+        if not final and not channel.wait_for_room(key):
+            return
+        response = frames.encode_response(key, reply, final, time.monotonic_ns(), self._positions, self._memory.place)
+        if final:
+            channel.open.pop(key, None)
+        else:
+            # Before it is sent: it may be taken before this thread runs again.
+            channel.count(key, sum(map(len, (t.data for t in reply.outputs))) if isinstance(reply, Answer) else 0)
+        channel.send([*self.updates(), response])
+
+    def log(self, level: str, message: str) -> None:
+        if level == "VERBOSE" and not self._verbose:
+            return
+        text = message.encode("utf-8", "replace")[:LOG_TEXT_BYTES]
+        self._channel.send(frames.frame(Kind.LOG, bytes((frames.LOG_LEVELS.index(level),)) + text))
+
+    def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        for each in self.updates():
+            self._channel.send(each)
+        return self._channel.call(method, arguments)
+
+    def update_metric(self, metric: int, operation: str, value: float) -> None:
+        packed = frames.METRIC.pack(metric, frames.METRIC_OPERATIONS.index(operation), value)
+        if self.executing and threading.current_thread() is threading.main_thread():
+            with self._metrics_lock:
+                self._metrics.append(packed)
+        else:
+            self._channel.send(frames.frame(Kind.METRICS, packed))
+
+    def updates(self) -> list[Buffer]:
+        """What is to be sent before anything else: changes of metrics, and blocks that are free again."""
+        found: list[Buffer] = []
+        if self._metrics:
+            with self._metrics_lock:
+                packed, self._metrics = self._metrics, []
+            found.append(frames.frame(Kind.METRICS, b"".join(packed)))
+        if self._memory.inbound.released and (unused := self._memory.unused()):
+            found.append(frames.encode_blocks(Kind.UNUSED, unused))
+        return found
+
+
+class Serving:
+    """Batches in, answers out."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        memory: Memory,
+        host: WorkerHost,
+        runner: Runner,
+        spec: WorkerSpec,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+    ) -> None:
+        self._channel = channel
+        self._memory = memory
+        self._host = host
+        self._runner = runner
+        self._model = spec.model
+        self._decoupled = spec.decoupled
+        self._inputs = inputs
+        self._outputs = outputs
+        self._positions = {name: position for position, name in enumerate(outputs)}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped: asyncio.Event = asyncio.Event()
+
+    def run(self) -> None:
+        """Execute one batch after the other until STOP."""
+        channel = self._channel
+        while True:
+            if self._memory.inbound.released:
+                self._flush()
+            kind, body = channel.receive()
+            if kind is Kind.EXECUTE:
+                self._execute(body)
+            elif kind is Kind.ASK_READY:
+                self._say_ready(asyncio.run(self._runner.is_ready()))
+            elif kind is Kind.STOP:
+                self._close()
+                return
+            # The last batch must not stay alive while there is nothing to do.
+            del body
+
+    async def run_on_loop(self) -> None:
+        """The same for a runner whose batches are coroutines."""
+        loop = asyncio.get_running_loop()
+        self._channel.read_on_loop(loop, self._on_work)
+        self._on_work()
+        await self._stopped.wait()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._close()
+
+    def _on_work(self) -> None:
+        while (work := self._channel.received()) is not None:
+            kind, body = work
+            if kind is Kind.STOP:
+                self._stopped.set()
+                return
+            job = self._execute_async(body) if kind is Kind.EXECUTE else self._ask_ready()
+            task = asyncio.get_running_loop().create_task(job)
+            self._tasks.add(task)
+            task.add_done_callback(self._done_with)
+
+    def _done_with(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(task.exception(), ServerGoneError):
+            self._stopped.set()
+
+    async def _ask_ready(self) -> None:
+        self._say_ready(await self._runner.is_ready())
+
+    def _say_ready(self, is_ready: bool) -> None:
+        self._channel.send(frames.frame(Kind.READY, bytes((is_ready,))))
+
+    def _flush(self) -> None:
+        for update in self._host.updates():
+            self._channel.send(update)
+
+    def _close(self) -> None:
+        self._runner.close()
+        self._flush()
+        self._channel.send(frames.frame(Kind.STOPPED))
+
+    def _decode(self, body: memoryview, blocks: list[Block]) -> frames.Execute:
+        memory = self._memory
+
+        def locate(segment: int, offset: int, size_bytes: int) -> memoryview:
+            blocks.append((segment, offset))
+            return memory.look_at(segment, offset, size_bytes)
+
+        execute = frames.decode_execute(body, self._inputs, self._outputs, self._model, locate)
+        opened = self._channel.open
+        for item in execute.items:
+            opened[item.key] = OpenRequest()
+        return execute
+
+    def _execute(self, body: memoryview) -> None:
+        received = time.monotonic_ns()
+        blocks: list[Block] = []
+        execute = self._decode(body, blocks)
+        host = self._host
+        host.executing = True
+        begun = time.monotonic_ns()
+        replies, failed = self._run(self._runner.execute, execute.items)
+        ended = time.monotonic_ns()
+        host.executing = False
+        self._answer(execute, replies, failed, (received, begun, ended), blocks)
+
+    def _run(
+        self, run: Callable[[Sequence[BatchItem]], list[Reply]], items: list[BatchItem]
+    ) -> tuple[list[Reply], bool]:
+        try:
+            return run(items), False
+        except InferenceError as error:
+            return [error.with_traceback(None) for _ in items], True
+
+    async def _execute_async(self, body: memoryview) -> None:
+        received = time.monotonic_ns()
+        blocks: list[Block] = []
+        execute = self._decode(body, blocks)
+        begun = time.monotonic_ns()
+        if self._decoupled:
+            # The instance is free for more while this goes on: its answers come one by one.
+            nothing: list[Reply] = [None for _ in execute.items]
+            self._answer(execute, nothing, False, (received, begun, begun), blocks)
+        failed = False
+        replies: list[Reply]
+        try:
+            replies = await self._runner.execute_async(execute.items)
+        except InferenceError as error:
+            replies, failed = [error.with_traceback(None) for _ in execute.items], True
+        if self._decoupled:
+            for item, reply in zip(execute.items, replies, strict=True):
+                if reply is not None:
+                    self._host.respond(item, reply, True)
+            return
+        self._answer(execute, replies, failed, (received, begun, time.monotonic_ns()), blocks)
+
+    def _answer(
+        self,
+        execute: frames.Execute,
+        replies: list[Reply],
+        failed: bool,
+        times: tuple[int, int, int],
+        blocks: Sequence[Block],
+    ) -> None:
+        memory, opened = self._memory, self._channel.open
+        keys = [item.key for item in execute.items]
+        for key, is_open in zip(keys, [reply is None for reply in replies], strict=True):
+            if not is_open:
+                opened.pop(key, None)
+        # What the requests and the replies look at is looked at by the model alone from here on.
+        execute.items.clear()
+        updates: list[Buffer] = []
+
+        def remains() -> tuple[int, Sequence[Block]]:
+            updates.extend(self._host.updates())
+            wanted, memory.wanted_bytes = memory.wanted_bytes, 0
+            return wanted, memory.retain(blocks) if blocks else ()
+
+        done = frames.encode_done(execute.batch, replies, failed, times, self._positions, memory.place, remains)
+        self._channel.send([*updates, done] if updates else done)

@@ -1,0 +1,510 @@
+"""The server's end of the channel to one worker process, for as long as that process lives.
+
+Sends batches, with their tensors in shared memory where they are large, and turns what the worker sends into calls of
+its owner. What a worker sends is not trusted: a frame that makes no sense, bytes that it may not name, an answer to what
+was not asked, or more of anything than an honest worker sends, and the worker is given up: `on_lost` is called, once,
+and its owner ends the process. All methods are called on the event loop's thread.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from halimede.backends.hosting import Answer, Reply, WorkerSpec
+from halimede.core.shm.arena import Arena
+from halimede.core.types import Buffer, DataType, InferenceError, Tensor
+from halimede.workers import frames
+from halimede.workers.child.main import INBOUND, OUTBOUND
+from halimede.workers.frames import HEADER, FrameError, Kind
+from halimede.workers.segments import Block, OwnArena, SegmentMap, make_segment
+from halimede.workers.worker import BatchItem
+
+log = logging.getLogger(__name__)
+
+ARENA_BYTES = 256 << 20
+"""Tensors of requests that one worker may hold in shared memory at a time. What is over it travels in frames."""
+
+COPIED_ON_LOOP_BYTES = 2 << 20
+"""Batches of more bytes than this are copied, and segments above it made, on a thread: 64 MiB take 20 ms."""
+
+MAX_ANSWER_BYTES = 1 << 30
+MAX_CONTROL_BYTES = 16 << 20
+"""The largest frame of a batch's answers, and of any other kind."""
+
+MAX_FRAMES_PER_TURN = 256
+"""Frames of one worker that are handled before the loop gets its turn."""
+
+MAX_LINES_PER_SECOND = 2_000
+"""Lines of log a second above which a worker is given up: ours hold themselves to a quarter of that."""
+
+_RECEIVE_BYTES = 256 << 10
+_LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
+
+_buffer = memoryview(bytearray(_RECEIVE_BYTES))
+"""One for all connections: nothing stays in it between two turns of the loop."""
+
+
+MAX_CALLS = 256
+"""Calls of one worker that are being answered."""
+
+
+class Owner(Protocol):
+    """Whose worker it is: hears what it sends."""
+
+    def on_done(self, batch: "Batch", done: frames.Done) -> None:
+        """A batch is over."""
+
+    def on_response(self, response: frames.Response) -> None:
+        """An answer ahead of a batch's end or after it."""
+
+    def on_ready(self, is_ready: bool) -> None:
+        """What the model says of its readiness."""
+
+    def on_metrics(self, updates: Sequence[tuple[int, str, float]]) -> None:
+        """Metrics of the model's own have changed."""
+
+    async def on_call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        """The model asks for something; JSON both ways. InferenceError."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch that a worker has, and the blocks that its tensors lie in."""
+
+    number: int
+    slot: int
+    items: list[BatchItem]
+    blocks: list[Block] = field(default_factory=list)
+
+
+class Connection:
+    """Frames to and from one process."""
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        spec: WorkerSpec,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        owner: Owner,
+        on_lost: Callable[[str], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._socket = channel
+        self._socket.setblocking(False)
+        self._descriptor = channel.fileno()
+        self._spec = spec
+        self._inputs = {name: position for position, name in enumerate(inputs)}
+        self._outputs = tuple(outputs)
+        self._output_positions = {name: position for position, name in enumerate(outputs)}
+        self._owner = owner
+        self._on_lost = on_lost
+        self._loop = loop
+        self._inbound = OwnArena(ARENA_BYTES)
+        self._holders: dict[Block, int] = {}
+        """How many hold a block of ours: its batch, the model beyond that, answers that lie in it."""
+        self._retained: set[Block] = set()
+        self._outbound = SegmentMap()
+        # Only how much there is of it: the worker allocates.
+        self._outbound_size = Arena(ARENA_BYTES)
+        self._segments = 0
+        self._batches: dict[int, Batch] = {}
+        self._next_batch = 1
+        self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self._partial = bytearray()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopped = False
+        self._lines_since = 0.0
+        self._lines = 0
+        self._started: asyncio.Future[Any] = loop.create_future()
+        self._ended: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._descriptor, self._readable)
+
+    @property
+    def batches(self) -> Sequence[Batch]:
+        """What the worker has."""
+        return tuple(self._batches.values())
+
+    def close(self) -> None:
+        """Let go of the channel. Answers that lie in shared memory stay good."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        self._loop.remove_reader(self._descriptor)
+        self._loop.remove_writer(self._descriptor)
+        self._socket.close()
+        for task in self._tasks:
+            task.cancel()
+        for future in (self._started, self._ended):
+            future.cancel()
+        while self._unsent:
+            for descriptor in self._unsent.popleft()[1]:
+                os.close(descriptor)
+
+    async def start(self, start: Mapping[str, Any]) -> Any:
+        """Send START and wait for what the worker says to it. InferenceError; cancelled when the worker is lost."""
+        self._send(frames.json_frame(Kind.START, start))
+        return await self._started
+
+    async def stop(self) -> None:
+        """Have the model finalize; cancelled when the worker is lost."""
+        self._send(frames.frame(Kind.STOP))
+        await self._ended
+
+    def execute(self, items: list[BatchItem], slot: int) -> int:
+        """Send a batch and return its number. Its tensors are copied, when this returns or soon."""
+        number = self._next_batch
+        self._next_batch = number + 1 & 0xFFFFFFFF
+        batch = self._batches[number] = Batch(number, slot, items)
+        large = 0
+        for item in items:
+            for tensor in item.request.inputs:
+                size = len(tensor.data)
+                if size > frames.INLINE_BYTES:
+                    large += size
+        if large <= COPIED_ON_LOOP_BYTES:
+            copies: list[tuple[Block, Buffer]] = []
+            frame = self._encode(batch, copies)
+            for block, data in copies:
+                self._inbound.map.write(block, data)
+            self._send(frame)
+        else:
+            self._run(self._execute_large(batch, large))
+        return number
+
+    def cancel(self, key: int) -> None:
+        self._send(frames.frame(Kind.CANCEL, frames.KEY.pack(key)))
+
+    def acknowledge(self, key: int, responses: int) -> None:
+        self._send(frames.frame(Kind.CREDIT, frames.CREDIT.pack(key, responses)))
+
+    def ask_ready(self) -> None:
+        """`Owner.on_ready` gets the answer, once no batch is running."""
+        self._send(frames.frame(Kind.ASK_READY))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _execute_large(self, batch: Batch, size_bytes: int) -> None:
+        """Many bytes are copied, and memory for them is made, beside the loop."""
+        size = self._inbound.blocks.growth(size_bytes) if self._inbound.blocks.free_bytes < size_bytes else 0
+        if size:
+            descriptor = await asyncio.to_thread(make_segment, size)
+            if descriptor is not None:
+                self._add_inbound(descriptor)
+        copies: list[tuple[Block, Buffer]] = []
+        frame = self._encode(batch, copies)
+        await asyncio.to_thread(self._copy, copies)
+        self._send(frame)
+
+    def _copy(self, copies: Sequence[tuple[Block, Buffer]]) -> None:
+        for block, data in copies:
+            self._inbound.map.write(block, data)
+
+    def _encode(self, batch: Batch, copies: list[tuple[Block, Buffer]]) -> Buffer:
+        self._free_released()
+        arena = self._inbound.blocks
+
+        def place(data: Buffer) -> Block | None:
+            size = len(data)
+            block = arena.allocate(size)
+            if block is None:
+                growth = arena.growth(size)
+                if not growth or growth > COPIED_ON_LOOP_BYTES or (descriptor := make_segment(growth)) is None:
+                    return None
+                self._add_inbound(descriptor)
+                block = arena.allocate(size)
+                if block is None:
+                    return None
+            self._holders[block] = 1
+            batch.blocks.append(block)
+            copies.append((block, data))
+            return block
+
+        return frames.encode_execute(batch.number, batch.items, self._inputs, self._output_positions, place)
+
+    def _add_inbound(self, descriptor: int) -> None:
+        number = self._send_segment(INBOUND, descriptor)
+        self._inbound.add(number, descriptor)
+
+    def _send_segment(self, arena: int, descriptor: int) -> int:
+        self._segments += 1
+        body = frames.SEGMENT.pack(self._segments, arena)
+        self._send(frames.frame(Kind.SEGMENT, body), (os.dup(descriptor),))
+        return self._segments
+
+    def _drop(self, block: Block) -> None:
+        """One holder less."""
+        left = self._holders.get(block, 0) - 1
+        if left > 0:
+            self._holders[block] = left
+        elif self._holders.pop(block, None) is not None:
+            self._inbound.blocks.free(*block)
+
+    def _free_released(self) -> None:
+        released = self._inbound.map.released
+        while released:
+            self._drop(released.popleft())
+
+    def _send(self, frame: Buffer, descriptors: tuple[int, ...] = ()) -> None:
+        """Write a frame, or as much of it as goes; the rest goes when the worker reads."""
+        if self._outbound.released:
+            self._send_released()
+        if self._is_stopped:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return
+        if not self._unsent and not descriptors:
+            try:
+                sent = self._socket.send(frame)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                return  # it has closed its end: reading tells
+            if sent == len(frame):
+                return
+            frame = memoryview(frame)[sent:]
+        self._unsent.append((memoryview(frame), descriptors))
+        if len(self._unsent) == 1:
+            self._loop.add_writer(self._descriptor, self._write)
+            if descriptors:
+                self._write()
+
+    def _send_released(self) -> None:
+        blocks = []
+        while self._outbound.released:
+            blocks.append(self._outbound.released.popleft())
+        self._send(frames.encode_blocks(Kind.RELEASE, blocks))
+
+    def _write(self) -> None:
+        unsent = self._unsent
+        try:
+            while unsent:
+                data, descriptors = unsent[0]
+                if descriptors:
+                    sent = socket.send_fds(self._socket, [data], list(descriptors))
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+                else:
+                    sent = self._socket.send(data)
+                if sent == len(data):
+                    unsent.popleft()
+                else:
+                    unsent[0] = data[sent:], ()
+        except BlockingIOError:
+            return
+        except OSError:
+            # It has closed its end. What it said before can still be read; that it ends is heard of by reading.
+            unsent.clear()
+        self._loop.remove_writer(self._descriptor)
+
+    def _readable(self) -> None:
+        try:
+            got = self._socket.recv_into(_buffer)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(f"its channel failed: {error.strerror}")
+            return
+        if not got:
+            self._lose("it closed its channel")
+            return
+        if self._partial:
+            self._partial += _buffer[:got]
+            self._take(memoryview(self._partial), self._partial)
+        else:
+            self._take(_buffer[:got], None)
+
+    def _take(self, data: memoryview, held: bytearray | None) -> None:
+        """Handle the whole frames of `data`, and keep the rest. `held` is what `data` is a view of, if it is ours."""
+        at = handled = 0
+        end = len(data)
+        try:
+            while end - at >= HEADER.size and handled < MAX_FRAMES_PER_TURN:
+                length, number = HEADER.unpack_from(data, at)
+                kind = self._check_header(length, number)
+                stop = at + HEADER.size + length
+                if stop > end:
+                    break
+                # A copy, of which the answers are views; a large frame is alone in its buffer, and is not copied.
+                body = data[at + HEADER.size : stop]
+                at, handled = stop, handled + 1
+                self._handle(kind, body if held is not None and stop == end else memoryview(bytes(body)))
+                if self._is_stopped:
+                    return
+        except FrameError as error:
+            self._lose(f"it sent garbage: {error}")
+            return
+        if held is None or at:
+            self._partial = bytearray(data[at:])
+        if handled == MAX_FRAMES_PER_TURN and self._partial:
+            # The rest after the others' turn, without reading more meanwhile.
+            self._loop.remove_reader(self._descriptor)
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._is_stopped:
+            return
+        self._loop.add_reader(self._descriptor, self._readable)
+        self._take(memoryview(self._partial), self._partial)
+
+    def _check_header(self, length: int, number: int) -> Kind:
+        try:
+            kind = Kind(number)
+        except ValueError:
+            raise FrameError(f"a frame of kind {number}") from None
+        if kind is Kind.DONE or kind is Kind.RESPONSE:
+            limit = MAX_ANSWER_BYTES
+        else:
+            limit = MAX_CONTROL_BYTES
+        if length > limit:
+            raise FrameError(f"a {kind.name} frame of {length} bytes")
+        return kind
+
+    def _handle(self, kind: Kind, body: memoryview) -> None:
+        match kind:
+            case Kind.DONE:
+                self._on_done(body)
+            case Kind.RESPONSE:
+                response = frames.decode_response(body, self._outputs, self._locate)
+                response.reply = _private(response.reply)
+                self._owner.on_response(response)
+            case Kind.UNUSED:
+                self._on_unused(frames.decode_blocks(body))
+            case Kind.LOG:
+                self._on_log(bytes(body))
+            case Kind.METRICS:
+                self._on_metrics(body)
+            case Kind.CALL:
+                self._on_call(body)
+            case Kind.READY if len(body) == 1:
+                self._owner.on_ready(bool(body[0]))
+            case Kind.STARTED if not self._started.done():
+                self._started.set_result(frames.decode_json(body))
+            case Kind.FAILED if not self._started.done():
+                self._started.set_exception(frames.error_from_json(frames.decode_json(body)))
+            case Kind.STOPPED if not self._ended.done():
+                self._ended.set_result(None)
+            case _:
+                raise FrameError(f"a {kind.name} frame that was not asked for")
+
+    def _on_done(self, body: memoryview) -> None:
+        done = frames.decode_done(body, self._outputs, self._locate)
+        batch = self._batches.pop(done.batch, None)
+        if batch is None or len(done.replies) != len(batch.items):
+            raise FrameError(f"an end of batch {done.batch} with {len(done.replies)} answers")
+        retained = set(done.retained)
+        if not retained <= set(batch.blocks):
+            raise FrameError("a batch's end retains blocks that are not its own")
+        self._retained |= retained
+        for block in batch.blocks:
+            if block not in retained:
+                self._drop(block)
+        self._free_released()
+        if done.wanted_bytes:
+            self._give_memory(done.wanted_bytes)
+        done.replies = [_private(reply) for reply in done.replies]
+        self._owner.on_done(batch, done)
+
+    def _give_memory(self, wanted_bytes: int) -> None:
+        """The worker's answers found no room in shared memory: it gets more, up to the bound, for the next ones."""
+        size = self._outbound_size.growth(wanted_bytes)
+        if size:
+            self._outbound_size.add(self._segments + 1, size)
+            self._run(self._add_outbound(size))
+
+    async def _add_outbound(self, size_bytes: int) -> None:
+        descriptor = await asyncio.to_thread(make_segment, size_bytes)
+        if descriptor is None:
+            return
+        number = self._send_segment(OUTBOUND, descriptor)
+        self._outbound.map(number, descriptor)
+
+    def _locate(self, segment: int, offset: int, size_bytes: int) -> memoryview:
+        """Bytes of an answer: in the worker's arena, or in a block of ours that the worker may look at."""
+        if segment in self._outbound.sizes():
+            return self._outbound.lease((segment, offset), offset, size_bytes)
+        start = self._inbound.blocks.holding(segment, offset, size_bytes)
+        if start is None:
+            raise ValueError(f"bytes {offset} to {offset + size_bytes} of segment {segment}, which it was not given")
+        block = segment, start
+        self._holders[block] = self._holders.get(block, 0) + 1
+        return self._inbound.map.lease(block, offset, size_bytes)
+
+    def _on_unused(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            if block not in self._retained:
+                raise FrameError("it gave back a block that it did not hold")
+            self._retained.discard(block)
+            self._drop(block)
+
+    def _on_log(self, body: bytes) -> None:
+        if not body or body[0] >= len(_LEVELS):
+            raise FrameError("a line of log without a level")
+        now = self._loop.time()
+        if now - self._lines_since > 1:
+            self._lines_since, self._lines = now, 0
+        self._lines += 1
+        if self._lines > MAX_LINES_PER_SECOND:
+            raise FrameError(f"more than {MAX_LINES_PER_SECOND} lines of log in a second")
+        about = {"model": self._spec.model, "version": str(self._spec.version)}
+        log.log(_LEVELS[body[0]], "%s", str(body[1:], "utf-8", "replace"), extra=about)
+
+    def _on_metrics(self, body: memoryview) -> None:
+        if len(body) % frames.METRIC.size:
+            raise FrameError(f"{len(body)} bytes are no metrics")
+        updates = []
+        for metric, operation, value in frames.METRIC.iter_unpack(body):
+            if operation >= len(frames.METRIC_OPERATIONS):
+                raise FrameError(f"metric operation {operation}")
+            updates.append((metric, frames.METRIC_OPERATIONS[operation], value))
+        self._owner.on_metrics(updates)
+
+    def _on_call(self, body: memoryview) -> None:
+        if len(body) < frames.CALL.size:
+            raise FrameError("a call without a number")
+        (number,) = frames.CALL.unpack_from(body)
+        match frames.decode_json(body[frames.CALL.size :]):
+            case [str(method), dict(arguments)]:
+                if len(self._tasks) >= MAX_CALLS:
+                    raise FrameError(f"more than {MAX_CALLS} calls at a time")
+                self._run(self._answer_call(number, method, arguments))
+            case _:
+                raise FrameError("a call that is none")
+
+    async def _answer_call(self, number: int, method: str, arguments: Mapping[str, Any]) -> None:
+        try:
+            went_well, value = True, await self._owner.on_call(method, arguments)
+        except InferenceError as error:
+            went_well, value = False, frames.error_json(error)
+        body = frames.RESULT.pack(number, went_well) + frames.json_body(value)
+        self._send(frames.frame(Kind.RESULT, body))
+
+    def _lose(self, reason: str) -> None:
+        if not self._is_stopped:
+            self.close()
+            self._on_lost(reason)
+
+
+def _private(reply: Reply) -> Reply:
+    """The reply with nothing left in shared memory whose bytes are read more than once.
+
+    The worker may still write to what it sent. Numbers are sent on as they are, whatever they are then; the elements of
+    BYTES are walked by their lengths, which must not change once they were checked.
+    """
+    if isinstance(reply, Answer):
+        return Answer([_copied(tensor) for tensor in reply.outputs], reply.parameters)
+    return reply
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    if tensor.datatype is DataType.BYTES:
+        tensor.data = bytes(tensor.data)
+    return tensor

@@ -1,0 +1,452 @@
+"""The messages between the server and a worker process: an explicit codec, little-endian, the same on both sides.
+
+A frame is its length and kind, four bytes each, and a body. Bodies that carry tensors have a part with their shapes and
+places, and then the bytes of those that travel in the frame itself, at multiples of 16 from the frame's start; the others
+lie in segments (`workers.segments`). Names of inputs and outputs travel as positions in the configuration. Control
+messages are JSON.
+
+What comes from a worker is not trusted: everything is held against the length of the frame, and FrameError says what is
+wrong. Standard library and numpy only, for any CPython from 3.10 on.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from halimede.backends.hosting import Answer, Reply
+from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, ParameterValue, Tensor
+from halimede.workers.worker import NO_PARAMETERS, BatchItem
+
+INLINE_BYTES = 16 << 10
+"""Tensors up to this size travel in the frame: cheaper than a block of shared memory and its bookkeeping."""
+
+MAX_FRAME_BYTES = (1 << 31) - 1
+MAX_DIMENSIONS = 64
+
+
+class FrameError(Exception):
+    """A frame that no worker of ours makes."""
+
+
+class Kind(IntEnum):
+    """From the server to the worker below 32, from the worker to the server above."""
+
+    START = 1
+    """JSON: the worker's spec and what it is to do."""
+    EXECUTE = 2
+    CANCEL = 3
+    """A request's key."""
+    CREDIT = 4
+    """A request's key, and how many of its answers its client took."""
+    RELEASE = 5
+    """Blocks of the worker's arena that the server has done with."""
+    SEGMENT = 6
+    """Number and arena of a segment, with its descriptor."""
+    RESULT = 7
+    """The answer to a CALL: its number, whether it went well, JSON."""
+    ASK_READY = 8
+    STOP = 9
+
+    STARTED = 32
+    """JSON: what the runner says of itself, or the result of the work that START asked for."""
+    FAILED = 33
+    """JSON: code and message of what went wrong in the start."""
+    DONE = 34
+    RESPONSE = 35
+    LOG = 36
+    """Level and text."""
+    METRICS = 37
+    """Metric, operation and value, any number of times."""
+    CALL = 38
+    """Its number, then JSON: method and arguments."""
+    UNUSED = 39
+    """Blocks of the server's arena that the model held on to beyond its batch, and has let go now."""
+    READY = 40
+    """Whether the model says that it is ready."""
+    STOPPED = 41
+
+
+HEADER = struct.Struct("<II")
+KEY = struct.Struct("<Q")
+CREDIT = struct.Struct("<QI")
+CALL = struct.Struct("<I")
+RESULT = struct.Struct("<IB")
+BLOCK = struct.Struct("<HQ")
+SEGMENT = struct.Struct("<HB")
+METRIC = struct.Struct("<IBd")
+
+METRIC_OPERATIONS = ("increment", "set", "observe")
+LOG_LEVELS = ("ERROR", "WARNING", "INFO", "VERBOSE")
+
+# Length of the part before the tensors' bytes, batch, number of requests or replies.
+_BATCH = struct.Struct("<IIH")
+# key, correlation, timeout, rows, length of parameters, of id, of a text correlation (NUMERIC for a number), START and
+# END, number of inputs, of outputs.
+_REQUEST = struct.Struct("<QQQIIHHBBH")
+_NUMERIC = 0xFFFF
+# position of the name, datatype, number of dimensions, segment (0 for the frame itself), offset, length.
+_TENSOR = struct.Struct("<HBBHQQ")
+_DONE = struct.Struct("<B3QQ")
+# what it is, error code, number of outputs, length of the error's text or the parameters.
+_REPLY = struct.Struct("<BBHI")
+_RESPONSE = struct.Struct("<IQBQ")
+_POSITION = struct.Struct("<H")
+_DIMENSIONS = tuple(struct.Struct(f"<{count}q") for count in range(MAX_DIMENSIONS + 1))
+
+_ANSWERED, _ERROR, _OPEN = 0, 1, 2
+_CODES = tuple(ErrorCode)
+_CODE_NUMBERS = {code: number for number, code in enumerate(_CODES)}
+_DATATYPES = {each.number: each for each in DataType if each is not DataType.INVALID}
+
+Place = Callable[[Buffer], "tuple[int, int] | None"]
+"""Where a tensor's bytes are put beside the frame: segment (from 1) and offset; None for in the frame."""
+
+Locate = Callable[[int, int, int], Buffer]
+"""The bytes at segment, offset and length; ValueError when they are none that the sender may name."""
+
+
+def frame(kind: Kind, body: bytes = b"") -> bytes:
+    """A whole frame."""
+    return HEADER.pack(len(body), kind) + body
+
+
+def json_body(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def json_frame(kind: Kind, value: Any) -> bytes:
+    return frame(kind, json_body(value))
+
+
+def _describe(tensor: Tensor, position: int, at: int, place: Place, data: list[Buffer]) -> tuple[bytes, int]:
+    """What a frame says of a tensor, whose bytes are added to `data` when they travel with it, at `at`; and what is
+    `at` for the next one."""
+    payload, shape = tensor.data, tensor.shape
+    size = len(payload)
+    put = None if size <= INLINE_BYTES else place(payload)
+    dimensions = len(shape)
+    if put is not None:
+        described = _TENSOR.pack(position, tensor.datatype.number, dimensions, *put, size)
+    else:
+        described = _TENSOR.pack(position, tensor.datatype.number, dimensions, 0, at, size)
+        data.append(payload)
+        at += size
+        if over := size & 15:
+            data.append(bytes(16 - over))
+            at += 16 - over
+    return described + _DIMENSIONS[dimensions].pack(*shape), at
+
+
+def _assemble(
+    kind: Kind, first: struct.Struct, described: bytes, data: list[Buffer], size: int, *values: int
+) -> Buffer:
+    """A frame, whole. `first` begins with the length of the description, `values` are the rest of it."""
+    pad = -(HEADER.size + first.size + len(described)) & 15
+    head = (
+        HEADER.pack(first.size + len(described) + pad + size, kind)
+        + first.pack(len(described), *values)
+        + described
+        + _PADDING[pad]
+    )
+    if not data:
+        return head
+    return b"".join((head, *data))
+
+
+_PADDING = tuple(bytes(count) for count in range(16))
+
+
+def _base(described_end: int) -> int:
+    """Where in the body the tensors' bytes begin. Offsets count from the frame's start, which is its header's."""
+    return (described_end + HEADER.size + 15 & ~15) - HEADER.size
+
+
+def encode_execute(
+    batch: int, items: Sequence[BatchItem], inputs: Mapping[str, int], outputs: Mapping[str, int], place: Place
+) -> Buffer:
+    """An EXECUTE frame. `inputs` and `outputs` are the positions of the names."""
+    described: list[bytes] = []
+    data: list[Buffer] = []
+    at = 0
+    for item in items:
+        request = item.request
+        parameters = json.dumps(request.parameters).encode() if request.parameters else b""
+        request_id = request.id.encode("utf-8", "replace") if request.id else b""
+        correlation, number, text_length = b"", 0, _NUMERIC
+        if request.sequence_id:
+            if isinstance(request.sequence_id, str):
+                correlation = request.sequence_id.encode("utf-8", "replace")
+                text_length = len(correlation)
+            else:
+                number = request.sequence_id
+        tensors = request.inputs
+        wanted = request.outputs
+        described.append(
+            _REQUEST.pack(
+                item.key,
+                number,
+                request.timeout_us,
+                item.rows,
+                len(parameters),
+                len(request_id),
+                text_length,
+                request.sequence_start | request.sequence_end << 1,
+                len(tensors),
+                len(wanted),
+            )
+        )
+        if request_id or correlation or parameters or wanted:
+            described.append(
+                request_id + correlation + parameters + b"".join([_POSITION.pack(outputs[name]) for name in wanted])
+            )
+        for tensor in tensors:
+            said, at = _describe(tensor, inputs[tensor.name], at, place, data)
+            described.append(said)
+    return _assemble(Kind.EXECUTE, _BATCH, b"".join(described), data, at, batch, len(items))
+
+
+@dataclass
+class Execute:
+    """What a worker is to run."""
+
+    batch: int
+    items: list[BatchItem]
+
+
+def decode_execute(
+    body: memoryview, inputs: Sequence[str], outputs: Sequence[str], model: str, locate: Locate
+) -> Execute:
+    """The worker's reading of an EXECUTE frame's body, which the server has made. Tensors are views of `body`."""
+    length, batch, count = _BATCH.unpack_from(body)
+    at = _BATCH.size
+    base = _base(at + length)
+    items = []
+    for _ in range(count):
+        (key, correlation, timeout_us, rows, parameters_length, id_length, text_length, flags, n_inputs, n_outputs) = (
+            _REQUEST.unpack_from(body, at)
+        )
+        at += _REQUEST.size
+        request_id, wanted, parameters = "", (), {}
+        if id_length:
+            request_id = str(body[at : at + id_length], "utf-8")
+            at += id_length
+        if text_length != _NUMERIC:
+            correlation = str(body[at : at + text_length], "utf-8")
+            at += text_length
+        if parameters_length:
+            parameters = json.loads(bytes(body[at : at + parameters_length]))
+            at += parameters_length
+        if n_outputs:
+            end = at + n_outputs * _POSITION.size
+            wanted = tuple([outputs[position] for (position,) in _POSITION.iter_unpack(body[at:end])])
+            at = end
+        tensors = []
+        for _ in range(n_inputs):
+            position, number, dimensions, segment, offset, size = _TENSOR.unpack_from(body, at)
+            at += _TENSOR.size
+            shape = _DIMENSIONS[dimensions].unpack_from(body, at)
+            at += dimensions * 8
+            payload = locate(segment, offset, size) if segment else body[base + offset : base + offset + size]
+            tensors.append(Tensor(inputs[position], _DATATYPES[number], shape, payload))
+        start, end_ = (False, False) if not flags else (bool(flags & 1), bool(flags & 2))
+        request = InferenceRequest(
+            model, "", request_id, tensors, wanted, parameters, 0, timeout_us, correlation, start, end_
+        )
+        items.append(BatchItem(key, request, rows, False))
+    return Execute(batch, items)
+
+
+@dataclass
+class Done:
+    """A batch's end, as the worker says it. Times are monotonic nanoseconds: received, execution begun, ended.
+
+    `wanted_bytes` found no room in the worker's arena; `retained` are blocks of the server's that the model holds on to.
+    """
+
+    batch: int
+    replies: list[Reply]
+    failed: bool
+    times: tuple[int, int, int]
+    wanted_bytes: int
+    retained: list[tuple[int, int]]
+
+
+Remains = Callable[[], "tuple[int, Sequence[tuple[int, int]]]"]
+"""What is left of a batch once its answers are encoded: bytes that found no room, blocks that are retained."""
+
+
+def encode_done(
+    batch: int,
+    replies: list[Reply],
+    failed: bool,
+    times: tuple[int, int, int],
+    outputs: Mapping[str, int],
+    place: Place,
+    remains: Remains,
+) -> Buffer:
+    """A DONE frame. `replies` is emptied before `remains` is asked: what they look at is not retained by them."""
+    described: list[bytes] = []
+    data: list[Buffer] = []
+    at = 0
+    for reply in replies:
+        at = _add_reply(reply, described, at, outputs, place, data)
+    count = len(replies)
+    reply = None
+    replies.clear()
+    wanted_bytes, retained = remains()
+    described.append(_DONE.pack(failed, *times, wanted_bytes))
+    for block in retained:
+        described.append(BLOCK.pack(*block))
+    return _assemble(Kind.DONE, _BATCH, b"".join(described), data, at, batch, count)
+
+
+def decode_done(body: memoryview, outputs: Sequence[str], locate: Locate) -> Done:
+    """The server's reading of a DONE frame's body. FrameError. Tensors in the frame are views of `body`."""
+    try:
+        length, batch, count = _BATCH.unpack_from(body)
+        at = _BATCH.size
+        end = at + length
+        base = _base(end)
+        replies: list[Reply] = []
+        for _ in range(count):
+            reply, at = _read_reply(body, at, base, outputs, locate)
+            replies.append(reply)
+        failed, received, begun, ended, wanted_bytes = _DONE.unpack_from(body, at)
+        at += _DONE.size
+        # What was read beyond the description's end was read for something else than it is.
+        if at > end or end > len(body):
+            raise FrameError("DONE: a description that ends too early")
+        retained = decode_blocks(body[at:end]) if at < end else []
+    except (struct.error, ValueError, IndexError, KeyError) as error:
+        raise FrameError(f"DONE: {error}") from error
+    return Done(batch, replies, bool(failed), (received, begun, ended), wanted_bytes, retained)
+
+
+@dataclass
+class Response:
+    """An answer ahead of its batch's end or after it. `sent_ns` is when the model sent it, monotonic nanoseconds."""
+
+    key: int
+    reply: Reply
+    final: bool
+    sent_ns: int
+
+
+def encode_response(
+    key: int, reply: Reply, final: bool, sent_ns: int, outputs: Mapping[str, int], place: Place
+) -> Buffer:
+    """A RESPONSE frame."""
+    described: list[bytes] = []
+    data: list[Buffer] = []
+    size = _add_reply(reply, described, 0, outputs, place, data)
+    return _assemble(Kind.RESPONSE, _RESPONSE, b"".join(described), data, size, key, final, sent_ns)
+
+
+def decode_response(body: memoryview, outputs: Sequence[str], locate: Locate) -> Response:
+    """The server's reading of a RESPONSE frame's body. FrameError."""
+    try:
+        length, key, final, sent_ns = _RESPONSE.unpack_from(body)
+        end = _RESPONSE.size + length
+        reply, at = _read_reply(body, _RESPONSE.size, _base(end), outputs, locate)
+        if at > end or end > len(body):
+            raise FrameError("RESPONSE: a description that ends too early")
+    except (struct.error, ValueError, IndexError, KeyError) as error:
+        raise FrameError(f"RESPONSE: {error}") from error
+    return Response(key, reply, bool(final), sent_ns)
+
+
+def encode_blocks(kind: Kind, blocks: Sequence[tuple[int, int]]) -> bytes:
+    return frame(kind, b"".join([BLOCK.pack(*block) for block in blocks]))
+
+
+def decode_blocks(body: Buffer) -> list[tuple[int, int]]:
+    """FrameError."""
+    if len(body) % BLOCK.size:
+        raise FrameError(f"{len(body)} bytes are no list of blocks")
+    return [(segment, offset) for segment, offset in BLOCK.iter_unpack(body)]
+
+
+def decode_json(body: Buffer) -> Any:
+    """FrameError."""
+    try:
+        return json.loads(bytes(body))
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"no JSON: {error}") from error
+
+
+def error_json(error: InferenceError) -> dict[str, str]:
+    return {"code": error.code.name, "message": error.message}
+
+
+def error_from_json(value: Any) -> InferenceError:
+    """FrameError."""
+    try:
+        return InferenceError(ErrorCode[value["code"]], str(value["message"]))
+    except (KeyError, TypeError) as error:
+        raise FrameError(f"no error: {value!r:.100}") from error
+
+
+def _add_reply(
+    reply: Reply, described: list[bytes], at: int, outputs: Mapping[str, int], place: Place, data: list[Buffer]
+) -> int:
+    """Describe a reply. Outputs that the configuration does not have are left out, as if nobody had asked for them."""
+    if isinstance(reply, Answer):
+        parameters = json.dumps(dict(reply.parameters)).encode() if reply.parameters else b""
+        head = len(described)
+        described.append(b"")
+        count = 0
+        for tensor in reply.outputs:
+            position = outputs.get(tensor.name)
+            if position is not None:
+                said, at = _describe(tensor, position, at, place, data)
+                described.append(said)
+                count += 1
+        described[head] = _REPLY.pack(_ANSWERED, 0, count, len(parameters)) + parameters
+    elif reply is None:
+        described.append(_REPLY.pack(_OPEN, 0, 0, 0))
+    else:
+        text = reply.message.encode("utf-8", "replace")
+        described.append(_REPLY.pack(_ERROR, _CODE_NUMBERS[reply.code], 0, len(text)) + text)
+    return at
+
+
+def _read_reply(body: memoryview, at: int, base: int, outputs: Sequence[str], locate: Locate) -> "tuple[Reply, int]":
+    """A reply, and where the next one begins."""
+    what, code, count, length = _REPLY.unpack_from(body, at)
+    at += _REPLY.size
+    if what == _ANSWERED:
+        parameters: Mapping[str, ParameterValue] = NO_PARAMETERS
+        if length:
+            parameters = _parameters(body[at : at + length])
+            at += length
+        tensors = []
+        for _ in range(count):
+            position, number, dimensions, segment, offset, size = _TENSOR.unpack_from(body, at)
+            at += _TENSOR.size
+            shape = _DIMENSIONS[dimensions].unpack_from(body, at)
+            at += dimensions * 8
+            if segment:
+                payload = locate(segment, offset, size)
+            else:
+                start = base + offset
+                stop = start + size
+                if stop > len(body):
+                    raise FrameError(f"a tensor that ends at byte {stop} of {len(body)}")
+                payload = body[start:stop]
+            tensors.append(Tensor(outputs[position], _DATATYPES[number], shape, payload))
+        return Answer(tensors, parameters), at
+    if what == _ERROR:
+        return InferenceError(_CODES[code], str(body[at : at + length], "utf-8", "replace")), at + length
+    if what == _OPEN:
+        return None, at
+    raise FrameError(f"a reply of kind {what}")
+
+
+def _parameters(text: Buffer) -> Mapping[str, ParameterValue]:
+    value = decode_json(text)
+    if not isinstance(value, dict) or not all(isinstance(each, bool | int | float | str) for each in value.values()):
+        raise FrameError("parameters that are none")
+    return value

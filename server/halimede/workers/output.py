@@ -1,0 +1,76 @@
+"""What a worker process prints: lines of the server's log, as many as the log takes.
+
+The model may print faster than anybody reads: then its printing waits, and nothing else does. All on the loop.
+"""
+
+import asyncio
+import logging
+import os
+
+log = logging.getLogger(__name__)
+
+_READ_BYTES = 64 << 10
+_PAUSE_SECS = 0.05
+"""After a read that was full: 1.3 MB a second are read at most."""
+
+_LINE_BYTES = 8 << 10
+"""A longer line is cut into several."""
+
+
+class OutputReader:
+    """Reads one pipe until its end. The descriptor stays its owner's."""
+
+    def __init__(self, descriptor: int, model: str, version: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._descriptor = descriptor
+        self._about = {"model": model, "version": str(version)}
+        self._loop = loop
+        self._rest = b""
+        self._pause: asyncio.TimerHandle | None = None
+        self._is_open = True
+        loop.add_reader(descriptor, self._read)
+
+    def close(self) -> None:
+        """Take what is there, and read no more."""
+        while self._is_open and self._pause is None:
+            before = self._rest
+            self._read()
+            if self._rest == before:
+                break
+        self._end()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end()
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._say(line)
+        while len(self._rest) >= _LINE_BYTES:
+            self._say(self._rest[:_LINE_BYTES])
+            self._rest = self._rest[_LINE_BYTES:]
+        if len(data) == _READ_BYTES:
+            self._loop.remove_reader(self._descriptor)
+            self._pause = self._loop.call_later(_PAUSE_SECS, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._descriptor, self._read)
+
+    def _say(self, line: bytes) -> None:
+        log.info("%s", line.decode("utf-8", "replace"), extra=self._about)
+
+    def _end(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._descriptor)
+        if self._rest:
+            self._say(self._rest)

@@ -1,0 +1,504 @@
+"""A worker that runs its instance in a process of its own, and sees to it that there is one.
+
+The process may die, hang, be stopped or say nonsense: that costs the batch that it holds, which is failed at once, and
+the process is started again (`core.supervise` decides when). Nothing polls: the channel and the zygote tell of a death.
+A process that merely stands still is waited for; only `EXECUTION_TIMEOUT_MS` ends one for being slow.
+"""
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from halimede.backends.hosting import Answer, WorkerSpec
+from halimede.core.config.model_config import ModelConfig
+from halimede.core.schedule.batching import check_reply
+from halimede.core.supervise import Event, Finish, Park, Start, Supervision, WaitUntil, describe_exit
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.workers import frames
+from halimede.workers.abandon import Abandon
+from halimede.workers.connection import Batch, Connection
+from halimede.workers.launcher import Launcher, WorkerProcess
+from halimede.workers.output import OutputReader
+from halimede.workers.worker import (
+    NO_PARAMETERS,
+    BatchDone,
+    BatchItem,
+    BatchTimes,
+    OnEvent,
+    Outputs,
+    Parameters,
+    ResponseSent,
+    WorkerDown,
+    WorkerUp,
+)
+
+log = logging.getLogger(__name__)
+
+ENTRY = "halimede.workers.child.main:main"
+
+READY_SECS = 5.0
+"""How long a model may take to say whether it is ready."""
+
+TERMINATE_SECS = 2.0
+"""Between SIGTERM and SIGKILL for a batch that ran into its time limit."""
+
+LAST_WORD_SECS = 0.03
+"""How long an error waits for the zygote to say how its worker ended, when the channel has ended before."""
+
+
+class Services(Protocol):
+    """What models in worker processes ask of the server. `owner` is one load of a model (`m#7`)."""
+
+    async def call(self, owner: str, method: str, arguments: Mapping[str, Any]) -> Any:
+        """See `backends.hosting.Host.call`. InferenceError."""
+
+    def update_metrics(self, owner: str, updates: Sequence[tuple[int, str, float]]) -> None:
+        """Metric, operation, value. What is wrong with one is the log's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How the processes of one model version are run.
+
+    `python` is an interpreter of the model's own, "" for the server's. `environment` is set over the server's.
+    """
+
+    python: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    max_concurrency: int = 1
+    execution_timeout_ms: int = 0
+
+
+class ProcessWorker:
+    """One instance. Made by `start`; all methods are called on the loop."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        config: ModelConfig,
+        program: Program,
+        launcher: Launcher,
+        services: Services,
+        owner: str,
+        on_event: OnEvent,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.ordinal = spec.ordinal
+        self.name = spec.instance
+        self.concurrency = program.max_concurrency
+        self._spec = spec
+        self._program = program
+        self._launcher = launcher
+        self._services = services
+        self._on_event = on_event
+        self._loop = loop
+        self._inputs = [each.name for each in config.input]
+        self._datatypes = {output.name: output.data_type for output in config.output}
+        self._batching = config.max_batch_size > 0
+        self._owner = owner
+        self._about = {"model": spec.model, "version": str(spec.version)}
+        self._supervision = Supervision()
+        self._items: dict[int, BatchItem] = {}
+        """Requests that the process has, by key: of its batches, and those that wait for their final answer."""
+        self._dispatched: dict[int, int] = {}
+        """When each batch was sent, by number; monotonic nanoseconds."""
+        self._limits: dict[int, asyncio.TimerHandle] = {}
+        self._life: _Life | None = None
+        self._answers_is_ready = False
+        self._last_ready = True
+        self._asked: list[asyncio.Future[bool]] = []
+        self._is_up = False
+        self._supervising: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<ProcessWorker {self.name} {self._supervision.state.value} requests={len(self._items)}>"
+
+    @classmethod
+    async def start(
+        cls,
+        spec: WorkerSpec,
+        config: ModelConfig,
+        program: Program,
+        launcher: Launcher,
+        services: Services,
+        owner: str,
+        on_event: OnEvent,
+        loop: asyncio.AbstractEventLoop,
+    ) -> "ProcessWorker":
+        """Start the process and the instance in it; InferenceError when either fails. Cancelled, it kills the process.
+
+        A first start that fails is the load's to report; from then on deaths are this worker's matter.
+        """
+        worker = cls(spec, config, program, launcher, services, owner, on_event, loop)
+        await worker._come_up()
+        worker._supervision.on(Event.STARTED, time.monotonic_ns())
+        worker._is_up = True
+        worker._supervising = loop.create_task(worker._supervise())
+        return worker
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that there is."""
+        return self._life.process.pid if self._life is not None else None
+
+    def execute(self, items: list[BatchItem], slot: int = 0) -> None:
+        life = self._life
+        if life is None:
+            raise RuntimeError(f"instance '{self.name}' has no process")
+        for item in items:
+            self._items[item.key] = item
+        number = life.connection.execute(items, slot)
+        self._dispatched[number] = time.monotonic_ns()
+        if self._program.execution_timeout_ms:
+            seconds = self._program.execution_timeout_ms / 1000
+            self._limits[number] = self._loop.call_later(seconds, self._out_of_time, life)
+
+    def cancel(self, key: int) -> None:
+        if self._life is not None and key in self._items:
+            self._life.connection.cancel(key)
+
+    def acknowledge(self, key: int, responses: int) -> None:
+        if self._life is not None and key in self._items:
+            self._life.connection.acknowledge(key, responses)
+
+    async def is_ready(self) -> bool:
+        life = self._life
+        if life is None or not self._is_up:
+            return False
+        if not self._answers_is_ready:
+            return True
+        if life.connection.batches:
+            # It answers between batches. One that works is as ready as it said it was.
+            return self._last_ready
+        answer: asyncio.Future[bool] = self._loop.create_future()
+        self._asked.append(answer)
+        if len(self._asked) == 1:
+            life.connection.ask_ready()
+        try:
+            return await asyncio.wait_for(asyncio.shield(answer), READY_SECS)
+        except TimeoutError:
+            return False
+
+    async def stop(self) -> None:
+        # The batches are over: the pump stops its workers when nothing is in flight.
+        if self._supervising is not None:
+            self._supervising.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._supervising
+        finishing = self._supervision.on(Event.STOP, time.monotonic_ns())
+        life = self._life
+        if life is None:
+            return
+        self._is_up = False
+        self._life = None
+        try:
+            if isinstance(finishing, Finish):
+                grace = max(0, finishing.kill_at_ns - time.monotonic_ns()) / 1e9
+                async with asyncio.timeout(grace):
+                    await life.finish()
+        except TimeoutError:
+            log.error("instance '%s' did not finalize in %g s: killed", self.name, grace, extra=self._about)
+        finally:
+            await life.end()
+
+    async def _come_up(self) -> None:
+        """A process with the instance in it. InferenceError."""
+        process = await _spawn(self._spec, self._program, self._launcher)
+        life = _Life(process, self._spec, self._inputs, list(self._datatypes), self, self._loop)
+        try:
+            said = await life.start({"work": "serve"})
+        except BaseException:
+            await life.end()
+            raise
+        if not isinstance(said, dict):
+            await life.end()
+            raise InferenceError(ErrorCode.INTERNAL, f"the process of instance '{self.name}' said nonsense")
+        self._answers_is_ready = said.get("answers_is_ready") is True
+        self._last_ready = True
+        self._life = life
+
+    async def _supervise(self) -> None:
+        """Wait for the process to die, clean up, start another: until `stop`."""
+        while True:
+            if self._life is not None:
+                why = await self._life.over()
+                action = self._supervision.on(Event.DIED, time.monotonic_ns(), why)
+                await self._bury(why, isinstance(action, Park))
+            while isinstance(action, WaitUntil):
+                await asyncio.sleep(max(0, action.at_ns - time.monotonic_ns()) / 1e9)
+                action = self._supervision.on(Event.TIMER, time.monotonic_ns())
+            if isinstance(action, Park):
+                log.error("instance '%s' is not started again: %s", self.name, action.reason, extra=self._about)
+                return
+            if not isinstance(action, Start):
+                return
+            try:
+                await self._come_up()
+            except InferenceError as error:
+                action = self._supervision.on(Event.DIED, time.monotonic_ns(), error.message)
+                log.error("instance '%s' did not start again: %s", self.name, error.message, extra=self._about)
+                if isinstance(action, Park):
+                    self._on_event(WorkerDown(self, action.reason, parked=True))
+                continue
+            self._supervision.on(Event.STARTED, time.monotonic_ns())
+            self._is_up = True
+            self._on_event(WorkerUp(self))
+
+    async def _bury(self, why: str, parked: bool) -> None:
+        """Fail what the process had."""
+        life = self._life
+        if life is None:
+            return
+        self._life = None
+        self._is_up = False
+        log.error("instance '%s': its process is gone: %s", self.name, why, extra=self._about)
+        batches = life.connection.batches
+        life.connection.close()
+        # First, so that nothing is given to it any more.
+        self._on_event(WorkerDown(self, self._supervision.reason, parked))
+        cause = life.killed_for or f"Stub process '{self.name}' is not healthy."
+        text = f"Failed to process the request(s) for model instance '{self.name}', message: {cause} It ended by {why}."
+        for batch in batches:
+            self._settle_limits(batch.number)
+            times = _times(self._dispatched.pop(batch.number, 0), 0, 0)
+            replies: list[Outputs | InferenceError | None] = [
+                InferenceError(ErrorCode.INTERNAL, text) for _ in batch.items
+            ]
+            for item in batch.items:
+                self._items.pop(item.key, None)
+            self._on_event(BatchDone(self, batch.items, replies, times, failed=True, slot=batch.slot))
+        for key in list(self._items):
+            del self._items[key]
+            error = InferenceError(ErrorCode.INTERNAL, text)
+            self._on_event(ResponseSent(self, key, error, True, _times(0, 0, 0)))
+        for answer in self._asked:
+            if not answer.done():
+                answer.set_result(False)
+        self._asked.clear()
+        await life.end()
+
+    def _out_of_time(self, life: "_Life") -> None:
+        """The batch's time is over. There is no way to stop it but to end its process."""
+        milliseconds = self._program.execution_timeout_ms
+        life.killed_for = f"the execution timed out after {milliseconds} ms."
+        log.error("instance '%s': an execution timed out after %d ms", self.name, milliseconds, extra=self._about)
+        life.process.kill(signal.SIGTERM)
+        self._loop.call_later(TERMINATE_SECS, life.process.kill, signal.SIGKILL)
+
+    def _settle_limits(self, number: int) -> None:
+        timer = self._limits.pop(number, None)
+        if timer is not None:
+            timer.cancel()
+
+    def on_done(self, batch: Batch, done: frames.Done) -> None:
+        """See `connection.Owner`."""
+        dispatched = self._dispatched.pop(batch.number, 0)
+        if self._limits:
+            self._settle_limits(batch.number)
+        replies: list[Outputs | InferenceError | None] = []
+        parameters: dict[int, Parameters] = {}
+        for item, reply in zip(batch.items, done.replies, strict=True):
+            if reply is None:
+                replies.append(None)
+                continue
+            self._items.pop(item.key, None)
+            if isinstance(reply, Answer) and reply.parameters:
+                parameters[len(replies)] = reply.parameters
+            replies.append(self._checked(item, reply))
+        _, begun, ended = done.times
+        times = _times(dispatched, begun, ended)
+        self._on_event(BatchDone(self, batch.items, replies, times, done.failed, batch.slot, parameters))
+
+    def on_response(self, response: frames.Response) -> None:
+        """See `connection.Owner`."""
+        item = self._items.get(response.key)
+        if item is None:
+            return  # its client is gone, or it had its last answer
+        if response.final:
+            del self._items[response.key]
+        reply = response.reply
+        parameters = reply.parameters if isinstance(reply, Answer) else NO_PARAMETERS
+        sent = response.sent_ns
+        checked = None if reply is None else self._checked(item, reply)
+        self._on_event(ResponseSent(self, response.key, checked, response.final, _times(0, 0, sent), parameters))
+
+    def on_ready(self, is_ready: bool) -> None:
+        """See `connection.Owner`."""
+        self._last_ready = is_ready
+        for answer in self._asked:
+            if not answer.done():
+                answer.set_result(is_ready)
+        self._asked.clear()
+
+    def on_metrics(self, updates: Sequence[tuple[int, str, float]]) -> None:
+        """See `connection.Owner`."""
+        self._services.update_metrics(self._owner, updates)
+
+    async def on_call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        """See `connection.Owner`."""
+        return await self._services.call(self._owner, method, arguments)
+
+    def _checked(self, item: BatchItem, reply: Answer | InferenceError) -> Outputs | InferenceError:
+        if isinstance(reply, InferenceError):
+            return reply
+        # How many rows an answer of a decoupled model has is the model's to say.
+        rows = item.rows if self._batching and not self._spec.decoupled else None
+        try:
+            return check_reply(reply.outputs, self._datatypes, item.request.outputs, rows)
+        except InferenceError as error:
+            return error.with_traceback(None)
+
+
+class _Life:
+    """One process of a worker, from its start to its end, and the connection to it."""
+
+    def __init__(
+        self,
+        process: WorkerProcess,
+        spec: WorkerSpec,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        owner: Any,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.process = process
+        self.killed_for = ""
+        """Why we ended it, "" when it ended by itself."""
+        self._spec = spec
+        self._inputs = inputs
+        self._outputs = outputs
+        self._lost: asyncio.Future[str] = loop.create_future()
+        self._owner = owner
+        self.connection = Connection(process.channel, spec, inputs, outputs, owner, self._on_lost, loop)
+        self._output = OutputReader(process.output, spec.model, spec.version, loop)
+        self._exit = loop.create_task(process.wait())
+
+    def _on_lost(self, reason: str) -> None:
+        """The channel tells nothing any more: whatever the process still does, nobody hears of it."""
+        self.process.kill(signal.SIGKILL)
+        if not self._lost.done():
+            self._lost.set_result(reason)
+
+    async def start(self, work: Mapping[str, Any]) -> Any:
+        """What the process says once it has done what START asks for. InferenceError when it fails, or dies."""
+        order = {**work, "spec": asdict(self._spec), "inputs": self._inputs, "outputs": self._outputs}
+        starting = asyncio.ensure_future(self.connection.start(order))
+        try:
+            await asyncio.wait((starting, self._exit, self._lost), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and not starting.cancelled():
+                return starting.result()
+            why = await self.over()
+            text = f"Stub process '{self._spec.instance}' is not healthy: it ended by {why} while it started"
+            raise InferenceError(ErrorCode.INTERNAL, text)
+        finally:
+            starting.cancel()
+
+    async def over(self) -> str:
+        """Wait until the process is of no use any more, and say why."""
+        await asyncio.wait((self._exit, self._lost), return_when=asyncio.FIRST_COMPLETED)
+        if not self._exit.done():
+            # Its channel is closed before the kernel has told how it ended.
+            await asyncio.wait((self._exit,), timeout=LAST_WORD_SECS)
+        if self._lost.done() and "garbage" in self._lost.result():
+            return self._lost.result()
+        if self._exit.done():
+            return describe_exit(self._exit.result())
+        return self._lost.result() if self._lost.done() else "an unknown cause"
+
+    async def finish(self) -> None:
+        """Have the model finalize and the process end."""
+        finishing = asyncio.ensure_future(self.connection.stop())
+        await asyncio.wait((finishing, self._exit), return_when=asyncio.FIRST_COMPLETED)
+        finishing.cancel()
+        await asyncio.shield(self._exit)
+
+    async def end(self) -> None:
+        """Kill what is left of it, and free what we hold of it."""
+        self.process.kill(signal.SIGKILL)
+        self.connection.close()
+        await self._exit
+        self._output.close()
+        self.process.close()
+
+
+def _times(dispatched: int, begun: int, ended: int) -> BatchTimes:
+    """The worker's clock is ours, but what it says is its own: times are made to follow one another."""
+    now = time.monotonic_ns()
+    start = dispatched or now
+    input_end = min(max(begun, start), now)
+    output_start = min(max(ended, input_end), now)
+    return BatchTimes(start, input_end, output_start, now)
+
+
+def complete_config(spec: WorkerSpec, program: Program, launcher: Launcher, abandon: Abandon) -> Any:
+    """What the model makes of its configuration, as JSON, in a process that ends with it. Blocks. InferenceError."""
+    return asyncio.run(_complete_config(spec, program, launcher, abandon))
+
+
+async def _complete_config(spec: WorkerSpec, program: Program, launcher: Launcher, abandon: Abandon) -> Any:
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(_complete(spec, program, launcher, loop))
+    with abandon.stopping(partial(_cancel_from_afar, loop, task)):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            raise InferenceError(ErrorCode.UNAVAILABLE, "the model was unloaded while it was loading") from None
+
+
+async def _complete(spec: WorkerSpec, program: Program, launcher: Launcher, loop: asyncio.AbstractEventLoop) -> Any:
+    process = await _spawn(spec, program, launcher)
+    life = _Life(process, spec, (), (), _NoOwner(), loop)
+    try:
+        return await life.start({"work": "complete_config"})
+    finally:
+        await life.end()
+
+
+def _cancel_from_afar(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]") -> None:
+    loop.call_soon_threadsafe(task.cancel)
+
+
+class _NoOwner:
+    """Of a process that only completes a configuration."""
+
+    def on_done(self, batch: Batch, done: frames.Done) -> None:
+        """There are no batches."""
+
+    def on_response(self, response: frames.Response) -> None:
+        """There are no requests."""
+
+    def on_ready(self, is_ready: bool) -> None:
+        """Nobody asks."""
+
+    def on_metrics(self, updates: Sequence[tuple[int, str, float]]) -> None:
+        """None could be declared."""
+
+    async def on_call(self, method: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002
+        raise InferenceError(ErrorCode.UNSUPPORTED, f"'{method}' cannot be called from auto_complete_config")
+
+
+async def _spawn(spec: WorkerSpec, program: Program, launcher: Launcher) -> WorkerProcess:
+    """A process of the program. InferenceError."""
+    environment = dict(program.environment)
+    if spec.device_uuid:
+        environment["CUDA_VISIBLE_DEVICES"] = spec.device_uuid
+    work = asyncio.to_thread(launcher.spawn, spec.instance, entry=ENTRY, python=program.python, environment=environment)
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_discard)
+        raise
+
+
+def _discard(spawned: "asyncio.Task[WorkerProcess]") -> None:
+    """End a process that came up after nobody waited for it any more."""
+    if not spawned.cancelled() and spawned.exception() is None:
+        spawned.result().kill(signal.SIGKILL)
+        spawned.result().close()

@@ -1,0 +1,433 @@
+"""What a batch's requests get for what the model does with them."""
+
+import asyncio
+import sys
+import threading
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
+from support.python_models import FakeHost, asked, body, fp32, runner_of, values
+
+FAILED = "Failed to process the request(s) for model instance 'm_0', message: "
+ECHO = 'return [pb.InferenceResponse([pb.Tensor("OUT", pb.get_input_tensor_by_name(r, "IN").as_numpy())]) for r in requests]'
+
+
+def imported() -> ModuleType:
+    """The model's module."""
+    return sys.modules["1.model"]
+
+
+def failure(text: str, code: ErrorCode = ErrorCode.INTERNAL) -> InferenceError:
+    return InferenceError(code, FAILED + text)
+
+
+def test_each_request_gets_its_own_response_in_order(tmp_path):
+    replies = runner_of(tmp_path, body(ECHO)).execute([asked(5), asked(7)])
+    assert [values(reply) for reply in replies] == [{"OUT": [[1.0, 5.0]]}, {"OUT": [[1.0, 7.0]]}]
+
+
+def test_an_output_is_sent_from_the_memory_that_the_model_gave(tmp_path):
+    memory = bytearray(16)
+    request = asked(0, Tensor("IN", DataType.FP32, (1, 4), memoryview(memory)))
+    [reply] = runner_of(tmp_path, body(ECHO)).execute([request])
+    memory[:4] = np.float32(3).tobytes()
+    assert values(reply) == {"OUT": [[3.0, 0.0, 0.0, 0.0]]}
+
+
+def test_only_requested_outputs_are_sent_in_the_models_order(tmp_path):
+    runner = runner_of(
+        tmp_path,
+        body(
+            """
+            one = np.ones(1, np.float32)
+            return [pb.InferenceResponse([pb.Tensor(n, one) for n in ("MORE", "NOT_CONFIGURED", "OUT")]) for r in requests]
+            """
+        ),
+    )
+    replies = runner.execute([asked(), asked(outputs=("OUT", "MORE")), asked(outputs=("OUT",))])
+    assert [list(values(reply)) for reply in replies] == [["MORE", "OUT"], ["MORE", "OUT"], ["OUT"]]
+
+
+def test_parameters_go_with_the_outputs(tmp_path):
+    code = body('return [pb.InferenceResponse([], parameters={"a": 1, "b": "x", "c": True, "d": 0.5})]')
+    [reply] = runner_of(tmp_path, code).execute([asked()])
+    assert reply.parameters == {"a": 1, "b": "x", "c": True, "d": 0.5}
+
+
+def test_an_error_response_fails_its_request_alone_with_its_code_and_bare_text(tmp_path):
+    code = body(
+        """
+        ones = pb.Tensor("OUT", np.ones(1, np.float32))
+        return [pb.InferenceResponse([ones], error=pb.TritonError("no such row", pb.TritonError.NOT_FOUND)),
+                pb.InferenceResponse([ones])]
+        """
+    )
+    first, second = runner_of(tmp_path, code).execute([asked(), asked()])
+    assert first == InferenceError(ErrorCode.NOT_FOUND, "no such row")
+    assert values(second) == {"OUT": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("raise ValueError('boom')", "ValueError: boom"),
+        ("raise ValueError", "ValueError"),
+        ("raise MemoryError('8 TiB')", "MemoryError: 8 TiB"),
+        ("raise SystemExit(7)", "SystemExit: 7"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise GeneratorExit", "GeneratorExit"),
+        ("raise StopIteration(1)", "StopIteration: 1"),
+        ("raise pb.TritonModelException('no')", "TritonModelException: no"),
+        ("raise ValueError('y' * 2000)", "ValueError: " + "y" * 1009 + "..."),
+        ("open(__file__ + 'x')", "FileNotFoundError: [Errno 2] No such file or directory: 'model.pyx'"),
+        ("f = lambda: f(); f()", "RecursionError: maximum recursion depth exceeded"),
+        ("return (1,)", "Expected a list in the execute return, found type '<class 'tuple'>': execute must return a list of responses, one for each request."),
+        ("pass", "Expected a list in the execute return, found type '<class 'NoneType'>': execute must return a list of responses, one for each request."),
+        (
+            "return [pb.InferenceResponse([])]",
+            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+            "InferenceRequest(s) size is:2, and InferenceResponse(s) size is:1",
+        ),
+        (
+            "return [pb.InferenceResponse([]), 'x']",
+            "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'str'>'.",
+        ),
+        ("return [pb.InferenceResponse(None)] * 2", "TypeError: InferenceResponse(): 'output_tensors' must be a list of Tensor, not NoneType"),
+    ],
+)  # fmt: skip
+def test_what_goes_wrong_fails_the_whole_batch_with_the_cause_and_the_next_one_runs(tmp_path, line, text):
+    runner = runner_of(tmp_path, body(f"if len(requests) == 1:\n    {ECHO}\n{line}"))
+    first, second = runner.execute([asked(), asked()])
+    # A RecursionError's text goes on with what was called, in some Pythons.
+    assert first == failure(text) or ("Recursion" in text and first.message.startswith(FAILED + text))
+    assert second == first
+    assert values(runner.execute([asked(2)])[0]) == {"OUT": [[1.0, 2.0]]}
+
+
+def test_the_log_has_the_traceback_of_a_failed_batch(tmp_path):
+    host = FakeHost()
+    runner_of(tmp_path, body("raise ValueError('boom')"), host).execute([asked()])
+    [(level, line)] = host.logs
+    assert level == "ERROR"
+    assert "execute failed: Traceback" in line
+    assert "line 6, in execute" in line
+
+
+def test_an_error_that_is_raised_keeps_its_code(tmp_path):
+    code = body("raise pb.TritonError('try later', pb.TritonError.UNAVAILABLE)")
+    assert runner_of(tmp_path, code).execute([asked()]) == [failure("TritonError: try later", ErrorCode.UNAVAILABLE)]
+
+
+def test_a_model_that_empties_the_list_it_was_given_still_answers_all(tmp_path):
+    code = body("n = len(requests); requests.clear(); raise ValueError(n)")
+    assert runner_of(tmp_path, code).execute([asked(), asked()]) == [failure("ValueError: 2")] * 2
+
+
+def test_none_for_a_request_whose_sender_was_never_asked_for_fails_it_at_once(tmp_path):
+    host = FakeHost()
+    runner = runner_of(
+        tmp_path, "kept = []\n" + body("kept.extend(requests); return [pb.InferenceResponse([]), None]"), host
+    )
+    answer, error = runner.execute([asked(), asked()])
+    assert values(answer) == {}
+    assert "never asked for" in error.message
+    model = imported()
+    with pytest.raises(model.pb.TritonModelException, match="more than one response"):
+        model.kept[1].get_response_sender().send(model.pb.InferenceResponse([]), 1)
+    assert host.answers == []
+
+
+def test_a_request_cannot_be_put_off_to_be_run_again(tmp_path):
+    code = body("requests[0].set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)\nreturn [None]")
+    [error] = runner_of(tmp_path, code).execute([asked()])
+    assert "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE" in error.message
+
+
+SEND = "requests[0].get_response_sender().send(pb.InferenceResponse([pb.Tensor('OUT', np.ones(1, np.float32))]), {})\n"
+
+
+@pytest.mark.parametrize("flags", [0, 1])
+@pytest.mark.parametrize("result", ["None", "[None]", "[pb.InferenceResponse([])]"])
+def test_a_model_that_is_not_decoupled_may_answer_once_by_its_sender(tmp_path, flags, result):
+    host = FakeHost()
+    replies = runner_of(tmp_path, body(SEND.format(flags) + f"return {result}"), host).execute([asked(3)])
+    assert replies == [None]
+    [(key, answer, final)] = host.answers
+    assert (key, values(answer), final) == (3, {"OUT": [1.0]}, True)
+
+
+def test_a_sender_that_was_not_used_yields_to_the_response_that_is_returned(tmp_path):
+    host = FakeHost()
+    code = "senders = []\n" + body(
+        "senders.append(requests[0].get_response_sender()); return [pb.InferenceResponse([])]"
+    )
+    [reply] = runner_of(tmp_path, code, host).execute([asked()])
+    assert values(reply) == {}
+    assert host.answers == []
+
+
+def test_what_a_request_was_sent_stands_when_the_batch_fails_afterwards(tmp_path):
+    host = FakeHost()
+    replies = runner_of(tmp_path, body(SEND.format(1) + "raise ValueError('late')"), host).execute([asked(1), asked(2)])
+    assert replies == [None, failure("ValueError: late")]
+    assert [key for key, _, _ in host.answers] == [1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        ("s.send()", "Inference Response object must be provided when the response flags is set to zero."),
+        ("s.send(r, flags=5)", "Unable to send response. Unsupported flag provided."),
+        ("s.send(flags=1)", "Unable to send response. Non-decoupled model cannot send complete final before sending a response."),
+        ("s.send(r, 1); s.send(r)", "Unable to send response. Non-decoupled model cannot send more than one response."),
+        ("s.send(r); s.send(flags=1); s.send(flags=1)", "Unable to send response. Response sender has been closed."),
+    ],
+)  # fmt: skip
+def test_a_sender_says_what_may_not_be_sent(tmp_path, lines, text):
+    host = FakeHost()
+    code = "said = []\n" + body(
+        f"""
+        s, r = requests[0].get_response_sender(), pb.InferenceResponse([])
+        try:
+            {lines}
+        except pb.TritonModelException as error:
+            pb.Logger.log_warn(str(error))
+        return [None]
+        """
+    )
+    runner_of(tmp_path, code, host).execute([asked()])
+    assert host.logs == [("WARNING", text)]
+    assert len(host.answers) == (1 if "send(r" in lines and "flags=5" not in lines else 0)
+
+
+def test_a_decoupled_model_sends_what_it_likes_and_then_the_end(tmp_path):
+    code = body(
+        """
+        sender = requests[0].get_response_sender()
+        assert sender is requests[0].get_response_sender()
+        for n in range(3):
+            sender.send(pb.InferenceResponse([pb.Tensor("OUT", np.array([n], np.float32))]))
+        sender.send(pb.InferenceResponse([], error=pb.TritonError("odd")))
+        sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        try:
+            sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except pb.TritonModelException as error:
+            pb.Logger.log_warn(str(error))
+        """
+    )
+    host = FakeHost()
+    assert runner_of(tmp_path, code, host, decoupled=True).execute([asked(4)]) == [None]
+    assert [(key, final) for key, _, final in host.answers] == [(4, False)] * 4 + [(4, True)]
+    assert [values(reply) for _, reply, _ in host.answers[:3]] == [{"OUT": [0.0]}, {"OUT": [1.0]}, {"OUT": [2.0]}]
+    assert host.answers[3][1] == InferenceError(ErrorCode.INTERNAL, "odd")
+    assert host.answers[4][1] is None
+    assert host.logs == [("WARNING", "Unable to send response. Response sender has been closed.")]
+
+
+def test_a_sender_works_after_execute_returned_and_its_request_is_gone(tmp_path):
+    code = body(
+        """
+        def work(sender):
+            go.wait(10)
+            sender.send(pb.InferenceResponse([]), 1)
+            sent.set()
+        threading.Thread(target=work, args=(requests[0].get_response_sender(),)).start()
+        """
+    )
+    host = FakeHost()
+    runner = runner_of(tmp_path, "go, sent = threading.Event(), threading.Event()\n" + code, host, decoupled=True)
+    assert runner.execute([asked(9)]) == [None]
+    assert host.answers == []
+    imported().go.set()
+    assert imported().sent.wait(10)
+    assert [(key, final) for key, _, final in host.answers] == [(9, True)]
+
+
+def test_of_many_threads_that_end_a_request_one_succeeds_and_nothing_follows_it(tmp_path):
+    host = FakeHost()
+    runner = runner_of(
+        tmp_path, "senders = []\n" + body("senders.append(requests[0].get_response_sender())"), host, decoupled=True
+    )
+    runner.execute([asked()])
+    model = imported()
+    refused = []
+
+    def send() -> None:
+        for flags in (0, 0, 1, 0):
+            try:
+                model.senders[0].send(model.pb.InferenceResponse([]), flags)
+            except model.pb.TritonModelException as error:
+                refused.append(str(error))
+
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [final for _, _, final in host.answers].count(True) == 1
+    assert host.answers[-1][2]
+    assert len(host.answers) + len(refused) == 32
+    assert set(refused) == {"Unable to send response. Response sender has been closed."}
+
+
+def test_a_decoupled_failure_ends_the_requests_that_are_not_ended_and_closes_their_senders(tmp_path):
+    code = "kept = []\n" + body(
+        """
+        kept.extend(requests)
+        requests[0].get_response_sender().send(flags=1)
+        requests[1].get_response_sender().send(pb.InferenceResponse([]))
+        raise ValueError("boom")
+        """
+    )
+    host = FakeHost()
+    replies = runner_of(tmp_path, code, host, decoupled=True).execute([asked(0), asked(1), asked(2)])
+    assert replies == [None, failure("ValueError: boom"), failure("ValueError: boom")]
+    for request in imported().kept:
+        with pytest.raises(Exception, match="Response sender has been closed"):
+            request.get_response_sender().send(flags=1)
+
+
+def test_a_decoupled_model_returns_nothing(tmp_path):
+    [error] = runner_of(tmp_path, body("return []"), decoupled=True).execute([asked()])
+    assert error.message.startswith(
+        FAILED + "Python model 'm_0' is using the decoupled mode and the execute function must return None"
+    )
+
+
+def test_only_requested_outputs_go_through_a_sender_too(tmp_path):
+    code = body(
+        """
+        one = np.ones(1, np.float32)
+        for r in requests:
+            r.get_response_sender().send(pb.InferenceResponse([pb.Tensor("OUT", one), pb.Tensor("MORE", one)]), 1)
+        """
+    )
+    host = FakeHost()
+    runner_of(tmp_path, code, host, decoupled=True).execute([asked(0, outputs=("MORE",)), asked(1)])
+    assert [list(values(reply)) for _, reply, _ in host.answers] == [["MORE"], ["OUT", "MORE"]]
+
+
+def test_a_server_that_refuses_an_answer_is_heard_by_the_model(tmp_path):
+    host = FakeHost(refuses=InferenceError(ErrorCode.UNAVAILABLE, "the server is gone"))
+    code = body("requests[0].get_response_sender().send(flags=1)")
+    assert runner_of(tmp_path, code, host, decoupled=True).execute([asked()])[0] is None
+    assert "TritonModelException: Unable to send response. the server is gone" in host.logs[0][1]
+
+
+def test_a_model_sees_that_its_client_has_gone(tmp_path):
+    code = body(
+        """
+        seen = [q() for r in requests for q in (r.is_cancelled, r.get_response_sender().is_cancelled)]
+        pb.Logger.log_info(str(seen))
+        """
+    )
+    host = FakeHost(cancelled={1})
+    runner_of(tmp_path, code, host, decoupled=True).execute([asked(0), asked(1)])
+    assert host.logs == [("INFO", "[False, False, True, True]")]
+
+
+ASYNC = "import asyncio\n"
+
+
+def test_a_coroutine_is_awaited(tmp_path):
+    runner = runner_of(tmp_path, ASYNC + body("await asyncio.sleep(0)\n" + ECHO, "async def"))
+    assert runner.is_async
+    assert values(asyncio.run(runner.execute_async([asked(6)]))[0]) == {"OUT": [[1.0, 6.0]]}
+
+
+def test_a_decorated_coroutine_function_is_known_as_one(tmp_path):
+    code = (
+        "import functools\ndef timed(f):\n    @functools.wraps(f)\n    def inner(*a): return f(*a)\n    return inner\n"
+    )
+    runner = runner_of(tmp_path, code + body(ECHO, "@timed\n    async def"))
+    assert runner.is_async
+    assert values(asyncio.run(runner.execute_async([asked(6)]))[0]) == {"OUT": [[1.0, 6.0]]}
+
+
+def test_a_coroutine_that_nobody_could_foresee_is_awaited_too(tmp_path):
+    code = "async def work(requests): " + ECHO + "\n" + body("return work(requests)")
+    runner = runner_of(tmp_path, code)
+    assert not runner.is_async
+    assert values(runner.execute([asked(6)])[0]) == {"OUT": [[1.0, 6.0]]}
+
+
+@pytest.mark.parametrize("line", ["raise SystemExit(3)", "raise asyncio.CancelledError(3)", "raise KeyError(3)"])
+def test_whatever_a_coroutine_raises_is_its_batchs_error(tmp_path, line):
+    runner = runner_of(tmp_path, ASYNC + body("await asyncio.sleep(0)\n" + line, "async def"))
+    name = line[6:-3].removeprefix("asyncio.")
+    assert asyncio.run(runner.execute_async([asked(), asked()])) == [failure(f"{name}: 3")] * 2
+
+
+def test_batches_of_a_decoupled_coroutine_overlap(tmp_path):
+    code = ASYNC + body(
+        """
+        global both, waiting
+        waiting += 1
+        if waiting == 2:
+            both.set()
+        await asyncio.wait_for(both.wait(), 10)
+        for r in requests:
+            r.get_response_sender().send(flags=1)
+        """,
+        "async def",
+    )
+    host = FakeHost()
+    runner = runner_of(tmp_path, "waiting, both = 0, None\n" + code, host, decoupled=True)
+
+    async def two() -> list:
+        imported().both = asyncio.Event()
+        return await asyncio.gather(runner.execute_async([asked(1)]), runner.execute_async([asked(2)]))
+
+    assert asyncio.run(two()) == [[None], [None]]
+    assert sorted(key for key, _, _ in host.answers) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("how", "line", "ready"),
+    [("def", "return True", True), ("async def", "return 0", False), ("def", "raise SystemExit", False)],
+)
+def test_a_model_may_say_whether_it_is_ready(tmp_path, how, line, ready):
+    code = body("return []") + f"    {how} is_ready(self):\n        {line}\n"
+    runner = runner_of(tmp_path, code)
+    assert runner.answers_is_ready
+    assert asyncio.run(runner.is_ready()) is ready
+
+
+def test_a_model_need_not_say_whether_it_is_ready(tmp_path):
+    assert not runner_of(tmp_path, body("return []")).answers_is_ready
+
+
+def test_a_request_tells_what_the_client_said(tmp_path):
+    code = body(
+        """
+        for r in requests:
+            said = [r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.parameters(),
+                    sorted(r.requested_output_names()), [t.name() for t in r.inputs()], r.trace().get_context()]
+            assert isinstance(r, pb.InferenceRequest)
+            assert r.inputs()[0] is r.inputs()[0]
+            r.set_flags(pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
+            pb.Logger.log_info(repr(said + [r.flags()]))
+        return [pb.InferenceResponse([]) for r in requests]
+        """
+    )
+    host = FakeHost()
+    whole = asked(
+        0,
+        fp32("A", [1]),
+        fp32("B", [1]),
+        id="r1",
+        sequence_id="s",
+        sequence_start=True,
+        sequence_end=True,
+        timeout_us=5,
+        parameters={"s": 'é"q', "i": 5, "b": True, "f": 1.5},
+        outputs=("OUT",),
+    )
+    runner_of(tmp_path, code, host).execute([whole, asked()])
+    assert [eval(line) for _, line in host.logs] == [
+        ["r1", "s", 3, 5, '{"s":"é\\"q","i":5,"b":true,"f":1.5}', ["OUT"], ["A", "B"], None, 2],
+        ["", 0, 0, 0, "{}", ["MORE", "OUT"], ["IN"], None, 2],
+    ]

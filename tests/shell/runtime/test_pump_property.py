@@ -1,0 +1,138 @@
+"""Whatever happens in whichever order, an accepted request gets one final answer and the pump ends with nothing left."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.workers.worker import WorkerEvent
+from support.pumping import Bench, PlayedProcess, outputs, story
+
+BOOM = InferenceError(ErrorCode.INTERNAL, "boom")
+
+STEPS = ("submit", "submit", "cancel", "answer", "answer", "end", "finish", "leave open", "break", "acknowledge")
+FAULTS = ("die", "park", "restart", "late failure", "stray answer", "stray end", "abort")
+
+Step = tuple[str, int]
+steps = st.lists(st.tuples(st.sampled_from((*STEPS, *STEPS, *FAULTS)), st.integers(0, 1 << 16)), max_size=80)
+
+
+class Play:
+    """Performs steps that Hypothesis picked; one that makes no sense where things stand does nothing."""
+
+    def __init__(self, workers: int, concurrency: int, preserve_ordering: bool) -> None:
+        self.bench = Bench(
+            workers, concurrency=concurrency, preserve_ordering=preserve_ordering, preferred_batch_size=(2,)
+        )
+        self.next_key = 1
+        # What a death leaves to be said, per worker: before it is up again, or later.
+        self.failures: list[WorkerEvent] = []
+
+    def perform(self, step: str, pick: int) -> None:
+        bench = self.bench
+        worker = bench.workers[pick % len(bench.workers)]
+        key = self._held(worker, pick)
+        slot = _chosen(sorted(worker.batches), pick)
+        match step:
+            case "submit":
+                bench.submit(self.next_key)
+                self.next_key += 1
+            case "cancel":
+                bench.pump.cancel(pick % self.next_key)
+            case "answer" if key is not None:
+                worker.send(key, BOOM if pick % 5 == 0 else outputs())
+            case "end" if key is not None:
+                worker.send(key, (None, BOOM, outputs())[pick % 3], final=True)
+            case "finish" if slot is not None:
+                worker.finish(slot, outputs())
+            case "leave open" if slot is not None:
+                worker.finish(slot)
+            case "break" if slot is not None:
+                worker.finish(slot, BOOM)
+            case "acknowledge":
+                bench.pump.acknowledge(pick % self.next_key, 1)
+            case "die" | "park":
+                self.failures += worker.die(parked=step == "park")
+            case "restart" if not worker.is_up:
+                worker.restart()
+            case "late failure" if self.failures:
+                bench.pump.on_event(self.failures.pop(pick % len(self.failures)))
+            case "stray answer":
+                worker.send(pick % (self.next_key + 3), outputs(), final=pick % 2 == 0)
+            case "stray end" if slot is not None:
+                items = worker.batches[slot]
+                worker.finish(slot, outputs())
+                if slot not in worker.batches:
+                    worker.batches[slot] = items
+                    worker.finish(slot)
+            case "abort":
+                bench.pump.abort()
+
+    def wind_up(self) -> None:
+        """Let every worker come back and end all that it has."""
+        for failure in self.failures:
+            self.bench.pump.on_event(failure)
+        for worker in self.bench.workers:
+            if not worker.is_up:
+                worker.restart()
+        while any(worker.batches or worker.open for worker in self.bench.workers):
+            for worker in self.bench.workers:
+                for slot in list(worker.batches):
+                    worker.finish(slot)
+                for key in list(worker.open):
+                    worker.send(key, None, final=True)
+
+    def _held(self, worker: PlayedProcess, pick: int) -> int | None:
+        running = [item.key for batch in worker.batches.values() for item in batch]
+        return _chosen(sorted({*running, *worker.open}), pick)
+
+
+def _chosen(of: list[int], pick: int) -> int | None:
+    return of[pick % len(of)] if of else None
+
+
+@settings(max_examples=400, deadline=None)
+@given(steps, st.integers(1, 3), st.integers(1, 2), st.booleans())
+def test_every_request_gets_one_final_answer_whatever_happens(
+    script: list[Step], workers: int, concurrency: int, preserve_ordering: bool
+) -> None:
+    async def tell() -> None:
+        play = Play(workers, concurrency, preserve_ordering)
+        for step, pick in script:
+            play.perform(step, pick)
+        play.wind_up()
+        bench = play.bench
+
+        finals = Counter(key for key, _, final in bench.answers if final)
+        assert finals == dict.fromkeys(range(1, play.next_key), 1)
+        over: set[int] = set()
+        for key, _, final in bench.answers:
+            assert key not in over, "an answer after the final one"
+            if final:
+                over.add(key)
+        executed = Counter(key for worker in bench.workers for key in worker.executed)
+        assert max(executed.values(), default=1) == 1, "a request ran twice"
+        assert bench.stats.success_count + sum(bench.stats.failures.values()) == play.next_key - 1
+
+        assert (bench.live.by_ticket, bench.live.size_bytes) == ({}, 0)
+        assert (bench.pump.queued, bench.pump.executing) == (0, 0)
+        assert repr(bench.pump) == f"<Pump m:1 queue=0 running=0/{workers * concurrency} live=0>"
+        await bench.pump.close()
+
+    story(tell)
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps, st.integers(2, 3))
+def test_answers_keep_the_order_of_their_requests_whatever_happens(script: list[Step], workers: int) -> None:
+    async def tell() -> None:
+        play = Play(workers, 1, preserve_ordering=True)
+        for step, pick in script:
+            if step != "park":  # What is refused at once has no place in the order.
+                play.perform(step, pick)
+        play.wind_up()
+        keys = [key for key, _, _ in play.bench.answers]
+        assert keys == sorted(keys)
+
+    story(tell)

@@ -1,0 +1,510 @@
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from halimede.core.supervise import Exit, describe_exit
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.workers.zygote import MAX_COMMAND_BYTES
+from support.background import in_background
+from support.server import wait_until
+from support.workers import FOLDER, LIMIT_S, Crew, descriptors, ended, is_alive, printed
+
+FORKED, EXECUTED = "", sys.executable
+BOTH_WAYS = pytest.mark.parametrize("python", [FORKED, EXECUTED], ids=["forked", "executed"])
+
+FAMILY = """
+import os, subprocess, sys, time
+
+def sleeper(*way):
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], **dict(way))
+    return process.pid
+
+def daemon():
+    # Twice forked, so that it is nobody's child and leads no session: nothing in it tells whose it was.
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(write, str(os.getpid()).encode())
+            for descriptor in (0, 1, 2, write):
+                os.close(descriptor)
+            while True:
+                time.sleep(600)
+        os._exit(0)
+    os.wait()
+    return int(os.read(read, 20))
+
+answer = [sleeper(), sleeper(("start_new_session", True)), daemon()]
+"""
+"""Python for a worker: starts a child, a grandchild in a session of its own and a daemon, and answers with their pids."""
+
+
+@pytest.fixture
+def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+    monkeypatch.setenv("PYTHONPATH", FOLDER)
+    with Crew() as crew:
+        yield crew
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    ("code", "exit_"),
+    [
+        ("end(0)", Exit(code=0)),
+        ("end(7)", Exit(code=7)),
+        ("import os; os._exit(3)", Exit(code=3)),
+        ("import sys; sys.exit(4)", Exit(code=4)),
+        ("raise RuntimeError('no')", Exit(code=1)),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", Exit(signal=11)),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", Exit(signal=15)),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", Exit(signal=2)),
+    ],
+)
+def test_it_is_said_how_a_worker_ended(crew: Crew, python: str, code: str, exit_: Exit):
+    worker = crew.talk(python=python)
+
+    worker.say(code)
+
+    assert ended(worker.process) == exit_
+
+
+def test_a_worker_ends_by_itself_when_its_channel_is_closed(crew: Crew):
+    assert crew.talk().end() == Exit(code=0)
+
+
+def test_an_exception_of_the_entry_is_printed(crew: Crew):
+    process = crew.spawn(entry="talkative:fail")
+
+    assert ended(process) == Exit(code=1)
+    assert printed(process).endswith("RuntimeError: there is a bug\n")
+
+
+def test_an_entry_that_does_not_exist_is_printed(crew: Crew):
+    process = crew.spawn(entry="no_such_module:main")
+
+    assert ended(process) == Exit(code=1)
+    assert "No module named 'no_such_module'" in printed(process)
+
+
+def test_a_worker_is_killed_by_order(crew: Crew):
+    worker = crew.talk()
+    assert worker.ask("1 + 1") == 2
+    assert worker.process.wait_sync(0) is None
+
+    worker.process.kill(signal.SIGKILL)
+
+    assert ended(worker.process) == Exit(signal=9)
+    # It has ended: whoever has its number now is not hit.
+    worker.process.kill(signal.SIGKILL)
+
+
+def test_a_signal_that_is_sent_before_the_worker_is_there_is_not_lost(crew: Crew):
+    for _ in range(20):
+        worker = crew.talk()
+        worker.process.kill(signal.SIGTERM)
+        assert ended(worker.process) == Exit(signal=15)
+        worker.process.close()
+
+
+def test_a_task_learns_at_once_that_a_worker_died(crew: Crew):
+    worker = crew.talk()
+    pid = worker.ask("__import__('os').getpid()")
+    assert worker.process.pid == pid
+
+    async def story() -> tuple[Exit, float]:
+        waiting = asyncio.ensure_future(worker.process.wait())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        killed = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        exit_ = await asyncio.wait_for(waiting, LIMIT_S)
+        return exit_, time.monotonic() - killed
+
+    exit_, took_s = asyncio.run(story())
+
+    assert exit_ == Exit(signal=9)
+    # The goal is a few milliseconds; what it must not be is a look once a second.
+    assert took_s < 0.5
+
+
+def test_waiting_can_be_given_up_and_begun_again(crew: Crew):
+    worker = crew.talk()
+
+    async def story() -> Exit:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(worker.process.wait(), 0.01)
+        worker.process.kill(signal.SIGKILL)
+        exit_ = await asyncio.wait_for(worker.process.wait(), LIMIT_S)
+        assert await worker.process.wait() == exit_
+        return exit_
+
+    assert asyncio.run(story()) == Exit(signal=9)
+
+
+@BOTH_WAYS
+def test_a_worker_has_nothing_of_others(crew: Crew, python: str):
+    others = [crew.talk() for _ in range(3)]
+    assert [other.ask("1") for other in others] == [1, 1, 1]
+    worker = crew.talk(python=python)
+
+    open_ = worker.ask(
+        "{int(n): os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')"
+        " if os.path.exists(f'/proc/self/fd/{n}')} if (os := __import__('os')) else 0"
+    )
+
+    kinds = {number: path.partition(":")[0] for number, path in open_.items()}
+    # The folder that is being listed is gone by the time it is looked at.
+    assert kinds == {"0": "/dev/null", "1": "pipe", "2": "pipe", "512": "socket"}
+    assert open_["1"] == open_["2"]
+
+
+@BOTH_WAYS
+def test_a_worker_leads_its_own_session_without_the_signals_of_others(crew: Crew, python: str):
+    worker = crew.talk(python=python)
+
+    seen = worker.ask(
+        """
+import os, signal, sys, threading
+answer = {
+    "leads": os.getpid() == os.getpgid(0) == os.getsid(0),
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+    "ignored": sorted(n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN),
+    "threads": len(os.listdir("/proc/self/task")),
+    "argv": sys.argv,
+    "main": sys.modules["__main__"].__dict__.get("__file__"),
+    "inheritable": os.get_inheritable(channel.fileno()),
+    "oom_score_adj": int(open("/proc/self/oom_score_adj").read()),
+}
+"""
+    )
+
+    assert seen == {
+        "leads": True,
+        "blocked": [],
+        "ignored": [signal.SIGPIPE, signal.SIGXFSZ],
+        "threads": 1,
+        "argv": [""],
+        "main": None,
+        "inheritable": False,
+        "oom_score_adj": min(int(Path("/proc/self/oom_score_adj").read_text()) + 500, 1000),
+    }
+
+
+@BOTH_WAYS
+def test_a_worker_has_the_servers_environment_and_what_is_set_over_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, crew: Crew, python: str
+):
+    monkeypatch.setenv("OF_THE_SERVER", "1")
+    monkeypatch.setenv("SET_OVER", "before")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+
+    environment = {"SET_OVER": "after é", "NEW": ""}
+    worker = crew.talk(python=python, environment=environment, working_directory=str(tmp_path))
+
+    child = "import json, os; print(json.dumps(dict(os.environ)))"
+    wanted = {**json.loads(subprocess.check_output([sys.executable, "-c", child])), **environment}
+    assert worker.ask("dict(__import__('os').environ)") == wanted
+    # What the C library has, too.
+    got = worker.ask(f"__import__('subprocess').check_output([{sys.executable!r}, '-c', {child!r}]).decode()")
+    assert json.loads(got) == wanted
+    assert worker.ask("__import__('os').getcwd()") == str(tmp_path)
+
+
+def test_a_setting_of_the_servers_blas_reaches_its_workers(monkeypatch: pytest.MonkeyPatch, crew: Crew):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+
+    assert crew.talk().ask("__import__('os').environ['OPENBLAS_NUM_THREADS']") == "3"
+
+
+@BOTH_WAYS
+def test_a_worker_that_closes_descriptors_keeps_its_channel(crew: Crew, python: str):
+    worker = crew.talk(python=python)
+
+    assert worker.ask("__import__('os').closerange(3, 256)") is None
+    assert worker.ask("2 + 2") == 4
+
+
+@BOTH_WAYS
+def test_what_a_worker_prints_is_there_at_once(crew: Crew, python: str):
+    worker = crew.talk(python=python)
+
+    worker.ask("print('café \\ud800', flush=False)")
+
+    assert printed(worker.process, until="\n") == "café \\ud800\n"
+
+
+def test_a_worker_runs_what_was_registered_for_its_end(crew: Crew):
+    worker = crew.talk()
+    worker.ask("__import__('atexit').register(print, 'the end') and None")
+
+    assert worker.end() == Exit(code=0)
+    assert printed(worker.process) == "the end\n"
+
+
+def test_workers_do_not_share_chance(crew: Crew):
+    drawn = [crew.talk().ask("__import__('random').random()") for _ in range(2)]
+    drawn_by_numpy = [crew.talk().ask("__import__('numpy').random.random()") for _ in range(2)]
+
+    assert drawn[0] != drawn[1]
+    assert drawn_by_numpy[0] != drawn_by_numpy[1]
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("how", ["import os; os._exit(0)", "import os; os.kill(os.getpid(), 9)"], ids=["exit", "kill"])
+def test_what_a_worker_started_dies_with_it(crew: Crew, python: str, how: str):
+    bystander = crew.talk()
+    theirs = bystander.ask(FAMILY)
+    worker = crew.talk(python=python)
+    family = worker.ask(FAMILY)
+    assert all(is_alive(pid) for pid in family)
+
+    worker.say(how)
+    ended(worker.process)
+
+    wait_until(lambda: not any(is_alive(pid) for pid in family), "the worker's family to die")
+    # Reaped, too: zombies are left to nobody.
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in family), "the dead to be reaped")
+    assert all(is_alive(pid) for pid in theirs)
+
+
+def test_a_daemon_of_a_worker_lives_as_long_as_the_worker(crew: Crew):
+    worker, other = crew.talk(), crew.talk()
+    daemon = worker.ask(FAMILY)[2]
+
+    other.end()
+
+    assert crew.talk().ask("1") == 1
+    assert is_alive(daemon)
+
+
+SERVER = f"""
+import sys, time
+from support.workers import Crew
+from test_launcher_family import FAMILY
+crew = Crew()
+workers = [crew.talk() for _ in range(2)] + [crew.talk(python=sys.executable)]
+pids = [crew.zygote]
+for worker in workers:
+    pids += [worker.ask("__import__('os').getpid()"), *worker.ask(FAMILY)]
+workers[0].process.kill({signal.SIGSTOP.value})
+print(*pids, flush=True)
+time.sleep(600)
+"""
+
+
+def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path):
+    (tmp_path / "test_launcher_family.py").write_text(f"FAMILY = {FAMILY!r}")
+    path = os.pathsep.join([FOLDER, str(Path(FOLDER).parent), str(tmp_path)])
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdout is not None
+        pids = [int(pid) for pid in server.stdout.readline().split()]
+        assert len(pids) == 13
+        assert all(is_alive(pid) for pid in pids)
+
+        server.kill()
+        server.wait()
+
+        # The goal is 1 s.
+        wait_until(lambda: not any(is_alive(pid) for pid in pids), "all processes of the server to die", limit_s=5)
+
+
+def test_a_closed_launcher_leaves_nothing_and_starts_nothing(crew: Crew):
+    worker = crew.talk()
+    family = worker.ask(FAMILY)
+    zygote = crew.zygote
+
+    crew.launcher.close()
+
+    assert not any(is_alive(pid) for pid in [*family, zygote])
+    assert ended(worker.process) == Exit(signal=9)
+    with pytest.raises(InferenceError) as raised:
+        crew.spawn()
+    assert raised.value == InferenceError(ErrorCode.UNAVAILABLE, "no process is started: the server is stopping")
+
+
+def test_many_workers_leave_no_descriptor_and_no_zombie(crew: Crew):
+    first = crew.talk()
+    first.ask("1")
+    zygote = psutil.Process(crew.zygote)
+    before = descriptors(os.getpid()), descriptors(zygote.pid)
+
+    for round_ in range(20):
+        workers = [crew.talk() for _ in range(5)]
+        for worker in workers[:3]:
+            worker.end()
+        workers[3].process.kill(signal.SIGKILL)
+        workers[4].say("end(1)")
+        for worker in workers:
+            ended(worker.process)
+            worker.close()
+        nobody = crew.spawn(python="/no/such/python")
+        assert ended(nobody).error, round_
+        nobody.close()
+
+    # The last ones may not have been reaped yet.
+    wait_until(lambda: [child.pid for child in zygote.children()] == [first.process.pid], "the dead to be reaped")
+    wait_until(lambda: (descriptors(os.getpid()), descriptors(zygote.pid)) == before, "descriptors to be closed")
+
+
+def test_workers_whose_zygote_was_killed_are_reported_and_the_next_starts(crew: Crew):
+    workers = [crew.talk() for _ in range(2)]
+    pids = [worker.ask("__import__('os').getpid()") for worker in workers]
+    child = workers[0].ask("__import__('subprocess').Popen(['sleep', '600']).pid")
+    first = crew.zygote
+
+    async def story() -> list[Exit]:
+        waits = [asyncio.ensure_future(worker.process.wait()) for worker in workers]
+        await asyncio.sleep(0)
+        os.kill(first, signal.SIGKILL)
+        return await asyncio.wait_for(asyncio.gather(*waits), LIMIT_S)
+
+    assert asyncio.run(story()) == [Exit(signal=9), Exit(signal=9)]
+    assert crew.talk().ask("1") == 1
+    assert crew.zygote != first
+    wait_until(lambda: not any(is_alive(pid) for pid in [*pids, child]), "the old workers to die")
+    workers[0].process.kill(signal.SIGKILL)
+
+
+def test_a_worker_whose_zygote_died_before_it_started_says_so(crew: Crew):
+    crew.talk().ask("1")
+    os.kill(crew.zygote, signal.SIGSTOP)
+    process = crew.spawn()
+
+    os.kill(crew.zygote, signal.SIGKILL)
+
+    text = "the process that starts workers ended before it had started this one"
+    assert ended(process) == Exit(error=text)
+    assert process.pid is None
+
+
+def test_the_zygote_survives_what_a_terminal_or_a_service_manager_sends_to_all(crew: Crew):
+    worker = crew.talk()
+    assert worker.ask("1") == 1
+    zygote = crew.zygote
+
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        os.kill(zygote, number)
+
+    assert worker.ask("2") == 2
+    assert crew.talk().ask("3") == 3
+    assert crew.zygote == zygote
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({"python": "/no/such/python3"}, "cannot run '/no/such/python3': No such file or directory"),
+        ({"python": FOLDER}, f"cannot run '{FOLDER}': Permission denied"),
+        ({"working_directory": "/no/such/folder"}, "cannot enter folder '/no/such/folder': No such file or directory"),
+        ({"environment": {"A=B": "c"}}, "cannot set its environment: illegal environment variable name"),
+    ],
+    ids=["no interpreter", "no program", "no folder", "no environment"],
+)
+def test_it_is_said_why_a_worker_could_not_be_started(crew: Crew, how: dict[str, object], text: str):
+    worker = crew.talk(**how)
+
+    exit_ = ended(worker.process)
+
+    assert exit_ == Exit(error=text)
+    assert describe_exit(exit_) == exit_.error
+    assert crew.talk().ask("1") == 1
+
+
+def test_an_environment_that_does_not_fit_is_refused(crew: Crew):
+    with pytest.raises(InferenceError) as raised:
+        crew.spawn(environment={"LARGE": "x" * MAX_COMMAND_BYTES})
+
+    assert raised.value.code is ErrorCode.UNAVAILABLE
+    assert raised.value.message.startswith("cannot start a process for 'm_0_0': its environment and paths take 131")
+    assert crew.talk().ask("1") == 1
+
+
+def test_threads_start_workers_at_the_same_time(crew: Crew):
+    def story(number: int) -> tuple[int, Exit]:
+        worker = crew.talk(name=f"m_{number}_0")
+        answer = worker.ask(f"6 * {number}")
+        worker.say(f"end({number})")
+        return answer, ended(worker.process)
+
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(story, range(32)))
+
+    assert results == [(6 * number, Exit(code=number)) for number in range(32)]
+
+
+def test_workers_that_die_at_any_time_are_all_reported(crew: Crew):
+    chance = random.Random(1)
+    for _ in range(40):
+        worker = crew.spawn(entry="talkative:greet")
+        time.sleep(chance.random() / 200)
+        worker.kill(signal.SIGKILL)
+        assert ended(worker) == Exit(signal=9)
+        worker.close()
+
+
+MEMORY_GROUP = Path("/sys/fs/cgroup/memory")
+
+
+def limited_group(name: str) -> tuple[Path, str] | None:
+    """A control group of ours for 200 MiB of memory; None where that is not allowed."""
+    for root, limit in ((Path("/sys/fs/cgroup"), "memory.max"), (MEMORY_GROUP, "memory.limit_in_bytes")):
+        group = root / name
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text(str(200 << 20))
+        except OSError:
+            group.rmdir()
+            continue
+        return group, limit
+    return None
+
+
+EATER = """
+import os, sys
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+from halimede.core.supervise import describe_exit
+from support.workers import Crew, ended
+crew = Crew()
+killed, eater = crew.talk(), crew.talk()
+killed.process.kill(9)
+print(describe_exit(ended(killed.process)))
+eater.say("x = b'x' * (1 << 30)")
+print(describe_exit(ended(eater.process)))
+print(crew.talk().ask("1 + 1"))
+crew.launcher.close()
+"""
+
+
+def test_a_worker_that_the_kernel_killed_for_want_of_memory_is_told_apart():
+    made = limited_group(f"halimede-test-{os.getpid()}")
+    if made is None:
+        pytest.skip("control groups cannot be made here")
+    group, _ = made
+    path = os.pathsep.join([FOLDER, str(Path(FOLDER).parent)])
+    try:
+        done = in_background(
+            lambda: subprocess.check_output(
+                [sys.executable, "-c", EATER, str(group)], env={**os.environ, "PYTHONPATH": path}, timeout=60, text=True
+            )
+        )
+        assert done.result(60).splitlines() == ["signal 9", "signal 9 (possibly out of memory)", "2"]
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text().split(), "the group to be empty")
+        group.rmdir()

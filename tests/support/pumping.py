@@ -1,0 +1,192 @@
+"""A pump between callers that note their answers and worker processes that the test plays."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from halimede.core.config.check_request import Checked, RequestChecker
+from halimede.core.config.model_config import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput
+from halimede.core.observe.stats import ModelStats
+from halimede.core.schedule.make import make_scheduler
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
+from halimede.runtime.clock import monotonic_ns
+from halimede.runtime.pump import LiveRequests, Pump
+from halimede.workers.worker import (
+    BatchDone,
+    BatchItem,
+    BatchTimes,
+    Outputs,
+    Parameters,
+    ResponseSent,
+    WorkerDown,
+    WorkerEvent,
+    WorkerUp,
+)
+
+DEAD = InferenceError(ErrorCode.INTERNAL, "Stub process 'm' is not healthy.")
+OUTPUT = ModelOutput(name="OUT", data_type=DataType.FP32, dims=(1,))
+
+MS = 1_000_000
+
+
+def outputs() -> Outputs:
+    return [Tensor("OUT", DataType.FP32, (1, 1), b"\0" * 4)]
+
+
+def times(start_ms: int = 0, input_end_ms: int = 0, output_start_ms: int = 0, end_ms: int = 0) -> BatchTimes:
+    return BatchTimes(start_ms * MS, input_end_ms * MS, output_start_ms * MS, end_ms * MS)
+
+
+@dataclass(slots=True)
+class PlayedProcess:
+    """A worker that does what the test says, and keeps what it must not forget: batches by slot, and open requests."""
+
+    ordinal: int
+    pump: Pump
+    concurrency: int = 1
+    is_up: bool = True
+    batches: dict[int, list[BatchItem]] = field(default_factory=dict)
+    open: list[int] = field(default_factory=list)
+    executed: list[int] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    acknowledged: list[tuple[int, int]] = field(default_factory=list)
+    stopped: bool = False
+    says_ready: bool = True
+    is_slow: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"m_{self.ordinal}"
+
+    def execute(self, items: list[BatchItem], slot: int = 0) -> None:
+        assert self.is_up, "a batch for a process that is down"
+        assert slot not in self.batches, "two batches in one slot"
+        assert slot < self.concurrency
+        self.batches[slot] = items
+        self.executed += [item.key for item in items]
+
+    def cancel(self, key: int) -> None:
+        self.cancelled.append(key)
+
+    def acknowledge(self, key: int, responses: int) -> None:
+        self.acknowledged.append((key, responses))
+
+    async def is_ready(self) -> bool:
+        if self.is_slow:
+            await asyncio.sleep(3600)
+        return self.says_ready
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    def send(
+        self,
+        key: int,
+        reply: Outputs | InferenceError | None,
+        *,
+        final: bool = False,
+        when: BatchTimes | None = None,
+        parameters: Parameters | None = None,
+    ) -> None:
+        """One answer beside the batch's end."""
+        if final and key in self.open:
+            self.open.remove(key)
+        self.pump.on_event(ResponseSent(self, key, reply, final, when or times(), parameters or {}))
+
+    def finish(
+        self,
+        slot: int = 0,
+        reply: Outputs | InferenceError | None = None,
+        *,
+        parameters: dict[int, Parameters] | None = None,
+        when: BatchTimes | None = None,
+    ) -> None:
+        """The end of a slot's batch, with one reply for all; None leaves its requests open."""
+        items = self.batches.pop(slot)
+        if reply is None:
+            self.open += [item.key for item in items]
+        failed = isinstance(reply, InferenceError)
+        replies = [reply] * len(items) if reply is None or failed else [outputs() for _ in items]
+        self.pump.on_event(BatchDone(self, items, replies, when or times(), failed, slot, parameters or {}))
+
+    def die(self, reason: str = "signal 9", *, parked: bool = False) -> list[WorkerEvent]:
+        """Go down; what it held is failed by the events returned, which are the test's to hand over."""
+        failures: list[WorkerEvent] = [
+            BatchDone(self, items, [DEAD] * len(items), times(), True, slot) for slot, items in self.batches.items()
+        ]
+        failures += [ResponseSent(self, key, DEAD, True, times()) for key in self.open]
+        self.batches, self.open, self.is_up = {}, [], False
+        self.pump.on_event(WorkerDown(self, reason, parked))
+        return failures
+
+    def restart(self) -> None:
+        self.is_up = True
+        self.pump.on_event(WorkerUp(self))
+
+
+class Bench:
+    """A pump, its played processes, and what callers were told: (key, what, final)."""
+
+    def __init__(
+        self,
+        workers: int = 1,
+        *,
+        concurrency: int = 1,
+        decoupled: bool = True,
+        output: ModelOutput = OUTPUT,
+        **batching: Any,
+    ) -> None:
+        config = ModelConfig(
+            name="m",
+            max_batch_size=4,
+            input=(ModelInput(name="IN", data_type=DataType.FP32, dims=(1,)),),
+            output=(output,),
+            dynamic_batching=ModelDynamicBatching(**batching),
+        )
+        self.live = LiveRequests()
+        self.stats = ModelStats("m", "1", decoupled=decoupled)
+        self.pump = Pump(
+            "m",
+            "1",
+            make_scheduler(config, instances=0),
+            self.stats,
+            RequestChecker(config),
+            self.live,
+            asyncio.get_running_loop(),
+            preserve_ordering=bool(batching.get("preserve_ordering")),
+        )
+        self.workers = [PlayedProcess(ordinal, self.pump, concurrency) for ordinal in range(workers)]
+        for worker in self.workers:
+            self.pump.add_worker(worker)
+        self.responses: list[tuple[int, InferenceResponse]] = []
+
+    def submit(self, *keys: int, timeout_us: int = 0) -> None:
+        for key in keys:
+            request = InferenceRequest("m", id=str(key), timeout_us=timeout_us)
+            self.pump.submit(key, request, Checked(1, 4, ()), self._note(key), monotonic_ns())
+
+    def _note(self, key: int) -> Callable[[InferenceResponse], None]:
+        def on_response(response: InferenceResponse) -> None:
+            assert response.id == str(key)
+            self.responses.append((key, response))
+
+        return on_response
+
+    @property
+    def answers(self) -> list[tuple[int, ErrorCode | str, bool]]:
+        """What every caller was told, in order: an error's code, `ok`, or `end` for a final answer that says no more."""
+        return [
+            (key, "end" if each.is_empty else each.error.code if each.error is not None else "ok", each.final)
+            for key, each in self.responses
+        ]
+
+
+def story(tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a test's story on a loop of its own."""
+
+    async def within_time() -> None:
+        async with asyncio.timeout(20):
+            await tell()
+
+    asyncio.run(within_time())

@@ -1,0 +1,128 @@
+"""A worker process played in one process: a host that keeps what it is told, and models made of a few lines."""
+
+import json
+import textwrap
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halimede.backends.hosting import Answer, HostedRequest, Reply, WorkerSpec
+from halimede.backends.python.runner import PythonRunner, make_runner
+from halimede.core.types import DataType, InferenceError, InferenceRequest, Tensor
+from halimede.core.types.tensor import tensor_from_array
+
+HEAD = "import threading\nimport numpy as np\nimport triton_python_backend_utils as pb\n"
+
+
+@dataclass(slots=True)
+class Hosted:
+    key: int
+    request: InferenceRequest
+    rows: int = 1
+
+
+@dataclass
+class FakeHost:
+    """Keeps logs, answers by key, calls and updates; `results` are what calls give, errors are raised."""
+
+    cancelled: set[int] = field(default_factory=set)
+    logs: list[tuple[str, str]] = field(default_factory=list)
+    answers: list[tuple[int, Reply, bool]] = field(default_factory=list)
+    calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    updates: list[tuple[int, str, float]] = field(default_factory=list)
+    results: dict[str, Any] = field(default_factory=dict)
+    refuses: InferenceError | None = None
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = 0
+
+    def is_cancelled(self, request: HostedRequest) -> bool:
+        return request.key in self.cancelled
+
+    def respond(self, request: HostedRequest, reply: Reply, final: bool) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        with self._lock:
+            self.answers.append((request.key, reply, final))
+
+    def log(self, level: str, message: str) -> None:
+        self.logs.append((level, message))
+
+    def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        # What crosses to the server is JSON.
+        self.calls.append((method, json.loads(json.dumps(arguments))))
+        if method in self.results:
+            result = self.results[method]
+            if isinstance(result, InferenceError):
+                raise result
+            return result
+        self._numbers += 1
+        return self._numbers if method in ("metric_family_new", "metric_new") else None
+
+    def update_metric(self, metric: int, operation: str, value: float) -> None:
+        self.updates.append((metric, operation, value))
+
+
+def write(folder: Path, code: str, name: str = "m", file: str = "model.py", **config: Any) -> WorkerSpec:
+    """A repository with one model of one version and what a worker process is told of it. `code` is dedented."""
+    version = folder / name / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    (version / file).write_text(HEAD + textwrap.dedent(code))
+    return spec_of(folder, version / file, name, **config)
+
+
+def spec_of(folder: Path, artifact: Path, name: str = "m", *, decoupled: bool = False, **config: Any) -> WorkerSpec:
+    whole = {
+        "name": name,
+        "max_batch_size": 8,
+        "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]}],
+        "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]}, {"name": "MORE"}],
+        **config,
+    }
+    return WorkerSpec(
+        model=name,
+        version=1,
+        instance=f"{name}_0",
+        ordinal=0,
+        kind="CPU",
+        device_id=0,
+        device_uuid="",
+        backend="python",
+        runner="halimede.backends.python.runner:make_runner",
+        config_json=json.dumps(whole, separators=(",", ":")),
+        repository=str(folder / name),
+        artifact=str(artifact),
+        decoupled=decoupled,
+    )
+
+
+def runner_of(folder: Path, code: str, host: FakeHost | None = None, **config: Any) -> PythonRunner:
+    runner = make_runner(write(folder, code, **config), host or FakeHost())
+    assert isinstance(runner, PythonRunner)
+    return runner
+
+
+def body(code: str, how: str = "def") -> str:
+    """A model whose `execute` is these lines."""
+    lines = textwrap.indent(textwrap.dedent(code).strip(), " " * 8)
+    return f"class TritonPythonModel:\n    {how} execute(self, requests):\n{lines}\n"
+
+
+def asked(key: int = 0, *inputs: Tensor, **fields: Any) -> Hosted:
+    """A request for model m; its input IN is FP32 [1, key] if none is given."""
+    return Hosted(key, InferenceRequest("m", inputs=list(inputs) or [fp32("IN", [[1.0, float(key)]])], **fields))
+
+
+def fp32(name: str, values: Sequence[Any]) -> Tensor:
+    return tensor_from_array(name, DataType.FP32, np.array(values, np.float32))
+
+
+def values(reply: Reply) -> dict[str, Any]:
+    """The outputs of an answer as lists."""
+    assert isinstance(reply, Answer), reply
+    return {tensor.name: tensor.array().tolist() for tensor in reply.outputs}

@@ -1,0 +1,115 @@
+"""Worker processes of tests, and what the kernel says of processes."""
+
+import json
+import os
+import select
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from halimede.core.supervise import Exit
+from halimede.workers.launcher import Launcher, WorkerProcess
+
+FOLDER = str(Path(__file__).parent)
+OBEY = "talkative:obey"
+LIMIT_S = 30.0
+
+
+class Talk:
+    """A worker that does what it is told (`support/talkative.py`)."""
+
+    def __init__(self, process: WorkerProcess) -> None:
+        self.process = process
+        self._answers = process.channel.makefile("r")
+
+    def say(self, code: str) -> None:
+        """Have it done, and expect no answer."""
+        self.process.channel.sendall(json.dumps(code).encode() + b"\n")
+
+    def ask(self, code: str) -> Any:
+        self.process.channel.settimeout(LIMIT_S)
+        self.say(code)
+        line = self._answers.readline()
+        assert line, f"the worker ended: {self.process.wait_sync(LIMIT_S)}\n{printed(self.process)}"
+        return json.loads(line)
+
+    def end(self) -> Exit:
+        """Its exit after its channel was closed."""
+        self._answers.close()
+        self.process.channel.close()
+        return ended(self.process)
+
+    def close(self) -> None:
+        self._answers.close()
+        self.process.close()
+
+
+class Crew:
+    """A launcher with all workers that it started; `with` ends and frees them."""
+
+    def __init__(self) -> None:
+        self.launcher = Launcher()
+        self._talks: list[Talk] = []
+        self._processes: list[WorkerProcess] = []
+
+    def __enter__(self) -> "Crew":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.launcher.close()
+        for each in self._talks:
+            each.close()
+        for process in self._processes:
+            process.close()
+
+    @property
+    def zygote(self) -> int:
+        pid = self.launcher.zygote_pid
+        assert pid is not None
+        return pid
+
+    def spawn(self, name: str = "m_0_0", entry: str = OBEY, **how: Any) -> WorkerProcess:
+        process = self.launcher.spawn(name, entry=entry, **how)
+        self._processes.append(process)
+        return process
+
+    def talk(self, **how: Any) -> Talk:
+        each = Talk(self.spawn(**how))
+        self._talks.append(each)
+        return each
+
+
+def ended(process: WorkerProcess) -> Exit:
+    exit_ = process.wait_sync(LIMIT_S)
+    assert exit_ is not None, f"{process} did not end"
+    return exit_
+
+
+def printed(process: WorkerProcess, until: str = "") -> str:
+    """What it printed: until that text was there, or until the end."""
+    text, deadline = b"", time.monotonic() + LIMIT_S
+    poll = select.poll()
+    poll.register(process.output, select.POLLIN)
+    while not until or until.encode() not in text:
+        assert poll.poll(max(0.0, deadline - time.monotonic()) * 1000), f"no more than {text!r}"
+        with suppress(BlockingIOError):
+            piece = os.read(process.output, 65536)
+            if not piece:
+                break
+            text += piece
+    return text.decode()
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is not: it has ended, and waits for its parent."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))

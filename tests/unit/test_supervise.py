@@ -1,0 +1,281 @@
+from itertools import product
+
+import pytest
+
+from halimede.core.supervise import (
+    MAX_DEATHS,
+    Action,
+    Event,
+    Exit,
+    Finish,
+    Kill,
+    Nothing,
+    Park,
+    Start,
+    State,
+    Supervision,
+    WaitUntil,
+    describe_exit,
+    oom_count_files,
+    oom_kills,
+)
+from halimede.core.types import ErrorCode, InferenceError
+
+SECOND = 1_000_000_000
+STARTED, DIED, TIMER, STOP, ENDED, RESET = Event
+
+
+def ready(now_ns: int = 0) -> Supervision:
+    supervision = Supervision()
+    assert supervision.on(STARTED, now_ns) == Nothing()
+    return supervision
+
+
+def live_and_die(supervision: Supervision, now_ns: int, life_ns: int) -> tuple[int, Action]:
+    """A worker that is READY dies after `life_ns`; it is started when due, and is READY at once. When, and what said."""
+    died_ns = now_ns + life_ns
+    action = supervision.on(DIED, died_ns, "signal 11")
+    if isinstance(action, Park):
+        return died_ns, action
+    up_ns = action.at_ns if isinstance(action, WaitUntil) else died_ns
+    if isinstance(action, WaitUntil):
+        assert supervision.on(TIMER, up_ns) == Start()
+    assert supervision.on(STARTED, up_ns) == Nothing()
+    return up_ns, WaitUntil(up_ns - died_ns) if isinstance(action, WaitUntil) else action
+
+
+def test_a_worker_that_served_for_long_is_started_again_at_once():
+    supervision = ready()
+
+    assert supervision.on(DIED, 60 * SECOND, "signal 9") == Start()
+    assert supervision.state is State.STARTING
+
+
+def test_a_worker_that_died_soon_waits_and_is_then_started():
+    supervision = ready()
+
+    assert supervision.on(DIED, 5 * SECOND, "exit code 3") == WaitUntil(5_100_000_000)
+    assert supervision.state is State.WAITING
+    assert supervision.reason == "worker exited: exit code 3"
+    assert supervision.on(TIMER, 5_050_000_000) == WaitUntil(5_100_000_000)
+    assert supervision.on(TIMER, 5_100_000_000) == Start()
+    assert supervision.on(STARTED, 6 * SECOND) == Nothing()
+    assert (supervision.state, supervision.reason) == (State.READY, "")
+
+
+def test_pauses_double_up_to_ten_seconds():
+    supervision = ready()
+    now_ns, pauses = 0, []
+    for _ in range(10):
+        # Not so often that it is parked.
+        now_ns, action = live_and_die(supervision, now_ns, 20 * SECOND)
+        assert isinstance(action, WaitUntil)
+        pauses.append(action.at_ns / SECOND)
+
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, 10]
+
+
+def test_a_long_life_makes_the_pauses_short_again():
+    supervision = ready()
+    now_ns = 0
+    for _ in range(5):
+        now_ns, _ = live_and_die(supervision, now_ns, 20 * SECOND)
+
+    now_ns, action = live_and_die(supervision, now_ns, 60 * SECOND)
+    assert action == Start()
+    _, action = live_and_die(supervision, now_ns, SECOND)
+    assert action == WaitUntil(SECOND // 10)
+
+
+def test_a_worker_that_dies_again_and_again_is_parked_with_the_last_cause():
+    supervision = ready()
+    now_ns, actions = 0, []
+    for _ in range(5):
+        now_ns, action = live_and_die(supervision, now_ns, SECOND)
+        actions.append(action)
+
+    assert actions[-1] == Park("worker exited 5 times (last: signal 11)")
+    assert [type(action) for action in actions[:-1]] == [WaitUntil] * 4
+    assert supervision.state is State.PARKED
+    assert supervision.reason == "worker exited 5 times (last: signal 11)"
+    assert supervision.on(TIMER, now_ns + 3600 * SECOND) == Nothing()
+
+
+def test_deaths_older_than_a_minute_are_forgotten():
+    supervision = ready()
+    supervision.on(DIED, 0, "signal 11")
+    for at_secs in (20, 30, 40):
+        supervision.on(TIMER, at_secs * SECOND)
+        supervision.on(DIED, at_secs * SECOND, "signal 11")
+    supervision.on(TIMER, 50 * SECOND)
+
+    assert isinstance(supervision.on(DIED, 60 * SECOND, "signal 11"), WaitUntil)
+    supervision.on(TIMER, 70 * SECOND)
+    assert isinstance(supervision.on(DIED, 79 * SECOND, "signal 11"), Park)
+
+
+def test_a_death_while_starting_counts_and_so_does_a_failed_initialize():
+    supervision = ready()
+    now_ns = 0
+    action = supervision.on(DIED, now_ns, "signal 9")
+    for why in ("signal 11", "exit code 1", "signal 6", "ValueError: no weights"):
+        assert isinstance(action, WaitUntil)
+        now_ns = action.at_ns
+        assert supervision.on(TIMER, now_ns) == Start()
+        action = supervision.on(DIED, now_ns, why)
+
+    assert action == Park("worker exited 5 times (last: ValueError: no weights)")
+
+
+def test_a_long_cause_is_cut():
+    supervision = ready()
+    for death in range(MAX_DEATHS):
+        action = supervision.on(DIED, death, "x" * 100_000)
+        supervision.on(TIMER, SECOND)
+
+    assert isinstance(action, Park)
+    assert len(action.reason) < 400
+
+
+def test_a_first_start_that_fails_is_told_from_a_restart():
+    supervision = Supervision()
+    assert not supervision.was_ready
+    supervision.on(STARTED, 0)
+    supervision.on(DIED, 0, "signal 11")
+    assert supervision.was_ready
+
+
+def test_a_parked_worker_that_is_reset_starts_with_its_deaths_forgotten():
+    supervision = ready()
+    now_ns = 0
+    for _ in range(5):
+        now_ns, _ = live_and_die(supervision, now_ns, SECOND)
+
+    assert supervision.on(RESET, now_ns) == Start()
+    assert supervision.on(DIED, now_ns, "signal 11") == WaitUntil(now_ns + SECOND // 10)
+
+
+def test_a_ready_worker_is_asked_to_finish_and_killed_when_it_does_not():
+    supervision = ready()
+
+    assert supervision.on(STOP, SECOND) == Finish(kill_at_ns=6 * SECOND)
+    assert supervision.on(TIMER, 2 * SECOND) == WaitUntil(6 * SECOND)
+    assert supervision.on(TIMER, 6 * SECOND) == Kill()
+    assert supervision.on(ENDED, 6 * SECOND) == Nothing()
+    assert supervision.state is State.STOPPED
+
+
+def test_a_worker_that_dies_while_it_finishes_is_stopped_and_not_started_again():
+    supervision = ready()
+    supervision.on(STOP, 0)
+
+    assert supervision.on(DIED, SECOND, "signal 11") == Nothing()
+    assert supervision.state is State.STOPPED
+
+
+def test_a_worker_that_is_starting_is_killed_when_it_is_stopped():
+    supervision = Supervision()
+
+    assert supervision.on(STOP, 0) == Kill()
+    # Its word that it is up may cross the order.
+    assert supervision.on(STARTED, 0) == Nothing()
+    assert supervision.on(ENDED, SECOND) == Nothing()
+    assert supervision.state is State.STOPPED
+
+
+@pytest.mark.parametrize("deaths", [1, MAX_DEATHS], ids=["waiting", "parked"])
+def test_a_worker_without_a_process_is_stopped_at_once(deaths: int):
+    supervision = ready()
+    for _ in range(deaths):
+        supervision.on(DIED, 0, "signal 11")
+        if deaths > 1:
+            supervision.on(TIMER, SECOND)
+
+    assert supervision.on(STOP, SECOND) == Nothing()
+    assert supervision.state is State.STOPPED
+    # The timer of its pause may still fire.
+    assert supervision.on(TIMER, 2 * SECOND) == Nothing()
+
+
+WAYS: dict[State, tuple[Event, ...]] = {
+    State.STARTING: (),
+    State.READY: (STARTED,),
+    State.WAITING: (STARTED, DIED),
+    State.PARKED: (DIED, TIMER) * (MAX_DEATHS - 1) + (DIED,),
+    State.STOPPING: (STOP,),
+    State.STOPPED: (STOP, ENDED),
+}
+POSSIBLE = {
+    State.STARTING: {STARTED, DIED, TIMER, STOP},
+    State.READY: {DIED, TIMER, STOP},
+    State.WAITING: {TIMER, STOP, RESET},
+    State.PARKED: {TIMER, STOP, RESET},
+    State.STOPPING: {STARTED, DIED, TIMER, ENDED},
+    State.STOPPED: {TIMER},
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "event"), [pair for pair in product(State, Event) if pair[1] not in POSSIBLE[pair[0]]], ids=str
+)
+def test_what_cannot_happen_is_an_error_of_ours(state: State, event: Event):
+    supervision = Supervision()
+    for step, past in enumerate(WAYS[state]):
+        supervision.on(past, step * SECOND, "signal 11")
+    assert supervision.state is state
+
+    with pytest.raises(InferenceError) as raised:
+        supervision.on(event, 100 * SECOND)
+    assert raised.value == InferenceError(
+        ErrorCode.INTERNAL, f"a worker that is {state.value} cannot take {event.name}"
+    )
+    assert supervision.state is state
+
+
+def test_a_supervision_shows_its_state():
+    supervision = ready()
+    supervision.on(DIED, 0, "signal 11")
+
+    assert repr(supervision) == "<Supervision WAITING deaths=1 worker exited: signal 11>"
+
+
+@pytest.mark.parametrize(
+    ("exit_", "text"),
+    [
+        (Exit(code=3), "exit code 3"),
+        (Exit(code=0), "exit code 0"),
+        (Exit(signal=11), "signal 11"),
+        (Exit(signal=9, out_of_memory=True), "signal 9 (possibly out of memory)"),
+        (Exit(error="no such interpreter"), "no such interpreter"),
+    ],
+)
+def test_an_exit_is_described(exit_: Exit, text: str):
+    assert describe_exit(exit_) == text
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "files"),
+    [
+        ("0::/a/b\n", ("/sys/fs/cgroup/a/b/memory.events", "/sys/fs/cgroup/memory.events")),
+        ("0::/\n", ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory.events")),
+        (
+            "5:cpu,cpuacct:/x\n4:memory:/a:b\n",
+            ("/sys/fs/cgroup/memory/a:b/memory.oom_control", "/sys/fs/cgroup/memory/memory.oom_control"),
+        ),
+        ("", ()),
+    ],
+)
+def test_the_counter_of_kills_for_want_of_memory_is_found(cgroups: str, files: tuple[str, ...]):
+    assert oom_count_files(cgroups) == files
+
+
+@pytest.mark.parametrize(
+    ("text", "kills"),
+    [
+        ("low 0\noom 4\noom_kill 3\noom_group_kill 1\n", 3),
+        ("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n", 7),
+        ("oom_kill_disable 0\nunder_oom 0\n", 0),
+    ],
+)
+def test_the_count_is_read(text: str, kills: int):
+    assert oom_kills(text) == kills
