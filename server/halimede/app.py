@@ -130,7 +130,7 @@ class App:
             backend_config=settings.backend_config,
             autocomplete=not settings.disable_auto_complete_config,
             launcher=self._launcher,
-            backend_directory=Path(settings.backend_directory),
+            backend_directory=settings.backend_directory,
             log_verbose=settings.log_verbose,
         )
         services = ModelServices(CustomMetrics())

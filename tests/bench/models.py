@@ -57,17 +57,35 @@ def config(name: str, backend: str, tensors: tuple[str, str], dims: str, max_bat
     )
 
 
+PYTHON_IDENTITY = """import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "IN") for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each.as_numpy())]) for each in inputs]
+"""
+
+
+def python_identity_config(name: str, dims: str) -> str:
+    return config(name, "python", ("IN", "OUT"), dims, 32)
+
+
 def write_repository(root: Path) -> Path:
-    """A repository of `ident` (FP32[16]), `image` (600 KB) and `heavy` (ONNX, one intra-op thread)."""
+    """A repository of `ident` (FP32[16]) and `image` (600 KB), both also in Python, and `heavy` (ONNX, one thread)."""
     one_thread = 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
     configs = {
         "ident": config("ident", "identity", ("INPUT0", "OUTPUT0"), "16", 32),
         "image": config("image", "identity", ("INPUT0", "OUTPUT0"), "3, 224, 224", 32),
+        "python_ident": python_identity_config("python_ident", "16"),
+        "python_image": python_identity_config("python_image", "3, 224, 224"),
         "heavy": config("heavy", "onnxruntime", ("x", "y"), str(HEAVY_WIDTH), HEAVY_MAX_BATCH, one_thread),
     }
     for name, text in configs.items():
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(text)
+    for name in ("python_ident", "python_image"):
+        (root / name / "1" / "model.py").write_text(PYTHON_IDENTITY)
     (root / "heavy" / "1" / "model.onnx").write_bytes(heavy_onnx().SerializeToString())
     return root
 

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import hop
 import micro
 import models
 import numpy as np
@@ -190,9 +191,13 @@ ON_A_SERVER: dict[str, Callable[[ServerProcess], list[Row]]] = {
     "ident-http": lambda server: [cpu_row(server, "ident-http", "ident", "http")],
     "ident-grpc": lambda server: [cpu_row(server, "ident-grpc", "ident", "grpc")],
     "image-http": lambda server: [cpu_row(server, "image-http", "image", "http")],
+    "python-http": lambda server: [cpu_row(server, "python-http", "python_ident", "http")],
+    "python-grpc": lambda server: [cpu_row(server, "python-grpc", "python_ident", "grpc")],
+    "python-image-http": lambda server: [cpu_row(server, "python-image-http", "python_image", "http")],
 }
 ALONE: dict[str, Callable[[Path], list[Row]]] = {
     "micro": lambda _: micro_rows(),
+    "hop": lambda _: hop_rows(),
     "start": start_rows,
 }
 
@@ -204,6 +209,15 @@ def micro_rows() -> list[Row]:
         row("wire-http", "us per request", micro.wire_http_us(is_known=False), "decode and encode of FP32[16], binary"),
         row("wire-http-known", "us per request", micro.wire_http_us(is_known=True), "the same JSON part again"),
         row("wire-grpc", "us per request", micro.wire_grpc_us(), "parse, decode, encode and serialize of FP32[16]"),
+    ]
+
+
+def hop_rows() -> list[Row]:
+    """A batch of one request to a worker process and back."""
+    note = "CPU of server and worker together, batch of one"
+    return [
+        row("worker-hop-64", "us per batch", hop.hop_us(64, 5_000), note),
+        row("worker-hop-600k", "us per batch", hop.hop_us(600_000, 1_000), note),
     ]
 
 

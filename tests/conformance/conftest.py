@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support.models import add_identity, add_onnx_identity, add_scaled, add_simple, add_simple_string
+from support.served import Stage, add_python, infer, workers
 from support.server import RunningServer, Start, start_server
 
 
@@ -72,3 +73,26 @@ def write_repository(repository: Path) -> None:
     add_scaled(repository, "scaled", 2.0, version=1)
     add_scaled(repository, "scaled", 3.0, version=3)
     (repository / "scaled" / "config.pbtxt").write_text("version_policy { all { } }")
+
+
+@pytest.fixture(scope="session")
+def python_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    repository = tmp_path_factory.mktemp("python") / "models"
+    repository.mkdir()
+    add_python(repository, "bystander")
+    arguments = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=bystander"]
+    running = start_server(tmp_path_factory.mktemp("log"), arguments)
+    yield Stage(running, repository)
+    assert running.process.poll() is None, f"the server died\n{running.log}"
+    assert running.stop() == 0, running.log
+
+
+@pytest.fixture
+def stage(python_server: Stage) -> Iterator[Stage]:
+    """A server for python models of the test's own. Another model, `bystander`, must not notice what they do."""
+    server = python_server.server
+    before = workers(server, "bystander")
+    yield python_server
+    python_server.clear()
+    assert infer(server, "bystander", 1.0, 2.0) == (200, [1.0, 2.0])
+    assert workers(server, "bystander") == before, f"the bystander's process was replaced\n{server.log}"

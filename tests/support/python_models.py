@@ -55,14 +55,16 @@ class FakeHost:
 
     def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
         # What crosses to the server is JSON.
-        self.calls.append((method, json.loads(json.dumps(arguments))))
+        self.calls.append((method, json.loads(json.dumps(arguments, allow_nan=False))))
         if method in self.results:
             result = self.results[method]
             if isinstance(result, InferenceError):
                 raise result
             return result
+        if method not in ("metric_family_new", "metric_new"):
+            return None
         self._numbers += 1
-        return self._numbers if method in ("metric_family_new", "metric_new") else None
+        return self._numbers
 
     def update_metric(self, metric: int, operation: str, value: float) -> None:
         self.updates.append((metric, operation, value))

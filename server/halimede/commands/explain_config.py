@@ -14,17 +14,30 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from halimede.commands.assemble import DEVICE_LIST_VARIABLE
-from halimede.commands.readers import BackendOption, merge_backend_options, read_backend_option, read_config_name
+from halimede.commands.readers import (
+    BackendOption,
+    merge_backend_options,
+    read_backend_option,
+    read_config_name,
+    read_directory,
+)
 
 if TYPE_CHECKING:
     from halimede.runtime.prepare import ModelPlan
     from halimede.runtime.repository import ModelEntry
 
+DEFAULT_BACKEND_DIRECTORY = "/opt/tritonserver/backends"
+
 FORMATS = ("pbtxt", "yaml", "json")
 
 
 def run(
-    model: Path, form: str, backend_options: tuple[BackendOption, ...], autocomplete: bool, config_name: str
+    model: Path,
+    form: str,
+    backend_options: tuple[BackendOption, ...],
+    backend_directory: Path,
+    autocomplete: bool,
+    config_name: str,
 ) -> int:
     """Print the configuration and the notes, or all that is wrong; the exit code."""
     # Imported here, so that --help and a mistyped flag answer without the serving libraries.
@@ -42,9 +55,15 @@ def run(
             Path(device_list) if device_list else None, Settings().min_supported_compute_capability
         )
         options = LoadOptions(
-            inventory=inventory, backend_config=merge_backend_options(backend_options), autocomplete=autocomplete
+            inventory=inventory,
+            backend_config=merge_backend_options(backend_options),
+            autocomplete=autocomplete,
+            backend_directory=backend_directory,
         )
-        plan = plan_model(entry, options, Abandon())
+        try:
+            plan = plan_model(entry, options, Abandon())
+        finally:
+            options.launcher.close()
     except ConfigError as error:
         for problem in error.problems:
             _say(problem)
@@ -122,6 +141,14 @@ def _reader(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parame
     metavar="[BACKEND,]KEY=VALUE",
     help="A setting of one backend, or of all (repeatable).",
 )
+@click.option(
+    "--backend-directory",
+    default=DEFAULT_BACKEND_DIRECTORY,
+    callback=_reader(read_directory),
+    metavar="DIR",
+    help="Where backends lie that are programs in Python.",
+    show_default=True,
+)
 @click.option("--disable-auto-complete-config", is_flag=True, help="Fill nothing in from the model file.")
 @click.option(
     "--model-config-name",
@@ -136,6 +163,7 @@ def explain_config(
     model: Path,
     form: str,
     backend_config: tuple[BackendOption, ...],
+    backend_directory: Path,
     disable_auto_complete_config: bool,
     model_config_name: str,
 ) -> None:
@@ -143,6 +171,6 @@ def explain_config(
 
     A value is from a line of the configuration file, from the model directory (the backend, by the names of its files),
     from the model file (what the backend reads in it), or a default of the server or the backend. The model is not
-    loaded. Exits with 1, and says all that is wrong, where the configuration cannot be used.
+    loaded; one in Python is asked by its auto_complete_config, in a process of its own. Exits with 1, and says all that is wrong, where the configuration cannot be used.
     """
-    ctx.exit(run(model, form, backend_config, not disable_auto_complete_config, model_config_name))
+    ctx.exit(run(model, form, backend_config, backend_directory, not disable_auto_complete_config, model_config_name))

@@ -212,14 +212,16 @@ class CoreServer:
     async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
         return await self._lifecycle.index(ready_only)
 
-    async def load_model(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+    async def load_model(
+        self, name: str, parameters: Mapping[str, LoadParameter], *, for_model: bool = False
+    ) -> None:
         self._require_control(name)
         if parameters:
             text = (
                 f"load parameter '{clip(next(iter(parameters)))}' is not supported yet: a model loads as it is on disk"
             )
             raise InferenceError(ErrorCode.UNSUPPORTED, text)
-        await self._finish(self._lifecycle.load(name))
+        await self._finish(self._lifecycle.load(name, for_model=for_model))
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:  # noqa: ARG002
         # No model depends on another without ensembles, so that `unload_dependents` asks for nothing more.

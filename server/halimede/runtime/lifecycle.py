@@ -109,6 +109,19 @@ class ModelRecord:
         """Whether all versions serve, with an instance up. A reload changes nothing of that, nor when it fails."""
         return bool(self.versions) and all(version.pump.is_available() for version in self.versions.values())
 
+    def has_given_up(self) -> bool:
+        """Whether a version's instances have died too often to be started again: a load makes new ones."""
+        return any(version.pump.refusal is not None for version in self.versions.values())
+
+    def index_entry(self, number: int, status: VersionStatus) -> ModelIndexEntry:
+        """What the index says of a version: of one that serves, what its instances say."""
+        version = self.versions.get(number)
+        refusal = version.pump.refusal if version is not None else None
+        if refusal is None or status.state is not ModelReadyState.READY:
+            return ModelIndexEntry(self.name, str(number), status.state, status.reason)
+        reason = f"{refusal.code.value}: {refusal.message}"
+        return ModelIndexEntry(self.name, str(number), ModelReadyState.UNAVAILABLE, reason)
+
     def withdraw(self, building: dict[int, VersionStatus], before: dict[int, VersionStatus]) -> None:
         """Take back the states of versions that turned out not to be loaded: the index shows what it showed before."""
         for number, status in building.items():
@@ -177,12 +190,15 @@ class ModelLifecycle:
         results = await asyncio.gather(*(self._load_at_start(name) for name in names))
         return [name for name, loaded in zip(names, results, strict=True) if not loaded]
 
-    async def load(self, name: str) -> None:
-        """Load or reload one model, nothing when it is loaded and unchanged; InferenceError with the root cause."""
-        while not await self._load_once(name):
+    async def load(self, name: str, *, for_model: bool = False) -> None:
+        """Load or reload one model, nothing when it is loaded and unchanged; InferenceError with the root cause.
+
+        `for_model` says that a model asked for it, whose own load may wait for this one: it takes none of the slots.
+        """
+        while not await self._load_once(name, for_model):
             pass
 
-    async def _load_once(self, name: str) -> bool:
+    async def _load_once(self, name: str, for_model: bool) -> bool:
         """Whether the record that was waited for is still the model's: a failed load before this one drops it."""
         record = self.records.setdefault(name, ModelRecord(name))
         async with record.lock:
@@ -190,7 +206,7 @@ class ModelLifecycle:
                 return False
             was_wanted = record.wanted
             try:
-                await self._load(record)
+                await self._load(record, for_model)
                 return True
             except NoVersionError as error:
                 text = f"load failed for model '{name}': {error.message}"
@@ -262,10 +278,7 @@ class ModelLifecycle:
                 state = ModelReadyState.UNAVAILABLE if failure else None
                 entry = [ModelIndexEntry(name, "", state, failure)]
             else:
-                entry = [
-                    ModelIndexEntry(name, str(version), status.state, status.reason)
-                    for version, status in sorted(record.status.items())
-                ]
+                entry = [record.index_entry(number, status) for number, status in sorted(record.status.items())]
             entries.extend(entry)
         if ready_only:
             return [entry for entry in entries if entry.state is ModelReadyState.READY]
@@ -306,12 +319,12 @@ class ModelLifecycle:
             return bool(record.unloads)
         return True
 
-    async def _load(self, record: ModelRecord) -> None:
+    async def _load(self, record: ModelRecord, for_model: bool) -> None:
         """Load, and again while that fails, another try may help and nobody wants the model unloaded."""
         attempt = 1
         while True:
             try:
-                await self._try_load(record)
+                await self._try_load(record, for_model)
                 return
             except (ConfigError, VersionError) as error:
                 if attempt > self._retry_count or record.unloads or not _may_pass(error):
@@ -329,15 +342,15 @@ class ModelLifecycle:
                 else:
                     raise
 
-    async def _try_load(self, record: ModelRecord) -> None:
+    async def _try_load(self, record: ModelRecord, for_model: bool) -> None:
         building: dict[int, VersionStatus] = {}
         try:
             entry = await self._read(record)
-            if record.versions and record.fingerprint == entry.fingerprint:
+            if record.versions and record.fingerprint == entry.fingerprint and not record.has_given_up():
                 record.forget_failures()
                 return
             building.update((version, VersionStatus(ModelReadyState.UNKNOWN)) for version in entry.versions)
-            serving = await self._build(record, entry, building)
+            serving = await self._build(record, entry, building, for_model)
         except (ConfigError, VersionError, LeftBehindError) as error:
             self._fail(record, building, error)
             raise
@@ -405,11 +418,13 @@ class ModelLifecycle:
             record.failure = error.message
 
     async def _build(
-        self, record: ModelRecord, entry: ModelEntry, building: dict[int, VersionStatus]
+        self, record: ModelRecord, entry: ModelEntry, building: dict[int, VersionStatus], for_model: bool
     ) -> dict[int, ModelVersion]:
         """New versions with their instances up; all of them or none. ConfigError or VersionError."""
         before = dict(record.status)
         try:
+            if for_model:
+                return await self._build_in_slot(record, entry, building, before)
             await self._unless_unloaded(record, self._slots.acquire(), self._free_slot)
             try:
                 return await self._build_in_slot(record, entry, building, before)

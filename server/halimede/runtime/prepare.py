@@ -32,7 +32,7 @@ from halimede.core.config.process_options import (
     isolation_of,
     max_concurrency,
 )
-from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_config, read_json, read_json
+from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_config, read_json
 from halimede.core.config.support import check_support
 from halimede.core.config.validate import apply_defaults, validate
 from halimede.core.config.versions import select_versions

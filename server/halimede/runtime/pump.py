@@ -17,7 +17,7 @@ No slot of a worker that is down is given a batch. Requests wait as long as one 
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from halimede.core.config.check_request import Checked, RequestChecker
@@ -40,7 +40,6 @@ from halimede.workers.worker import (
     Worker,
     WorkerDown,
     WorkerEvent,
-    WorkerUp,
 )
 
 log = logging.getLogger(__name__)
@@ -177,6 +176,11 @@ class Pump:
         since = self._scheduler.oldest_enqueued_at()
         return 0 if since is None else max(0, monotonic_ns() - since)
 
+    @property
+    def refusal(self) -> InferenceError | None:
+        """Why no request is taken any more: every instance has died too often. None while there is hope."""
+        return self._refusal
+
     def is_available(self) -> bool:
         """Whether an instance is up. A model all of whose instances are passive has none to wait for."""
         return self._capacity > 0 or not self._workers
@@ -290,7 +294,15 @@ class Pump:
     def on_event(self, event: WorkerEvent) -> None:
         """What a worker reports. Called on the loop's thread."""
         if isinstance(event, BatchDone):
-            self._on_batch_done(event)
+            instance = event.worker.ordinal + event.slot * SLOT_STRIDE
+            batch = self._running.get(instance)
+            # The end of a batch that its worker's death took with it frees nothing: the slot is gone, or taken again.
+            if batch is not None and batch[0].key == event.items[0].key:
+                del self._running[instance]
+                self._scheduler.completed(instance)
+                # The next batch goes out before the last one is answered: the worker computes while they are written.
+                self._poll()
+            self._answer(event)
         elif isinstance(event, ResponseSent):
             self._on_response_sent(event)
         elif isinstance(event, WorkerDown):
@@ -326,21 +338,18 @@ class Pump:
         await asyncio.gather(*(worker.stop() for worker in (*self._workers.values(), *self._passive)))
 
     def _poll(self) -> None:
+        by_ticket = self._live.by_ticket
         actions = self._scheduler.poll(monotonic_ns())
         for action in actions:
             match action:
                 case Execute(instance, keys):
-                    self._execute(instance, keys)
+                    batch: list[BatchItem] = [by_ticket[key] for key in keys]
+                    self._running[instance] = batch
+                    worker, slot = self._slots[instance]
+                    worker.execute(batch, slot)
                 case Fail(key, error, reason):
                     self._fail(key, error, reason)
         self._arm(self._scheduler.wake_at())
-
-    def _execute(self, instance: int, keys: Sequence[int]) -> None:
-        by_ticket = self._live.by_ticket
-        batch: list[BatchItem] = [by_ticket[key] for key in keys]
-        self._running[instance] = batch
-        worker, slot = self._slots[instance]
-        worker.execute(batch, slot)
 
     def _arm(self, wake_at: int | None) -> None:
         if wake_at == self._timer_at:
@@ -363,17 +372,6 @@ class Pump:
         self._timer = None
         self._timer_at = None
         self._poll()
-
-    def _on_batch_done(self, done: BatchDone) -> None:
-        instance = done.worker.ordinal + done.slot * SLOT_STRIDE
-        batch = self._running.get(instance)
-        # The end of a batch that its worker's death took with it frees nothing: the slot is gone, or taken again.
-        if batch is not None and batch[0].key == done.items[0].key:
-            del self._running[instance]
-            self._scheduler.completed(instance)
-            # The next batch goes out before the last one is answered: the worker computes while answers are written.
-            self._poll()
-        self._answer(done)
 
     def _answer(self, done: BatchDone) -> None:
         times = done.times

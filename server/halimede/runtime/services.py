@@ -19,8 +19,10 @@ def model_of(owner: str) -> str:
 class Models(Protocol):
     """The life cycle of models, as far as a model may ask for it. InferenceError."""
 
-    async def load_model(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
-        """Load or reload a model."""
+    async def load_model(
+        self, name: str, parameters: Mapping[str, bool | int | str | bytes], *, for_model: bool = False
+    ) -> None:
+        """Load or reload a model; `for_model`: another one waits for it, perhaps in its own load."""
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         """Unload a model."""
@@ -70,7 +72,7 @@ class ModelServices:
         parameters: dict[str, bool | int | str | bytes] = dict(arguments["files"])
         if arguments["config"]:
             parameters["config"] = str(arguments["config"])
-        await models.load_model(name, parameters)
+        await models.load_model(name, parameters, for_model=True)
 
     async def _unload_model(self, owner: str, arguments: Mapping[str, Any]) -> None:
         models, name = self._of_others(owner, arguments)

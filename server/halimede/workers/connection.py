@@ -1,9 +1,9 @@
 """The server's end of the channel to one worker process, for as long as that process lives.
 
 Sends batches, with their tensors in shared memory where they are large, and turns what the worker sends into calls of
-its owner. What a worker sends is not trusted: a frame that makes no sense, bytes that it may not name, an answer to what
-was not asked, or more of anything than an honest worker sends, and the worker is given up: `on_lost` is called, once,
-and its owner ends the process. All methods are called on the event loop's thread.
+its owner. What a worker sends is not trusted: a frame that makes no sense, bytes that it may not name, an answer to
+what was not asked, or more of anything than an honest worker sends, and the worker is given up: `on_lost` is called,
+once, and its owner ends the process. All methods are called on the event loop's thread.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from halimede.backends.hosting import Answer, Reply, WorkerSpec
+from halimede.backends.hosting import WorkerSpec
 from halimede.core.shm.arena import Arena
-from halimede.core.types import Buffer, DataType, InferenceError, Tensor
+from halimede.core.types import Buffer, InferenceError
 from halimede.workers import frames
 from halimede.workers.child.main import INBOUND, OUTBOUND
 from halimede.workers.frames import HEADER, FrameError, Kind
@@ -43,6 +43,7 @@ MAX_LINES_PER_SECOND = 2_000
 """Lines of log a second above which a worker is given up: ours hold themselves to a quarter of that."""
 
 _RECEIVE_BYTES = 256 << 10
+_KINDS = {kind.value: kind for kind in Kind}
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
 
 _buffer = memoryview(bytearray(_RECEIVE_BYTES))
@@ -113,6 +114,9 @@ class Connection:
         # Only how much there is of it: the worker allocates.
         self._outbound_size = Arena(ARENA_BYTES)
         self._segments = 0
+        # Of the batch that is being encoded: its blocks, and what is to be copied into them.
+        self._placing: list[Block] = []
+        self._copies: list[tuple[Block, Buffer]] = []
         self._batches: dict[int, Batch] = {}
         self._next_batch = 1
         self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
@@ -209,26 +213,28 @@ class Connection:
             self._inbound.map.write(block, data)
 
     def _encode(self, batch: Batch, copies: list[tuple[Block, Buffer]]) -> Buffer:
+        self._placing = batch.blocks
+        self._copies = copies
+        return frames.encode_execute(batch.number, batch.items, self._inputs, self._output_positions, self._place)
+
+    def _place(self, data: Buffer) -> Block | None:
+        """A block for a tensor of the batch that is being encoded."""
         self._free_released()
         arena = self._inbound.blocks
-
-        def place(data: Buffer) -> Block | None:
-            size = len(data)
+        size = len(data)
+        block = arena.allocate(size)
+        if block is None:
+            growth = arena.growth(size)
+            if not growth or growth > COPIED_ON_LOOP_BYTES or (descriptor := make_segment(growth)) is None:
+                return None
+            self._add_inbound(descriptor)
             block = arena.allocate(size)
             if block is None:
-                growth = arena.growth(size)
-                if not growth or growth > COPIED_ON_LOOP_BYTES or (descriptor := make_segment(growth)) is None:
-                    return None
-                self._add_inbound(descriptor)
-                block = arena.allocate(size)
-                if block is None:
-                    return None
-            self._holders[block] = 1
-            batch.blocks.append(block)
-            copies.append((block, data))
-            return block
-
-        return frames.encode_execute(batch.number, batch.items, self._inputs, self._output_positions, place)
+                return None
+        self._holders[block] = 1
+        self._placing.append(block)
+        self._copies.append((block, data))
+        return block
 
     def _add_inbound(self, descriptor: int) -> None:
         number = self._send_segment(INBOUND, descriptor)
@@ -356,14 +362,10 @@ class Connection:
         self._take(memoryview(self._partial), self._partial)
 
     def _check_header(self, length: int, number: int) -> Kind:
-        try:
-            kind = Kind(number)
-        except ValueError:
-            raise FrameError(f"a frame of kind {number}") from None
-        if kind is Kind.DONE or kind is Kind.RESPONSE:
-            limit = MAX_ANSWER_BYTES
-        else:
-            limit = MAX_CONTROL_BYTES
+        kind = _KINDS.get(number)
+        if kind is None:
+            raise FrameError(f"a frame of kind {number}")
+        limit = MAX_ANSWER_BYTES if kind is Kind.DONE or kind is Kind.RESPONSE else MAX_CONTROL_BYTES
         if length > limit:
             raise FrameError(f"a {kind.name} frame of {length} bytes")
         return kind
@@ -374,7 +376,6 @@ class Connection:
                 self._on_done(body)
             case Kind.RESPONSE:
                 response = frames.decode_response(body, self._outputs, self._locate)
-                response.reply = _private(response.reply)
                 self._owner.on_response(response)
             case Kind.UNUSED:
                 self._on_unused(frames.decode_blocks(body))
@@ -400,18 +401,21 @@ class Connection:
         batch = self._batches.pop(done.batch, None)
         if batch is None or len(done.replies) != len(batch.items):
             raise FrameError(f"an end of batch {done.batch} with {len(done.replies)} answers")
-        retained = set(done.retained)
-        if not retained <= set(batch.blocks):
+        if batch.blocks or done.retained:
+            self._take_back(batch.blocks, set(done.retained))
+        if done.wanted_bytes:
+            self._give_memory(done.wanted_bytes)
+        self._owner.on_done(batch, done)
+
+    def _take_back(self, blocks: Sequence[Block], retained: set[Block]) -> None:
+        """A batch's blocks are free, but for those that the model holds on to."""
+        if not retained <= set(blocks):
             raise FrameError("a batch's end retains blocks that are not its own")
         self._retained |= retained
-        for block in batch.blocks:
+        for block in blocks:
             if block not in retained:
                 self._drop(block)
         self._free_released()
-        if done.wanted_bytes:
-            self._give_memory(done.wanted_bytes)
-        done.replies = [_private(reply) for reply in done.replies]
-        self._owner.on_done(batch, done)
 
     def _give_memory(self, wanted_bytes: int) -> None:
         """The worker's answers found no room in shared memory: it gets more, up to the bound, for the next ones."""
@@ -491,20 +495,3 @@ class Connection:
         if not self._is_stopped:
             self.close()
             self._on_lost(reason)
-
-
-def _private(reply: Reply) -> Reply:
-    """The reply with nothing left in shared memory whose bytes are read more than once.
-
-    The worker may still write to what it sent. Numbers are sent on as they are, whatever they are then; the elements of
-    BYTES are walked by their lengths, which must not change once they were checked.
-    """
-    if isinstance(reply, Answer):
-        return Answer([_copied(tensor) for tensor in reply.outputs], reply.parameters)
-    return reply
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    if tensor.datatype is DataType.BYTES:
-        tensor.data = bytes(tensor.data)
-    return tensor

@@ -1,9 +1,9 @@
 """The messages between the server and a worker process: an explicit codec, little-endian, the same on both sides.
 
 A frame is its length and kind, four bytes each, and a body. Bodies that carry tensors have a part with their shapes and
-places, and then the bytes of those that travel in the frame itself, at multiples of 16 from the frame's start; the others
-lie in segments (`workers.segments`). Names of inputs and outputs travel as positions in the configuration. Control
-messages are JSON.
+places, and then the bytes of those that travel in the frame itself, at multiples of 16 from the frame's start; the
+others lie in segments (`workers.segments`). Names of inputs and outputs travel as positions in the configuration.
+Control messages are JSON.
 
 What comes from a worker is not trusted: everything is held against the length of the frame, and FrameError says what is
 wrong. Standard library and numpy only, for any CPython from 3.10 on.
@@ -263,7 +263,8 @@ def decode_execute(
 class Done:
     """A batch's end, as the worker says it. Times are monotonic nanoseconds: received, execution begun, ended.
 
-    `wanted_bytes` found no room in the worker's arena; `retained` are blocks of the server's that the model holds on to.
+    `wanted_bytes` found no room in the worker's arena; `retained` are blocks of the server's that the model holds on
+    to.
     """
 
     batch: int
@@ -298,8 +299,7 @@ def encode_done(
     replies.clear()
     wanted_bytes, retained = remains()
     described.append(_DONE.pack(failed, *times, wanted_bytes))
-    for block in retained:
-        described.append(BLOCK.pack(*block))
+    described.extend([BLOCK.pack(*block) for block in retained])
     return _assemble(Kind.DONE, _BATCH, b"".join(described), data, at, batch, count)
 
 
@@ -428,15 +428,20 @@ def _read_reply(body: memoryview, at: int, base: int, outputs: Sequence[str], lo
             at += _TENSOR.size
             shape = _DIMENSIONS[dimensions].unpack_from(body, at)
             at += dimensions * 8
+            datatype = _DATATYPES[number]
             if segment:
                 payload = locate(segment, offset, size)
+                if datatype is DataType.BYTES:
+                    # The sender may still write to it. Numbers are sent on as they are, whatever they are then; elements
+                    # are walked by their lengths, which must not change once they were checked.
+                    payload = bytes(payload)
             else:
                 start = base + offset
                 stop = start + size
                 if stop > len(body):
                     raise FrameError(f"a tensor that ends at byte {stop} of {len(body)}")
                 payload = body[start:stop]
-            tensors.append(Tensor(outputs[position], _DATATYPES[number], shape, payload))
+            tensors.append(Tensor(outputs[position], datatype, shape, payload))
         return Answer(tensors, parameters), at
     if what == _ERROR:
         return InferenceError(_CODES[code], str(body[at : at + length], "utf-8", "replace")), at + length

@@ -157,11 +157,11 @@ class Launcher:
 
 
 class Zygote:
-    """One life of the zygote; made by starting it."""
+    """One life of the zygote; made by starting it. `command` is the server's end of its socket."""
 
     def __init__(self) -> None:
-        self._command, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._command.settimeout(SEND_LIMIT_SECS)
+        self.command, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.command.settimeout(SEND_LIMIT_SECS)
         try:
             # A session of its own: what a terminal sends to the server is not for it, nor for workers. It learns of the
             # server's end by its socket: the kernel's signal for a parent's death would come when the thread ends that
@@ -174,7 +174,7 @@ class Zygote:
                 start_new_session=True,
             )
         except BaseException:
-            self._command.close()
+            self.command.close()
             raise
         finally:
             theirs.close()
@@ -185,11 +185,11 @@ class Zygote:
         if len(data) > MAX_COMMAND_BYTES:
             raise OSError(f"its environment and paths take {len(data)} bytes, at most {MAX_COMMAND_BYTES} are allowed")
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, DESCRIPTORS.pack(*passed))] if passed else []
-        self._command.sendmsg([data], rights)
+        self.command.sendmsg([data], rights)
 
     def end(self, limit_secs: float) -> None:
         """Have it kill its workers and end; kill it when it has not after so long, and its workers die by that."""
-        self._command.close()
+        self.command.close()
         try:
             self.process.wait(limit_secs)
         except subprocess.TimeoutExpired:

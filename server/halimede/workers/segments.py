@@ -2,8 +2,8 @@
 
 A segment is a memfd: it has no name, so that nothing is left behind whoever dies, and it is not limited by the size of
 /dev/shm, which is 64 MiB in most containers. The server makes all of them and seals their size: a worker that could
-truncate one would kill the server by SIGBUS at its next look. The pages are reserved when the segment is made, so that a
-machine without memory refuses the segment and no process is killed at a write.
+truncate one would kill the server by SIGBUS at its next look. The pages are reserved when the segment is made, so that
+a machine without memory refuses the segment and no process is killed at a write.
 
 Standard library and numpy only, for any CPython from 3.10 on.
 """

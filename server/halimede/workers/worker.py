@@ -1,7 +1,7 @@
 """The contract between the pump and whatever runs an instance: a thread of the server, or a process of its own.
 
-A worker takes one batch per slot at a time and reports through one callback, always on the event loop's thread. The pump
-gathers nothing and scatters nothing: that is the worker's, off the loop.
+A worker takes one batch per slot at a time and reports through one callback, always on the event loop's thread. The
+pump gathers nothing and scatters nothing: that is the worker's, off the loop.
 """
 
 from collections.abc import Callable, Mapping

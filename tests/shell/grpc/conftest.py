@@ -43,12 +43,29 @@ def config(name: str, max_batch_size: int = 8, decoupled: bool = False) -> Model
     )
 
 
+WINDOW = 3
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A request of `waiting`: answers that were sent, and how many of them were acknowledged."""
+
+    request: InferenceRequest
+    on_response: OnResponse
+    sent: int = 0
+    acknowledged: int = 0
+
+
 class FakeServer:
     """A Server of a few models, version 1 each.
 
     `ident` and `flat` (no batching) give their inputs back as outputs, IN as OUT. `held` keeps requests until
     `release`. `broken` fails in execution. `repeat` is decoupled: it answers as often as the request's parameter
-    `count` says, and then once more without outputs. `odd` answers with what no message can carry.
+    `count` says, and then once more without outputs; with `fails` its last but one answer is an error. `odd` answers
+    with what no message can carry, `told` with parameters.
+
+    `waiting` is decoupled, too, and sends at most WINDOW of its `count` answers ahead of those that were acknowledged.
+    `endless` answers once and is never done. `turned` was not decoupled when its configuration was asked for.
     """
 
     def __init__(self) -> None:
@@ -56,14 +73,17 @@ class FakeServer:
         self.is_up = True
         self.views = {
             name: ModelView(name, "1", ("1",), config(name), {"OUT": ("cat", "dog", "cow")})
-            for name in ("ident", "held", "broken", "odd")
+            for name in ("ident", "held", "broken", "odd", "told", "turned")
         }
         self.views["flat"] = ModelView("flat", "1", ("1",), config("flat", max_batch_size=0), {})
-        self.views["repeat"] = ModelView("repeat", "1", ("1",), config("repeat", decoupled=True), {})
+        for name in ("repeat", "waiting", "endless"):
+            self.views[name] = ModelView(name, "1", ("1",), config(name, decoupled=True), {})
         self.looks = 0
         self.requests: list[InferenceRequest] = []
         self.held: dict[int, tuple[InferenceRequest, OnResponse]] = {}
         self.cancelled: list[int] = []
+        self.waiting: dict[int, Waiting] = {}
+        self.acknowledged: list[int] = []
         self.loads: list[tuple[str, dict[str, LoadParameter] | bool]] = []
         self.load_may_end = asyncio.Event()
         self.load_may_end.set()
@@ -109,16 +129,43 @@ class FakeServer:
         ticket = next(self._tickets)
         with self.changed:
             self.requests.append(request)
-            if request.model_name == "held":
+            if request.model_name in ("held", "endless"):
                 self.held[ticket] = (request, on_response)
+                if request.model_name == "endless":
+                    on_response(replace(self.answer_to(request), final=False))
+            elif request.model_name == "waiting":
+                self.waiting[ticket] = Waiting(request, on_response)
+                self.go_on(ticket)
             else:
                 self.answer(request, on_response)
             self.changed.notify_all()
         return ticket
 
-    def answer(self, request: InferenceRequest, on_response: OnResponse) -> None:
+    def answer_to(self, request: InferenceRequest) -> InferenceResponse:
         outputs = [replace(each, name=each.name.replace("IN", "OUT")) for each in request.inputs]
-        response = InferenceResponse(request.model_name, "1", request.id, outputs)
+        return InferenceResponse(request.model_name, "1", request.id, outputs)
+
+    def go_on(self, ticket: int) -> None:
+        """Send what the client's window has room for."""
+        waiting = self.waiting[ticket]
+        response = replace(self.answer_to(waiting.request), final=False)
+        while waiting.sent < min(waiting.acknowledged + WINDOW, int(waiting.request.parameters["count"])):
+            waiting.sent += 1
+            waiting.on_response(response)
+        if waiting.sent == waiting.request.parameters["count"]:
+            del self.waiting[ticket]
+            waiting.on_response(replace(response, outputs=[], final=True))
+
+    def acknowledge(self, ticket: int, responses: int = 1) -> None:
+        with self.changed:
+            self.acknowledged += [ticket] * responses
+            if ticket in self.waiting:
+                self.waiting[ticket].acknowledged += responses
+                self.go_on(ticket)
+            self.changed.notify_all()
+
+    def answer(self, request: InferenceRequest, on_response: OnResponse) -> None:
+        response = self.answer_to(request)
         match request.model_name:
             case "broken":
                 error = InferenceError(ErrorCode.INTERNAL, "boom " * 5000)
@@ -126,7 +173,15 @@ class FakeServer:
             case "repeat":
                 for _ in range(int(request.parameters.get("count", 0))):
                     on_response(replace(response, final=False))
+                if request.parameters.get("fails"):
+                    error = InferenceError(ErrorCode.INTERNAL, "no more")
+                    on_response(InferenceResponse("repeat", "1", request.id, error=error, final=False))
                 on_response(replace(response, outputs=[]))
+            case "told":
+                on_response(replace(response, parameters={"flag": True, "count": -2, "share": 0.5, "text": "a"}))
+            case "turned":
+                on_response(replace(response, final=False))
+                on_response(response)
             case "odd":
                 on_response(replace(response, parameters={"text": "\ud800"}))
             case _:
@@ -142,6 +197,7 @@ class FakeServer:
     def cancel(self, ticket: int) -> None:
         with self.changed:
             self.cancelled.append(ticket)
+            self.waiting.pop(ticket, None)
             if ticket in self.held:
                 request, on_response = self.held.pop(ticket)
                 error = InferenceError(ErrorCode.CANCELLED, "")

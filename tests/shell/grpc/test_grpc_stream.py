@@ -64,10 +64,10 @@ def answer(request_id: str, model: str = "ident", final: bool = True) -> pb.Mode
     return pb.ModelStreamInferResponse(infer_response=inner)
 
 
-def refusal(request_id: str, text: str, model: str = "") -> pb.ModelStreamInferResponse:
+def refusal(request_id: str, text: str, model: str = "", final: bool = True) -> pb.ModelStreamInferResponse:
     inner = pb.ModelInferResponse(model_name=model, id=request_id)
     if model:
-        inner.parameters["triton_final_response"].bool_param = True
+        inner.parameters["triton_final_response"].bool_param = final
     return pb.ModelStreamInferResponse(error_message=text, infer_response=inner)
 
 
@@ -184,13 +184,74 @@ def test_more_answers_than_may_wait_are_all_sent_if_they_were_asked_for(served, 
     assert ids(stream.rest()) == ["after"]
 
 
-def test_answers_that_the_client_does_not_read_are_bounded(channel) -> None:
+def test_answers_that_no_window_holds_back_are_bounded(channel) -> None:
     stream = Stream(channel)
-    stream.send(asking("repeat", "a", elements=256 << 10, count=140))
+    stream.send(asking("repeat", "a", elements=256 << 10, count=270))
     assert stream.failure() == (
         grpc.StatusCode.CANCELLED,
-        "the client left 128 MiB of responses unread on this stream",
+        "the client left 256 MiB of responses unread on this stream",
     )
+
+
+def test_an_error_among_a_decoupled_models_answers_is_not_the_last(channel) -> None:
+    stream = Stream(channel)
+    stream.send(asking("repeat", "a", count=1, fails=True, triton_enable_empty_final_response=True))
+    first, error, last = stream.rest()
+    assert (first, error) == (answer("a", "repeat", final=False), refusal("a", "no more", "repeat", final=False))
+    assert last.infer_response.parameters["triton_final_response"].bool_param
+
+
+def test_a_decoupled_model_goes_on_as_its_client_takes_its_answers(served, channel) -> None:
+    stream = Stream(channel)
+    stream.send(asking("waiting", "a", count=50))
+    assert ids(stream.rest()) == ["a"] * 50
+    # Once per answer, and the empty final one is none.
+    assert served.core.acknowledged == [1] * 50
+
+
+def test_a_decoupled_model_waits_for_a_client_that_does_not_read(served, channel) -> None:
+    stream = Stream(channel)
+    stream.send(asking("waiting", "a", elements=256 << 10, count=100))
+    served.core.wait_for(lambda core: core.acknowledged)
+    # Answers of 1 MiB: what the connection takes in is far less than the half of them.
+    probe = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+    for _ in range(20):
+        probe(b"")
+    assert served.do(lambda: served.core.waiting[1].sent) < 50
+    assert ids(stream.rest()) == ["a"] * 100
+
+
+def test_answers_that_wait_for_their_turn_are_not_taken_yet(served, channel) -> None:
+    stream = Stream(channel)
+    stream.send(asking("held", "first"), asking("turned", "second"))
+    served.core.wait_for(lambda core: len(core.requests) == 2)
+    assert served.core.acknowledged == []
+    served.do(served.core.release)
+    assert ids(stream.rest()) == ["first", "second", "second"]
+    served.core.wait_for(lambda core: core.acknowledged == [2])
+
+
+def test_a_stream_with_a_model_that_is_never_done_is_the_clients_to_end(served, channel) -> None:
+    stream = Stream(channel)
+    stream.send(asking("endless", "a"))
+    assert stream.next() == answer("a", "endless", final=False)
+    stream.close()
+    stream.call.cancel()
+    served.core.wait_for(lambda core: core.cancelled == [1])
+
+
+def test_parameters_of_an_answer_are_sent(channel) -> None:
+    stream = Stream(channel)
+    stream.send(asking("told", "a"))
+    (told,) = stream.rest()
+    parameters = told.infer_response.parameters
+    assert {key: parameters[key].WhichOneof("parameter_choice") for key in parameters} == {
+        "flag": "bool_param",
+        "count": "int64_param",
+        "share": "double_param",
+        "text": "string_param",
+        "triton_final_response": "bool_param",
+    }
 
 
 def test_bytes_that_are_no_message_end_the_stream_and_cancel_the_rest(served, channel) -> None:

@@ -119,6 +119,11 @@ def test_what_the_server_refuses(client) -> None:
         "StatusCode.UNIMPLEMENTED",
         "ModelInfer RPC doesn't support models with decoupled transaction policy",
     )
+    # Not decoupled when it was looked at, and since.
+    assert refused(lambda: client.infer("turned", [tensor()])) == (
+        "StatusCode.INTERNAL",
+        "expected a single response, got more",
+    )
     assert refused(lambda: client.infer("ident", [tensor()], priority=2**63, timeout=-1)) == (
         "StatusCode.INVALID_ARGUMENT",
         "invalid value for 'timeout', expected value >= 0.",

@@ -123,6 +123,8 @@ def test_an_unexpected_exception_is_a_500_and_a_line_of_log(http: Any) -> None:
 
 def test_more_than_one_response_is_an_error(http: Any) -> None:
     assert error(http, "chatty", body(1)) == (500, "expected a single response, got 2")
+    # Taken all the same: a model that waited for that would never come to its final answer.
+    assert len(http.core.acknowledged) == 1
 
 
 def large_json(count: int) -> tuple[bytes, list[float]]:

@@ -127,7 +127,7 @@ def test_what_is_honoured_passes_without_a_word():
         default_model_filename="net.onnx",
         metric_tags={"team": "a"},
         parameters={"intra_op_thread_count": ModelParameter("2")},
-        model_transaction_policy=ModelTransactionPolicy(decoupled=False),
+        model_transaction_policy=ModelTransactionPolicy(decoupled=True),
     )
 
     assert check_support(config) == ((), ())
@@ -150,10 +150,6 @@ def test_what_is_honoured_passes_without_a_word():
         ),
         (ModelConfig(response_cache=ModelResponseCache(enable=True)), ["response_cache.enable"]),
         (ModelConfig(model_metrics=ModelMetrics((MetricControl(),))), ["model_metrics.metric_control"]),
-        (
-            ModelConfig(model_transaction_policy=ModelTransactionPolicy(decoupled=True)),
-            ["model_transaction_policy.decoupled"],
-        ),
         (
             ModelConfig(
                 dynamic_batching=ModelDynamicBatching(

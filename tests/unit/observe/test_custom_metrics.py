@@ -289,7 +289,7 @@ def test_a_histogram_s_buckets_are_its_own():
     histogram, gauge = custom.new_family(A, "h", "", "HISTOGRAM"), custom.new_family(A, "g", "", "GAUGE")
     assert "Unexpected buckets found" in refusal(lambda: custom.new_metric(A, gauge, {}, [1]))[1]
     assert "Invalid label name 'le'" in refusal(lambda: custom.new_metric(A, histogram, {"le": "1"}, [1]))[1]
-    custom.new_metric(A, gauge, {"le": "1"}, None)
+    assert custom.new_metric(A, gauge, {"le": "1"}, None) == custom.new_metric(A, gauge, {"le": "1"}, [])
     custom.new_metric(A, histogram, {}, [1, 2])
     assert "has other buckets already" in refusal(lambda: custom.new_metric(A, histogram, {}, [1, 3]))[1]
     # A histogram without edges is one that only counts and sums; Triton takes it.

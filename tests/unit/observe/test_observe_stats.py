@@ -1,12 +1,14 @@
 import copy
 
-from halimede.core.observe.stats import BUCKET_EDGES_NS, ModelStats
+from halimede.core.observe.stats import BUCKET_EDGES_NS, MAX_RESPONSE_INDICES, ModelStats
 from halimede.core.types.statistics import (
     BatchStatistics,
     Duration,
     FailureReason,
     InferStatistics,
     ModelStatistics,
+    ResponseOutcome,
+    ResponseStatistics,
 )
 
 MS = 1_000_000
@@ -101,3 +103,54 @@ def test_repr_shows_what_was_counted():
     stats.record_failure(FailureReason.OTHER, 1)
 
     assert repr(stats) == "<ModelStats digits:1 success=1 fail=1>"
+
+
+def test_answers_of_a_decoupled_model_are_counted_by_their_index():
+    stats = ModelStats("chat", "1", decoupled=True)
+    stats.record_response(0, ResponseOutcome.SUCCESS, 10, 2)
+    stats.record_response(0, ResponseOutcome.FAIL, 5, 1)
+    stats.record_response(1, ResponseOutcome.EMPTY, 3, 0)
+    stats.record_response(1, ResponseOutcome.CANCEL, 7, 0)
+    snapshot = stats.snapshot()
+    stats.record_response(0, ResponseOutcome.SUCCESS, 10, 2)
+
+    assert snapshot.responses == [
+        ResponseStatistics(
+            compute_infer=Duration(2, 15),
+            compute_output=Duration(1, 2),
+            success=Duration(1, 12),
+            fail=Duration(1, 6),
+        ),
+        ResponseStatistics(
+            compute_infer=Duration(1, 3),
+            empty_response=Duration(1, 3),
+            cancel=Duration(1, 7),
+        ),
+    ]
+
+
+def test_answers_beyond_the_last_index_share_it():
+    stats = ModelStats("chat", "1", decoupled=True)
+    for index in range(MAX_RESPONSE_INDICES + 500):
+        stats.record_response(index, ResponseOutcome.SUCCESS, 1, 0)
+
+    responses = stats.snapshot().responses
+    assert len(responses) == MAX_RESPONSE_INDICES
+    assert [each.success.count for each in responses[-2:]] == [1, 501]
+
+
+def test_first_answers_have_a_histogram_where_there_are_several():
+    stats = ModelStats("chat", "1", decoupled=True)
+    stats.record_first_response(1 * MS)
+
+    edge = BUCKET_EDGES_NS.index(1 * MS)
+    assert {i: count for i, count in enumerate(stats.first_response_buckets) if count} == {edge: 1}
+    assert stats.first_response_ns == 1 * MS
+
+
+def test_a_model_that_is_not_decoupled_has_nothing_by_answer():
+    stats = ModelStats("digits", "1")
+    stats.record_response(0, ResponseOutcome.SUCCESS, 1, 1)
+    stats.record_first_response(1)
+
+    assert (stats.snapshot().responses, stats.first_response_buckets, stats.first_response_ns) == ([], [], 0)

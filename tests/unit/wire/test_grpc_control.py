@@ -12,7 +12,13 @@ from halimede.core.config import model_config
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, ErrorCode, InferenceError, ModelIndexEntry, ModelReadyState, ServerMetadata
-from halimede.core.types.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
+from halimede.core.types.statistics import (
+    BatchStatistics,
+    Duration,
+    InferStatistics,
+    ModelStatistics,
+    ResponseStatistics,
+)
 from halimede.core.wire.grpc_control import (
     check_repository_name,
     decode_load_parameters,
@@ -239,6 +245,16 @@ def test_statistics() -> None:
                 ],
             }
         ]
+    }
+
+
+def test_answers_of_a_decoupled_model_are_listed_by_their_index() -> None:
+    responses = [ResponseStatistics(success=Duration(2, 7)), ResponseStatistics(empty_response=Duration(1, 3))]
+    (model,) = as_dict(encode_statistics([ModelStatistics("m", "1", responses=responses)]))["model_stats"]
+    nothing = {k: {} for k in ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")}
+    assert model["response_stats"] == {
+        "0": {**nothing, "success": {"count": "2", "ns": "7"}},
+        "1": {**nothing, "empty_response": {"count": "1", "ns": "3"}},
     }
 
 

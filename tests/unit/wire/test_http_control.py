@@ -19,7 +19,13 @@ from halimede.core.types import (
     ModelReadyState,
     ServerMetadata,
 )
-from halimede.core.types.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
+from halimede.core.types.statistics import (
+    BatchStatistics,
+    Duration,
+    InferStatistics,
+    ModelStatistics,
+    ResponseStatistics,
+)
 from halimede.core.wire.http_control import (
     decode_index_request,
     decode_load_request,
@@ -85,6 +91,17 @@ def test_statistics_have_every_member_that_tools_subtract() -> None:
         b'"compute_output":%b}],"memory_usage":[]}]}' % ((zero,) * 8)
     )
     assert statistics_json([]) == b'{"model_stats":[]}'
+
+
+def test_answers_of_a_decoupled_model_are_listed_by_their_index() -> None:
+    responses = [ResponseStatistics(compute_infer=Duration(2, 7), fail=Duration(1, 3)), ResponseStatistics()]
+    (model,) = json.loads(statistics_json([ModelStatistics("m", "1", responses=responses)]))["model_stats"]
+    zero = {"count": 0, "ns": 0}
+    nothing = dict.fromkeys(("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel"), zero)
+    assert model["response_stats"] == {
+        "0": {**nothing, "compute_infer": {"count": 2, "ns": 7}, "fail": {"count": 1, "ns": 3}},
+        "1": nothing,
+    }
 
 
 def test_the_index_leaves_out_what_it_does_not_know() -> None:

@@ -12,6 +12,8 @@ from halimede.backends.hosting import Host, WorkerSpec
 from halimede.backends.python.utils.errors import describe, full_traceback
 from halimede.core.types import ErrorCode, InferenceError
 
+_SPAWNED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spawned")
+
 
 class Faults:
     """Turns what a model raises into errors: the cause for the caller, the traceback for the log."""
@@ -84,6 +86,8 @@ def _import_model(spec: WorkerSpec) -> ModuleType:
     else:
         # The code of a python-based backend, which several models share.
         sys.path.append(directory)
+    # For processes that the model spawns; this one has the module already.
+    sys.path.append(_SPAWNED)
     module_spec = importlib.util.spec_from_file_location(name, spec.artifact)
     if module_spec is None or module_spec.loader is None:
         raise InferenceError(ErrorCode.INTERNAL, f"Python model file {file} cannot be imported")

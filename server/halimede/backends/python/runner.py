@@ -24,7 +24,7 @@ from halimede.backends.python.utils.metrics import report_released
 from halimede.backends.python.utils.module import install
 from halimede.backends.python.utils.request import ReceivedRequest
 from halimede.backends.python.utils.response import InferenceResponse, reply_of
-from halimede.backends.python.utils.sender import try_close
+from halimede.backends.python.utils.sender import finish
 from halimede.backends.python.utils.session import Session
 from halimede.core.types import ErrorCode, InferenceError
 
@@ -131,14 +131,13 @@ class PythonRunner:
                 finalize()
         except BaseException as error:  # noqa: BLE001  a model may raise what it likes
             self._faults.log("finalize", error)
-        self._report_released()
 
     def _replies(self, received: list[ReceivedRequest], result: Any) -> list[Reply]:
         if self._session.decoupled:
             if result is not None:
                 raise _Refused(
                     f"Python model '{self._instance}' is using the decoupled mode and the execute function must return"
-                    f" None, not {type(result)}."
+                    " None."
                 )
             return [None] * len(received)
         responses = _checked(received, result)
@@ -154,14 +153,14 @@ class PythonRunner:
     def _reply_by_sender(self, request: ReceivedRequest, response: InferenceResponse | None) -> Reply:
         """For a request whose sender the model has, or that it returned nothing for."""
         if response is not None:
-            sender = request.get_response_sender()
-            if try_close(sender):
-                return reply_of(response, request.hosted.request.outputs or self._session.output_names)
-            self._session.host.log(
-                "WARNING",
-                f"instance '{self._instance}' returned a response for a request that it had answered: dropped",
-            )
-            return None
+            returned = reply_of(response, request.hosted.request.outputs or self._session.output_names)
+            reply = finish(request.get_response_sender(), returned)
+            if reply is None:
+                self._session.host.log(
+                    "WARNING",
+                    f"instance '{self._instance}' returned a response for a request that it had answered: dropped",
+                )
+            return reply
         if request.is_rescheduled:
             text = (
                 "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to"
@@ -175,9 +174,7 @@ class PythonRunner:
         else:
             return None
         # The model may still hold the request: what it sends from now on is refused.
-        if not try_close(request.get_response_sender()):
-            return None
-        return InferenceError(ErrorCode.INTERNAL, self._failed + text)
+        return finish(request.get_response_sender(), InferenceError(ErrorCode.INTERNAL, self._failed + text))
 
     def _fail(self, received: list[ReceivedRequest], error: BaseException) -> list[Reply]:
         if isinstance(error, _Refused):
@@ -186,14 +183,14 @@ class PythonRunner:
         else:
             code, cause = code_of(error), self._faults.log("execute", error)
         failure = InferenceError(code, self._failed + cause)
-        return [failure if try_close(request.get_response_sender()) else None for request in received]
+        return [finish(request.get_response_sender(), failure) for request in received]
 
     def _report_released(self) -> None:
         if self._session.released:
             try:
                 report_released(self._session)
             except Exception as error:  # noqa: BLE001  a batch does not fail for the server's figures
-                self._faults.log("the removal of a metric", error)
+                self._faults.log("the removal of a metric family", error)
 
 
 _RETURNED = (InferenceResponse, type(None))

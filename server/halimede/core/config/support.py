@@ -59,7 +59,6 @@ from halimede.core.config.model_config import (
     WarmupInput,
 )
 from halimede.core.types import Problem
-from halimede.core.types.error import clip
 
 
 class Treatment(Enum):
@@ -98,7 +97,9 @@ _BACKEND_HINT = _no_effect("it is a hint to backends that are not here")
 TABLE: Mapping[type, Mapping[str, Support]] = {
     ModelConfig: {
         **_all(HONOURED, "name", "platform", "backend", "version_policy", "max_batch_size", "input", "output"),
-        **_all(NOT_YET, "runtime", "batch_input", "batch_output", "sequence_batching", "ensemble_scheduling"),
+        # What Triton shows of backends that are programs in Python, which is how ours are run.
+        "runtime": Support(Treatment.NOT_YET, usual="model.py"),
+        **_all(NOT_YET, "batch_input", "batch_output", "sequence_batching", "ensemble_scheduling"),
         **_all(HONOURED, "optimization", "dynamic_batching", "instance_group", "default_model_filename"),
         **_all(NOT_YET, "cc_model_filenames", "model_warmup"),
         **_all(HONOURED, "metric_tags", "parameters", "model_transaction_policy"),
@@ -182,7 +183,6 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
     ModelWarmup: _all(NOT_YET, "name", "batch_size", "inputs", "count"),
     WarmupInput: _all(NOT_YET, "data_type", "dims", "zero_data", "random_data", "input_data_file"),
     ModelOperations: _all(NOT_YET, "op_library_filename"),
-    # As far as the model's instances can: see `check_decoupled`.
     ModelTransactionPolicy: _all(HONOURED, "decoupled"),
     ModelRepositoryAgents: _all(NOT_YET, "agents"),
     RepositoryAgent: _all(NOT_YET, "name", "parameters"),
@@ -205,19 +205,6 @@ def check_support(config: ModelConfig) -> tuple[tuple[Problem, ...], tuple[Probl
         else:
             notes.append(Problem(f"'{path}' has no effect: {support.why}", path))
     return tuple(refusals), tuple(notes)
-
-
-def check_decoupled(config: ModelConfig, *, in_processes: bool) -> tuple[Problem, ...]:
-    """The refusal of a decoupled model whose instances do not run in worker processes: threads answer once."""
-    policy = config.model_transaction_policy
-    if policy is None or not policy.decoupled or in_processes:
-        return ()
-    path = "model_transaction_policy.decoupled"
-    text = (
-        f"'{path}' needs instances in processes of their own, and those of backend '{clip(config.backend)}' run on "
-        "threads of the server: remove it from the model configuration"
-    )
-    return (Problem(text, path),)
 
 
 def _findings(message: Any, path: str) -> Iterator[tuple[str, Support]]:  # Any: dataclasses.fields wants one

@@ -156,7 +156,10 @@ class CustomMetrics:
             del self._owners[owner]
 
     def new_metric(self, owner: str, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
-        """Declare a series of a family; the id that the owner has for it. `buckets` are upper edges without +Inf."""
+        """Declare a series of a family; the id that the owner has for it. `buckets` are upper edges without +Inf.
+
+        Kinds that have none take None and an empty list.
+        """
         held = self._held_family(owner, family)
         edges = _checked_edges(held.family.kind, buckets)
         text = _checked_labels(held.family.kind, labels)
@@ -359,7 +362,7 @@ def _fits(text: str, size: int) -> bool:
 
 def _checked_edges(kind: str, buckets: Sequence[float] | None) -> tuple[float, ...]:
     if kind != "HISTOGRAM":
-        if buckets is not None:
+        if buckets:
             raise _invalid(f"Failed to create metric. Unexpected buckets found: a {kind} has none")
         return ()
     if buckets is None:

@@ -4,24 +4,35 @@ Unlike what hosts python models it needs this package whole, so it runs in forks
 """
 
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
-from halimede.backends.api import Backend, ModelSource
+from halimede.backends.api import Backend, ModelSource, RequestInstance
 from halimede.backends.discover import find_backend
 from halimede.backends.hosting import Answer, Host, HostedRequest, Reply, WorkerSpec
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.read import read_json
 from halimede.core.config.write import to_json
-from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError, InferenceRequest, Placement
+from halimede.core.schedule.batching import OutputTypes, check_reply
+from halimede.core.types import (
+    Device,
+    DeviceKind,
+    ErrorCode,
+    InferenceError,
+    InferenceRequest,
+    ParameterValue,
+    Placement,
+    Tensor,
+)
 from halimede.workers.instance import InstanceRunner, describe
 
 
-def make_runner(spec: WorkerSpec, host: Host) -> "BackendRunner":
+def make_runner(spec: WorkerSpec, host: Host) -> "BackendRunner | DecoupledRunner":
     """Load the model and make its instance. InferenceError with what the backend says."""
     _forward_log(host)
     backend, config, source = _parts(spec)
@@ -40,6 +51,11 @@ def make_runner(spec: WorkerSpec, host: Host) -> "BackendRunner":
         instance.close()
         model.close()
 
+    if spec.decoupled:
+        if not hasattr(instance, "execute"):
+            text = f"backend '{spec.backend}' answers each request once: its models cannot be decoupled"
+            raise InferenceError(ErrorCode.INVALID_ARG, text)
+        return DecoupledRunner(spec.instance, cast(RequestInstance, instance), close, host, config)
     return BackendRunner(InstanceRunner(spec.instance, config, instance), close, host)
 
 
@@ -62,20 +78,16 @@ def _parts(spec: WorkerSpec) -> tuple[Backend, ModelConfig, ModelSource]:
     return find_backend(spec.backend), config, source
 
 
-class BackendRunner:
-    """A `Runner` over one instance of a backend."""
+class _Hosted:
+    """What all runners over a backend's instance share."""
 
     is_async = False
     answers_is_ready = False
 
-    def __init__(self, runner: InstanceRunner, close: Any, host: Host) -> None:
-        self._runner = runner
+    def __init__(self, name: str, close: Callable[[], None], host: Host) -> None:
+        self._name = name
         self._close = close
         self._host = host
-
-    def execute(self, requests: Sequence[HostedRequest]) -> list[Reply]:
-        ran = self._runner.run([_Item(each.request, each.rows, each, self._host) for each in requests])
-        return [Answer(reply) if isinstance(reply, list) else reply for reply in ran.replies]
 
     async def execute_async(self, requests: Sequence[HostedRequest]) -> list[Reply]:
         raise NotImplementedError("backends execute on the main thread")
@@ -87,7 +99,89 @@ class BackendRunner:
         try:
             self._close()
         except BaseException:
-            logging.getLogger(__name__).exception("instance '%s': close failed", self._runner.name)
+            logging.getLogger(__name__).exception("instance '%s': close failed", self._name)
+
+
+class BackendRunner(_Hosted):
+    """A `Runner` over one instance of a backend."""
+
+    def __init__(self, runner: InstanceRunner, close: Callable[[], None], host: Host) -> None:
+        super().__init__(runner.name, close, host)
+        self._runner = runner
+
+    def execute(self, requests: Sequence[HostedRequest]) -> list[Reply]:
+        ran = self._runner.run([_Item(each.request, each.rows, each, self._host) for each in requests])
+        return [Answer(reply) if isinstance(reply, list) else reply for reply in ran.replies]
+
+
+class DecoupledRunner(_Hosted):
+    """A `Runner` over an instance that answers as often as it likes, also after `execute` has returned."""
+
+    def __init__(
+        self, name: str, instance: RequestInstance, close: Callable[[], None], host: Host, config: ModelConfig
+    ) -> None:
+        super().__init__(name, close, host)
+        self._instance = instance
+        self._model = config.name
+        self._datatypes = {output.name: output.data_type for output in config.output}
+
+    def execute(self, requests: Sequence[HostedRequest]) -> list[Reply]:
+        open_requests = [_DecoupledRequest(each, self._host, self._datatypes) for each in requests]
+        try:
+            self._instance.execute(open_requests)
+        except BaseException as error:  # noqa: BLE001  # the process outlives whatever a model raises
+            failure = error if isinstance(error, InferenceError) else self._as_error(error)
+            for request in open_requests:
+                if not request.is_over:
+                    request.fail(failure)
+        return [None for _ in requests]
+
+    def _as_error(self, error: BaseException) -> InferenceError:
+        logging.getLogger(__name__).error("instance '%s' failed", self._name, exc_info=error)
+        text = f"Failed to process the request(s) for model instance '{self._name}', message: {describe(error)}"
+        return InferenceError(ErrorCode.INTERNAL, text)
+
+
+class _DecoupledRequest:
+    """An `ExecuteRequest` whose answers leave as they come. It may be answered on any thread."""
+
+    def __init__(self, hosted: HostedRequest, host: Host, datatypes: OutputTypes) -> None:
+        request = hosted.request
+        self.id = request.id
+        self.inputs: Mapping[str, Tensor] = {tensor.name: tensor for tensor in request.inputs}
+        self.outputs: Sequence[str] = request.outputs or tuple(datatypes)
+        self.batch_size = hosted.rows
+        self.parameters: Mapping[str, ParameterValue] = request.parameters
+        self.is_over = False
+        self._hosted = hosted
+        self._host = host
+        self._datatypes = datatypes
+        self._lock = threading.Lock()
+
+    def is_cancelled(self) -> bool:
+        return self._host.is_cancelled(self._hosted)
+
+    def respond(
+        self, outputs: Sequence[Tensor], *, final: bool = True, parameters: Mapping[str, ParameterValue] | None = None
+    ) -> None:
+        """Send one answer; what does not fit the configuration fails the request."""
+        try:
+            checked = check_reply(outputs, self._datatypes, self._hosted.request.outputs, None)
+        except InferenceError as error:
+            self._send(error.with_traceback(None), final=True)
+            return
+        self._send(Answer(checked, parameters or {}), final=final)
+
+    def fail(self, error: InferenceError) -> None:
+        """Answer this request alone with an error, which is its last answer."""
+        self._send(error, final=True)
+
+    def _send(self, reply: Answer | InferenceError, *, final: bool) -> None:
+        with self._lock:
+            if self.is_over:
+                raise RuntimeError(f"request '{self.id}' has had its final answer already")
+            self.is_over = final
+        self._host.respond(self._hosted, reply, final)
 
 
 @dataclass(slots=True)

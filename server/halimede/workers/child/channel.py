@@ -24,6 +24,8 @@ from halimede.workers.frames import HEADER, Kind
 _RECEIVE_BYTES = 256 << 10
 _DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * 8)
 
+_KINDS = {kind.value: kind for kind in Kind}
+
 WINDOW_RESPONSES = 32
 WINDOW_BYTES = 8 << 20
 """Answers of one request that its client has not taken yet, before whoever sends more has to wait. One goes always."""
@@ -36,7 +38,7 @@ class OpenRequest:
 
     def __init__(self) -> None:
         self.cancelled = False
-        self.unacknowledged: deque[int] = deque()
+        self.unacknowledged: deque[int] | None = None
         self.unacknowledged_bytes = 0
 
     def is_full(self) -> bool:
@@ -87,8 +89,17 @@ class Channel:
     def receive(self) -> tuple[Kind, memoryview]:
         """The next EXECUTE, ASK_READY or STOP, or START. ServerGoneError."""
         inbox = self._inbox
-        if not inbox:
-            self._wait_for(lambda: bool(inbox))
+        while not inbox:
+            if self._reading.acquire(blocking=False):
+                try:
+                    if not inbox:
+                        self._read(0)
+                finally:
+                    self._reading.release()
+                if self._waiting:
+                    self._tell()
+            else:
+                self._wait_for(lambda: bool(inbox))
         return inbox.popleft()
 
     def received(self) -> tuple[Kind, memoryview] | None:
@@ -133,6 +144,8 @@ class Channel:
         """An answer of so many bytes is sent that its client has to take."""
         request = self.open.get(key)
         if request is not None:
+            if request.unacknowledged is None:
+                request.unacknowledged = deque()
             request.unacknowledged.append(size_bytes)
             request.unacknowledged_bytes += size_bytes
 
@@ -221,6 +234,14 @@ class Channel:
         self._take_frames()
 
     def _take_frames(self) -> None:
+        if not self._start:
+            # Nearly always one frame, and whole.
+            length, number = HEADER.unpack_from(self._buffer) if self._end >= HEADER.size else (0, 0)
+            if HEADER.size + length == self._end:
+                copied = memoryview(bytearray(self._view[: self._end]))
+                self._end = 0
+                self._dispatch(_KINDS[number], copied[HEADER.size :])
+                return
         while self._end - self._start >= HEADER.size:
             length, number = HEADER.unpack_from(self._buffer, self._start)
             whole = HEADER.size + length
@@ -236,7 +257,7 @@ class Channel:
                 self._fill(memoryview(copied)[have:])
             else:
                 break
-            self._dispatch(Kind(number), memoryview(copied)[HEADER.size :])
+            self._dispatch(_KINDS[number], memoryview(copied)[HEADER.size :])
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start > _RECEIVE_BYTES // 2:
@@ -256,6 +277,9 @@ class Channel:
             rest = rest[got:]
 
     def _dispatch(self, kind: Kind, body: memoryview) -> None:
+        if kind is Kind.EXECUTE:
+            self._inbox.append((kind, body))
+            return
         match kind:
             case Kind.CANCEL:
                 request = self.open.get(frames.KEY.unpack(body)[0])
@@ -264,7 +288,7 @@ class Channel:
             case Kind.CREDIT:
                 key, count = frames.CREDIT.unpack(body)
                 request = self.open.get(key)
-                if request is not None:
+                if request is not None and request.unacknowledged is not None:
                     for _ in range(min(count, len(request.unacknowledged))):
                         request.unacknowledged_bytes -= request.unacknowledged.popleft()
             case Kind.RELEASE:

@@ -5,6 +5,7 @@ Standard library and numpy only, for any CPython from 3.10 on.
 """
 
 import asyncio
+import gc
 import json
 import os
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 from halimede.backends.hosting import Answer, HostedRequest, Reply, Runner, WorkerSpec
 from halimede.core.types import Buffer, InferenceError
 from halimede.workers import frames
+from halimede.workers.child.blas import set_blas_threads
 from halimede.workers.child.channel import Channel, OpenRequest, ServerGoneError
 from halimede.workers.frames import Kind
 from halimede.workers.segments import Block, OwnArena, SegmentMap
@@ -28,6 +30,9 @@ INBOUND, OUTBOUND = 0, 1
 """Which arena a segment is for, as the server names it."""
 
 LOG_TEXT_BYTES = 16 << 10
+
+LINES_PER_SECOND = 500
+"""Lines that are sent to the log, which takes fewer: a model that logs more must not slow the server down."""
 
 
 def main(descriptor: int) -> int:
@@ -49,6 +54,7 @@ def _work(channel: Channel, memory: "Memory") -> int:
     start = json.loads(bytes(body))
     spec = WorkerSpec(**start["spec"])
     host = WorkerHost(channel, memory, spec, start["outputs"])
+    set_blas_threads(spec.threads)
     module, _, function = spec.runner.partition(":")
     try:
         if start["work"] == "complete_config":
@@ -59,6 +65,8 @@ def _work(channel: Channel, memory: "Memory") -> int:
     except InferenceError as error:
         channel.send(frames.json_frame(Kind.FAILED, frames.error_json(error)))
         return 1
+    # What the start has made lives as long as the process: the collector need not look at it again and again.
+    gc.freeze()
     said = {"is_async": runner.is_async, "answers_is_ready": runner.answers_is_ready}
     channel.send(frames.json_frame(Kind.STARTED, said))
     serving = Serving(channel, memory, host, runner, spec, start["inputs"], start["outputs"])
@@ -138,6 +146,8 @@ class WorkerHost:
         self._model = spec.model
         self._verbose = spec.log_verbose > 0
         self._positions = {name: position for position, name in enumerate(outputs)}
+        self._lines_since = 0.0
+        self._lines = 0
         self._metrics: list[bytes] = []
         self._metrics_lock = threading.Lock()
         self.executing = False
@@ -162,6 +172,12 @@ class WorkerHost:
 
     def log(self, level: str, message: str) -> None:
         if level == "VERBOSE" and not self._verbose:
+            return
+        now = time.monotonic()
+        if now - self._lines_since > 1:
+            self._lines_since, self._lines = now, 0
+        self._lines += 1
+        if self._lines > LINES_PER_SECOND:
             return
         text = message.encode("utf-8", "replace")[:LOG_TEXT_BYTES]
         self._channel.send(frames.frame(Kind.LOG, bytes((frames.LOG_LEVELS.index(level),)) + text))
@@ -213,6 +229,8 @@ class Serving:
         self._inputs = inputs
         self._outputs = outputs
         self._positions = {name: position for position, name in enumerate(outputs)}
+        self._blocks: list[Block] = []
+        """Of the batch that is being decoded."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped: asyncio.Event = asyncio.Event()
 
@@ -275,17 +293,16 @@ class Serving:
         self._channel.send(frames.frame(Kind.STOPPED))
 
     def _decode(self, body: memoryview, blocks: list[Block]) -> frames.Execute:
-        memory = self._memory
-
-        def locate(segment: int, offset: int, size_bytes: int) -> memoryview:
-            blocks.append((segment, offset))
-            return memory.look_at(segment, offset, size_bytes)
-
-        execute = frames.decode_execute(body, self._inputs, self._outputs, self._model, locate)
+        self._blocks = blocks
+        execute = frames.decode_execute(body, self._inputs, self._outputs, self._model, self._locate)
         opened = self._channel.open
         for item in execute.items:
             opened[item.key] = OpenRequest()
         return execute
+
+    def _locate(self, segment: int, offset: int, size_bytes: int) -> memoryview:
+        self._blocks.append((segment, offset))
+        return self._memory.look_at(segment, offset, size_bytes)
 
     def _execute(self, body: memoryview) -> None:
         received = time.monotonic_ns()
@@ -338,10 +355,13 @@ class Serving:
         blocks: Sequence[Block],
     ) -> None:
         memory, opened = self._memory, self._channel.open
-        keys = [item.key for item in execute.items]
-        for key, is_open in zip(keys, [reply is None for reply in replies], strict=True):
-            if not is_open:
-                opened.pop(key, None)
+        if None in replies:
+            answered = [reply is not None for reply in replies]
+            over = [item.key for item, is_over in zip(execute.items, answered, strict=True) if is_over]
+        else:
+            over = [item.key for item in execute.items]
+        for key in over:
+            opened.pop(key, None)
         # What the requests and the replies look at is looked at by the model alone from here on.
         execute.items.clear()
         updates: list[Buffer] = []

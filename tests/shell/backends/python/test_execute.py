@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import threading
+import weakref
 from types import ModuleType
 
 import numpy as np
@@ -114,6 +115,25 @@ def test_the_log_has_the_traceback_of_a_failed_batch(tmp_path):
     assert level == "ERROR"
     assert "execute failed: Traceback" in line
     assert "line 6, in execute" in line
+
+
+def test_a_failed_batch_holds_none_of_its_requests_memory(tmp_path):
+    class Memory(bytearray):
+        """Plain memory that can be watched."""
+
+    for how, line in (
+        ("def", "raise ValueError('boom')"),
+        ("async def", "raise ValueError('boom')"),
+        ("def", "return 1"),
+    ):
+        memory = Memory(8)
+        alive = weakref.ref(memory)
+        request = asked(0, Tensor("IN", DataType.FP32, (1, 2), memoryview(memory)))
+        runner = runner_of(tmp_path, body("kept = requests[0].inputs()[0].as_numpy()\n" + line, how))
+        errors = asyncio.run(runner.execute_async([request])) if runner.is_async else runner.execute([request])
+        del memory, request
+        assert len(errors) == 1
+        assert alive() is None
 
 
 def test_an_error_that_is_raised_keeps_its_code(tmp_path):
@@ -290,11 +310,45 @@ def test_a_decoupled_failure_ends_the_requests_that_are_not_ended_and_closes_the
             request.get_response_sender().send(flags=1)
 
 
+class SlowClient(FakeHost):
+    """Takes a first answer when it is told to."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.asked, self.takes = threading.Event(), threading.Event()
+
+    def respond(self, request, reply, final) -> None:
+        self.asked.set()
+        assert self.takes.wait(10)
+        super().respond(request, reply, final)
+
+
+def test_a_failure_does_not_wait_for_a_thread_that_waits_for_its_client_and_still_comes_last(tmp_path):
+    code = "threads = []\n" + body(
+        """
+        sender = requests[0].get_response_sender()
+        threads.append(threading.Thread(target=sender.send, args=(pb.InferenceResponse([]),)))
+        threads[0].start()
+        assert asked.wait(10)
+        raise ValueError("boom")
+        """
+    )
+    host = SlowClient()
+    runner = runner_of(tmp_path, code, host, decoupled=True)
+    imported().asked = host.asked
+    assert runner.execute([asked()]) == [None]
+    assert host.answers == []
+    host.takes.set()
+    imported().threads[0].join()
+    assert [(reply if final else None, final) for _, reply, final in host.answers] == [
+        (None, False),
+        (failure("ValueError: boom"), True),
+    ]
+
+
 def test_a_decoupled_model_returns_nothing(tmp_path):
     [error] = runner_of(tmp_path, body("return []"), decoupled=True).execute([asked()])
-    assert error.message.startswith(
-        FAILED + "Python model 'm_0' is using the decoupled mode and the execute function must return None"
-    )
+    assert error == failure("Python model 'm_0' is using the decoupled mode and the execute function must return None.")
 
 
 def test_only_requested_outputs_go_through_a_sender_too(tmp_path):

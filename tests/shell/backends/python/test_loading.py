@@ -1,6 +1,9 @@
 """How a model's file is imported, and what a load that fails says."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +42,10 @@ def test_the_module_is_named_after_its_version_and_finds_its_neighbours(tmp_path
     (tmp_path / "m" / "beside.py").write_text("name = __name__")
     code = """
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from . import helper
 from .helper import package
 import beside
@@ -214,6 +221,61 @@ def test_a_completion_that_fails_says_its_cause(tmp_path, line, text):
     with pytest.raises(InferenceError) as caught:
         complete_config(write(tmp_path, COMPLETE.format(line)), FakeHost())
     assert (caught.value.code, caught.value.message) == (ErrorCode.INTERNAL, text)
+
+
+def test_a_long_traceback_is_logged_by_its_end(tmp_path):
+    host = FakeHost()
+    said(tmp_path, "raise ValueError('x' * 100_000 + 'end')", host)
+    assert len(host.logs[0][1]) < 13_000
+    assert host.logs[0][1].endswith("xend\n")
+
+
+def test_the_host_of_models_needs_numpy_alone():
+    script = (
+        "import sys; before = set(sys.modules); import halimede.backends.python.runner;"
+        "print(*sorted({m.partition('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
+    )
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert [name for name in printed.split() if not name.startswith("_")] == ["halimede", "numpy"]
+
+
+def test_a_process_that_a_model_spawns_can_import_its_file(tmp_path):
+    code = (
+        "import multiprocessing\n"
+        "def work(n):\n"
+        "    try:\n"
+        "        pb.get_model_dir()\n"
+        "    except pb.TritonModelException as error:\n"
+        "        return f'{n} {pb.triton_to_numpy_type(11).__name__} {error}'\n"
+    )
+    code += body(
+        """
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            pb.Logger.log_info(pool.apply(work, (7,)))
+        return [pb.InferenceResponse([])]
+        """
+    )
+    # A process of its own, because what is spawned begins with what this one began with.
+    write(tmp_path, code)
+    script = (
+        "import sys; from pathlib import Path; from types import ModuleType\n"
+        "sys.path.insert(0, sys.argv[2])\n"
+        "sys.modules['__main__'] = ModuleType('__main__')\n"
+        "from support.python_models import FakeHost, asked, spec_of\n"
+        "from halimede.backends.python.runner import make_runner\n"
+        "host, folder = FakeHost(), Path(sys.argv[1])\n"
+        "runner = make_runner(spec_of(folder, folder / 'm' / '1' / 'model.py'), host)\n"
+        "print(runner.execute([asked()]), host.logs)\n"
+    )
+    tests = str(Path(__file__).resolve().parents[3])
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), tests],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "('INFO', '7 float32 this works in the process of a model only')" in run.stdout, run.stdout + run.stderr
 
 
 def test_the_native_names_have_a_module_of_their_own(tmp_path):

@@ -172,6 +172,8 @@ def _copy_from_cuda(copied: NDArray[Any], tensor: _DLTensor) -> None:
     try:
         call("cuCtxPushCurrent_v2", context)
         try:
+            # A raw capsule says nothing of the stream that fills the memory.
+            call("cuCtxSynchronize")
             source = ctypes.c_uint64(tensor.data + tensor.byte_offset)
             call("cuMemcpyDtoH_v2", ctypes.c_void_p(copied.ctypes.data), source, ctypes.c_size_t(copied.nbytes))
         finally:

@@ -9,7 +9,8 @@ from halimede.core.types import ErrorCode, InferenceError
 
 CAUSE_LIMIT = 1024
 """Characters of an exception that an error repeats; the log has it whole."""
-TRACEBACK_LIMIT = 64 << 10
+TRACEBACK_LIMIT = 12 << 10
+"""Characters of a traceback, the last ones: less than a line from a worker process may have."""
 
 
 class TritonModelException(Exception):

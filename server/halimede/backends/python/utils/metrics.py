@@ -1,13 +1,12 @@
 """`MetricFamily` and `Metric`: figures of a model's own on the server's metrics page.
 
-A metric lives as long as its object, and its family's. An object may go at any moment, in any thread, even in the
-middle of a call to the server: its id is noted then, and the server hears of it at the next call that is made anyway,
-or at the end of the batch.
+Metrics live as long as the object of their family. It may go at any moment, in any thread, even in the middle of a call
+to the server: its id is noted then, and the server hears of it at the next call that is made anyway, or at the end of
+the batch.
 """
 
 import itertools
 import math
-import weakref
 from typing import Any
 
 from halimede.backends.python.utils.arguments import ProtocolNumber, instance_of, number_of, text_of
@@ -34,20 +33,21 @@ class Metric:
     """One labelled time series of a family; made by `MetricFamily.Metric`."""
 
     __module__ = "c_python_backend_utils"
-    __slots__ = ("__weakref__", "_id", "_kind", "_session")
+    __slots__ = ("__weakref__", "_id", "_kind", "_life", "_session")
 
-    def __init__(self, session: Session, kind: MetricKind, number: int) -> None:
+    def __init__(self, session: Session, kind: MetricKind, number: int, life: "_Life") -> None:
         self._session = session
         self._kind = kind
-        self._id: int | None = number
+        self._id = number
+        self._life = life
 
     def increment(self, value: float, /) -> None:
         """Counters take no negative value."""
         number = number_of(value, "increment", "value")
         if self._kind is MetricKind.COUNTER and not number >= 0:
             raise TritonModelException(
-                "Failed to increment metric value: TRITONSERVER_METRIC_KIND_COUNTER can only be incremented by"
-                f" non-negative values, not {number}"
+                "Failed to increment metric value: TRITONSERVER_METRIC_KIND_COUNTER can only be incremented"
+                f" monotonically by non-negative values, not {number}."
             )
         self._update("increment", number)
 
@@ -65,28 +65,35 @@ class Metric:
         self._session.host.update_metric(self._allowed(operation), operation, value)
 
     def _allowed(self, operation: str) -> int:
+        did = "get" if operation == "value" else operation
         if operation not in _OPERATIONS[self._kind]:
-            did = "get" if operation == "value" else operation
             raise TritonModelException(
                 f"Failed to {did} metric value: TRITONSERVER_METRIC_KIND_{self._kind.name} does not support"
                 f" {operation.capitalize()}"
             )
-        if self._id is None:
+        if self._life.is_over:
             raise TritonModelException(
-                "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily'"
-                " object should be deleted AFTER its corresponding 'Metric' objects have been deleted."
+                f"Failed to {did} metric value: Invalid metric operation as the corresponding 'MetricFamily' has been"
+                " deleted. The 'MetricFamily' object should be deleted AFTER its corresponding 'Metric' objects have"
+                " been deleted."
             )
         return self._id
 
-    def __del__(self) -> None:
-        _release_metric(self)
+
+class _Life:
+    """Whether a family's object is gone, for the metrics that outlive it."""
+
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        self.is_over = False
 
 
 class MetricFamily:
     """A name on the metrics page, its description and kind."""
 
     __module__ = "c_python_backend_utils"
-    __slots__ = ("__weakref__", "_id", "_kind", "_metrics", "_session")
+    __slots__ = ("__weakref__", "_id", "_kind", "_life", "_session")
 
     COUNTER = MetricKind.COUNTER
     GAUGE = MetricKind.GAUGE
@@ -101,10 +108,10 @@ class MetricFamily:
         }
         session = current()
         report_released(session)
-        number: int = session.call("metric_family_new", arguments)
+        number: int = session.call("metric_family_new", arguments, "Error when creating MetricFamily: ")
         self._session = session
         self._kind = kind
-        self._metrics: weakref.WeakSet[Metric] = weakref.WeakSet()
+        self._life = _Life()
         self._id = number
 
     def Metric(  # noqa: N802  the field's own name
@@ -117,30 +124,20 @@ class MetricFamily:
             "labels": _labels(labels),
             "buckets": _buckets(self._kind, buckets),
         }
-        metric = Metric(self._session, self._kind, self._session.call("metric_new", arguments))
-        self._metrics.add(metric)
-        return metric
+        number = self._session.call("metric_new", arguments, "Error when creating Metric: ")
+        return Metric(self._session, self._kind, number, self._life)
 
     def __del__(self) -> None:
-        if not hasattr(self, "_id"):
-            return
-        for metric in list(self._metrics):
-            _release_metric(metric)
-        self._session.released.append(("metric_family_delete", self._id))
+        # Not there where the server refused it.
+        if hasattr(self, "_id"):
+            self._life.is_over = True
+            self._session.released.append(self._id)
 
 
 def report_released(session: Session) -> None:
-    """Tell the server of metrics whose objects are gone."""
+    """Tell the server of families whose objects are gone."""
     while session.released:
-        method, number = session.released.popleft()
-        session.call(method, {"id": number})
-
-
-def _release_metric(metric: Metric) -> None:
-    number = metric._id
-    metric._id = None
-    if number is not None:
-        metric._session.released.append(("metric_delete", number))
+        session.call("metric_family_delete", {"id": session.released.popleft()})
 
 
 def _labels(labels: Any) -> dict[str, str]:
@@ -170,4 +167,5 @@ def _buckets(kind: MetricKind, buckets: Any) -> list[float]:
     # Written so that a NaN fails too.
     if not all(low < high for low, high in itertools.pairwise([-math.inf, *bounds])):
         raise TritonModelException(f"Failed to create metric. Buckets must ascend, not {bounds}.")
-    return bounds
+    # Every histogram has it, and JSON has no word for it.
+    return bounds[:-1] if bounds and bounds[-1] == math.inf else bounds

@@ -21,7 +21,7 @@ def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None
         "config": text_of(config, where, "config"),
         "files": encoded,
     }
-    current().call(where, arguments)
+    current().call(where, arguments, "Failed to load model: ")
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
@@ -30,7 +30,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
         "model_name": text_of(model_name, "unload_model", "model_name"),
         "unload_dependents": bool(unload_dependents),
     }
-    current().call("unload_model", arguments)
+    current().call("unload_model", arguments, "Failed to unload model: ")
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
@@ -39,7 +39,7 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
         "model_name": text_of(model_name, "is_model_ready", "model_name"),
         "model_version": text_of(model_version, "is_model_ready", "model_version"),
     }
-    return bool(current().call("is_model_ready", arguments))
+    return bool(current().call("is_model_ready", arguments, "Failed to check model readiness: "))
 
 
 def get_model_dir() -> str:

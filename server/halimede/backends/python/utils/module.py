@@ -3,6 +3,7 @@
 import json
 import struct
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -65,7 +66,7 @@ _NATIVE: dict[str, Any] = {
     "unload_model": unload_model,
 }
 
-_PLAIN: dict[str, Any] = {
+CONTENTS: dict[str, Any] = _NATIVE | {
     "ModelConfig": ModelConfig,
     "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END": SEQUENCE_END,
     "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START": SEQUENCE_START,
@@ -93,7 +94,9 @@ _PLAIN: dict[str, Any] = {
 def install(hosting: session.Session) -> None:
     """Make both modules importable in this process, on behalf of one hosted instance."""
     session.use(hosting)
-    for name, contents in (("c_python_backend_utils", _NATIVE), ("triton_python_backend_utils", _NATIVE | _PLAIN)):
+    for name, contents in (("c_python_backend_utils", _NATIVE), ("triton_python_backend_utils", CONTENTS)):
         module = ModuleType(name)
+        # Some libraries look for whom they are used by, and fail at a module without one.
+        module.__spec__ = ModuleSpec(name, None)
         vars(module).update(contents)
         sys.modules[name] = module

@@ -8,7 +8,7 @@
 
 import threading
 
-from halimede.backends.hosting import Host, HostedRequest
+from halimede.backends.hosting import Host, HostedRequest, Reply
 from halimede.backends.python.utils.arguments import instance_of, integer_of
 from halimede.backends.python.utils.errors import TritonModelException
 from halimede.backends.python.utils.response import InferenceResponse, reply_of
@@ -21,7 +21,7 @@ class InferenceResponseSender:
     """Got from a request; lives as long as the model wants, whatever becomes of the request object."""
 
     __module__ = "c_python_backend_utils"
-    __slots__ = ("__weakref__", "_answered", "_closed", "_decoupled", "_host", "_lock", "_request", "_wanted")
+    __slots__ = ("__weakref__", "_answered", "_closed", "_decoupled", "_host", "_last", "_lock", "_request", "_wanted")
 
     def __init__(self, host: Host, request: HostedRequest, wanted: tuple[str, ...], decoupled: bool) -> None:
         self._host = host
@@ -32,6 +32,8 @@ class InferenceResponseSender:
         self._lock = threading.Lock()
         self._answered = False
         self._closed = False
+        self._last: Reply = None
+        """Given by `finish`; whoever holds the lock then sends it."""
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send a response, the end, or both. TritonModelException for what may not be sent, or not any more."""
@@ -54,6 +56,8 @@ class InferenceResponseSender:
                 # One response is all there is: the client need not wait for the flag.
                 self._answered = True
                 self._respond(reply, True)
+        if self._last is not None and (last := finish(self, self._last)) is not None:
+            self._respond(last, True)
 
     def is_cancelled(self) -> bool:
         """True once the request's client has gone."""
@@ -71,16 +75,27 @@ class InferenceResponseSender:
         if self._closed:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
 
-    def _respond(self, reply: object, final: bool) -> None:
+    def _respond(self, reply: Reply, final: bool) -> None:
         try:
-            self._host.respond(self._request, reply, final)  # type: ignore[arg-type]  # what reply_of gives
+            self._host.respond(self._request, reply, final)
         except InferenceError as error:
             raise TritonModelException(f"Unable to send response. {error.message}") from None
 
 
-def try_close(sender: InferenceResponseSender) -> bool:
-    """Whether the request was still without its final answer, which the caller now gives: nothing can be sent later."""
-    with sender._lock:
-        was_open = not sender._answered
+def finish(sender: InferenceResponseSender, reply: Reply) -> Reply:
+    """End the request by `reply`, after which nothing can be sent: the reply, for the caller to give, or None.
+
+    None where the request is ended already, and where a thread is sending: that thread then gives the reply. It may be
+    waiting for a slow client, and the caller must not wait with it: the server's news may be the caller's to read.
+    """
+    sender._last = reply
+    if not sender._lock.acquire(blocking=False):
+        return None
+    try:
+        sender._last = None
+        if sender._answered:
+            return None
         sender._answered = sender._closed = True
-        return was_open
+        return reply
+    finally:
+        sender._lock.release()

@@ -20,8 +20,8 @@ class Session:
         self.model_dir = model_dir
         self.decoupled = decoupled
         self.output_names = output_names
-        self.released: deque[tuple[str, int]] = deque()
-        """Metrics and families whose objects are gone, as (method, id); see `metrics`."""
+        self.released: deque[int] = deque()
+        """Metric families whose objects are gone; see `metrics`."""
         self.sender_lock = threading.Lock()
         """Held while a request gets its one sender."""
 

@@ -1,0 +1,92 @@
+"""What a batch's way to a worker process and back costs, on both sides: the CPU time of the two processes alone."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from models import PYTHON_IDENTITY, python_identity_config
+
+from halimede.backends.hosting import WorkerSpec
+from halimede.core.config.read import read_config
+from halimede.core.config.write import to_json
+from halimede.core.observe.custom_metrics import CustomMetrics
+from halimede.core.types import DataType, InferenceRequest, Tensor
+from halimede.runtime.services import ModelServices
+from halimede.workers.launcher import Launcher
+from halimede.workers.process import ProcessWorker, Program
+from halimede.workers.worker import BatchDone, BatchItem, WorkerEvent
+
+ROUNDS = 5
+WARM_UP = 300
+
+
+def hop_us(size_bytes: int, hops: int) -> list[float]:
+    """Microseconds of CPU per batch of one request with a tensor of this size, parent and child together, by round."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "1", "model.py")
+        program.parent.mkdir()
+        program.write_text(PYTHON_IDENTITY)
+        return uvloop.run(_hops(folder, str(program), size_bytes, hops))
+
+
+def _cpu_ns(pid: int) -> int:
+    """CPU time of a process's main thread, in nanoseconds."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+
+
+async def _hops(folder: str, program: str, size_bytes: int, hops: int) -> list[float]:
+    loop = asyncio.get_running_loop()
+    config = read_config("config.pbtxt", python_identity_config("ident", "-1")).config
+    answered: asyncio.Future[WorkerEvent] = loop.create_future()
+
+    def on_event(event: WorkerEvent) -> None:
+        answered.set_result(event)
+
+    launcher = Launcher()
+    spec = WorkerSpec(
+        "ident",
+        1,
+        "ident_0",
+        0,
+        "CPU",
+        0,
+        "",
+        "python",
+        "halimede.backends.python.runner:make_runner",
+        to_json(config).decode(),
+        folder,
+        program,
+    )
+    services = ModelServices(CustomMetrics())
+    worker = await ProcessWorker.start(spec, config, Program(), launcher, services, "ident#1", on_event, loop)
+    data = bytes(size_bytes)
+
+    async def hop(key: int) -> None:
+        nonlocal answered
+        answered = loop.create_future()
+        tensor = Tensor("IN", DataType.FP32, (1, size_bytes // 4), data)
+        worker.execute([BatchItem(key, InferenceRequest("ident", inputs=[tensor]), 1, False)])
+        done = await answered
+        if not isinstance(done, BatchDone) or done.failed:
+            raise RuntimeError(f"the worker said {done!r}")
+
+    child = worker.pid
+    if child is None:
+        raise RuntimeError("the worker has no process")
+    for key in range(WARM_UP):
+        await hop(key)
+    samples = [await _round(hop, hops, child) for _ in range(ROUNDS)]
+    await worker.stop()
+    launcher.close()
+    return samples
+
+
+async def _round(hop: Callable[[int], Awaitable[Any]], hops: int, child: int) -> float:
+    before = _cpu_ns(os.getpid()) + _cpu_ns(child)
+    for key in range(hops):
+        await hop(WARM_UP + key)
+    return (_cpu_ns(os.getpid()) + _cpu_ns(child) - before) / hops / 1000

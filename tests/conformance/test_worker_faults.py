@@ -1,0 +1,420 @@
+"""What kills, hangs or corrupts the process of a python model costs the batch that it held, and nothing else."""
+
+import http.client
+import json
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.background import in_background
+from support.calls import executing, index, load, metric
+from support.processes import cpu_secs
+from support.served import (
+    BATCHING,
+    ECHO,
+    Stage,
+    add_python,
+    alive,
+    body,
+    children,
+    descendants,
+    infer,
+    parameter,
+    workers,
+    zygote,
+)
+from support.server import RunningServer, Start, wait_until
+
+
+def failed(instance: str, why: str) -> str:
+    return f"Failed to process the request(s) for model instance '{instance}', message: {why}"
+
+
+def dead(instance: str, how: str) -> str:
+    return failed(instance, f"Stub process '{instance}' is not healthy. It ended by {how}.")
+
+
+@dataclass
+class Caller:
+    """What came of requests that were sent one after the other."""
+
+    answers: list[tuple[float, int, object]] = field(default_factory=list)
+    """When each came, monotonic, its status, and the numbers or the error."""
+    slowest_secs: float = 0.0
+
+    @property
+    def statuses(self) -> Counter[int]:
+        return Counter(status for _, status, _ in self.answers)
+
+
+@contextmanager
+def calling(server: RunningServer, model: str, pause_secs: float = 0.01) -> Iterator[Caller]:
+    """Send a request every so often on one connection, until the block ends."""
+    caller = Caller()
+    stop = threading.Event()
+
+    def call() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+        number = 0.0
+        while not stop.wait(pause_secs):
+            number += 1
+            begun = time.monotonic()
+            connection.request("POST", f"/v2/models/{model}/infer", json.dumps(body(number)))
+            response = connection.getresponse()
+            document = json.loads(response.read())
+            now = time.monotonic()
+            said = document["outputs"][0]["data"] if response.status == 200 else document["error"]
+            if response.status == 200:
+                assert said == [number]
+            caller.answers.append((now, response.status, said))
+            caller.slowest_secs = max(caller.slowest_secs, now - begun)
+        connection.close()
+
+    done = in_background(call)
+    try:
+        yield caller
+    finally:
+        stop.set()
+        done.result(70)
+
+
+def is_ready(server: RunningServer, model: str) -> bool:
+    return server.get(f"/v2/models/{model}/ready").status == 200
+
+
+def recover(server: RunningServer, model: str) -> None:
+    wait_until(lambda: is_ready(server, model), f"{model} to be ready again", server)
+
+
+def test_no_request_fails_when_an_idle_worker_is_killed(stage: Stage) -> None:
+    server = stage.server
+    stage.put_up("idle")
+    recoveries, unready = [], []
+    with calling(server, "idle") as caller:
+        for _ in range(4):  # a fifth death within a minute would park it
+            recover(server, "idle")
+            [worker] = workers(server, "idle")
+            wait_until(lambda: len(caller.answers) > 10, "requests", server)
+            killed = time.monotonic()
+            worker.kill()
+            wait_until(lambda: not is_ready(server, "idle"), "the model to be not ready", server)
+            unready.append(time.monotonic() - killed)
+            assert server.get("/v2/health/live").status == 200
+            wait_until(lambda killed=killed: caller.answers[-1][0] > killed + 1, "an answer", server)
+            recoveries.append(next(at for at, _, _ in caller.answers if at > killed + 0.05) - killed)
+    print(f"not ready {max(unready) * 1e3:.0f} ms after the death, recovered after {max(recoveries) * 1e3:.0f} ms")
+    assert caller.statuses == Counter({200: len(caller.answers)}), caller.answers
+    assert max(unready) < 1  # the goal is 0.2 s
+    assert caller.slowest_secs < 5  # the goal is 1 s and the model's load
+
+
+DEATHS = {
+    -1: ("os.kill(os.getpid(), signal.SIGKILL)", "signal 9"),
+    -2: ("ctypes.string_at(0)", "signal 11"),
+    -3: ("os._exit(3)", "exit code 3"),
+}
+DYING = "".join(
+    f"if value(request) == {number}:\n        note(time.monotonic_ns())\n        {how}\n    "
+    for number, (how, _) in DEATHS.items()
+)
+
+
+def test_a_death_fails_its_batch_alone_and_at_once(stage: Stage) -> None:
+    server = stage.server
+    stage.put_up("dying", f"for request in requests:\n    {DYING}\n{ECHO}", extra=BATCHING)
+    for number, (_, how) in DEATHS.items():
+        mates = [in_background(lambda n=n: (infer(server, "dying", n), time.monotonic_ns())) for n in (1, number, 2)]
+        answers = [mate.result(30) for mate in mates]
+        assert [answer for answer, _ in answers] == [(500, dead("dying_0_0", how))] * 3
+        late_ms = (max(at for _, at in answers) - int(stage.notes("dying")[-1])) / 1e6
+        print(f"{how}: answered {late_ms:.1f} ms after the death")
+        assert late_ms < 1000  # the goal is 50 ms
+        assert infer(server, "dying", 5, 6) == (200, [5, 6])
+    assert metric(server, "nv_inference_request_success", "dying") == 3
+
+
+def test_a_death_leaves_the_other_instances_of_its_model_alone(stage: Stage) -> None:
+    server = stage.server
+    execute = f"if value(requests[0]) == 7: time.sleep(0.5)\nif value(requests[0]) == -3: os._exit(3)\n{ECHO}"
+    stage.put_up("pair", execute, count=2)
+    slow = in_background(lambda: infer(server, "pair", 7))
+    wait_until(lambda: executing(server, "pair") == 1, "the execution", server)
+    before = workers(server, "pair")
+    status, text = infer(server, "pair", -3)
+    assert (status, text) in [(500, dead(f"pair_0_{n}", "exit code 3")) for n in (0, 1)]
+    assert is_ready(server, "pair")
+    assert [infer(server, "pair", n) for n in (1, 2)] == [(200, [1]), (200, [2])]
+    assert slow.result(30) == (200, [7])
+    wait_until(lambda: len(workers(server, "pair")) == 2, "the second instance", server)
+    assert len(set(before) & set(workers(server, "pair"))) == 1
+
+
+def test_a_model_that_dies_at_every_request_is_parked_until_it_is_loaded(stage: Stage) -> None:
+    server = stage.server
+    stage.put_up("loop", f"if value(requests[0]) < 0: ctypes.string_at(0)\n{ECHO}")
+    said = len(server.log)
+    before = cpu_secs(server)
+    for _ in range(5):
+        assert infer(server, "loop", -1) == (500, dead("loop_0_0", "signal 11"))
+    refusal = "model 'loop' is not ready: worker exited 5 times (last: signal 11)"
+    assert infer(server, "loop") == (503, refusal)
+    assert not is_ready(server, "loop")
+    assert workers(server, "loop") == []
+    wait_until(lambda: index(server)["loop", "1"][0] == "UNAVAILABLE", "the index to say so", server, 10)
+    assert index(server)["loop", "1"] == ("UNAVAILABLE", "worker exited 5 times (last: signal 11)")
+    assert server.get("/v2/health/live").status == 200
+    assert cpu_secs(server) - before < 2  # it took 1.5 s, of which next to nothing was work
+    lines = [line for line in server.log[said:].splitlines() if "loop_0_0" in line]
+    assert len(lines) <= 12, lines
+    assert load(server, "loop") == (200, "")
+    assert infer(server, "loop", 4) == (200, [4])
+    assert index(server)["loop", "1"] == ("READY", "")
+
+
+def test_a_model_that_dies_at_every_start_is_parked_until_it_is_loaded(stage: Stage, tmp_path: Path) -> None:
+    server = stage.server
+    broken = tmp_path / "broken"
+    initialize = f"def initialize(self, args):\n    if os.path.exists({str(broken)!r}): os.kill(os.getpid(), 11)\n"
+    stage.put_up("restart", methods=initialize)
+    broken.touch()
+    workers(server, "restart")[0].kill()
+    waiting = in_background(lambda: infer(server, "restart"))
+    reason = "worker exited 5 times (last: Stub process 'restart_0_0' is not healthy: it ended by signal 11 while it started)"
+    assert waiting.result(60) == (503, f"model 'restart' is not ready: {reason}")
+    assert infer(server, "restart") == (503, f"model 'restart' is not ready: {reason}")
+    wait_until(lambda: index(server)["restart", "1"] == ("UNAVAILABLE", reason), "the index to say so", server, 10)
+    status, text = load(server, "restart")
+    assert (status, "it ended by signal 11 while it started" in text) == (400, True), text
+    broken.unlink()
+    assert load(server, "restart") == (200, "")
+    assert infer(server, "restart", 4) == (200, [4])
+
+
+def test_one_poison_among_many_requests_costs_little_beside_itself(stage: Stage) -> None:
+    server = stage.server
+    stage.put_up("poison", f"if any(value(r) == -1 for r in requests): os._exit(3)\n{ECHO}", extra="dynamic_batching {}")
+    with calling(server, "poison") as one, calling(server, "poison") as two:
+        wait_until(lambda: len(one.answers) > 50, "requests", server)
+        assert infer(server, "poison", -1) == (500, dead("poison_0_0", "exit code 3"))
+        seen = len(one.answers)
+        wait_until(lambda: len(one.answers) > seen + 50, "requests after it", server)
+    failures = one.statuses + two.statuses
+    del failures[200]
+    # One batch of three at most, of which one request is the poison.
+    assert failures.total() <= 2, failures
+
+
+def test_a_hung_model_is_ended_when_it_has_a_time_limit(stage: Stage) -> None:
+    server = stage.server
+    hang = f"if value(requests[0]) < 0: time.sleep(600)\n{ECHO}"
+    stage.put_up("limited", hang, extra=parameter("EXECUTION_TIMEOUT_MS", "300") + BATCHING)
+    begun = time.monotonic()
+    mates = [in_background(lambda: infer(server, "limited", -1)) for _ in range(2)]
+    for mate in mates:
+        status, text = mate.result(30)
+        assert (status, "timed out after 300 ms" in str(text)) == (500, True), text
+    assert 0.3 < time.monotonic() - begun < 5  # SIGTERM ends it; 2 s later SIGKILL would
+    assert infer(server, "limited", 3) == (200, [3])
+
+
+def test_a_hung_model_that_ignores_sigterm_is_killed_after_its_time_limit(stage: Stage) -> None:
+    server = stage.server
+    hang = f"""
+        if value(requests[0]) < 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            while True: time.sleep(1)
+        {ECHO}
+        """
+    stage.put_up("stubborn", hang, extra=parameter("EXECUTION_TIMEOUT_MS", "100"))
+    begun = time.monotonic()
+    status, text = infer(server, "stubborn", -1)
+    assert (status, "timed out after 100 ms" in str(text)) == (500, True), text
+    assert 2 < time.monotonic() - begun < 8
+    assert infer(server, "stubborn", 3) == (200, [3])
+
+
+def test_who_waits_for_a_hung_model_gets_its_queue_timeout(stage: Stage) -> None:
+    server = stage.server
+    policy = "default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 200000 }"
+    stage.put_up("hung", f"if value(requests[0]) < 0: time.sleep(600)\n{ECHO}", extra=f"dynamic_batching {{ {policy} }}")
+    hung = in_background(lambda: infer(server, "hung", -1))
+    wait_until(lambda: executing(server, "hung") == 1, "the execution", server)
+    begun = time.monotonic()
+    assert infer(server, "hung") == (503, "Request timeout expired")
+    assert time.monotonic() - begun < 5
+    assert infer(server, "bystander", 3) == (200, [3])
+    workers(server, "hung")[0].kill()
+    assert hung.result(30) == (500, dead("hung_0_0", "signal 9"))
+
+
+def test_a_hung_model_does_not_hold_up_the_stop(start: Start, repository: Path) -> None:
+    add_python(repository, "hung", f"signal.signal(15, signal.SIG_IGN)\nif value(requests[0]) < 0: time.sleep(600)\n{ECHO}")
+    server = start("--model-repository", repository, "--exit-timeout-secs=1")
+    everything = descendants(server.process.pid)
+    hung = in_background(lambda: infer(server, "hung", -1))
+    wait_until(lambda: executing(server, "hung") == 1, "the execution", server)
+    begun = time.monotonic()
+    code = server.stop(30)
+    took = time.monotonic() - begun
+    assert hung.result(10)[0] == 503
+    assert (code, took < 8) == (1, True), server.log  # the goal is 1 + 2 s
+    wait_until(lambda: not alive(everything), "the end of all processes")
+
+
+def test_a_worker_that_stands_still_is_waited_for(stage: Stage) -> None:
+    server = stage.server
+    stage.put_up("still", extra="dynamic_batching {}")
+    [worker] = workers(server, "still")
+    worker.suspend()
+    waiting = [in_background(lambda n=n: infer(server, "still", n)) for n in range(1, 9)]
+    time.sleep(2)  # the time that it stands still
+    assert not any(each.done() for each in waiting)
+    assert infer(server, "bystander", 3) == (200, [3])
+    worker.resume()
+    assert [each.result(30) for each in waiting] == [(200, [n]) for n in range(1, 9)]
+    assert workers(server, "still") == [worker]
+
+
+CHANNEL = """
+import socket, stat
+def channel():
+    numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    return [n for n in numbers if n > 2 and os.path.exists(f"/proc/self/fd/{n}") and stat.S_ISSOCK(os.fstat(n).st_mode)]
+"""
+HOSTILE = {
+    "garbage": ("for n in channel(): os.write(n, b'\\xff' * 1000)\ntime.sleep(600)", "it sent garbage"),
+    "a lot": ("for n in channel():\n    while True: os.write(n, b'\\x00' * 65536)", "it sent garbage"),
+    "closes": ("for n in channel(): os.close(n)\ntime.sleep(600)", "signal 9"),
+    "shuts": ("for n in channel(): socket.socket(fileno=os.dup(n)).shutdown(2)\ntime.sleep(600)", "signal 9"),
+}
+
+
+def test_a_model_that_misuses_the_channel_is_replaced(stage: Stage) -> None:
+    server = stage.server
+    execute = "".join(
+        f"if value(requests[0]) == {-number}:\n{''.join(f'    {line}{chr(10)}' for line in code.splitlines())}"
+        for number, (code, _) in enumerate(HOSTILE.values(), 1)
+    )
+    stage.put_up("hostile", execute + ECHO, head=CHANNEL)
+    for number, (what, (_, how)) in enumerate(HOSTILE.items(), 1):
+        before = workers(server, "hostile")
+        status, text = infer(server, "hostile", -number)
+        assert (status, how in str(text)) == (500, True), (what, text)
+        assert infer(server, "hostile", 3) == (200, [3]), what
+        assert workers(server, "hostile") != before
+    assert server.get("/v2/health/live").status == 200
+
+
+@pytest.mark.parametrize("how", ["print(f'line {n} of a flood', flush=True)", "pb_utils.Logger.log_info(f'line {n} of a flood')"])
+def test_a_flood_of_output_is_held_back_and_counted(stage: Stage, how: str) -> None:
+    server = stage.server
+    flood = f"""
+        if value(requests[0]) < 0:
+            end = time.monotonic() + 1
+            n = 0
+            while time.monotonic() < end:
+                {how}
+                n += 1
+            note(n)
+        {ECHO}
+        """
+    stage.put_up("flood", flood)
+    before = workers(server, "flood")
+    said = len(server.log)
+    flooding = in_background(lambda: infer(server, "flood", -1))
+    with calling(server, "bystander") as caller:
+        assert flooding.result(60) == (200, [-1])
+    print(f"{stage.notes('flood')[-1]} lines in a second; a request of another model took {caller.slowest_secs * 1e3:.0f} ms")
+    assert caller.statuses == Counter({200: len(caller.answers)})
+    assert caller.slowest_secs < 2
+    assert workers(server, "flood") == before
+    wait_until(lambda: "more lines" in server.log[said:] or "dropped" in server.log[said:], "the count", server, 10)
+    lines = server.log[said:].count("of a flood")
+    assert 0 < lines < 1000, lines  # 100 lines a second are written
+
+
+WRECKS = {
+    1: "os.chdir('/')",
+    2: "os.closerange(0, 256)",
+    3: "signal.signal(signal.SIGTERM, lambda *_: None); signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+    4: "sys.exit(7)",
+    5: "threading.Thread(target=time.sleep, args=(600,)).start()",
+    6: "os.environ.clear(); sys.path.clear(); sys.stdout = sys.stderr = None",
+    7: "threading.Thread(target=lambda: 1 / 0).start()",
+}
+
+
+def test_what_a_model_does_to_its_own_process_is_its_own_affair(stage: Stage) -> None:
+    server = stage.server
+    execute = "".join(f"if value(requests[0]) == {number}: {code}\n" for number, code in WRECKS.items())
+    stage.put_up("wreck", execute + ECHO)
+    for number in WRECKS:
+        wanted = (500, failed("wreck_0_0", "SystemExit: 7")) if number == 4 else (200, [number])
+        assert infer(server, "wreck", number) == wanted
+        assert infer(server, "wreck", 100) == (200, [100])
+
+
+FORKS = {
+    1: "child = os.fork()\nif child == 0: return [answer(r) for r in requests]\nos.waitpid(child, 0)",
+    2: "child = os.fork()\nif child == 0: raise RuntimeError('of the child')\nos.waitpid(child, 0)",
+    3: "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        note(os.getpid())\n        time.sleep(600)\n    os._exit(0)",
+    4: "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)",
+}
+
+
+def test_processes_that_a_model_leaves_behind_end_with_it(stage: Stage) -> None:
+    server = stage.server
+    execute = "".join(
+        f"if value(requests[0]) == {number}:\n" + "".join(f"    {line}\n" for line in code.splitlines())
+        for number, code in FORKS.items()
+    )
+    stage.put_up("forks", execute + ECHO)
+    for number in FORKS:
+        assert infer(server, "forks", number) == (200, [number])
+        assert infer(server, "forks", 100) == (200, [100])
+    [worker] = workers(server, "forks")
+    daemon = psutil.Process(int(stage.notes("forks")[0]))
+    left = descendants(worker.pid)
+    assert daemon in left
+    assert len(alive(left)) == 2, left
+    stage.clear()
+    wait_until(lambda: not alive(left), "the end of what the model has started", server)
+
+
+def test_sys_exit_in_initialize_is_an_error_of_the_load(stage: Stage) -> None:
+    stage.add("leaves", methods="def initialize(self, args): sys.exit(7)")
+    status, text = load(stage.server, "leaves")
+    assert (status, "SystemExit: 7" in text) == (400, True), text
+    assert workers(stage.server, "leaves") == []
+
+
+def test_the_death_of_the_zygote_costs_no_more_than_the_batches_in_flight(start: Start, repository: Path) -> None:
+    for name in ("one", "two"):
+        add_python(repository, name, f"if value(requests[0]) == 7: time.sleep(30)\n{ECHO}")
+    server = start("--model-repository", repository)
+    busy = in_background(lambda: infer(server, "one", 7))
+    wait_until(lambda: executing(server, "one") == 1, "the execution", server)
+    with calling(server, "two") as caller:
+        wait_until(lambda: len(caller.answers) > 10, "requests", server)
+        before = descendants(server.process.pid)
+        killed = time.monotonic()
+        zygote(server).kill()
+        assert busy.result(30) == (500, dead("one_0_0", "signal 9"))
+        recover(server, "one")
+        wait_until(lambda: caller.answers[-1][0] > killed + 1, "answers", server)
+    print(f"the longest wait of a request was {caller.slowest_secs * 1e3:.0f} ms")
+    assert caller.statuses[500] <= 1, caller.answers
+    assert caller.statuses.total() - caller.statuses[500] == caller.statuses[200]
+    assert infer(server, "one", 3) == (200, [3])
+    assert not alive(before)
+    assert len(children(server.process.pid)) == 1
+    assert len(workers(server)) == 2
+    assert server.stop() == 0

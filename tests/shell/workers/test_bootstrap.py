@@ -1,0 +1,109 @@
+"""What runs in a worker's process needs nothing of ours installed, and works in interpreters of other versions."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import halimede
+from halimede.core.supervise import Exit
+from halimede.workers.child import bootstrap
+from support.workers import FOLDER, Crew, printed
+
+PACKAGE = Path(halimede.__file__).parent
+OLDEST = (3, 10)
+VERSION = "import sys; print(*sys.version_info[:2])"
+
+
+@pytest.fixture
+def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+    monkeypatch.setenv("PYTHONPATH", FOLDER)
+    with Crew() as crew:
+        yield crew
+
+
+@cache
+def other_interpreters() -> dict[str, str]:
+    """Other versions from 3.10 on that this machine has, with their paths."""
+    names = [shutil.which(f"python3.{minor}") or "" for minor in range(OLDEST[1], 20)]
+    managed = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions").glob("3.*/bin/python3")
+    found = {}
+    for path in [*names, *map(str, sorted(managed))]:
+        if not path:
+            continue
+        done = subprocess.run([path, "-c", VERSION], capture_output=True, check=False, text=True, timeout=60)
+        version = tuple(int(part) for part in done.stdout.split())
+        if version >= OLDEST and version != sys.version_info[:2]:
+            found[f"{version[0]}.{version[1]}"] = path
+    return found
+
+
+@pytest.mark.parametrize("minor", range(OLDEST[1], 16))
+def test_a_worker_runs_in_another_version_of_python(crew: Crew, minor: int):
+    python = other_interpreters().get(f"3.{minor}")
+    if python is None:
+        pytest.skip(f"this machine has no other CPython 3.{minor}")
+
+    worker = crew.talk(python=python)
+
+    assert worker.ask("list(__import__('sys').version_info[:2])") == [3, minor]
+    # The tree is there, and of what is installed for the server nothing.
+    assert worker.ask("__import__('halimede.workers.child').__path__") == [str(PACKAGE)]
+    assert worker.ask("__import__('halimede.workers.child.bootstrap').workers.child.bootstrap.PATH") == bootstrap.PATH
+    assert worker.ask("[p for p in __import__('sys').path if 'site-packages' in p and sys.prefix not in p]"
+                      " if (sys := __import__('sys')) else 0") == []  # fmt: skip
+    assert worker.end() == Exit(code=0)
+    assert printed(worker.process) == ""
+
+
+def test_a_worker_imports_from_pythonpath_and_not_from_where_it_happens_to_be(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, crew: Crew
+):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    for name in ("json", "atexit", "halimede", "talkative", "socket"):
+        (here / f"{name}.py").write_text("raise RuntimeError('imported by accident')")
+    (there / "of_the_user.py").write_text("value = 7")
+    monkeypatch.chdir(here)
+
+    path = {"PYTHONPATH": os.pathsep.join([FOLDER, str(there)])}
+    worker = crew.talk(python=sys.executable, environment=path, working_directory=str(here))
+
+    assert worker.ask("__import__('of_the_user').value") == 7
+    path_ = worker.ask("__import__('sys').path")
+    assert path_[:2] == [FOLDER, str(there)]
+    assert not {"", ".", str(here), str(Path(bootstrap.PATH).parent)} & set(path_)
+    assert crew.talk(working_directory=str(here)).ask("__import__('json').dumps(1)") == "1"
+
+
+def test_a_workers_processes_do_not_import_what_it_was_started_by(crew: Crew):
+    worker = crew.talk(python=sys.executable)
+
+    assert worker.ask(
+        """
+import multiprocessing
+with multiprocessing.get_context("spawn").Pool(1) as pool:
+    answer = pool.map(len, ["one", "four"])
+"""
+    ) == [3, 4]
+
+
+def test_the_childs_part_needs_the_standard_library_and_numpy_alone(crew: Crew):
+    loaded = crew.talk().ask("[[name, getattr(m, '__file__', None)] for name, m in __import__('sys').modules.items()]")
+
+    packages = {name.partition(".")[0] for name, _ in loaded} - set(sys.stdlib_module_names)
+    # The distribution's own hooks (`_virtualenv`, `__editable__…`) are loaded by every interpreter of this environment.
+    plain = subprocess.check_output([sys.executable, "-c", "import sys; print(*sys.modules)"], text=True).split()
+    assert packages - set(plain) == {"numpy", "halimede", "talkative"}
+
+    ours = [Path(file) for name, file in loaded if name.startswith("halimede.") and file]
+    assert PACKAGE / "workers" / "child" / "main.py" in ours
+    for file in {*ours, *(PACKAGE / "workers" / "child").glob("*.py"), PACKAGE / "workers" / "zygote.py"}:
+        ast.parse(file.read_text(), str(file), feature_version=OLDEST)

@@ -1,0 +1,168 @@
+"""The zygote by itself, spoken to over its socket."""
+
+import json
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from halimede.workers.launcher import Zygote
+from halimede.workers.zygote import DESCRIPTORS, MAX_COMMAND_BYTES
+from support.server import wait_until
+from support.workers import FOLDER, LIMIT_S, OBEY, descriptors
+
+SPAWN = {"do": "spawn", "worker": 1, "name": "m", "python": "", "environment": {}, "directory": "", "entry": OBEY}
+
+
+@pytest.fixture
+def zygote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygote]:
+    monkeypatch.setenv("PYTHONPATH", FOLDER)
+    zygote = Zygote()
+    yield zygote
+    zygote.end(LIMIT_S)
+
+
+class Ends:
+    """A worker's sockets and its pipe, both ends."""
+
+    def __init__(self) -> None:
+        self.channel, self.their_channel = socket.socketpair()
+        self.status, self.their_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.output, self.their_output = os.pipe()
+        self.channel.settimeout(LIMIT_S)
+        self.status.settimeout(LIMIT_S)
+
+    def __enter__(self) -> "Ends":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hand_over()
+        self.channel.close()
+        self.status.close()
+        os.close(self.output)
+
+    @property
+    def theirs(self) -> tuple[int, int, int]:
+        return self.their_channel.fileno(), self.their_output, self.their_status.fileno()
+
+    def hand_over(self) -> None:
+        """The zygote has them now."""
+        self.their_channel.close()
+        self.their_status.close()
+        if self.their_output >= 0:
+            os.close(self.their_output)
+            self.their_output = -1
+
+    def said(self) -> object:
+        return json.loads(self.status.recv(4096) or b'"closed"')
+
+    def ask(self, code: str) -> object:
+        self.channel.sendall(json.dumps(code).encode() + b"\n")
+        return json.loads(self.channel.recv(65536))
+
+
+def test_a_worker_is_spawned_killed_and_told_of(zygote: Zygote):
+    with Ends() as ends:
+        zygote.send(SPAWN, ends.theirs)
+        ends.hand_over()
+
+        pid = ends.ask("__import__('os').getpid()")
+        zygote.send({"do": "kill", "worker": 1, "signal": 15})
+
+        assert [ends.said(), ends.said(), ends.said()] == [{"pid": pid}, {"signal": 15}, "closed"]
+        assert ends.channel.recv(1) == b""
+
+
+def test_the_zygote_has_one_thread_and_nothing_of_its_workers_but_their_status_sockets(zygote: Zygote):
+    with Ends() as first:
+        zygote.send(SPAWN, first.theirs)
+        first.ask("1")
+        assert len(os.listdir(f"/proc/{zygote.process.pid}/task")) == 1
+        before = descriptors(zygote.process.pid)
+        with Ends() as second:
+            zygote.send({**SPAWN, "worker": 2}, second.theirs)
+            second.ask("1")
+
+            wait_until(lambda: descriptors(zygote.process.pid) == before + 1, "the zygote to close the worker's ends")
+
+
+GARBAGE = [
+    b"\x00",
+    b"{",
+    b"\xff\xfe",
+    b"[]",
+    b"7",
+    b"[" * 100_000,
+    b"{}",
+    b'{"do": "spawn"}',
+    b'{"do": "dance", "worker": 1}',
+    b'{"do": ["kill"], "worker": 1, "signal": 9}',
+    b'{"do": "kill", "worker": "1", "signal": 9}',
+    b'{"do": "kill", "worker": 1, "signal": 9.0}',
+    b'{"do": "kill", "worker": 1, "signal": 100000000000000000000}',
+    b'{"do": "kill", "worker": 1, "signal": 4711}',
+    b'{"do": "kill", "worker": 4711, "signal": 9}',
+    json.dumps({**SPAWN, "worker": None}).encode(),
+    json.dumps({**SPAWN, "environment": []}).encode(),
+    json.dumps({**SPAWN, "more": 1}).encode(),
+    b"x" * (MAX_COMMAND_BYTES + 1000),
+]
+
+
+def test_the_zygote_ignores_what_it_does_not_understand(zygote: Zygote):
+    with Ends() as ends, Ends() as others:
+        zygote.send(SPAWN, ends.theirs)
+        ends.hand_over()
+        assert ends.ask("1 + 1") == 2
+        before = descriptors(zygote.process.pid)
+        chance = random.Random(1)
+        command = zygote.command
+
+        for piece in [*GARBAGE, *(chance.randbytes(chance.randrange(1, 500)) for _ in range(200))]:
+            command.send(piece)
+            given = others.theirs * chance.randrange(3) + others.theirs[: chance.randrange(3)]
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(number.to_bytes(4, "little") for number in given))
+            command.sendmsg([piece], [rights] if given else [])
+        command.sendmsg([json.dumps(SPAWN).encode()], [])
+        two = DESCRIPTORS.pack(*others.theirs)[:8]
+        command.sendmsg([json.dumps(SPAWN).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, two)])
+
+        assert ends.ask("2 + 2") == 4
+        with Ends() as next_:
+            zygote.send({**SPAWN, "worker": 2}, next_.theirs)
+            assert next_.ask("3 + 3") == 6
+            wait_until(lambda: descriptors(zygote.process.pid) == before + 1, "descriptors to be closed")
+        assert len(psutil.Process(zygote.process.pid).children()) == 2
+
+
+def test_the_zygote_kills_all_and_ends_when_its_socket_closes(zygote: Zygote):
+    with Ends() as ends:
+        zygote.send(SPAWN, ends.theirs)
+        ends.hand_over()
+        ends.ask("__import__('signal').signal(15, __import__('signal').SIG_IGN) and None")
+        ends.channel.sendall(b'"import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"\n')
+
+        began = time.monotonic()
+        zygote.end(LIMIT_S)
+
+        # The goal is 1 s.
+        assert time.monotonic() - began < 5
+        assert zygote.process.returncode == 0
+        assert [ends.said(), ends.said()][1] == "closed"
+        assert ends.channel.recv(1) == b""
+
+
+def test_a_worker_that_nobody_asks_for_any_more_is_reaped_all_the_same(zygote: Zygote):
+    with Ends() as ends:
+        zygote.send(SPAWN, ends.theirs)
+        ends.ask("1")
+    children = psutil.Process(zygote.process.pid).children
+
+    wait_until(lambda: children() == [], "the worker to be reaped")
+    with Ends() as next_:
+        zygote.send({**SPAWN, "worker": 2}, next_.theirs)
+        assert next_.ask("1") == 1

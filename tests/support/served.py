@@ -1,0 +1,188 @@
+"""Python models that a real server runs, and the processes in which it does."""
+
+import json
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from support.calls import index, load, unload
+from support.models import write_config
+from support.server import RunningServer, wait_until
+
+HEAD = '''
+import ctypes, json, os, signal, sys, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+def value(request):
+    """The first number of a request."""
+    return float(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().ravel()[0])
+
+
+def answer(request, **parameters):
+    """The request's own numbers."""
+    array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)], parameters=parameters)
+
+
+def note(what):
+    """A line that the test reads; it is there even if this process dies at once."""
+    file = os.open(NOTES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.write(file, f"{what}\\\\n".encode())
+    os.close(file)
+
+
+'''.replace("\\\\", "\\")
+
+ECHO = "return [answer(request) for request in requests]"
+BATCHING = "dynamic_batching { max_queue_delay_microseconds: 100000 }"
+
+
+def parameter(key: str, value: str) -> str:
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+
+
+def add_python(
+    repository: Path,
+    name: str,
+    execute: str = ECHO,
+    *,
+    methods: str = "",
+    head: str = "",
+    max_batch_size: int = 8,
+    count: int = 1,
+    datatype: str = "FP32",
+    dims: str = "-1",
+    decoupled: bool = False,
+    extra: str = "",
+    how: str = "def",
+) -> None:
+    """A model IN -> OUT with these lines as its `execute`; `methods` are others of its class, all may use `HEAD`.
+
+    What it notes is in `notes_file`.
+    """
+    body = textwrap.indent(textwrap.dedent(execute).strip(), " " * 8)
+    code = (
+        f"{HEAD}NOTES = {str(notes_file(repository, name))!r}\n{textwrap.dedent(head)}\n\n\nclass TritonPythonModel:\n"
+        f"{textwrap.indent(textwrap.dedent(methods), ' ' * 4)}\n    {how} execute(self, requests):\n{body}\n"
+    )
+    write_model(repository, name, code)
+    kind = "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+    write_config(
+        repository / name,
+        f"""
+        name: "{name}"
+        backend: "python"
+        max_batch_size: {max_batch_size}
+        input [ {{ name: "IN" data_type: {kind} dims: [ {dims} ] }} ]
+        output [ {{ name: "OUT" data_type: {kind} dims: [ {dims} ] }} ]
+        instance_group [ {{ kind: KIND_CPU count: {count} }} ]
+        {"model_transaction_policy { decoupled: true }" if decoupled else ""}
+        {extra}
+        """,
+    )
+
+
+def write_model(repository: Path, name: str, code: str, version: int = 1) -> None:
+    """A model.py; it may be written over an older one, of the same second too."""
+    folder = repository / name / str(version)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.py").write_text(code)
+
+
+def notes_file(repository: Path, name: str) -> Path:
+    return repository.parent / f"{name}.notes"
+
+
+@dataclass
+class Stage:
+    """A server with explicit model control on which tests put models up, each under names of its own."""
+
+    server: RunningServer
+    repository: Path
+    names: list[str] = field(default_factory=list)
+
+    def put_up(self, name: str, execute: str = ECHO, **how: object) -> None:
+        """`add_python`, and load it."""
+        self.add(name, execute, **how)
+        assert load(self.server, name) == (200, "")
+
+    def add(self, name: str, execute: str = ECHO, **how: object) -> None:
+        """`add_python`; it is unloaded with the rest."""
+        add_python(self.repository, name, execute, **how)  # type: ignore[arg-type]
+        self.names.append(name)
+
+    def notes(self, name: str) -> list[str]:
+        path = notes_file(self.repository, name)
+        # A line is one write, but for the reader it may be cut at any byte by the model's death.
+        return path.read_text().splitlines() if path.exists() else []
+
+    def clear(self) -> None:
+        """Unload everything that was put up, and see all of it gone."""
+        for name in self.names:
+            unload(self.server, name)
+        for name in self.names:
+            wait_until(lambda name=name: not is_loaded(self.server, name), f"the end of {name}", self.server)
+            wait_until(lambda name=name: not workers(self.server, name), f"no process of {name}", self.server)
+        self.names.clear()
+
+
+def is_loaded(server: RunningServer, model: str) -> bool:
+    return any(name == model and state not in ("", "UNAVAILABLE") for (name, _), (state, _) in index(server).items())
+
+
+def body(*values: float, batch: bool = True) -> dict[str, object]:
+    """An inference of one row over HTTP."""
+    shape = [1, len(values)] if batch else [len(values)]
+    return {"inputs": [{"name": "IN", "shape": shape, "datatype": "FP32", "data": list(values)}]}
+
+
+def infer(server: RunningServer, model: str, *values: float) -> tuple[int, object]:
+    """The status, and the numbers of OUT or the error."""
+    answer = server.post(f"/v2/models/{model}/infer", body(*values or (1.0,)))
+    return answer.status, answer.json["outputs"][0]["data"] if answer.status == 200 else answer.error  # type: ignore[index]
+
+
+def zygote(server: RunningServer) -> psutil.Process:
+    """The one process that all workers are children of."""
+    found = [each for each in children(server.process.pid) if "workers.zygote:main" in " ".join(each.cmdline())]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def workers(server: RunningServer, model: str = "") -> list[psutil.Process]:
+    """The workers, of a model or all, in the order of their instances. Names of models have 11 characters at most."""
+    try:
+        found = {each: each.name() for each in children(zygote(server).pid)}
+    except psutil.NoSuchProcess:
+        return workers(server, model)
+    mine = [each for each, name in found.items() if not model or name.rpartition("_")[0].rpartition("_")[0] == model]
+    return sorted(mine, key=found.__getitem__)
+
+
+def children(pid: int) -> list[psutil.Process]:
+    """Without those that have ended and only wait to be reaped."""
+    found = []
+    for each in psutil.Process(pid).children():
+        try:
+            if each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+def json_lines(lines: Sequence[str]) -> list[object]:
+    return [json.loads(line) for line in lines]
