@@ -1,4 +1,4 @@
-"""`make demo`, as a person runs it: it trains, serves, measures, compares and cleans up."""
+"""`make demo`, as a person runs it: it trains, serves, measures, compares, kills and cleans up."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.timeout(240)
-def test_the_demo_shows_the_accuracy_of_the_model_outside_the_server(tmp_path: Path) -> None:
+def test_the_demo_shows_that_answers_are_those_outside_the_server_and_outlast_a_killed_model(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "halimede.demo"], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
     )
@@ -17,5 +17,17 @@ def test_the_demo_shows_the_accuracy_of_the_model_outside_the_server(tmp_path: P
     rows = re.findall(r"│ (HTTP|gRPC) +│ +([\d.]+) \(([\d.]+)\)", done.stdout)
     assert [protocol for protocol, _, _ in rows] == ["HTTP", "gRPC"]
     assert all(served == outside and float(served) > 0.9 for _, served, outside in rows)
+
+    *before, after = re.findall(
+        r"  (\w+)\.jpg \([\d,]+ bytes\) to 224 x 224 x 3 in \d+ ms: as opencv does here", done.stdout
+    )
+    assert (before, after) == (["china", "flower"], "flower")
+    assert re.search(r"  21 answers, the first after \d+ ms, the last after \d+ ms: as opencv does here", done.stdout)
+    killed = re.search(r"Process (\d+) killed. The log says: instance 'photos_0_0': its process is gone", done.stdout)
+    answered = re.search(r"answered by process (\d+); the server is still process (\d+)", done.stdout)
+    assert killed is not None
+    assert answered is not None
+    assert len({killed[1], answered[1], answered[2]}) == 3
+
     for command in ("halimede serve", "curl -s -d", "/metrics"):
         assert command in done.stdout

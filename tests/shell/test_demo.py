@@ -1,11 +1,13 @@
-"""What the demo concludes from what it measured."""
+"""What the demo concludes from what it measured, and how it draws."""
 
 from collections import Counter
 
+import cv2
 import numpy as np
 
-from halimede.demo.__main__ import batch_text, disagreements
+from halimede.demo.__main__ import batch_text, disagreements, drawn
 from halimede.demo.drive import Drive
+from halimede.demo.photos import Photo, is_right
 
 # Two images; the model outside the server says 0 for the first and 1 for the second.
 OUTSIDE = np.array([[0.6, 0.4], [0.1, 0.9]], dtype=np.float32)
@@ -29,3 +31,17 @@ def test_answers_of_other_images_disagree() -> None:
 
 def test_batches_are_told_between_powers_of_two() -> None:
     assert batch_text(Counter({1: 5, 2: 3, 3: 1, 7: 2, 8: 1, 15: 1, 16: 4})) == "1:5 2-3:4 4-7:2 8-15:2 16-31:4"
+
+
+def test_pixels_are_right_when_opencv_makes_the_same_of_the_file() -> None:
+    pixels = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
+    photo = Photo("small.png", cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))[1].tobytes())
+    assert is_right(photo, pixels)
+    pixels[7, 7, 2] += 1
+    assert not is_right(photo, pixels)
+
+
+def test_a_bright_pixel_is_a_dense_character_of_its_colour() -> None:
+    line = drawn(np.array([[0, 0, 0], [30, 120, 10], [255, 255, 255]], np.uint8))
+    assert line.plain == "  " + " =@"
+    assert [span.style for span in line.spans] == ["rgb(0,0,0)", "rgb(30,120,10)", "rgb(255,255,255)"]

@@ -1,4 +1,4 @@
-"""Train or reuse, serve, ask, compare, print one table."""
+"""Two acts before one server: a trained model, asked, compared and measured; and python models, one of them killed."""
 
 import os
 import signal
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
+from halimede.demo import photos
 from halimede.demo.digits import Export, answers_outside, train
 from halimede.demo.drive import CALLERS, Drive, drive
 from halimede.demo.process import ServerNotReadyError, ServerProcess
@@ -22,6 +24,7 @@ PASSES = 10
 LIBRARIES = {"HTTP": "tritonclient.http", "gRPC": "tritonclient.grpc"}
 TOLERANCE = 1e-5
 """How far a probability may be from the one computed outside: batches of other sizes round differently."""
+RAMP = " .:-=+*#%@"
 
 
 def main() -> int:
@@ -38,37 +41,111 @@ def main() -> int:
             export = train(export.folder)
         console.print(f"Model: {export.model}, trained now")
 
-    images, digits = export.held_out()
-    outside = answers_outside(export, images)
-    drives: dict[str, Drive] = {}
-    arguments = [f"--model-repository={export.repository}"]
-    with ServerProcess(arguments, FOLDER / "server.log") as server:
+    repositories = [f"--model-repository={folder}" for folder in (export.repository, photos.REPOSITORY)]
+    with ServerProcess(repositories, FOLDER / "server.log") as server:
         with console.status("Starting halimede serve"):
             server.wait_ready()
         console.print(f"Server: process {server.pid}, HTTP {server.address('http')}, gRPC {server.address('grpc')}")
-        with progress_bars(console) as bars:
-            for protocol, library in LIBRARIES.items():
-                drives[protocol] = drive(
-                    library,
-                    server.address(protocol.lower()),
-                    server.address("http"),
-                    images,
-                    PASSES,
-                    reporter(bars, protocol, PASSES * len(images)),
-                )
+        are_right = [digits_act(console, server, export), photos_act(console, server)]
 
+    console.print("\nGo on by hand:")
+    shown = [short(folder) for folder in (Path(sys.executable).with_name("halimede"), photos.REPOSITORY)]
+    for line in (
+        f"{shown[0]} serve --model-repository {export.repository} --model-repository {shown[1]}",
+        f"curl -s -d @{export.request} localhost:8000/v2/models/digits/infer",
+        "curl -s localhost:8002/metrics",
+    ):
+        console.out(f"  {line}", highlight=False)
+    return 0 if all(are_right) else 1
+
+
+def short(path: Path) -> Path:
+    """From the current folder, for what is below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def digits_act(console: Console, server: ServerProcess, export: Export) -> bool:
+    """Ask for every held-out image over both protocols; whether the answers are those of the model outside."""
+    images, digits = export.held_out()
+    outside = answers_outside(export, images)
+    drives: dict[str, Drive] = {}
+    with progress_bars(console) as bars:
+        for protocol, library in LIBRARIES.items():
+            drives[protocol] = drive(
+                library,
+                server.address(protocol.lower()),
+                server.address("http"),
+                images,
+                PASSES,
+                reporter(bars, protocol, PASSES * len(images)),
+            )
     console.print(table(drives, digits, outside))
     different = {protocol: disagreements(each, outside) for protocol, each in drives.items()}
     for protocol, count in different.items():
         if count:
             console.print(f"{protocol}: {count} answers differ from the model's outside the server", style="bold red")
-    console.print("Go on by hand:")
-    binary = Path(sys.executable).with_name("halimede")
-    shown = binary.relative_to(Path.cwd()) if binary.is_relative_to(Path.cwd()) else binary
-    console.out(f"  {shown} serve --model-repository {export.repository}", highlight=False)
-    console.out(f"  curl -s -d @{export.request} localhost:8000/v2/models/digits/infer", highlight=False)
-    console.out("  curl -s localhost:8002/metrics", highlight=False)
-    return 1 if any(different.values()) else 0
+    return not any(different.values())
+
+
+def photos_act(console: Console, server: ServerProcess) -> bool:
+    """Ask python models for photographs, kill the process of one, ask again; whether all answers are opencv's."""
+    samples = photos.sample_photos()
+    console.print(f"\nPython model '{photos.PHOTOS}' decodes and resizes over HTTP:")
+    are_right = [show_pixels(console, server, photo) for photo in samples]
+    console.print(f"\nDecoupled python model '{photos.SKETCH}' sends a photograph row by row over gRPC:")
+    are_right.append(show_rows(console, server, samples[-1]))
+
+    killed = server.worker_pid(photos.INSTANCE)
+    if killed is None:
+        raise ServerNotReadyError(f"instance '{photos.INSTANCE}' has no process; the server's log is {server.log}")
+    os.kill(killed, signal.SIGKILL)
+    gone = f"instance '{photos.INSTANCE}': its process is gone: signal 9"
+    server.wait_logged(gone)
+    console.print(f"\nProcess {killed} killed. The log says: {gone}", soft_wrap=True)
+    are_right.append(show_pixels(console, server, samples[-1]))
+    console.print(
+        f"  answered by process {server.worker_pid(photos.INSTANCE)}; the server is still process {server.pid}"
+    )
+    return all(are_right)
+
+
+def show_pixels(console: Console, server: ServerProcess, photo: photos.Photo) -> bool:
+    """A line on one photograph; whether its pixels are right."""
+    answer = photos.ask_pixels(server.address("http"), photo)
+    is_right = photos.is_right(photo, answer.pixels)
+    size = " x ".join(map(str, answer.pixels.shape))
+    console.print(f"  {photo.name} ({len(photo.jpeg):,} bytes) to {size} in {ms(answer)}: {verdict(is_right)}")
+    return is_right
+
+
+def show_rows(console: Console, server: ServerProcess, photo: photos.Photo) -> bool:
+    """Draw a photograph as its rows come; whether they are right."""
+    rows: list[photos.Timed] = []
+    for row in photos.stream_rows(server.address("grpc"), photo):
+        console.print(drawn(row.pixels))
+        rows.append(row)
+    is_right = photos.is_right(photo, np.stack([row.pixels for row in rows]))
+    console.print(
+        f"  {len(rows)} answers, the first after {ms(rows[0])}, the last after {ms(rows[-1])}: {verdict(is_right)}"
+    )
+    return is_right
+
+
+def ms(timed: photos.Timed) -> str:
+    return f"{timed.seconds * 1000:.0f} ms"
+
+
+def verdict(is_right: bool) -> str:
+    return "as opencv does here" if is_right else "[bold red]NOT as opencv does here[/]"
+
+
+def drawn(row: photos.Pixels) -> Text:
+    """Pixels [n, 3] as characters, dense ones where they are bright, in their colours where the terminal has them."""
+    line = Text("  ")
+    for pixel in row:
+        red, green, blue = map(int, pixel)
+        line.append(RAMP[max(red, green, blue) * len(RAMP) // 256], f"rgb({red},{green},{blue})")
+    return line
 
 
 def progress_bars(console: Console) -> Progress:

@@ -18,6 +18,7 @@ LISTENING = {
 }
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.01
+PROCESS_NAME_LIMIT = 15
 
 
 class ServerNotReadyError(Exception):
@@ -66,6 +67,29 @@ class ServerProcess:
         code = self._process.poll()
         what = f"not ready after {timeout_s:g} s" if code is None else f"ended with code {code}"
         raise ServerNotReadyError(f"the server is {what}:\n{self.log.read_text(errors='replace')[-3000:]}")
+
+    def wait_logged(self, text: str, timeout_s: float = 10) -> None:
+        """Return when the log has the text, or raise ServerNotReadyError."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.log.read_text(errors="replace"):
+            if time.monotonic() > deadline:
+                raise ServerNotReadyError(f"the server's log does not say '{text}'; it is {self.log}")
+            time.sleep(POLL_S)
+
+    def worker_pid(self, instance: str) -> int | None:
+        """The process that runs this instance of a model, which has its name; None while there is none."""
+        parents: dict[int, int] = {}
+        found: list[int] = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                pid, name, rest = re.split(r" \(|\) (?=\w )", stat.read_text(errors="replace"), maxsplit=2)
+            except OSError:
+                continue  # it has ended
+            parents[int(pid)] = int(rest.split()[1])
+            if name == instance[:PROCESS_NAME_LIMIT]:
+                found.append(int(pid))
+        # Between the server and its workers is the process that forks them.
+        return next((pid for pid in found if parents.get(parents[pid]) == self.pid), None)
 
     def stop(self, timeout_s: float = 30) -> int:
         """End the process, by force when it does not end in time, and return its exit code."""

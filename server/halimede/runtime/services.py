@@ -1,6 +1,7 @@
 """What models in worker processes ask of the server: other models' life cycle, and metrics of their own."""
 
 import logging
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -69,7 +70,8 @@ class ModelServices:
 
     async def _load_model(self, owner: str, arguments: Mapping[str, Any]) -> None:
         models, name = self._of_others(owner, arguments)
-        parameters: dict[str, bool | int | str | bytes] = dict(arguments["files"])
+        files = dict(arguments["files"]).items()
+        parameters: dict[str, bool | int | str | bytes] = {path: b64decode(content) for path, content in files}
         if arguments["config"]:
             parameters["config"] = str(arguments["config"])
         await models.load_model(name, parameters, for_model=True)

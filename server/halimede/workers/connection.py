@@ -81,6 +81,7 @@ class Batch:
     slot: int
     items: list[BatchItem]
     blocks: list[Block] = field(default_factory=list)
+    is_sent: bool = False
 
 
 class Connection:
@@ -119,6 +120,9 @@ class Connection:
         self._copies: list[tuple[Block, Buffer]] = []
         self._batches: dict[int, Batch] = {}
         self._next_batch = 1
+        self._last_sent: Batch | None = None
+        """The batch that was sent last, None when something else was sent since."""
+        self._left_unread = False
         self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._partial = bytearray()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -134,11 +138,20 @@ class Connection:
         """What the worker has."""
         return tuple(self._batches.values())
 
+    def unread(self) -> Sequence[Batch]:
+        """Batches that the worker has certainly not begun: when it ended, it had not read all of them.
+
+        Of what was sent only the last frame is known to be one. Asked when the worker is lost.
+        """
+        last = self._last_sent if self._left_unread else None
+        return [batch for batch in self._batches.values() if batch is last or not batch.is_sent]
+
     def close(self) -> None:
         """Let go of the channel. Answers that lie in shared memory stay good."""
         if self._is_stopped:
             return
         self._is_stopped = True
+        self._left_unread = self._left_unread or bool(self._unsent)
         self._loop.remove_reader(self._descriptor)
         self._loop.remove_writer(self._descriptor)
         self._socket.close()
@@ -176,7 +189,7 @@ class Connection:
             frame = self._encode(batch, copies)
             for block, data in copies:
                 self._inbound.map.write(block, data)
-            self._send(frame)
+            self._send_batch(batch, frame)
         else:
             self._run(self._execute_large(batch, large))
         return number
@@ -206,7 +219,7 @@ class Connection:
         copies: list[tuple[Block, Buffer]] = []
         frame = self._encode(batch, copies)
         await asyncio.to_thread(self._copy, copies)
-        self._send(frame)
+        self._send_batch(batch, frame)
 
     def _copy(self, copies: Sequence[tuple[Block, Buffer]]) -> None:
         for block, data in copies:
@@ -259,8 +272,17 @@ class Connection:
         while released:
             self._drop(released.popleft())
 
+    def _send_batch(self, batch: Batch, frame: Buffer) -> None:
+        if self._is_stopped or self._left_unread:
+            return
+        self._send(frame)
+        if not self._left_unread:
+            batch.is_sent = True
+            self._last_sent = batch
+
     def _send(self, frame: Buffer, descriptors: tuple[int, ...] = ()) -> None:
         """Write a frame, or as much of it as goes; the rest goes when the worker reads."""
+        self._last_sent = None
         if self._outbound.released:
             self._send_released()
         if self._is_stopped:
@@ -273,6 +295,7 @@ class Connection:
             except BlockingIOError:
                 sent = 0
             except OSError:
+                self._left_unread = True
                 return  # it has closed its end: reading tells
             if sent == len(frame):
                 return
@@ -308,6 +331,7 @@ class Connection:
             return
         except OSError:
             # It has closed its end. What it said before can still be read; that it ends is heard of by reading.
+            self._left_unread = True
             unsent.clear()
         self._loop.remove_writer(self._descriptor)
 
@@ -315,6 +339,11 @@ class Connection:
         try:
             got = self._socket.recv_into(_buffer)
         except BlockingIOError:
+            return
+        except ConnectionResetError:
+            # So the kernel says that a socket was closed with something unread in it.
+            self._left_unread = True
+            self._lose("it closed its channel")
             return
         except OSError as error:
             self._lose(f"its channel failed: {error.strerror}")

@@ -23,8 +23,27 @@ from halimede.workers.worker import NO_PARAMETERS, BatchItem
 INLINE_BYTES = 16 << 10
 """Tensors up to this size travel in the frame: cheaper than a block of shared memory and its bookkeeping."""
 
-MAX_FRAME_BYTES = (1 << 31) - 1
-MAX_DIMENSIONS = 64
+MAX_DIMENSIONS = 255
+MAX_ANSWER_BYTES = 1 << 30
+"""Of one batch's answers: a frame with more, and what describes them, is none of ours."""
+
+MAX_CONTROL_BYTES = 16 << 20
+"""Of a frame of JSON."""
+
+MAX_TEXT_BYTES = 64 << 10
+"""Of an error's message, which is cut, and of a reply's parameters."""
+
+MAX_LINE_BYTES = 16 << 10
+"""Of a line of log."""
+
+MAX_UPDATES = 4096
+"""Changes of metrics in one frame."""
+
+MAX_BLOCKS = 16 << 10
+"""Blocks in one frame: an arena has no more of tensors that do not travel in frames."""
+
+MAX_JSON_VALUES = 100_000
+"""In one frame, counted by what stands between them: what is parsed holds up everything else."""
 
 
 class FrameError(Exception):
@@ -85,8 +104,8 @@ LOG_LEVELS = ("ERROR", "WARNING", "INFO", "VERBOSE")
 _BATCH = struct.Struct("<IIH")
 # key, correlation, timeout, rows, length of parameters, of id, of a text correlation (NUMERIC for a number), START and
 # END, number of inputs, of outputs.
-_REQUEST = struct.Struct("<QQQIIHHBBH")
-_NUMERIC = 0xFFFF
+_REQUEST = struct.Struct("<QQQIIIIBHH")
+_NUMERIC = 0xFFFFFFFF
 # position of the name, datatype, number of dimensions, segment (0 for the frame itself), offset, length.
 _TENSOR = struct.Struct("<HBBHQQ")
 _DONE = struct.Struct("<B3QQ")
@@ -94,11 +113,26 @@ _DONE = struct.Struct("<B3QQ")
 _REPLY = struct.Struct("<BBHI")
 _RESPONSE = struct.Struct("<IQBQ")
 _POSITION = struct.Struct("<H")
+_BATCH_PEEK = struct.Struct("<4xIH")
 _DIMENSIONS = tuple(struct.Struct(f"<{count}q") for count in range(MAX_DIMENSIONS + 1))
 
 _ANSWERED, _ERROR, _OPEN = 0, 1, 2
 _CODES = tuple(ErrorCode)
 _CODE_NUMBERS = {code: number for number, code in enumerate(_CODES)}
+LIMITS = {
+    Kind.STARTED: MAX_CONTROL_BYTES,
+    Kind.FAILED: MAX_CONTROL_BYTES,
+    Kind.CALL: MAX_CONTROL_BYTES,
+    Kind.DONE: MAX_ANSWER_BYTES + MAX_CONTROL_BYTES,
+    Kind.RESPONSE: MAX_ANSWER_BYTES + MAX_CONTROL_BYTES,
+    Kind.LOG: MAX_LINE_BYTES + 1,
+    Kind.METRICS: MAX_UPDATES * METRIC.size,
+    Kind.UNUSED: MAX_BLOCKS * BLOCK.size,
+    Kind.READY: 1,
+    Kind.STOPPED: 0,
+}
+"""The largest body of each kind that a worker sends."""
+
 _DATATYPES = {each.number: each for each in DataType if each is not DataType.INVALID}
 
 Place = Callable[[Buffer], "tuple[int, int] | None"]
@@ -303,6 +337,14 @@ def encode_done(
     return _assemble(Kind.DONE, _BATCH, b"".join(described), data, at, batch, count)
 
 
+def batch_of(body: Buffer) -> tuple[int, int]:
+    """Which batch a DONE frame ends, and with how many replies, from the beginning of its body. FrameError."""
+    if len(body) < _BATCH.size:
+        raise FrameError(f"DONE: {len(body)} bytes")
+    number, count = _BATCH_PEEK.unpack_from(body)
+    return number, count
+
+
 def decode_done(body: memoryview, outputs: Sequence[str], locate: Locate) -> Done:
     """The server's reading of a DONE frame's body. FrameError. Tensors in the frame are views of `body`."""
     try:
@@ -364,15 +406,18 @@ def encode_blocks(kind: Kind, blocks: Sequence[tuple[int, int]]) -> bytes:
 
 def decode_blocks(body: Buffer) -> list[tuple[int, int]]:
     """FrameError."""
-    if len(body) % BLOCK.size:
+    if len(body) % BLOCK.size or len(body) > MAX_BLOCKS * BLOCK.size:
         raise FrameError(f"{len(body)} bytes are no list of blocks")
     return [(segment, offset) for segment, offset in BLOCK.iter_unpack(body)]
 
 
 def decode_json(body: Buffer) -> Any:
     """FrameError."""
+    text = bytes(body)
+    if len(text) > MAX_JSON_VALUES and sum(map(text.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
+        raise FrameError(f"JSON of more than {MAX_JSON_VALUES} values")
     try:
-        return json.loads(bytes(body))
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FrameError(f"no JSON: {error}") from error
 
@@ -384,7 +429,7 @@ def error_json(error: InferenceError) -> dict[str, str]:
 def error_from_json(value: Any) -> InferenceError:
     """FrameError."""
     try:
-        return InferenceError(ErrorCode[value["code"]], str(value["message"]))
+        return InferenceError(ErrorCode[value["code"]], str(value["message"])[:MAX_TEXT_BYTES])
     except (KeyError, TypeError) as error:
         raise FrameError(f"no error: {value!r:.100}") from error
 
@@ -395,6 +440,19 @@ def _add_reply(
     """Describe a reply. Outputs that the configuration does not have are left out, as if nobody had asked for them."""
     if isinstance(reply, Answer):
         parameters = json.dumps(dict(reply.parameters)).encode() if reply.parameters else b""
+        size = at
+        for tensor in reply.outputs:
+            size += len(tensor.data)
+        if size > MAX_ANSWER_BYTES:
+            reply = InferenceError(
+                ErrorCode.INTERNAL, f"the batch's outputs take {size} bytes, at most {MAX_ANSWER_BYTES} are allowed"
+            )
+        elif len(parameters) > MAX_TEXT_BYTES:
+            reply = InferenceError(
+                ErrorCode.INTERNAL,
+                f"the response's parameters take {len(parameters)} bytes, at most {MAX_TEXT_BYTES} are allowed",
+            )
+    if isinstance(reply, Answer):
         head = len(described)
         described.append(b"")
         count = 0
@@ -404,11 +462,13 @@ def _add_reply(
                 said, at = _describe(tensor, position, at, place, data)
                 described.append(said)
                 count += 1
+                if count > len(outputs):
+                    break  # one of them twice, which is the answer's fault whatever follows
         described[head] = _REPLY.pack(_ANSWERED, 0, count, len(parameters)) + parameters
     elif reply is None:
         described.append(_REPLY.pack(_OPEN, 0, 0, 0))
     else:
-        text = reply.message.encode("utf-8", "replace")
+        text = reply.message.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
         described.append(_REPLY.pack(_ERROR, _CODE_NUMBERS[reply.code], 0, len(text)) + text)
     return at
 
@@ -417,6 +477,8 @@ def _read_reply(body: memoryview, at: int, base: int, outputs: Sequence[str], lo
     """A reply, and where the next one begins."""
     what, code, count, length = _REPLY.unpack_from(body, at)
     at += _REPLY.size
+    if length > MAX_TEXT_BYTES or count > len(outputs) + 1:
+        raise FrameError(f"a reply with {count} outputs and {length} bytes of text")
     if what == _ANSWERED:
         parameters: Mapping[str, ParameterValue] = NO_PARAMETERS
         if length:

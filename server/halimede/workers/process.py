@@ -9,7 +9,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -109,6 +109,8 @@ class ProcessWorker:
         self._dispatched: dict[int, int] = {}
         """When each batch was sent, by number; monotonic nanoseconds."""
         self._limits: dict[int, asyncio.TimerHandle] = {}
+        self._kept: list[Batch] = []
+        """Batches that the last process had not even read: the next one gets them first."""
         self._life: _Life | None = None
         self._answers_is_ready = False
         self._last_ready = True
@@ -245,9 +247,16 @@ class ProcessWorker:
                 log.error("instance '%s' did not start again: %s", self.name, error.message, extra=self._about)
                 if isinstance(action, Park):
                     self._on_event(WorkerDown(self, action.reason, parked=True))
+                    text = f"model '{self._spec.model}' is not ready: {action.reason}"
+                    self._fail(self._take_kept(), InferenceError(ErrorCode.UNAVAILABLE, text))
                 continue
             self._supervision.on(Event.STARTED, time.monotonic_ns())
             self._is_up = True
+            for batch in self._take_kept():
+                self.execute(batch.items, batch.slot)
+                for item in batch.items:
+                    if item.cancelled:
+                        self.cancel(item.key)
             self._on_event(WorkerUp(self))
 
     async def _bury(self, why: str, parked: bool) -> None:
@@ -258,30 +267,41 @@ class ProcessWorker:
         self._life = None
         self._is_up = False
         log.error("instance '%s': its process is gone: %s", self.name, why, extra=self._about)
-        batches = life.connection.batches
         life.connection.close()
+        batches = {batch.number: batch for batch in life.connection.batches}
+        for number in batches:
+            self._settle_limits(number)
+        if not parked and not life.killed_for:
+            self._kept = [batches.pop(batch.number) for batch in life.connection.unread()]
+        for batch in self._kept:
+            del self._dispatched[batch.number]
         # First, so that nothing is given to it any more.
         self._on_event(WorkerDown(self, self._supervision.reason, parked))
         cause = life.killed_for or f"Stub process '{self.name}' is not healthy."
         text = f"Failed to process the request(s) for model instance '{self.name}', message: {cause} It ended by {why}."
-        for batch in batches:
-            self._settle_limits(batch.number)
-            times = _times(self._dispatched.pop(batch.number, 0), 0, 0)
-            replies: list[Outputs | InferenceError | None] = [
-                InferenceError(ErrorCode.INTERNAL, text) for _ in batch.items
-            ]
-            for item in batch.items:
-                self._items.pop(item.key, None)
-            self._on_event(BatchDone(self, batch.items, replies, times, failed=True, slot=batch.slot))
-        for key in list(self._items):
+        failure = InferenceError(ErrorCode.INTERNAL, text)
+        self._fail(batches.values(), failure)
+        kept = {item.key for batch in self._kept for item in batch.items}
+        for key in [key for key in self._items if key not in kept]:
             del self._items[key]
-            error = InferenceError(ErrorCode.INTERNAL, text)
-            self._on_event(ResponseSent(self, key, error, True, _times(0, 0, 0)))
+            self._on_event(ResponseSent(self, key, failure, True, _times(0, 0, 0)))
         for answer in self._asked:
             if not answer.done():
                 answer.set_result(False)
         self._asked.clear()
         await life.end()
+
+    def _fail(self, batches: Iterable[Batch], error: InferenceError) -> None:
+        for batch in batches:
+            times = _times(self._dispatched.pop(batch.number, 0), 0, 0)
+            replies: list[Outputs | InferenceError | None] = [error for _ in batch.items]
+            for item in batch.items:
+                self._items.pop(item.key, None)
+            self._on_event(BatchDone(self, batch.items, replies, times, failed=True, slot=batch.slot))
+
+    def _take_kept(self) -> list[Batch]:
+        kept, self._kept = self._kept, []
+        return kept
 
     def _out_of_time(self, life: "_Life") -> None:
         """The batch's time is over. There is no way to stop it but to end its process."""
@@ -405,6 +425,9 @@ class _Life:
         if not self._exit.done():
             # Its channel is closed before the kernel has told how it ended.
             await asyncio.wait((self._exit,), timeout=LAST_WORD_SECS)
+        elif not self._lost.done():
+            # What it said before its end may not be read yet.
+            await asyncio.wait((self._lost,), timeout=LAST_WORD_SECS)
         if self._lost.done() and "garbage" in self._lost.result():
             return self._lost.result()
         if self._exit.done():

@@ -338,6 +338,8 @@ def test_many_workers_leave_no_descriptor_and_no_zombie(crew: Crew):
     first = crew.talk()
     first.ask("1")
     zygote = psutil.Process(crew.zygote)
+    # Its own, and the first worker's status socket.
+    wait_until(lambda: descriptors(zygote.pid) == 7, "the zygote to close the first worker's descriptors")
     before = descriptors(os.getpid()), descriptors(zygote.pid)
 
     for round_ in range(20):

@@ -77,17 +77,28 @@ def test_a_worker_is_spawned_killed_and_told_of(zygote: Zygote):
         assert ends.channel.recv(1) == b""
 
 
-def test_the_zygote_has_one_thread_and_nothing_of_its_workers_but_their_status_sockets(zygote: Zygote):
-    with Ends() as first:
-        zygote.send(SPAWN, first.theirs)
-        first.ask("1")
-        assert len(os.listdir(f"/proc/{zygote.process.pid}/task")) == 1
-        before = descriptors(zygote.process.pid)
-        with Ends() as second:
-            zygote.send({**SPAWN, "worker": 2}, second.theirs)
-            second.ask("1")
+def wait_for_descriptors(zygote: Zygote, workers: int) -> None:
+    """Three standard ones, the command socket, the pipe that wakes it, and a status socket for each worker."""
+    wait_until(lambda: descriptors(zygote.process.pid) == 6 + workers, f"the zygote to hold those of {workers} workers")
 
-            wait_until(lambda: descriptors(zygote.process.pid) == before + 1, "the zygote to close the worker's ends")
+
+def test_the_zygote_has_one_thread(zygote: Zygote):
+    # It is serving: its imports are done.
+    wait_for_descriptors(zygote, workers=0)
+
+    assert len(os.listdir(f"/proc/{zygote.process.pid}/task")) == 1
+
+
+def test_the_zygote_has_nothing_of_its_workers_but_their_status_sockets(zygote: Zygote):
+    with Ends() as first, Ends() as second:
+        for number, ends in enumerate((first, second)):
+            zygote.send({**SPAWN, "worker": number}, ends.theirs)
+            ends.hand_over()
+            ends.ask("1")
+
+        wait_for_descriptors(zygote, workers=2)
+        first.channel.close()
+        wait_for_descriptors(zygote, workers=1)
 
 
 GARBAGE = [
@@ -118,7 +129,6 @@ def test_the_zygote_ignores_what_it_does_not_understand(zygote: Zygote):
         zygote.send(SPAWN, ends.theirs)
         ends.hand_over()
         assert ends.ask("1 + 1") == 2
-        before = descriptors(zygote.process.pid)
         chance = random.Random(1)
         command = zygote.command
 
@@ -135,15 +145,15 @@ def test_the_zygote_ignores_what_it_does_not_understand(zygote: Zygote):
         with Ends() as next_:
             zygote.send({**SPAWN, "worker": 2}, next_.theirs)
             assert next_.ask("3 + 3") == 6
-            wait_until(lambda: descriptors(zygote.process.pid) == before + 1, "descriptors to be closed")
-        assert len(psutil.Process(zygote.process.pid).children()) == 2
+            wait_for_descriptors(zygote, workers=2)
+            assert len(psutil.Process(zygote.process.pid).children()) == 2
 
 
 def test_the_zygote_kills_all_and_ends_when_its_socket_closes(zygote: Zygote):
     with Ends() as ends:
         zygote.send(SPAWN, ends.theirs)
         ends.hand_over()
-        ends.ask("__import__('signal').signal(15, __import__('signal').SIG_IGN) and None")
+        pid = ends.ask("__import__('os').getpid()")
         ends.channel.sendall(b'"import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"\n')
 
         began = time.monotonic()
@@ -152,8 +162,8 @@ def test_the_zygote_kills_all_and_ends_when_its_socket_closes(zygote: Zygote):
         # The goal is 1 s.
         assert time.monotonic() - began < 5
         assert zygote.process.returncode == 0
-        assert [ends.said(), ends.said()][1] == "closed"
-        assert ends.channel.recv(1) == b""
+        assert [ends.said(), ends.said()] == [{"pid": pid}, "closed"]
+        assert not psutil.pid_exists(pid)
 
 
 def test_a_worker_that_nobody_asks_for_any_more_is_reaped_all_the_same(zygote: Zygote):

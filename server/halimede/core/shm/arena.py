@@ -49,13 +49,11 @@ class Arena:
     def growth(self, size_bytes: int) -> int:
         """The size of a segment to add so that a block of this size fits; 0 when the limit does not allow one.
 
-        Segments double the arena, so that there are few of them.
+        Segments double the arena, and the last one is all that is left, so that there are few of them.
         """
-        needed = max(_aligned(size_bytes), self.size_bytes, FIRST_SEGMENT_BYTES)
-        room = self._limit_bytes - self.size_bytes
-        if needed > room:
-            needed = _aligned(size_bytes)
-        return needed if needed <= room else 0
+        needed = _aligned(size_bytes)
+        room = (self._limit_bytes - self.size_bytes) // ALIGNMENT * ALIGNMENT
+        return min(max(needed, self.size_bytes, FIRST_SEGMENT_BYTES), room) if needed <= room else 0
 
     def add(self, segment: int, size_bytes: int) -> None:
         """A segment of that number is there. Its size is a multiple of ALIGNMENT."""

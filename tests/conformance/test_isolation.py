@@ -1,0 +1,112 @@
+"""Backends other than python's in processes of their own: the same answers, and streams from those that can."""
+
+import queue
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+
+from support.plugin import PLAIN_BACKEND, install_backend
+from support.server import Start
+
+REPEAT = (
+    '''
+"""Answers with each element of the input on its own, from a thread, and then ends."""
+import threading
+
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.tensor import tensor_from_array
+
+'''
+    + PLAIN_BACKEND
+    + """
+class RepeatBackend(PlainBackend):
+    def load(self, config, source):
+        return Model(config)
+
+
+class Model:
+    def __init__(self, config):
+        self.datatype = config.output[0].data_type
+
+    def create_instance(self, placement):
+        return self
+
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.answer, args=(request,)).start()
+
+    def answer(self, request):
+        elements = request.inputs["IN"].array()
+        for at in range(len(elements)):
+            if elements[at] < 0:
+                request.fail(InferenceError(ErrorCode.INVALID_ARG, f"element {at} is negative"))
+                return
+            request.respond(
+                [tensor_from_array("OUT", self.datatype, elements[at : at + 1])],
+                final=False,
+                parameters={"index": at},
+            )
+        request.respond([], final=True)
+
+    def close(self):
+        pass
+"""
+)
+
+CONFIG = """
+backend: "repeat"
+input {{ name: "IN" data_type: TYPE_INT32 dims: -1 }}
+output {{ name: "OUT" data_type: TYPE_INT32 dims: 1 }}
+model_transaction_policy {{ decoupled: true }}
+{parameters}
+"""
+PROCESS = 'parameters { key: "ISOLATION" value { string_value: "process" } }'
+
+
+def stream(address: str, model: str, *requests: list[int]) -> list[object]:
+    """What comes back: a value, an error's text, or None for the end of a request."""
+    came: queue.Queue[object] = queue.Queue()
+    answers: list[object] = []
+    with grpcclient.InferenceServerClient(address) as client:
+        client.start_stream(lambda result, error: came.put(error if error is not None else result))
+        for values in requests:
+            tensor = grpcclient.InferInput("IN", [len(values)], "INT32")
+            tensor.set_data_from_numpy(np.array(values, np.int32))
+            client.async_stream_infer(model, [tensor], enable_empty_final_response=True)
+            while True:
+                one = came.get(timeout=20)
+                if isinstance(one, Exception):
+                    answers.append(str(one))
+                    break
+                if one.get_response().parameters["triton_final_response"].bool_param:
+                    answers.append(None)
+                    break
+                answers.append((int(one.as_numpy("OUT")[0]), one.get_response().parameters["index"].int64_param))
+        client.stop_stream()
+    return answers
+
+
+def test_a_decoupled_backend_streams_from_a_process_of_its_own(start: Start, repository: Path, tmp_path: Path) -> None:
+    environment = install_backend(tmp_path, "repeat", REPEAT, "RepeatBackend")
+    (repository / "m" / "1").mkdir(parents=True)
+    (repository / "m" / "config.pbtxt").write_text(CONFIG.format(parameters=PROCESS))
+    server = start("--model-repository", repository, environment=environment)
+    assert stream(server.grpc_url, "m", [7, 8, 9], [], [1, -1, 2]) == [
+        *[(7, 0), (8, 1), (9, 2), None],
+        None,
+        *[(1, 0), "element 1 is negative"],
+    ]
+
+
+def test_a_decoupled_model_on_threads_is_refused_with_what_to_do(
+    start: Start, repository: Path, tmp_path: Path
+) -> None:
+    environment = install_backend(tmp_path, "repeat", REPEAT, "RepeatBackend")
+    (repository / "m" / "1").mkdir(parents=True)
+    (repository / "m" / "config.pbtxt").write_text(CONFIG.format(parameters=""))
+    server = start(
+        "--model-repository", repository, "--exit-on-error=false", "--strict-readiness=false", environment=environment
+    )
+    (entry,) = server.post("/v2/repository/index").json
+    assert "decoupled models run in processes of their own; set parameter 'ISOLATION' to 'process'" in entry["reason"]
