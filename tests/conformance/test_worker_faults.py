@@ -106,12 +106,12 @@ def test_no_request_fails_when_an_idle_worker_is_killed(stage: Stage) -> None:
             killed = time.monotonic()
             worker.kill()
             # It reaches the worker while that is dying, mostly.
-            at_once = infer(server, "idle", 3)
-            assert at_once == (200, [3]), at_once
+            at_once = in_background(lambda: infer(server, "idle", 3))
             wait_until(lambda: not is_ready(server, "idle"), "the model to be not ready", server)
             unready.append(time.monotonic() - killed)
             assert server.get("/v2/health/live").status == 200
             wait_until(lambda killed=killed: caller.answers[-1][0] > killed + 1, "an answer", server)
+            assert at_once.result(30) == (200, [3])
             recoveries.append(next(at for at, _, _ in caller.answers if at > killed + 0.05) - killed)
     print(f"not ready {max(unready) * 1e3:.0f} ms after the death, recovered after {max(recoveries) * 1e3:.0f} ms")
     assert caller.statuses == Counter({200: len(caller.answers)}), caller.answers

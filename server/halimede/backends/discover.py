@@ -21,20 +21,29 @@ def backend_names() -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 
-@cache
 def find_backend(name: str, directory: Path | None = None) -> Backend:
-    """The backend of that name, one object for all who ask; `directory` is `--backend-directory`.
+    """The backend of that name; `directory` is `--backend-directory`.
 
     What is installed goes before what lies there. INVALID_ARG when there is none, INTERNAL when it is broken.
     """
-    # Sorted by value: two distributions that both name a backend are told apart in the same way on every start.
-    found = sorted(entry_points(group=GROUP, name=name), key=lambda point: point.value)
-    if not found:
-        if directory is not None and (program := _program(name, directory)) is not None:
-            return PythonBackend(program)
+    backend = _installed_backend(name)
+    if backend is not None:
+        return backend
+    program = _program(name, directory) if directory is not None else None
+    if program is None:
         raise InferenceError(
             ErrorCode.INVALID_ARG, f"unable to find backend library for backend '{clip(name)}'; {_installed()}"
         )
+    return PythonBackend(program)
+
+
+@cache
+def _installed_backend(name: str) -> Backend | None:
+    """One object for all who ask; None when no distribution has it."""
+    # Sorted by value: two distributions that both name a backend are told apart in the same way on every start.
+    found = sorted(entry_points(group=GROUP, name=name), key=lambda point: point.value)
+    if not found:
+        return None
     try:
         return cast(Backend, found[0].load()())
     except Exception as error:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from halimede.backends.hosting import WorkerSpec
 from halimede.core.shm.arena import Arena
-from halimede.core.types import Buffer, InferenceError
+from halimede.core.types import Buffer, ErrorCode, InferenceError
 from halimede.workers import frames
 from halimede.workers.child.main import INBOUND, OUTBOUND
 from halimede.workers.frames import HEADER, FrameError, Kind
@@ -32,9 +32,11 @@ ARENA_BYTES = 256 << 20
 COPIED_ON_LOOP_BYTES = 2 << 20
 """Batches of more bytes than this are copied, and segments above it made, on a thread: 64 MiB take 20 ms."""
 
-MAX_ANSWER_BYTES = 1 << 30
-MAX_CONTROL_BYTES = 16 << 20
-"""The largest frame of a batch's answers, and of any other kind."""
+MAX_UNASKED_BYTES = 1 << 20
+"""Of a larger answer the beginning is looked at before the rest of it is taken."""
+
+MAX_UNSENT_FRAMES = 64 << 10
+"""Frames that wait for a worker to read. One that executes for long may leave some thousands."""
 
 MAX_FRAMES_PER_TURN = 256
 """Frames of one worker that are handled before the loop gets its turn."""
@@ -114,6 +116,7 @@ class Connection:
         self._outbound = SegmentMap()
         # Only how much there is of it: the worker allocates.
         self._outbound_size = Arena(ARENA_BYTES)
+        self._is_growing = False
         self._segments = 0
         # Of the batch that is being encoded: its blocks, and what is to be copied into them.
         self._placing: list[Block] = []
@@ -159,9 +162,7 @@ class Connection:
             task.cancel()
         for future in (self._started, self._ended):
             future.cancel()
-        while self._unsent:
-            for descriptor in self._unsent.popleft()[1]:
-                os.close(descriptor)
+        self._drop_unsent()
 
     async def start(self, start: Mapping[str, Any]) -> Any:
         """Send START and wait for what the worker says to it. InferenceError; cancelled when the worker is lost."""
@@ -186,7 +187,11 @@ class Connection:
                     large += size
         if large <= COPIED_ON_LOOP_BYTES:
             copies: list[tuple[Block, Buffer]] = []
-            frame = self._encode(batch, copies)
+            try:
+                frame = self._encode(batch, copies)
+            except Exception as error:  # noqa: BLE001  whatever it is, the batch must end
+                self._refuse(batch, error)
+                return number
             for block, data in copies:
                 self._inbound.map.write(block, data)
             self._send_batch(batch, frame)
@@ -213,13 +218,30 @@ class Connection:
         """Many bytes are copied, and memory for them is made, beside the loop."""
         size = self._inbound.blocks.growth(size_bytes) if self._inbound.blocks.free_bytes < size_bytes else 0
         if size:
-            descriptor = await asyncio.to_thread(make_segment, size)
+            descriptor = await _make_segment(size)
             if descriptor is not None:
-                self._add_inbound(descriptor)
+                self._add_segment(INBOUND, descriptor)
         copies: list[tuple[Block, Buffer]] = []
-        frame = self._encode(batch, copies)
+        try:
+            frame = self._encode(batch, copies)
+        except Exception as error:  # noqa: BLE001  whatever it is, the batch must end
+            self._refuse(batch, error)
+            return
         await asyncio.to_thread(self._copy, copies)
         self._send_batch(batch, frame)
+        # Before it had the batch, the worker did not know what was to be cancelled.
+        for item in batch.items:
+            if item.cancelled:
+                self.cancel(item.key)
+
+    def _refuse(self, batch: Batch, error: Exception) -> None:
+        """End a batch that cannot be sent."""
+        log.error("model '%s': a batch could not be sent to its process", self._spec.model, exc_info=error)
+        del self._batches[batch.number]
+        self._take_back(batch.blocks, set())
+        failure = InferenceError(ErrorCode.INTERNAL, f"the batch could not be sent to the model's process: {error}")
+        done = frames.Done(batch.number, [failure for _ in batch.items], True, (0, 0, 0), 0, [])
+        self._loop.call_soon(self._owner.on_done, batch, done)
 
     def _copy(self, copies: Sequence[tuple[Block, Buffer]]) -> None:
         for block, data in copies:
@@ -240,8 +262,7 @@ class Connection:
             growth = arena.growth(size)
             if not growth or growth > COPIED_ON_LOOP_BYTES or (descriptor := make_segment(growth)) is None:
                 return None
-            self._add_inbound(descriptor)
-            block = arena.allocate(size)
+            block = arena.allocate(size) if self._add_segment(INBOUND, descriptor) else None
             if block is None:
                 return None
         self._holders[block] = 1
@@ -249,15 +270,25 @@ class Connection:
         self._copies.append((block, data))
         return block
 
-    def _add_inbound(self, descriptor: int) -> None:
-        number = self._send_segment(INBOUND, descriptor)
-        self._inbound.add(number, descriptor)
-
-    def _send_segment(self, arena: int, descriptor: int) -> int:
-        self._segments += 1
-        body = frames.SEGMENT.pack(self._segments, arena)
-        self._send(frames.frame(Kind.SEGMENT, body), (os.dup(descriptor),))
-        return self._segments
+    def _add_segment(self, arena: int, descriptor: int) -> bool:
+        """Map a segment and hand it to the worker; False when this process has no room for it."""
+        number = self._segments + 1
+        try:
+            theirs = os.dup(descriptor)
+        except OSError:
+            os.close(descriptor)
+            return False
+        try:
+            if arena == INBOUND:
+                self._inbound.add(number, descriptor)
+            else:
+                self._outbound.map(number, descriptor)
+        except OSError:
+            os.close(theirs)
+            return False
+        self._segments = number
+        self._send(frames.frame(Kind.SEGMENT, frames.SEGMENT.pack(number, arena)), (theirs,))
+        return True
 
     def _drop(self, block: Block) -> None:
         """One holder less."""
@@ -283,23 +314,29 @@ class Connection:
     def _send(self, frame: Buffer, descriptors: tuple[int, ...] = ()) -> None:
         """Write a frame, or as much of it as goes; the rest goes when the worker reads."""
         self._last_sent = None
-        if self._outbound.released:
+        if self._outbound.released and not self._unsent:
             self._send_released()
         if self._is_stopped:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            _close(descriptors)
             return
         if not self._unsent and not descriptors:
             try:
                 sent = self._socket.send(frame)
             except BlockingIOError:
                 sent = 0
-            except OSError:
+            except (BrokenPipeError, ConnectionResetError):
                 self._left_unread = True
                 return  # it has closed its end: reading tells
+            except OSError as error:
+                self._lose(f"its channel failed: {error.strerror}")
+                return
             if sent == len(frame):
                 return
             frame = memoryview(frame)[sent:]
+        if len(self._unsent) >= MAX_UNSENT_FRAMES:
+            _close(descriptors)
+            self._lose(f"it left more than {MAX_UNSENT_FRAMES} frames unread")
+            return
         self._unsent.append((memoryview(frame), descriptors))
         if len(self._unsent) == 1:
             self._loop.add_writer(self._descriptor, self._write)
@@ -319,8 +356,7 @@ class Connection:
                 data, descriptors = unsent[0]
                 if descriptors:
                     sent = socket.send_fds(self._socket, [data], list(descriptors))
-                    for descriptor in descriptors:
-                        os.close(descriptor)
+                    _close(descriptors)
                 else:
                     sent = self._socket.send(data)
                 if sent == len(data):
@@ -329,11 +365,18 @@ class Connection:
                     unsent[0] = data[sent:], ()
         except BlockingIOError:
             return
-        except OSError:
+        except (BrokenPipeError, ConnectionResetError):
             # It has closed its end. What it said before can still be read; that it ends is heard of by reading.
             self._left_unread = True
-            unsent.clear()
+            self._drop_unsent()
+        except OSError as error:
+            self._lose(f"its channel failed: {error.strerror}")
+            return
         self._loop.remove_writer(self._descriptor)
+
+    def _drop_unsent(self) -> None:
+        while self._unsent:
+            _close(self._unsent.popleft()[1])
 
     def _readable(self) -> None:
         try:
@@ -367,6 +410,8 @@ class Connection:
                 kind = self._check_header(length, number)
                 stop = at + HEADER.size + length
                 if stop > end:
+                    if length > MAX_UNASKED_BYTES:
+                        self._check_begun(kind, data[at + HEADER.size :])
                     break
                 # A copy, of which the answers are views; a large frame is alone in its buffer, and is not copied.
                 body = data[at + HEADER.size : stop]
@@ -394,10 +439,25 @@ class Connection:
         kind = _KINDS.get(number)
         if kind is None:
             raise FrameError(f"a frame of kind {number}")
-        limit = MAX_ANSWER_BYTES if kind is Kind.DONE or kind is Kind.RESPONSE else MAX_CONTROL_BYTES
+        limit = frames.LIMITS.get(kind)
+        if limit is None:
+            raise FrameError(f"a {kind.name} frame, which only the server sends")
         if length > limit:
             raise FrameError(f"a {kind.name} frame of {length} bytes")
         return kind
+
+    def _check_begun(self, kind: Kind, body: memoryview) -> None:
+        """Of an answer's frame, the part that has come. FrameError."""
+        if kind is Kind.DONE and len(body) >= HEADER.size * 2:
+            self._batch_of(body)
+
+    def _batch_of(self, body: memoryview) -> Batch:
+        """The batch that a DONE frame ends. FrameError."""
+        number, count = frames.batch_of(body)
+        batch = self._batches.get(number)
+        if batch is None or not batch.is_sent or count != len(batch.items):
+            raise FrameError(f"an end of batch {number} with {count} answers, which it was not asked for")
+        return batch
 
     def _handle(self, kind: Kind, body: memoryview) -> None:
         match kind:
@@ -426,10 +486,9 @@ class Connection:
                 raise FrameError(f"a {kind.name} frame that was not asked for")
 
     def _on_done(self, body: memoryview) -> None:
+        batch = self._batch_of(body)
         done = frames.decode_done(body, self._outputs, self._locate)
-        batch = self._batches.pop(done.batch, None)
-        if batch is None or len(done.replies) != len(batch.items):
-            raise FrameError(f"an end of batch {done.batch} with {len(done.replies)} answers")
+        del self._batches[batch.number]
         if batch.blocks or done.retained:
             self._take_back(batch.blocks, set(done.retained))
         if done.wanted_bytes:
@@ -448,21 +507,22 @@ class Connection:
 
     def _give_memory(self, wanted_bytes: int) -> None:
         """The worker's answers found no room in shared memory: it gets more, up to the bound, for the next ones."""
-        size = self._outbound_size.growth(wanted_bytes)
+        size = 0 if self._is_growing else self._outbound_size.growth(wanted_bytes)
         if size:
-            self._outbound_size.add(self._segments + 1, size)
+            self._is_growing = True
             self._run(self._add_outbound(size))
 
     async def _add_outbound(self, size_bytes: int) -> None:
-        descriptor = await asyncio.to_thread(make_segment, size_bytes)
-        if descriptor is None:
-            return
-        number = self._send_segment(OUTBOUND, descriptor)
-        self._outbound.map(number, descriptor)
+        descriptor = await _make_segment(size_bytes)
+        self._is_growing = False
+        if descriptor is not None and self._add_segment(OUTBOUND, descriptor):
+            self._outbound_size.add(self._segments, size_bytes)
 
     def _locate(self, segment: int, offset: int, size_bytes: int) -> memoryview:
         """Bytes of an answer: in the worker's arena, or in a block of ours that the worker may look at."""
         if segment in self._outbound.sizes():
+            if len(self._outbound.released) > frames.MAX_BLOCKS:
+                raise ValueError(f"more than {frames.MAX_BLOCKS} blocks that it was not given back yet")
             return self._outbound.lease((segment, offset), offset, size_bytes)
         start = self._inbound.blocks.holding(segment, offset, size_bytes)
         if start is None:
@@ -517,6 +577,9 @@ class Connection:
             went_well, value = True, await self._owner.on_call(method, arguments)
         except InferenceError as error:
             went_well, value = False, frames.error_json(error)
+        except Exception as error:
+            log.error("model '%s': call '%s' failed", self._spec.model, method[:100], exc_info=error)
+            went_well, value = False, frames.error_json(InferenceError(ErrorCode.INTERNAL, "the server failed at it"))
         body = frames.RESULT.pack(number, went_well) + frames.json_body(value)
         self._send(frames.frame(Kind.RESULT, body))
 
@@ -524,3 +587,23 @@ class Connection:
         if not self._is_stopped:
             self.close()
             self._on_lost(reason)
+
+
+async def _make_segment(size_bytes: int) -> int | None:
+    """See `segments.make_segment`; on a thread, which goes on when nobody waits any more."""
+    making = asyncio.ensure_future(asyncio.to_thread(make_segment, size_bytes))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(_discard)
+        raise
+
+
+def _discard(making: "asyncio.Future[int | None]") -> None:
+    if not making.cancelled() and (descriptor := making.result()) is not None:
+        os.close(descriptor)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

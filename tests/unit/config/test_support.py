@@ -136,7 +136,7 @@ def test_what_is_honoured_passes_without_a_word():
 @pytest.mark.parametrize(
     ("config", "paths"),
     [
-        (ModelConfig(runtime="model.py"), ["runtime"]),
+        (ModelConfig(runtime="other.py"), ["runtime"]),
         (ModelConfig(sequence_batching=ModelSequenceBatching()), ["sequence_batching"]),
         (ModelConfig(ensemble_scheduling=ModelEnsembling()), ["ensemble_scheduling"]),
         (ModelConfig(batch_input=(BatchInput(),)), ["batch_input"]),

@@ -238,9 +238,9 @@ class Channel:
             # Nearly always one frame, and whole.
             length, number = HEADER.unpack_from(self._buffer) if self._end >= HEADER.size else (0, 0)
             if HEADER.size + length == self._end:
-                copied = memoryview(bytearray(self._view[: self._end]))
+                whole_frame = memoryview(bytearray(self._view[: self._end]))
                 self._end = 0
-                self._dispatch(_KINDS[number], copied[HEADER.size :])
+                self._dispatch(_KINDS[number], whole_frame[HEADER.size :])
                 return
         while self._end - self._start >= HEADER.size:
             length, number = HEADER.unpack_from(self._buffer, self._start)
