@@ -11,10 +11,13 @@ from support.served import Stage, add_python, infer, workers
 from support.server import RunningServer, Start, start_server
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+@pytest.fixture(scope="session", params=["thread", "process"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """All models on threads of the server, and then all of them in processes of their own: nobody sees a difference."""
     repository = tmp_path_factory.mktemp("models")
     write_repository(repository)
+    if request.param == "process":
+        isolate(repository)
     running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", repository])
     yield running
     assert running.process.poll() is None, f"the server died\n{running.log}"
@@ -41,6 +44,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield begin
     for each in running:
         each.kill()
+
+
+def isolate(repository: Path) -> None:
+    """Have every model's instances run in processes of their own."""
+    for directory in repository.iterdir():
+        with (directory / "config.pbtxt").open("a") as config:
+            config.write('\nparameters { key: "ISOLATION" value { string_value: "process" } }\n')
 
 
 def write_repository(repository: Path) -> None:

@@ -225,7 +225,7 @@ def test_a_hung_model_is_ended_when_it_has_a_time_limit(stage: Stage) -> None:
     for mate in mates:
         status, text = mate.result(30)
         assert (status, "timed out after 300 ms" in str(text)) == (500, True), text
-    assert 0.3 < time.monotonic() - begun < 5  # SIGTERM ends it; 2 s later SIGKILL would
+    assert 0.3 < time.monotonic() - begun < 5
     assert infer(server, "limited", 3) == (200, [3])
 
 
@@ -238,11 +238,12 @@ def test_a_hung_model_that_ignores_sigterm_is_killed_after_its_time_limit(stage:
         {ECHO}
         """
     stage.put_up("stubborn", hang, extra=parameter("EXECUTION_TIMEOUT_MS", "100"))
-    begun = time.monotonic()
+    (hung,) = workers(server, "stubborn")
     status, text = infer(server, "stubborn", -1)
     assert (status, "timed out after 100 ms" in str(text)) == (500, True), text
-    assert 2 < time.monotonic() - begun < 8
+    # Another one works while it is given two seconds to end.
     assert infer(server, "stubborn", 3) == (200, [3])
+    wait_until(lambda: not hung.is_running(), "its end", server)
 
 
 def test_who_waits_for_a_hung_model_gets_its_queue_timeout(stage: Stage) -> None:
@@ -385,6 +386,7 @@ def test_processes_that_a_model_leaves_behind_end_with_it(stage: Stage) -> None:
         assert infer(server, "forks", number) == (200, [number])
         assert infer(server, "forks", 100) == (200, [100])
     [worker] = workers(server, "forks")
+    wait_until(lambda: stage.notes("forks"), "the daemon", server)
     daemon = psutil.Process(int(stage.notes("forks")[0]))
     left = descendants(worker.pid)
     assert daemon in left

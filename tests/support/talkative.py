@@ -41,7 +41,7 @@ def _end(code: int) -> None:
     raise EndError(code)
 
 
-def _evaluate(code: str, names: "dict[str, Any]") -> Any:
+def _evaluate(code: str, names: dict[str, Any]) -> Any:
     try:
         expression = compile(code, "<test>", "eval")
     except SyntaxError:

@@ -463,7 +463,9 @@ class ModelLifecycle:
             raise
         selected = {version.version for version in prepared.versions}
         record.withdraw({n: s for n, s in building.items() if n not in selected}, before)
-        return await self._unless_unloaded(record, self._start(record.name, prepared), self._close_versions)
+        starting = self._start(record.name, prepared)
+        ends = all(version.isolated is not None for version in prepared.versions)
+        return await self._unless_unloaded(record, starting, self._close_versions, ends_by_cancelling=ends)
 
     async def _start(self, name: str, prepared: PreparedModel) -> dict[int, ModelVersion]:
         """All selected versions with their instances up. VersionError of the one that failed, the others closed."""
@@ -480,12 +482,14 @@ class ModelLifecycle:
                     self._options.launcher,
                     self._services,
                 )
-            except Exception as error:
-                if not isinstance(error, InferenceError):
+            except (Exception, asyncio.CancelledError) as error:
+                if not isinstance(error, InferenceError | asyncio.CancelledError):
                     log.exception("model '%s': an instance did not start", name, extra={"model": name})
                 await self._close_versions(started)
                 rest = [other for other in prepared.versions if other.version not in started]
                 await self._close_models(name, replace(prepared, versions=tuple(rest)))
+                if isinstance(error, asyncio.CancelledError):
+                    raise
                 code, text = ErrorCode.INTERNAL, f"{type(error).__name__}: {error}"
                 if isinstance(error, InferenceError):
                     code, text = error.code, error.message
@@ -497,10 +501,13 @@ class ModelLifecycle:
         record: ModelRecord,
         work: Coroutine[Any, Any, T],
         discard: Callable[[T], Coroutine[Any, Any, None]] | None = None,
+        *,
+        ends_by_cancelling: bool = False,
     ) -> T:
         """What `work` returns or raises; LeftBehindError when an unload has waited for it long enough.
 
-        Then, and when this call is cancelled, `work` goes on by itself, and `discard` gets what comes of it.
+        Then, and when this call is cancelled, `work` is cancelled if that ends it; else it goes on by itself, and
+        `discard` gets what comes of it.
         """
         if record.give_up.is_set():
             work.close()
@@ -511,11 +518,15 @@ class ModelLifecycle:
             await asyncio.wait((task, giving_up), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._leave_behind(record.name, task, discard)
+            if ends_by_cancelling:
+                task.cancel()
             raise
         finally:
             giving_up.cancel()
         if not task.done():
             self._leave_behind(record.name, task, discard)
+            if ends_by_cancelling:
+                task.cancel()
             raise LeftBehindError
         return task.result()
 
@@ -527,6 +538,8 @@ class ModelLifecycle:
         async def see_to_it() -> None:
             try:
                 result = await task
+            except asyncio.CancelledError:
+                return
             except Exception as error:  # noqa: BLE001  # nobody is left who asked for it
                 about = {"model": name}
                 log.warning("model '%s': a load that was left behind has failed: %s", name, error, extra=about)

@@ -35,7 +35,7 @@ COPIED_ON_LOOP_BYTES = 2 << 20
 MAX_UNASKED_BYTES = 1 << 20
 """Of a larger answer the beginning is looked at before the rest of it is taken."""
 
-MAX_UNSENT_FRAMES = 64 << 10
+MAX_UNSENT_FRAMES = 16 << 10
 """Frames that wait for a worker to read. One that executes for long may leave some thousands."""
 
 MAX_FRAMES_PER_TURN = 256
@@ -98,6 +98,7 @@ class Connection:
         owner: Owner,
         on_lost: Callable[[str], None],
         loop: asyncio.AbstractEventLoop,
+        arena_bytes: int = ARENA_BYTES,
     ) -> None:
         self._socket = channel
         self._socket.setblocking(False)
@@ -109,13 +110,13 @@ class Connection:
         self._owner = owner
         self._on_lost = on_lost
         self._loop = loop
-        self._inbound = OwnArena(ARENA_BYTES)
+        self._inbound = OwnArena(arena_bytes)
         self._holders: dict[Block, int] = {}
         """How many hold a block of ours: its batch, the model beyond that, answers that lie in it."""
         self._retained: set[Block] = set()
         self._outbound = SegmentMap()
         # Only how much there is of it: the worker allocates.
-        self._outbound_size = Arena(ARENA_BYTES)
+        self._outbound_size = Arena(arena_bytes)
         self._is_growing = False
         self._segments = 0
         # Of the batch that is being encoded: its blocks, and what is to be copied into them.
@@ -135,6 +136,10 @@ class Connection:
         self._started: asyncio.Future[Any] = loop.create_future()
         self._ended: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self._descriptor, self._readable)
+
+    def __repr__(self) -> str:
+        sent = f"{len(self._batches)} batches, {len(self._unsent)} frames unsent"
+        return f"<Connection {self._spec.instance} {sent}, {self._inbound.blocks!r}>"
 
     @property
     def batches(self) -> Sequence[Batch]:

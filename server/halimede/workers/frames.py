@@ -363,7 +363,7 @@ def decode_done(body: memoryview, outputs: Sequence[str], locate: Locate) -> Don
             raise FrameError("DONE: a description that ends too early")
         retained = decode_blocks(body[at:end]) if at < end else []
     except (struct.error, ValueError, IndexError, KeyError) as error:
-        raise FrameError(f"DONE: {error}") from error
+        raise FrameError(f"DONE: {_wrong(error)}") from error
     return Done(batch, replies, bool(failed), (received, begun, ended), wanted_bytes, retained)
 
 
@@ -396,8 +396,20 @@ def decode_response(body: memoryview, outputs: Sequence[str], locate: Locate) ->
         if at > end or end > len(body):
             raise FrameError("RESPONSE: a description that ends too early")
     except (struct.error, ValueError, IndexError, KeyError) as error:
-        raise FrameError(f"RESPONSE: {error}") from error
+        raise FrameError(f"RESPONSE: {_wrong(error)}") from error
+
     return Response(key, reply, bool(final), sent_ns)
+
+
+def _wrong(error: Exception) -> str:
+    """What was found in a frame, for people."""
+    if isinstance(error, struct.error):
+        return "a description that ends too early"
+    if isinstance(error, KeyError):
+        return f"datatype {error}"
+    if isinstance(error, IndexError):
+        return "the number of an output or an error that there is not"
+    return str(error)
 
 
 def encode_blocks(kind: Kind, blocks: Sequence[tuple[int, int]]) -> bytes:
@@ -438,20 +450,18 @@ def _add_reply(
     reply: Reply, described: list[bytes], at: int, outputs: Mapping[str, int], place: Place, data: list[Buffer]
 ) -> int:
     """Describe a reply. Outputs that the configuration does not have are left out, as if nobody had asked for them."""
+    parameters = b""
     if isinstance(reply, Answer):
-        parameters = json.dumps(dict(reply.parameters)).encode() if reply.parameters else b""
         size = at
         for tensor in reply.outputs:
             size += len(tensor.data)
-        if size > MAX_ANSWER_BYTES:
-            reply = InferenceError(
-                ErrorCode.INTERNAL, f"the batch's outputs take {size} bytes, at most {MAX_ANSWER_BYTES} are allowed"
-            )
-        elif len(parameters) > MAX_TEXT_BYTES:
-            reply = InferenceError(
-                ErrorCode.INTERNAL,
-                f"the response's parameters take {len(parameters)} bytes, at most {MAX_TEXT_BYTES} are allowed",
-            )
+        try:
+            if size > MAX_ANSWER_BYTES:
+                raise ValueError(f"the batch's outputs take {size} bytes, at most {MAX_ANSWER_BYTES} are allowed")
+            if reply.parameters:
+                parameters = _parameters_text(reply.parameters)
+        except ValueError as error:
+            reply = InferenceError(ErrorCode.INTERNAL, str(error))
     if isinstance(reply, Answer):
         head = len(described)
         described.append(b"")
@@ -494,8 +504,8 @@ def _read_reply(body: memoryview, at: int, base: int, outputs: Sequence[str], lo
             if segment:
                 payload = locate(segment, offset, size)
                 if datatype is DataType.BYTES:
-                    # The sender may still write to it. Numbers are sent on as they are, whatever they are then; elements
-                    # are walked by their lengths, which must not change once they were checked.
+                    # The sender may still write to it. Numbers are sent on as they are, whatever they are then;
+                    # elements are walked by their lengths, which must not change once they were checked.
                     payload = bytes(payload)
             else:
                 start = base + offset
@@ -512,8 +522,18 @@ def _read_reply(body: memoryview, at: int, base: int, outputs: Sequence[str], lo
     raise FrameError(f"a reply of kind {what}")
 
 
+def _parameters_text(parameters: Mapping[str, ParameterValue]) -> bytes:
+    """ValueError, also from a number of more digits than Python writes. Half of a surrogate pair is replaced."""
+    text = json.dumps(dict(parameters), ensure_ascii=False).encode("utf-8", "replace")
+    if len(text) > MAX_TEXT_BYTES:
+        raise ValueError(f"the response's parameters take {len(text)} bytes, at most {MAX_TEXT_BYTES} are allowed")
+    return text
+
+
 def _parameters(text: Buffer) -> Mapping[str, ParameterValue]:
     value = decode_json(text)
     if not isinstance(value, dict) or not all(isinstance(each, bool | int | float | str) for each in value.values()):
         raise FrameError("parameters that are none")
+    for name, each in value.items():
+        f"{name}{each}".encode()  # ValueError for half of a surrogate pair
     return value

@@ -116,6 +116,8 @@ class ProcessWorker:
         self._last_ready = True
         self._asked: list[asyncio.Future[bool]] = []
         self._is_up = False
+        self._ending: set[asyncio.Task[None]] = set()
+        """Former processes that have not ended yet."""
         self._supervising: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -193,6 +195,8 @@ class ProcessWorker:
             self._supervising.cancel()
             with suppress(asyncio.CancelledError):
                 await self._supervising
+        if self._ending:
+            await asyncio.wait(self._ending)
         finishing = self._supervision.on(Event.STOP, time.monotonic_ns())
         life = self._life
         if life is None:
@@ -205,7 +209,7 @@ class ProcessWorker:
                 async with asyncio.timeout(grace):
                     await life.finish()
         except TimeoutError:
-            log.error("instance '%s' did not finalize in %g s: killed", self.name, grace, extra=self._about)
+            log.error("instance '%s' did not finalize in %.1f s: killed", self.name, grace, extra=self._about)
         finally:
             await life.end()
 
@@ -277,8 +281,8 @@ class ProcessWorker:
             del self._dispatched[batch.number]
         # First, so that nothing is given to it any more.
         self._on_event(WorkerDown(self, self._supervision.reason, parked))
-        cause = life.killed_for or f"Stub process '{self.name}' is not healthy."
-        text = f"Failed to process the request(s) for model instance '{self.name}', message: {cause} It ended by {why}."
+        cause = life.killed_for or f"Stub process '{self.name}' is not healthy. It ended by {why}."
+        text = f"Failed to process the request(s) for model instance '{self.name}', message: {cause}"
         failure = InferenceError(ErrorCode.INTERNAL, text)
         self._fail(batches.values(), failure)
         kept = {item.key for batch in self._kept for item in batch.items}
@@ -289,7 +293,10 @@ class ProcessWorker:
             if not answer.done():
                 answer.set_result(False)
         self._asked.clear()
-        await life.end()
+        # Beside the next start: a process that is given time to end may take it.
+        ending = self._loop.create_task(life.end())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     def _fail(self, batches: Iterable[Batch], error: InferenceError) -> None:
         for batch in batches:
@@ -308,8 +315,7 @@ class ProcessWorker:
         milliseconds = self._program.execution_timeout_ms
         life.killed_for = f"the execution timed out after {milliseconds} ms."
         log.error("instance '%s': an execution timed out after %d ms", self.name, milliseconds, extra=self._about)
-        life.process.kill(signal.SIGTERM)
-        self._loop.call_later(TERMINATE_SECS, life.process.kill, signal.SIGKILL)
+        life.give_up()
 
     def _settle_limits(self, number: int) -> None:
         timer = self._limits.pop(number, None)
@@ -393,8 +399,8 @@ class _Life:
         self._spec = spec
         self._inputs = inputs
         self._outputs = outputs
+        self._grace_secs = 0.0
         self._lost: asyncio.Future[str] = loop.create_future()
-        self._owner = owner
         self.connection = Connection(process.channel, spec, inputs, outputs, owner, self._on_lost, loop)
         self._output = OutputReader(process.output, spec.model, spec.version, loop)
         self._exit = loop.create_task(process.wait())
@@ -441,10 +447,21 @@ class _Life:
         finishing.cancel()
         await asyncio.shield(self._exit)
 
+    def give_up(self) -> None:
+        """Wait for nothing from it any more; it may end by itself within TERMINATE_SECS."""
+        self.process.kill(signal.SIGTERM)
+        self._grace_secs = TERMINATE_SECS
+        if not self._lost.done():
+            self._lost.set_result("the server, which had no more time for it")
+
     async def end(self) -> None:
-        """Kill what is left of it, and free what we hold of it."""
-        self.process.kill(signal.SIGKILL)
+        """Kill what is left of it, and free what we hold of it. Called once, at last."""
         self.connection.close()
+        if self._grace_secs:
+            await asyncio.wait((self._exit,), timeout=self._grace_secs)
+        self.process.kill(signal.SIGKILL)
+        # They refer to one another: the worker's shared memory would stay until the garbage collector comes by.
+        del self.connection
         await self._exit
         self._output.close()
         self.process.close()

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halimede.core.shm.arena import Arena
 from halimede.core.types import Buffer
@@ -50,8 +49,8 @@ class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
     released: "deque[Block]"
 
     def __del__(self) -> None:
-        # Slices are of this class too, without these attributes. Appending is atomic, and takes no lock: this may run
-        # in the middle of anything.
+        # Whole segments are of this class too, without these attributes. Appending is atomic, and takes no lock: this
+        # may run in the middle of anything.
         if "block" in self.__dict__:
             self.released.append(self.block)
 
@@ -60,7 +59,7 @@ class SegmentMap:
     """The segments of one direction, mapped into this process."""
 
     def __init__(self) -> None:
-        self._arrays: dict[int, NDArray[np.uint8]] = {}
+        self._arrays: dict[int, Lease] = {}
         self._starts: dict[int, int] = {}
         self.released: deque[Block] = deque()
         """Blocks of which the last lease has gone."""
@@ -69,7 +68,9 @@ class SegmentMap:
         """Map a segment and close its descriptor; returns its size."""
         try:
             size = os.fstat(descriptor).st_size
-            array = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
+            # Of the leases' class, so that a lease is a slice of it whose base is no plain array: numpy makes a plain
+            # array over another one a view of that one's base, if that is plain too, and would leave the lease out.
+            array = np.frombuffer(mmap.mmap(descriptor, size), np.uint8).view(Lease)
         finally:
             os.close(descriptor)
         self._arrays[number] = array
@@ -86,7 +87,7 @@ class SegmentMap:
         array = self._arrays.get(block[0])
         if array is None or offset < 0 or offset + size_bytes > len(array):
             raise ValueError(f"bytes {offset} to {offset + size_bytes} of segment {block[0]}, which are not there")
-        lease: Lease = array[offset : offset + size_bytes].view(Lease)
+        lease: Lease = array[offset : offset + size_bytes]  # type: ignore[assignment]  # slices keep their class
         lease.block = block
         lease.released = self.released
         return memoryview(lease)  # type: ignore[arg-type]  # numpy says so from Python 3.12 on

@@ -57,7 +57,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 DESCRIPTORS = struct.Struct("3i")
 
-_COMMANDS: "dict[str, dict[str, type]]" = {
+_COMMANDS: dict[str, dict[str, type]] = {
     "spawn": {"worker": int, "name": str, "python": str, "environment": dict, "directory": str, "entry": str},
     "kill": {"worker": int, "signal": int},
 }
@@ -70,7 +70,7 @@ class Spawn:
     worker: int
     name: str
     python: str
-    environment: "dict[str, str]"
+    environment: dict[str, str]
     directory: str
     entry: str
     channel: int
@@ -122,7 +122,7 @@ class Zygote:
         self._workers: dict[int, Worker] = {}
         """By pid."""
 
-    def serve(self) -> "Spawn | None":
+    def serve(self) -> Spawn | None:
         """None when the server is gone and everything below is dead; in each forked worker, what it is to be."""
         news, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -150,7 +150,7 @@ class Zygote:
             if spawn is not None:
                 return spawn
 
-    def _receive(self) -> "tuple[bytes, list[int]] | None":
+    def _receive(self) -> tuple[bytes, list[int]] | None:
         try:
             data, ancillary, _, _ = self._command.recvmsg(
                 MAX_COMMAND_BYTES, socket.CMSG_SPACE(DESCRIPTORS.size), socket.MSG_CMSG_CLOEXEC
@@ -162,7 +162,7 @@ class Zygote:
             descriptors += struct.unpack(f"{len(passed) // 4}i", passed[: len(passed) // 4 * 4])
         return (data, descriptors) if data or descriptors else None
 
-    def _obey(self, data: bytes, descriptors: "list[int]") -> "Spawn | None":
+    def _obey(self, data: bytes, descriptors: list[int]) -> Spawn | None:
         command = _understand(data)
         if command.pop("do", "") == "kill":
             self._kill(command["worker"], command["signal"])
@@ -234,24 +234,21 @@ class Zygote:
         os.close(spawn.status)
 
     def _reap(self) -> None:
-        """Tell of each worker that died, and kill what it leaves; each death among that comes here again."""
-        while True:
-            try:
-                # Its number stays taken until its group has been killed.
-                dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                break
-            if dead is None:
-                break
-            worker = self._workers.pop(dead.si_pid, None)
-            if worker is not None:
-                _kill_group(worker.pid)
-            os.waitpid(dead.si_pid, 0)
-            if worker is not None:
-                how = "exit" if dead.si_code == os.CLD_EXITED else "signal"
-                _tell(worker.status, {how: dead.si_status})
-                os.close(worker.status)
+        """Tell of workers that died, once what they leave is being killed; each death among that comes here again."""
+        ended: list[tuple[Worker, dict[str, Any]]] = []
+        with suppress(ChildProcessError):
+            # Not reaped yet, so that a worker's number stays taken until its group has been killed.
+            while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                worker = self._workers.pop(dead.si_pid, None)
+                if worker is not None:
+                    _kill_group(worker.pid)
+                    how = "exit" if dead.si_code == os.CLD_EXITED else "signal"
+                    ended.append((worker, {how: dead.si_status}))
+                os.waitpid(dead.si_pid, 0)
         self._kill_strays()
+        for worker, exit_ in ended:
+            _tell(worker.status, exit_)
+            os.close(worker.status)
 
     def _kill_strays(self) -> None:
         for pid in _children() - self._workers.keys():
@@ -271,7 +268,7 @@ class Zygote:
                 return
 
 
-def _understand(data: bytes) -> "dict[str, Any]":
+def _understand(data: bytes) -> dict[str, Any]:
     """A command with all its fields; {} for what is none."""
     try:
         command = json.loads(data)
@@ -283,13 +280,13 @@ def _understand(data: bytes) -> "dict[str, Any]":
     return command if all(isinstance(command[name], type_) for name, type_ in fields.items()) else {}
 
 
-def _tell(status: int, message: "dict[str, Any]") -> None:
+def _tell(status: int, message: dict[str, Any]) -> None:
     with suppress(OSError):  # nobody asks for this worker any more
         os.write(status, json.dumps(message).encode())
 
 
 @contextmanager
-def _telling(status: int, what: str) -> "Iterator[None]":
+def _telling(status: int, what: str) -> Iterator[None]:
     """What fails in here ends the new worker, and the server is told."""
     try:
         yield
@@ -299,7 +296,7 @@ def _telling(status: int, what: str) -> "Iterator[None]":
         os._exit(1)
 
 
-def _prctl(option: int, argument: "int | bytes") -> None:
+def _prctl(option: int, argument: int | bytes) -> None:
     # Failures are those of other kernels' options; what depends on these is said in the module's first lines.
     if isinstance(argument, bytes):
         ctypes.CDLL(None).prctl(option, ctypes.c_char_p(argument), 0, 0, 0)
@@ -320,7 +317,7 @@ def _move_up(channel: int) -> int:
     return channel
 
 
-def _open_descriptors() -> "set[int]":
+def _open_descriptors() -> set[int]:
     return {int(name) for name in os.listdir("/proc/self/fd")}
 
 
@@ -338,7 +335,7 @@ def _kill_group(leader: int) -> None:
         os.kill(leader, signal.SIGKILL)
 
 
-def _children() -> "set[int]":
+def _children() -> set[int]:
     """Of this process, whose one thread has its number."""
     pid = os.getpid()
     try:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -52,6 +52,7 @@ answer = [sleeper(), sleeper(("start_new_session", True)), daemon()]
 @pytest.fixture
 def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
     monkeypatch.setenv("PYTHONPATH", FOLDER)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     with Crew() as crew:
         yield crew
 
@@ -143,6 +144,8 @@ def test_waiting_can_be_given_up_and_begun_again(crew: Crew):
     async def story() -> Exit:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(worker.process.wait(), 0.01)
+        # Nothing looks at it any more: its number may soon be another's.
+        assert not asyncio.get_running_loop().remove_reader(worker.process.status)
         worker.process.kill(signal.SIGKILL)
         exit_ = await asyncio.wait_for(worker.process.wait(), LIMIT_S)
         assert await worker.process.wait() == exit_
@@ -234,10 +237,29 @@ def test_a_worker_that_closes_descriptors_keeps_its_channel(crew: Crew, python: 
     assert worker.ask("2 + 2") == 4
 
 
+FEW_FILES = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+from support.workers import Crew
+with Crew() as crew:
+    print(crew.talk().ask("channel.fileno()"))
+"""
+
+
+def test_a_worker_starts_where_few_files_may_be_open():
+    path = os.pathsep.join([FOLDER, str(Path(FOLDER).parent)])
+
+    number = subprocess.check_output([sys.executable, "-c", FEW_FILES], env={**os.environ, "PYTHONPATH": path})
+
+    assert 2 < int(number) < 200
+
+
 @BOTH_WAYS
 def test_what_a_worker_prints_is_there_at_once(crew: Crew, python: str):
     worker = crew.talk(python=python)
 
+    with pytest.raises(BlockingIOError):
+        os.read(worker.process.output, 1)
     worker.ask("print('café \\ud800', flush=False)")
 
     assert printed(worker.process, until="\n") == "café \\ud800\n"
@@ -302,18 +324,22 @@ time.sleep(600)
 """
 
 
-def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path):
+@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["alone", "with its group"])
+def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path, kill: Callable[[int, int], None]):
     (tmp_path / "test_launcher_family.py").write_text(f"FAMILY = {FAMILY!r}")
     path = os.pathsep.join([FOLDER, str(Path(FOLDER).parent), str(tmp_path)])
     with subprocess.Popen(
-        [sys.executable, "-c", SERVER], env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE
+        [sys.executable, "-c", SERVER],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     ) as server:
         assert server.stdout is not None
         pids = [int(pid) for pid in server.stdout.readline().split()]
         assert len(pids) == 13
         assert all(is_alive(pid) for pid in pids)
 
-        server.kill()
+        kill(server.pid, signal.SIGKILL)
         server.wait()
 
         # The goal is 1 s.
@@ -480,11 +506,13 @@ Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
 from halimede.core.supervise import describe_exit
 from support.workers import Crew, ended
 crew = Crew()
-killed, eater = crew.talk(), crew.talk()
+killed, eater, bystander = crew.talk(), crew.talk(), crew.talk()
 killed.process.kill(9)
 print(describe_exit(ended(killed.process)))
 eater.say("x = b'x' * (1 << 30)")
 print(describe_exit(ended(eater.process)))
+bystander.process.kill(11)
+print(describe_exit(ended(bystander.process)))
 print(crew.talk().ask("1 + 1"))
 crew.launcher.close()
 """
@@ -499,7 +527,7 @@ def test_a_worker_that_the_kernel_killed_for_want_of_memory_is_told_apart():
         told = subprocess.check_output(
             [sys.executable, "-c", EATER, str(group)], env={**os.environ, "PYTHONPATH": path}, timeout=60, text=True
         )
-        assert told.splitlines() == ["signal 9", "signal 9 (possibly out of memory)", "2"]
+        assert told.splitlines() == ["signal 9", "signal 9 (possibly out of memory)", "signal 11", "2"]
     finally:
         wait_until(lambda: not (group / "cgroup.procs").read_text().split(), "the group to be empty")
         group.rmdir()

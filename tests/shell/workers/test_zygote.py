@@ -4,6 +4,7 @@ import json
 import os
 import random
 import socket
+import sys
 import time
 from collections.abc import Iterator
 
@@ -13,7 +14,7 @@ import pytest
 from halimede.workers.launcher import Zygote
 from halimede.workers.zygote import DESCRIPTORS, MAX_COMMAND_BYTES
 from support.server import wait_until
-from support.workers import FOLDER, LIMIT_S, OBEY, descriptors
+from support.workers import FOLDER, LIMIT_S, OBEY, descriptors, is_alive
 
 SPAWN = {"do": "spawn", "worker": 1, "name": "m", "python": "", "environment": {}, "directory": "", "entry": OBEY}
 
@@ -164,6 +165,18 @@ def test_the_zygote_kills_all_and_ends_when_its_socket_closes(zygote: Zygote):
         assert zygote.process.returncode == 0
         assert [ends.said(), ends.said()] == [{"pid": pid}, "closed"]
         assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("python", ["", sys.executable], ids=["forked", "executed"])
+def test_a_worker_dies_with_its_zygote(zygote: Zygote, python: str):
+    with Ends() as ends:
+        zygote.send({**SPAWN, "python": python}, ends.theirs)
+        pid = ends.ask("__import__('os').getpid()")
+        assert isinstance(pid, int)
+
+        zygote.process.kill()
+
+        wait_until(lambda: not is_alive(pid), "the worker to die")
 
 
 def test_a_worker_that_nobody_asks_for_any_more_is_reaped_all_the_same(zygote: Zygote):

@@ -5,7 +5,7 @@ There is no thread that reads: the main thread waits for work in `receive`, and 
 itself. One reads at a time; the others wait for what the reader dispatches. So a batch costs no hand-over between
 threads, and a model's own threads are served while the main thread executes, waits or blocks.
 
-Once an event loop does the reading (`read_on_loop`), threads only wait.
+An event loop may do the main thread's part of it (`read_on_loop`).
 """
 
 import asyncio
@@ -15,9 +15,10 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from halimede.core.types import Buffer
+from halimede.core.types import Buffer, ErrorCode, InferenceError
 from halimede.workers import frames
 from halimede.workers.frames import HEADER, Kind
 
@@ -144,16 +145,20 @@ class Channel:
         """An answer of so many bytes is sent that its client has to take."""
         request = self.open.get(key)
         if request is not None:
-            if request.unacknowledged is None:
-                request.unacknowledged = deque()
-            request.unacknowledged.append(size_bytes)
-            request.unacknowledged_bytes += size_bytes
+            with self._news:
+                if request.unacknowledged is None:
+                    request.unacknowledged = deque()
+                request.unacknowledged.append(size_bytes)
+                request.unacknowledged_bytes += size_bytes
 
     def call(self, method: str, arguments: Any) -> Any:
         """Ask the server and wait for its answer. InferenceError."""
         with self._news:
             self._calls = number = (self._calls + 1) & 0xFFFFFFFF
         body = frames.CALL.pack(number) + json.dumps([method, arguments]).encode()
+        if len(body) > frames.MAX_CONTROL_BYTES:
+            text = f"{method}: its arguments take {len(body)} bytes, at most {frames.MAX_CONTROL_BYTES} are taken"
+            raise InferenceError(ErrorCode.INVALID_ARG, text)
         self.send(frames.frame(Kind.CALL, body))
         self._wait_for(lambda: number in self._results)
         went_well, value = self._results.pop(number)
@@ -175,9 +180,7 @@ class Channel:
 
     def _wait_for(self, has_come: Callable[[], bool]) -> None:
         while not has_come():
-            if self._loop is not None and threading.current_thread() is not threading.main_thread():
-                self._wait_for_news(has_come)
-            elif self._reading.acquire(blocking=False):
+            if self._reading.acquire(blocking=False):
                 try:
                     # What it waits for may have come between the look and the lock.
                     if not has_come():
@@ -203,12 +206,18 @@ class Channel:
             with self._news:
                 self._news.notify_all()
         if self._loop is not None and self._inbox:
-            self._loop.call_soon_threadsafe(self._on_work)
+            with suppress(RuntimeError):  # the loop has ended: nobody works any more
+                self._loop.call_soon_threadsafe(self._on_work)
 
     def _read_on_loop(self) -> None:
         if self._reading.acquire(blocking=False):
             try:
                 self._read(socket.MSG_DONTWAIT)
+            except ServerGoneError:
+                # Raised here it would be the loop's to report, and again at its next turn.
+                if self._loop is not None:
+                    self._loop.remove_reader(self._socket.fileno())
+                self._inbox.append((Kind.STOP, memoryview(b"")))
             finally:
                 self._reading.release()
         if self._waiting:
@@ -289,8 +298,10 @@ class Channel:
                 key, count = frames.CREDIT.unpack(body)
                 request = self.open.get(key)
                 if request is not None and request.unacknowledged is not None:
-                    for _ in range(min(count, len(request.unacknowledged))):
-                        request.unacknowledged_bytes -= request.unacknowledged.popleft()
+                    # Whoever sends counts at the same time.
+                    with self._news:
+                        for _ in range(min(count, len(request.unacknowledged))):
+                            request.unacknowledged_bytes -= request.unacknowledged.popleft()
             case Kind.RELEASE:
                 self._on_release(frames.decode_blocks(body))
             case Kind.SEGMENT:

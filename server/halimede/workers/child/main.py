@@ -8,6 +8,7 @@ import asyncio
 import gc
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +30,13 @@ ARENA_BYTES = 256 << 20
 INBOUND, OUTBOUND = 0, 1
 """Which arena a segment is for, as the server names it."""
 
-LOG_TEXT_BYTES = 16 << 10
-
 LINES_PER_SECOND = 500
 """Lines that are sent to the log, which takes fewer: a model that logs more must not slow the server down."""
 
 
 def main(descriptor: int) -> int:
     """Serve the channel until the server ends it; the process's exit code."""
+    _outlive_stops()
     memory = Memory()
     channel = Channel(descriptor, memory.add_segment, memory.release)
     # Processes that the model forks must not speak for it, nor keep the channel open when it has died.
@@ -45,6 +45,22 @@ def main(descriptor: int) -> int:
         return _work(channel, memory)
     except ServerGoneError:
         return 0
+
+
+def _outlive_stops() -> None:
+    """What asks the server to stop may ask all its processes: the server drains, and ends this one when it has.
+
+    A handler and not SIG_IGN, which programs that the model starts would keep. Processes that it forks end as ever.
+    """
+    mine = os.getpid()
+
+    def on_signal(number: int, _frame: object) -> None:
+        if os.getpid() != mine:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
 
 
 def _work(channel: Channel, memory: "Memory") -> int:
@@ -85,6 +101,9 @@ class Memory:
         self.outbound = OwnArena(ARENA_BYTES)
         self.wanted_bytes = 0
         """What found no room since it was last told: the server gives more."""
+        self.telling = threading.RLock()
+        """Held until the server was sent what `unused` and `retain` returned: a block that it hears of as unused is
+        one that it heard of as retained before, and none of the answers that it hears of later."""
         self._retained: dict[Block, bool] = {}
         """Blocks of the server's that are being looked at; True once the server knows that it outlasts its batch."""
         self._lock = threading.Lock()
@@ -108,7 +127,7 @@ class Memory:
         return self.inbound.lease(block, offset, size_bytes)
 
     def unused(self) -> list[Block]:
-        """Blocks that the server was told are retained, and are not any more."""
+        """Blocks that the server was told are retained, and are not any more. With `telling`."""
         released, unused = self.inbound.released, []
         while released:
             block = released.popleft()
@@ -117,7 +136,7 @@ class Memory:
         return unused
 
     def retain(self, blocks: Sequence[Block]) -> list[Block]:
-        """Those of a batch's blocks that outlast it. `unused` was asked just before."""
+        """Those of a batch's blocks that outlast it. `unused` was asked just before, with `telling`."""
         retained = [block for block in blocks if block in self._retained]
         for block in retained:
             self._retained[block] = True
@@ -169,22 +188,29 @@ class WorkerHost:
             # Before it is sent: it may be taken before this thread runs again.
             channel.count(key, sum(map(len, (t.data for t in reply.outputs))) if isinstance(reply, Answer) else 0)
         channel.send([*self.updates(), response])
+        self.give_back()
 
     def log(self, level: str, message: str) -> None:
         if level == "VERBOSE" and not self._verbose:
             return
         now = time.monotonic()
         if now - self._lines_since > 1:
+            left_out = self._lines - LINES_PER_SECOND
             self._lines_since, self._lines = now, 0
+            if left_out > 0:
+                text = f"{left_out} lines of its log were left out: at most {LINES_PER_SECOND} are taken in a second"
+                self._send_line("WARNING", text)
         self._lines += 1
         if self._lines > LINES_PER_SECOND:
             return
-        text = message.encode("utf-8", "replace")[:LOG_TEXT_BYTES]
+        self._send_line(level, message)
+
+    def _send_line(self, level: str, message: str) -> None:
+        text = message.encode("utf-8", "replace")[: frames.MAX_LINE_BYTES]
         self._channel.send(frames.frame(Kind.LOG, bytes((frames.LOG_LEVELS.index(level),)) + text))
 
     def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        for each in self.updates():
-            self._channel.send(each)
+        self.flush()
         return self._channel.call(method, arguments)
 
     def update_metric(self, metric: int, operation: str, value: float) -> None:
@@ -192,19 +218,31 @@ class WorkerHost:
         if self.executing and threading.current_thread() is threading.main_thread():
             with self._metrics_lock:
                 self._metrics.append(packed)
+            if len(self._metrics) >= frames.MAX_UPDATES:
+                self.flush()
         else:
             self._channel.send(frames.frame(Kind.METRICS, packed))
 
     def updates(self) -> list[Buffer]:
-        """What is to be sent before anything else: changes of metrics, and blocks that are free again."""
-        found: list[Buffer] = []
-        if self._metrics:
-            with self._metrics_lock:
-                packed, self._metrics = self._metrics, []
-            found.append(frames.frame(Kind.METRICS, b"".join(packed)))
-        if self._memory.inbound.released and (unused := self._memory.unused()):
-            found.append(frames.encode_blocks(Kind.UNUSED, unused))
-        return found
+        """What is to be sent before anything else: changes of metrics."""
+        if not self._metrics:
+            return []
+        with self._metrics_lock:
+            packed, self._metrics = self._metrics, []
+        return [frames.frame(Kind.METRICS, b"".join(packed))]
+
+    def give_back(self) -> None:
+        """Tell the server which of its blocks are free again."""
+        if self._memory.inbound.released:
+            with self._memory.telling:
+                if unused := self._memory.unused():
+                    self._channel.send(frames.encode_blocks(Kind.UNUSED, unused))
+
+    def flush(self) -> None:
+        """Send what waits for an answer to go with."""
+        for update in self.updates():
+            self._channel.send(update)
+        self.give_back()
 
 
 class Serving:
@@ -239,7 +277,7 @@ class Serving:
         channel = self._channel
         while True:
             if self._memory.inbound.released:
-                self._flush()
+                self._host.flush()
             kind, body = channel.receive()
             if kind is Kind.EXECUTE:
                 self._execute(body)
@@ -283,13 +321,9 @@ class Serving:
     def _say_ready(self, is_ready: bool) -> None:
         self._channel.send(frames.frame(Kind.READY, bytes((is_ready,))))
 
-    def _flush(self) -> None:
-        for update in self._host.updates():
-            self._channel.send(update)
-
     def _close(self) -> None:
         self._runner.close()
-        self._flush()
+        self._host.flush()
         self._channel.send(frames.frame(Kind.STOPPED))
 
     def _decode(self, body: memoryview, blocks: list[Block]) -> frames.Execute:
@@ -328,6 +362,7 @@ class Serving:
         received = time.monotonic_ns()
         blocks: list[Block] = []
         execute = self._decode(body, blocks)
+        items = list(execute.items)
         begun = time.monotonic_ns()
         if self._decoupled:
             # The instance is free for more while this goes on: its answers come one by one.
@@ -336,14 +371,15 @@ class Serving:
         failed = False
         replies: list[Reply]
         try:
-            replies = await self._runner.execute_async(execute.items)
+            replies = await self._runner.execute_async(items)
         except InferenceError as error:
-            replies, failed = [error.with_traceback(None) for _ in execute.items], True
+            replies, failed = [error.with_traceback(None) for _ in items], True
         if self._decoupled:
-            for item, reply in zip(execute.items, replies, strict=True):
+            for item, reply in zip(items, replies, strict=True):
                 if reply is not None:
                     self._host.respond(item, reply, True)
             return
+        items.clear()
         self._answer(execute, replies, failed, (received, begun, time.monotonic_ns()), blocks)
 
     def _answer(
@@ -364,12 +400,19 @@ class Serving:
             opened.pop(key, None)
         # What the requests and the replies look at is looked at by the model alone from here on.
         execute.items.clear()
-        updates: list[Buffer] = []
+        unused: list[Block] = []
 
         def remains() -> tuple[int, Sequence[Block]]:
-            updates.extend(self._host.updates())
+            if memory.inbound.released:
+                unused.extend(memory.unused())
             wanted, memory.wanted_bytes = memory.wanted_bytes, 0
             return wanted, memory.retain(blocks) if blocks else ()
 
-        done = frames.encode_done(execute.batch, replies, failed, times, self._positions, memory.place, remains)
-        self._channel.send([*updates, done] if updates else done)
+        with memory.telling:
+            done = frames.encode_done(execute.batch, replies, failed, times, self._positions, memory.place, remains)
+            updates = self._host.updates()
+            if unused:
+                # Afterwards, because an answer may lie in one of them.
+                self._channel.send([*updates, done, frames.encode_blocks(Kind.UNUSED, unused)])
+            else:
+                self._channel.send([*updates, done] if updates else done)

@@ -1,0 +1,475 @@
+"""The server's end of a channel, with the worker's own code at the other end or a test that plays it."""
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halimede.backends.hosting import Answer, HostedRequest, Reply
+from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
+from halimede.workers import frames
+from halimede.workers.connection import ARENA_BYTES, COPIED_ON_LOOP_BYTES
+from halimede.workers.frames import Kind
+from support.channel import (
+    LIMIT_S,
+    HonestWorker,
+    Script,
+    Stage,
+    done_frame,
+    doubled,
+    echo,
+    item,
+    mappings,
+    response_frame,
+    stage,
+    tensor,
+)
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@asynccontextmanager
+async def working(
+    run: Callable[[Sequence[HostedRequest]], list[Reply]] = echo, arena_bytes: int = ARENA_BYTES
+) -> AsyncIterator[tuple[Stage, HonestWorker]]:
+    """With a worker that ends well."""
+    async with stage(arena_bytes) as each:
+        worker = HonestWorker(os.dup(each.theirs.fileno()), lambda _: Script(run))
+        each.theirs.close()
+        try:
+            yield each, worker
+            assert each.lost == []
+            await asyncio.wait_for(each.connection.stop(), LIMIT_S)
+        finally:
+            each.connection.close()
+            await asyncio.to_thread(worker.join, LIMIT_S)
+        assert worker.failure is None
+        assert not worker.is_alive()
+        del worker.memory, worker.channel, worker.host
+
+
+async def ended(each: Stage, count: int) -> None:
+    await each.until(lambda: len(each.heard.done) >= count, f"{count} batches")
+
+
+def payload(reply: Reply) -> bytes:
+    assert isinstance(reply, Answer), reply
+    return bytes(reply.outputs[0].data)
+
+
+def check_echoes(each: Stage) -> None:
+    """Every request's answer is what it sent."""
+    for batch, done in each.heard.done:
+        for one, reply in zip(batch.items, done.replies, strict=True):
+            assert isinstance(reply, Answer), reply
+            sent, got = (np.frombuffer(t.data, np.uint8) for t in (one.request.inputs[0], reply.outputs[0]))
+            assert np.array_equal(sent, got)
+
+
+@pytest.mark.parametrize("size", [0, 1, 16 * KIB, 16 * KIB + 1, 300 * KIB, COPIED_ON_LOOP_BYTES + 1, 8 * MIB])
+@pytest.mark.parametrize("run", [echo, doubled])
+@pytest.mark.parametrize("arena_bytes", [0, ARENA_BYTES], ids=["in frames", "in shared memory"])
+def test_tensors_of_all_sizes_go_both_ways(
+    size: int, run: Callable[[Sequence[HostedRequest]], list[Reply]], arena_bytes: int
+):
+    async def main() -> None:
+        async with working(run, arena_bytes) as (each, _):
+            for key in (1, 2, 3):
+                each.connection.execute([item(key, size)], 0)
+                await ended(each, key)
+                sent = bytes(tensor("in", size, key).data)
+                assert payload(each.heard.done[-1][1].replies[0]) == (sent if run is echo else sent * 2)
+
+    asyncio.run(main())
+
+
+def test_64_mib_cross_without_shared_memory():
+    """Both ways at the same time, through sockets that hold a small part of it."""
+
+    async def main() -> None:
+        async with working(arena_bytes=0) as (each, _):
+            for key in (1, 2):
+                each.connection.execute([item(key, 64 * MIB)], key)
+            await ended(each, 2)
+            check_echoes(each)
+
+    asyncio.run(main())
+
+
+def test_many_batches_in_flight_of_random_sizes_are_answered_each_with_its_own():
+    sizes = np.random.default_rng(1).choice([0, 10, 5 * KIB, 20 * KIB, 200 * KIB, 3 * MIB], size=300)
+
+    async def main() -> None:
+        async with working() as (each, _):
+            for key, size in enumerate(sizes):
+                each.connection.execute([item(key, int(size)), item(1000 + key, 7)], key % 4)
+                await each.until(lambda: len(each.connection.batches) < 8, "room")
+            await ended(each, len(sizes))
+            check_echoes(each)
+
+    asyncio.run(main())
+
+
+def test_all_is_free_when_the_answers_are_gone():
+    async def main() -> None:
+        async with working() as (each, worker):
+            for key in range(20):
+                each.connection.execute([item(key, 100 * KIB, 40 * KIB)], 0)
+            await each.until(lambda: len(each.heard.done) == 20, "all")
+            held = repr(each.connection)
+            assert held.count("20 blocks") == 1, held
+            each.heard.done.clear()
+            gc.collect()
+            # What was released is given back with the next batch.
+            each.connection.execute([item(99, 20 * KIB)], 0)
+            await each.until(lambda: each.heard.done, "the last")
+            assert " 1 blocks" in repr(each.connection), "its own"
+            assert worker.memory.outbound.blocks.blocks == 0
+
+    asyncio.run(main())
+
+
+def test_answers_in_shared_memory_come_back_to_the_worker_when_they_are_gone():
+    async def main() -> None:
+        async with working(doubled) as (each, worker):
+            for key in range(6):
+                each.connection.execute([item(key, 100 * KIB)], 0)
+                await each.until(lambda key=key: len(each.heard.done) == key + 1, "the batch")
+                if not key:
+                    # Its first answer came in the frame, because there was no memory yet.
+                    await each.until(lambda: worker.memory.outbound.blocks.size_bytes, "memory for answers")
+            assert worker.memory.outbound.blocks.blocks == 5
+            each.heard.done.clear()
+            gc.collect()
+            each.connection.cancel(1)
+            await each.until(lambda: worker.memory.outbound.blocks.blocks == 5, "nothing")
+            each.connection.execute([item(9, 1)], 0)
+            await each.until(lambda: each.heard.done, "the last")
+            assert worker.memory.outbound.blocks.blocks == 0
+
+    asyncio.run(main())
+
+
+def test_shared_memory_grows_up_to_its_bound_and_no_further():
+    async def main() -> None:
+        async with working(arena_bytes=4 * MIB) as (each, _):
+            for key in range(40):
+                each.connection.execute([item(key, 600 * KIB)], key)
+            await ended(each, 40)
+            check_echoes(each)
+            assert mappings() <= 12
+
+    asyncio.run(main())
+
+
+def test_a_model_may_keep_what_it_got_and_send_it_later():
+    """A block lives as long as anybody looks at it: the model, or a client of an answer that lies in it."""
+    kept: list[Tensor] = []
+
+    def delay(requests: Sequence[HostedRequest]) -> list[Reply]:
+        [one] = requests
+        reply = [Tensor("out", each.datatype, each.shape, each.data) for each in kept]
+        kept[:] = one.request.inputs[:1]
+        return [Answer(reply)]
+
+    async def main() -> None:
+        async with working(delay) as (each, _):
+            for key in range(50):
+                each.connection.execute([item(key, 50 * KIB)], 0)
+                await each.until(lambda key=key: len(each.heard.done) == key + 1, "the batch")
+            late = [payload(done.replies[0]) for _, done in each.heard.done[1:]]
+            kept.clear()
+            each.heard.done.clear()
+            assert late == [bytes(tensor("in", 50 * KIB, key).data) for key in range(49)]
+
+    asyncio.run(main())
+
+
+def test_threads_of_a_model_let_go_of_what_they_got_at_any_time():
+    """A block that is told to be unused was told to be in use before, whichever thread says either."""
+    drop = threading.Semaphore(0)
+    kept: list[Any] = []
+    over = threading.Event()
+
+    def keep(requests: Sequence[HostedRequest]) -> list[Reply]:
+        for one in requests:
+            kept.append(one.request.inputs[0].data)
+        drop.release()
+        return [Answer([]) for _ in requests]
+
+    async def main() -> None:
+        async with working(keep) as (each, worker):
+
+            def let_go() -> None:
+                while not over.is_set():
+                    drop.acquire(timeout=0.1)
+                    if kept:
+                        kept.pop()
+                    worker.host.flush()
+
+            threads = [threading.Thread(target=let_go) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            try:
+                for key in range(1_500):
+                    each.connection.execute([item(key, 17 * KIB)], 0)
+                    if key % 4 == 3:
+                        await each.until(lambda: not each.connection.batches, "the batches")
+                await each.until(lambda: len(each.heard.done) == 1_500 or each.lost, "all")
+            finally:
+                over.set()
+                for thread in threads:
+                    await asyncio.to_thread(thread.join)
+            kept.clear()
+            worker.host.flush()
+
+    asyncio.run(main())
+
+
+def test_a_batch_that_cannot_be_encoded_ends_with_an_error(caplog: pytest.LogCaptureFixture):
+    # Records of the log hold the traceback, and that the memory whose end `stage` waits for.
+    caplog.set_level(logging.CRITICAL)
+
+    async def main() -> None:
+        async with working() as (each, _):
+            broken = item(1, 100 * KIB)
+            broken.request.timeout_us = -1
+            each.connection.execute([broken], 3)
+            large = item(2, 5 * MIB)
+            large.request.inputs.append(Tensor("no such input", DataType.INT8, (1,), b"a"))
+            each.connection.execute([large], 4)
+            assert len(each.heard.done) == 0, "not while it is handed over"
+            await each.until(lambda: len(each.heard.done) == 2, "both")
+            each.connection.execute([item(3, 100 * KIB)], 0)
+            await each.until(lambda: len(each.heard.done) == 3, "the good one")
+
+            assert [batch.slot for batch, _ in each.heard.done] == [3, 4, 0]
+            errors = [done.replies[0] for _, done in each.heard.done[:2] if done.failed]
+            assert [error.code for error in errors if isinstance(error, InferenceError)] == [ErrorCode.INTERNAL] * 2
+            assert all("could not be sent" in repr(error) for error in errors)
+            assert payload(each.heard.done[2][1].replies[0]) == bytes(tensor("in", 100 * KIB, 3).data)
+            assert each.connection.batches == ()
+
+    asyncio.run(main())
+
+
+def test_what_is_cancelled_while_its_batch_is_copied_is_told_afterwards():
+    cancelled: list[bool] = []
+    seen = threading.Event()
+
+    async def main() -> None:
+        async with stage() as each:
+            host: list[HonestWorker] = []
+
+            def look(requests: Sequence[HostedRequest]) -> list[Reply]:
+                while not cancelled and not seen.wait(0.001):
+                    if host[0].host.is_cancelled(requests[0]):
+                        cancelled.append(True)
+                return [Answer([])]
+
+            worker = HonestWorker(os.dup(each.theirs.fileno()), lambda _: Script(look))
+            host.append(worker)
+            each.theirs.close()
+            one = item(1, 16 * MIB)
+            each.connection.execute([one], 0)
+            one.cancelled = True
+            each.connection.cancel(1)
+            await each.until(lambda: each.heard.done or not worker.is_alive(), "the batch")
+            assert cancelled == [True]
+            seen.set()
+            each.connection.close()
+            await asyncio.to_thread(worker.join, LIMIT_S)
+            del worker.memory, worker.channel, worker.host
+            host.clear()
+
+    asyncio.run(main())
+
+
+def test_frames_may_come_byte_by_byte():
+    async def main() -> None:
+        async with stage() as each:
+            each.connection.execute([item(1, 10)], 0)
+            batch = (await each.hear_batch()).batch
+            stream = b"".join(
+                (
+                    frames.frame(Kind.METRICS, frames.METRIC.pack(1, 0, 2.5)),
+                    frames.frame(Kind.LOG, b"\2hello"),
+                    bytes(response_frame(1, Answer([tensor("out", 50)]))),
+                    bytes(done_frame(batch, [Answer([tensor("out", 100)])])),
+                    frames.frame(Kind.READY, b"\1"),
+                )
+            )
+            for at in range(len(stream)):
+                await each.say(stream[at : at + 1])
+                await asyncio.sleep(0)
+            await each.until(lambda: each.heard.ready, "the last frame")
+
+            assert each.heard.metrics == [(1, "increment", 2.5)]
+            assert [response.key for response in each.heard.responses] == [1]
+            assert payload(each.heard.done[0][1].replies[0]) == bytes(tensor("out", 100).data)
+            assert each.lost == []
+
+    asyncio.run(main())
+
+
+def test_thousands_of_frames_at_once_are_handled_in_turns():
+    async def main() -> None:
+        async with stage() as each:
+            await each.say(frames.frame(Kind.READY, b"\1") * 20_000 + frames.frame(Kind.READY, b"\0"))
+            await each.until(lambda: len(each.heard.ready) == 20_001, "all frames")
+            assert each.heard.ready[-1] is False
+            assert each.lost == []
+
+    asyncio.run(main())
+
+
+def test_what_came_before_the_end_is_heard():
+    async def main() -> None:
+        async with stage() as each:
+            each.connection.execute([item(1, 10)], 0)
+            batch = (await each.hear_batch()).batch
+            await each.say(frames.frame(Kind.READY, b"\1") * 1_000 + bytes(done_frame(batch, [Answer([])])))
+            each.theirs.close()
+            assert await each.until_lost() == "it closed its channel"
+            assert len(each.heard.ready) == 1_000
+            assert len(each.heard.done) == 1
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_ends_in_the_midst_of_a_frame_or_leaves_frames_unread_is_lost_once():
+    async def main() -> None:
+        for leave_unread in (False, True):
+            async with stage() as each:
+                each.connection.execute([item(1, 10)], 0)
+                if not leave_unread:
+                    await each.hear_batch()
+                await each.say(bytes(done_frame(1, [Answer([tensor("out", 5_000)])]))[:-1_000])
+                each.theirs.close()
+                assert await each.until_lost() == "it closed its channel"
+                assert len(each.connection.batches) == 1
+                each.connection.execute([item(2, 10), item(3, 100 * KIB)], 0)
+                each.connection.cancel(1)
+                each.connection.close()
+                await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_closing_while_memory_is_made_leaves_nothing_open(turns: int):
+    """`stage` counts descriptors and mappings."""
+
+    async def main() -> None:
+        async with stage() as each:
+            each.connection.execute([item(1, 10)], 0)
+            batch = (await each.hear_batch()).batch
+            await each.say(done_frame(batch, [Answer([])], wanted=64 * MIB))
+            await each.until(lambda: each.heard.done, "the batch")
+            each.connection.execute([item(1, 32 * MIB)], 0)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            each.connection.close()
+            await asyncio.get_running_loop().shutdown_default_executor()
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_closes_while_segments_are_on_their_way_costs_no_descriptor():
+    async def main() -> None:
+        async with stage() as each:
+            for key in range(30):
+                each.connection.execute([item(key, 1 * MIB + key)], key)
+            each.theirs.close()
+            await each.until_lost()
+
+    asyncio.run(main())
+
+
+def test_descriptors_that_a_worker_sends_are_dropped():
+    async def main() -> None:
+        async with stage() as each:
+            read, write = os.pipe()
+            frame = frames.frame(Kind.READY, b"\1")
+            for _ in range(20):
+                socket.send_fds(each.theirs, [frame], [read, write])
+            os.close(read)
+            os.close(write)
+            await each.until(lambda: len(each.heard.ready) == 20, "the frames")
+
+    asyncio.run(main())
+
+
+def test_where_no_descriptor_is_left_tensors_go_in_frames():
+    async def main() -> None:
+        import resource
+
+        async with working() as (each, _):
+            each.connection.execute([item(1, 10)], 0)
+            await each.until(lambda: len(each.heard.done) == 1, "the first")
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+            spare = [os.dup(0)]
+            while spare[-1] <= highest:
+                spare.append(os.dup(0))
+            os.close(spare.pop())
+            free_one = spare.pop()
+            try:
+                for left in (0, 1, 2):
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + left + 1, hard))
+                    each.connection.execute([item(left, 100 * KIB)], 0)
+                    await each.until(lambda left=left: len(each.heard.done) == left + 2, "the batch")
+                    assert payload(each.heard.done[-1][1].replies[0]) == bytes(tensor("in", 100 * KIB, left).data)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                for descriptor in (*spare, free_one):
+                    os.close(descriptor)
+
+    asyncio.run(main())
+
+
+def test_lines_of_log_are_the_servers_with_the_models_name(caplog: pytest.LogCaptureFixture):
+    async def main() -> None:
+        async with stage() as each:
+            for level in range(4):
+                await each.say(frames.frame(Kind.LOG, bytes((level,)) + f"line {level} ü".encode() + b"\xff"))
+            await each.say(frames.frame(Kind.READY, b"\1"))
+            await each.until(lambda: each.heard.ready, "the frames")
+
+    with caplog.at_level(logging.DEBUG):
+        asyncio.run(main())
+
+    said = [record for record in caplog.records if "line" in record.getMessage()]
+    assert [record.getMessage() for record in said] == [f"line {level} ü�" for level in range(4)]
+    assert {getattr(record, "model", None) for record in said} == {"m"}
+
+
+def test_calls_are_answered_each_with_its_own_and_errors_are_too():
+    async def main() -> None:
+        async with working() as (each, worker):
+            given = await asyncio.gather(
+                *(asyncio.to_thread(worker.host.call, "ask", {"give": number}) for number in range(20))
+            )
+            assert given == list(range(20))
+
+            class Refusing(type(each.heard)):  # type: ignore[misc]
+                async def on_call(self, method: str, arguments: Any) -> Any:
+                    if method == "refuse":
+                        raise InferenceError(ErrorCode.NOT_FOUND, "no")
+                    raise ZeroDivisionError("a fault of the server's own")
+
+            each.heard.__class__ = Refusing
+            for method, code in (("refuse", ErrorCode.NOT_FOUND), ("fail", ErrorCode.INTERNAL)):
+                with pytest.raises(InferenceError) as caught:
+                    await asyncio.to_thread(worker.host.call, method, {})
+                assert caught.value.code is code
+
+    asyncio.run(main())

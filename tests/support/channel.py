@@ -1,0 +1,275 @@
+"""A connection to a worker that the test plays, and workers that are honest."""
+
+import asyncio
+import gc
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halimede.backends.hosting import Answer, Host, HostedRequest, Reply, Runner, WorkerSpec
+from halimede.core.types import Buffer, DataType, InferenceRequest, Tensor
+from halimede.workers import frames
+from halimede.workers.child.channel import Channel, ServerGoneError
+from halimede.workers.child.main import Memory, Serving, WorkerHost
+from halimede.workers.connection import ARENA_BYTES, Batch, Connection
+from halimede.workers.frames import HEADER, Kind
+from halimede.workers.segments import SegmentMap
+from halimede.workers.worker import BatchItem
+
+LIMIT_S = 30.0
+INPUTS = ("in", "b")
+OUTPUTS = ("out", "text")
+SPEC = WorkerSpec(
+    model="m", version=1, instance="m_0_0", ordinal=0, kind="CPU", device_id=0, device_uuid="", backend="python",
+    runner="", config_json="{}", repository="", artifact="",
+)  # fmt: skip
+
+
+def tensor(name: str, size: int, first: int = 0) -> Tensor:
+    """Bytes that tell where they are from."""
+    filling = np.arange(first, first + -(-size // 4), dtype=np.uint32).tobytes()[:size]
+    return Tensor(name, DataType.UINT8, (size,), filling)
+
+
+def item(key: int, *sizes: int, **fields: Any) -> BatchItem:
+    inputs = [tensor(name, size, key) for name, size in zip(INPUTS, sizes, strict=False)]
+    return BatchItem(key, InferenceRequest("m", inputs=inputs, **fields), 1, cancelled=False)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:halimede")
+
+
+@dataclass
+class Heard:
+    """An `Owner` that keeps what it hears. `kept` batches are done, with a copy of their outputs."""
+
+    done: list[tuple[Batch, frames.Done]] = field(default_factory=list)
+    responses: list[frames.Response] = field(default_factory=list)
+    ready: list[bool] = field(default_factory=list)
+    metrics: list[tuple[int, str, float]] = field(default_factory=list)
+    calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    hold_calls: asyncio.Event | None = None
+    on_end: Callable[[Batch, frames.Done], None] | None = None
+
+    def on_done(self, batch: Batch, done: frames.Done) -> None:
+        if self.on_end is not None:
+            self.on_end(batch, done)
+        self.done.append((batch, done))
+
+    def on_response(self, response: frames.Response) -> None:
+        self.responses.append(response)
+
+    def on_ready(self, is_ready: bool) -> None:
+        self.ready.append(is_ready)
+
+    def on_metrics(self, updates: Sequence[tuple[int, str, float]]) -> None:
+        self.metrics += updates
+
+    async def on_call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        self.calls.append((method, arguments))
+        if self.hold_calls is not None:
+            await self.hold_calls.wait()
+        return arguments.get("give")
+
+
+class Stage:
+    """A connection, its owner and the other end of its socket."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, arena_bytes: int) -> None:
+        ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.theirs.setblocking(False)
+        self.loop = loop
+        self.heard = Heard()
+        self.lost: list[str] = []
+        self.connection = Connection(
+            ours, SPEC, INPUTS, OUTPUTS, self.heard, self.lost.append, loop, arena_bytes=arena_bytes
+        )
+        self.segments = SegmentMap()
+        self.longest_turn_s = 0.0
+        self._received = bytearray()
+        self._ticked = time.thread_time()
+        self._ticker = loop.call_soon(self._tick)
+
+    def _tick(self) -> None:
+        # Processor time, which is the loop's own work however busy the machine is.
+        now = time.thread_time()
+        self.longest_turn_s = max(self.longest_turn_s, now - self._ticked)
+        self._ticked = now
+        self._ticker = self.loop.call_later(0.001, self._tick)
+
+    async def say(self, data: Buffer) -> None:
+        """What the worker sends, as far as anybody reads it."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            await asyncio.wait_for(self.loop.sock_sendall(self.theirs, data), LIMIT_S)
+
+    async def hear(self) -> tuple[Kind, memoryview]:
+        """The next frame of the server's; segments are mapped on their way."""
+        while True:
+            while len(self._received) < HEADER.size:
+                await self._receive()
+            length, number = HEADER.unpack_from(self._received)
+            while len(self._received) < HEADER.size + length:
+                await self._receive()
+            body = bytes(self._received[HEADER.size : HEADER.size + length])
+            del self._received[: HEADER.size + length]
+            if number != Kind.SEGMENT:
+                return Kind(number), memoryview(body)
+            segment, _ = frames.SEGMENT.unpack(body)
+            self.segments.map(segment, self._descriptors.pop(0))
+
+    _descriptors: list[int]
+
+    async def _receive(self) -> None:
+        readable = self.loop.create_future()
+        self.loop.add_reader(self.theirs, lambda: readable.done() or readable.set_result(None))
+        try:
+            await asyncio.wait_for(readable, LIMIT_S)
+        finally:
+            self.loop.remove_reader(self.theirs)
+        self._descriptors = getattr(self, "_descriptors", [])
+        data, descriptors, _, _ = socket.recv_fds(self.theirs, 1 << 20, 8)
+        assert data, "the server has closed the channel"
+        self._received += data
+        self._descriptors += descriptors
+
+    async def hear_batch(self) -> frames.Execute:
+        kind, body = await self.hear()
+        assert kind is Kind.EXECUTE
+
+        def locate(segment: int, offset: int, size: int) -> Buffer:
+            return self.segments.lease((segment, offset), offset, size)
+
+        return frames.decode_execute(body, INPUTS, OUTPUTS, "m", locate)
+
+    async def until(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < deadline, f"waited for {what}; lost: {self.lost}"
+            await asyncio.sleep(0.001)
+
+    async def until_lost(self) -> str:
+        await self.until(lambda: self.lost, "the worker to be given up")
+        assert len(self.lost) == 1
+        return self.lost[0]
+
+    def close(self) -> None:
+        self._ticker.cancel()
+        self.connection.close()
+        self.theirs.close()
+
+
+@asynccontextmanager
+async def stage(arena_bytes: int = ARENA_BYTES) -> AsyncIterator[Stage]:
+    """Afterwards nothing is left: no descriptor, no mapping, no second word of a loss."""
+    gc.collect()
+    before = open_descriptors(), mappings()
+    each = Stage(asyncio.get_running_loop(), arena_bytes)
+    try:
+        yield each
+        assert len(each.lost) <= 1
+    finally:
+        each.close()
+    # Threads may still be making a segment that nobody waits for.
+    each.heard = Heard()
+    del each.connection, each.segments
+    deadline = time.monotonic() + LIMIT_S
+    while (open_descriptors(), mappings()) != before:
+        assert time.monotonic() < deadline, f"descriptors, mappings: {open_descriptors(), mappings()}, before {before}"
+        await asyncio.sleep(0.01)
+        gc.collect()
+
+
+def done_frame(
+    batch: int,
+    replies: list[Reply],
+    *,
+    place: Callable[[Buffer], tuple[int, int] | None] = lambda _: None,
+    wanted: int = 0,
+    retained: Sequence[tuple[int, int]] = (),
+) -> Buffer:
+    positions = {name: at for at, name in enumerate(OUTPUTS)}
+    return frames.encode_done(batch, replies, False, (1, 2, 3), positions, place, lambda: (wanted, retained))
+
+
+def response_frame(
+    key: int, reply: Reply, *, final: bool = False, place: Callable[[Buffer], tuple[int, int] | None] = lambda _: None
+) -> Buffer:
+    positions = {name: at for at, name in enumerate(OUTPUTS)}
+    return frames.encode_response(key, reply, final, 1, positions, place)
+
+
+@dataclass
+class Script:
+    """A `Runner` made of one function."""
+
+    run: Callable[[Sequence[HostedRequest]], list[Reply]]
+    is_async: bool = False
+    answers_is_ready: bool = False
+
+    def execute(self, requests: Sequence[HostedRequest]) -> list[Reply]:
+        return self.run(requests)
+
+    async def execute_async(self, requests: Sequence[HostedRequest]) -> list[Reply]:
+        return self.run(requests)
+
+    async def is_ready(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """There is nothing to finalize."""
+
+
+def echo(requests: Sequence[HostedRequest]) -> list[Reply]:
+    """Each request's first input as an output, from the memory that it came in."""
+    return [
+        Answer([Tensor("out", each.datatype, each.shape, each.data) for each in one.request.inputs[:1]])
+        for one in requests
+    ]
+
+
+def doubled(requests: Sequence[HostedRequest]) -> list[Reply]:
+    """Each request's first input twice over, in memory of the model's own."""
+    return [
+        Answer([Tensor("out", each.datatype, (len(each.data) * 2,), bytes(each.data) * 2)])
+        for one in requests
+        for each in one.request.inputs[:1]
+    ]
+
+
+class HonestWorker(threading.Thread):
+    """The worker process's own code over a socket, on a thread of this one."""
+
+    def __init__(self, descriptor: int, runner: Callable[[Host], Runner], decoupled: bool = False) -> None:
+        super().__init__(daemon=True)
+        self._make = runner
+        self._spec = SPEC
+        self._decoupled = decoupled
+        self.memory = Memory()
+        self.channel = Channel(descriptor, self.memory.add_segment, self.memory.release)
+        self.host = WorkerHost(self.channel, self.memory, SPEC, OUTPUTS)
+        self.failure: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            serving = Serving(self.channel, self.memory, self.host, self._make(self.host), SPEC, INPUTS, OUTPUTS)
+            serving.run()
+        except ServerGoneError:
+            pass
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self.channel.disconnect()
