@@ -16,7 +16,7 @@ BUILD_FLAGS = $(foreach name,PIP_INDEX_URL http_proxy https_proxy no_proxy,$(if 
 
 .PHONY: demo test check bench load fuzz docs image .venv
 
-demo: .venv  ## train a small model, serve it, measure it
+demo: .venv  ## train a small model, serve it, measure it; python models, one of them killed
 	$(BIN)/python -m halimede.demo
 
 test: check  ## everything that a change must pass

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import signal
 import threading
 import time
@@ -339,9 +340,10 @@ def test_a_flood_of_output_is_held_back_and_counted(stage: Stage, how: str) -> N
         assert flooding.result(60) == (200, [-1])
     print(f"{stage.notes('flood')[-1]} lines in a second; a request of another model took {caller.slowest_secs * 1e3:.0f} ms")
     assert caller.statuses == Counter({200: len(caller.answers)})
-    assert caller.slowest_secs < 2
+    assert caller.slowest_secs < 2  # the goal is 20 ms
     assert workers(server, "flood") == before
-    wait_until(lambda: "more lines" in server.log[said:] or "dropped" in server.log[said:], "the count", server, 10)
+    counted = re.compile(r"\d+ (more )?lines")
+    wait_until(lambda: counted.search(server.log[said:]), "the count", server, 10)
     lines = server.log[said:].count("of a flood")
     assert 0 < lines < 1000, lines  # 100 lines a second are written
 

@@ -2,7 +2,7 @@
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,43 @@ def test_every_code_has_its_numbers() -> None:
     assert written == {(code.name, str(HTTP_STATUS[code]), names[GRPC_STATUS[code]]) for code in ErrorCode}
 
 
+PYTHON_HEAD = """\
+import os, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+"""
+PYTHON_MODELS = {
+    "raises": "    def execute(self, requests): 1 / 0",
+    "number": "    def execute(self, requests): return 5",
+    "other": "    def execute(self, requests):\n"
+    "        tensor = pb_utils.Tensor('OUT', np.zeros(1, np.float32))\n"
+    "        return [pb_utils.InferenceResponse([tensor]) for _ in requests]",
+    "dies": "    def execute(self, requests): os._exit(3)",
+    "parks": "    def execute(self, requests): os._exit(3)",
+    "hangs": "    def execute(self, requests): time.sleep(60)",
+    "streams": "    def execute(self, requests): pass",
+    "startraises": "    def initialize(self, args): 1 / 0\n    def execute(self, requests): pass",
+    "startdies": "    def initialize(self, args): os._exit(3)\n    def execute(self, requests): pass",
+}
+PYTHON_SETTINGS = {
+    "hangs": 'parameters { key: "EXECUTION_TIMEOUT_MS" value: { string_value: "200" } }',
+    "streams": "model_transaction_policy { decoupled: true }",
+}
+
+
+def add_python(folder: Path, code: str, settings: str) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(f"{PYTHON_HEAD}{code}\n")
+    tensors = (
+        "input [ { name: 'IN' data_type: TYPE_FP32 dims: [ 1, 4 ] } ]"
+        " output [ { name: 'OUT' data_type: TYPE_STRING dims: [ 1 ] } ]"
+    )
+    write_config(folder, f"backend: 'python' {tensors} {settings}")
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     root = tmp_path_factory.mktemp("errors")
@@ -34,10 +71,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     (root / "models" / "bad" / "1").mkdir(parents=True)
     (root / "models" / "bad" / "1" / "model.onnx").write_bytes(b"no model")
     write_config(root / "models" / "m", 'max_batch_size: 8 backend: "onnxruntime"')
+    for name, code in PYTHON_MODELS.items():
+        add_python(root / "models" / f"python_{name}", code, PYTHON_SETTINGS.get(name, ""))
     running = start_server(
         root,
         [
             *("--model-repository", root / "models", "--model-control-mode=explicit", "--load-model=m"),
+            *(f"--load-model=python_{name}" for name in PYTHON_MODELS if not name.startswith("start")),
             "--http-restricted-api=logging:key=value",
         ],
     )
@@ -60,6 +100,13 @@ def too_large(server: RunningServer) -> Answer:
     return Answer(int(head.split()[1]), {}, body)
 
 
+def ask_python(name: str, times: int = 1) -> Callable[[RunningServer], Answer]:
+    def ask(server: RunningServer) -> Answer:
+        return [infer(server, f"/v2/models/python_{name}/infer") for _ in range(times)][-1]
+
+    return ask
+
+
 PROVOKED = {
     "no such model": lambda s: infer(s, "/v2/models/n/infer"),
     "no such version": lambda s: infer(s, "/v2/models/m/versions/9/infer"),
@@ -77,6 +124,15 @@ PROVOKED = {
     "statistics of an unknown model": lambda s: s.get("/v2/models/n/stats"),
     "load: no such model, or a wrong configuration": lambda s: s.post("/v2/repository/models/n/load"),
     "load: the model file is broken": lambda s: s.post("/v2/repository/models/bad/load"),
+    "a python model raises an exception": ask_python("raises"),
+    "a python model returns no list": ask_python("number"),
+    "an output has another datatype than configured": ask_python("other"),
+    "the process dies under a request": ask_python("dies"),
+    "an execution takes longer than `EXECUTION_TIMEOUT_MS`": ask_python("hangs"),
+    "every instance has died five times within a minute": ask_python("parks", 6),
+    "a decoupled model is asked over HTTP": ask_python("streams"),
+    "load: a python model's `initialize` raises": lambda s: s.post("/v2/repository/models/python_startraises/load"),
+    "load: the process dies in `initialize`": lambda s: s.post("/v2/repository/models/python_startdies/load"),
     "a restricted call without its header": lambda s: s.get("/v2/logging"),
 }
 
@@ -88,5 +144,6 @@ def test_an_error_is_the_one_of_the_table(server: RunningServer, what: str) -> N
     pattern = ".*".join(re.escape(part) for part in text.split("…"))
     # The tables speak of the model `m` and of an input `x` for whatever they are called.
     said = answer.error.replace("'n'", "'m'").replace("'bad'", "'m'").replace("'IN'", "'x'").strip()
+    said = re.sub(r"'python_[a-z]+", "'m", said)
     assert answer.status == status, said
     assert re.fullmatch(pattern.strip(), said, re.DOTALL), said

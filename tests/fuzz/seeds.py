@@ -2,7 +2,11 @@
 
 import numpy as np
 
+from halimede.backends.hosting import Answer, Reply
+from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.wire.protocol import ModelInferRequest
+from halimede.workers import frames
+from halimede.workers.frames import Kind
 
 _JSON = (
     b'{"id":"a","parameters":{"k":1,"timeout":5},"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1.5,NaN]}]}',
@@ -33,6 +37,27 @@ def _message(**changes: object) -> bytes:
     return bytes(message.SerializeToString())
 
 
+_Y = Tensor("y", DataType.FP32, (1, 2), np.ones(2, np.float32).tobytes())
+_S = Tensor("s", DataType.BYTES, (2,), b"\1\0\0\0a\0\0\0\0")
+_PLACED = Tensor("y", DataType.FP32, (5, 1024), bytes(20 << 10))
+_OUTPUTS = {"y": 0, "s": 1}
+
+
+def _place(data: Buffer) -> tuple[int, int] | None:
+    return (1, 0) if len(data) == 20 << 10 else None
+
+
+def _done(batch: int, replies: list[Reply], wanted: int = 0, retained: tuple[tuple[int, int], ...] = ()) -> bytes:
+    done = frames.encode_done(batch, replies, False, (1, 2, 3), _OUTPUTS, _place, lambda: (wanted, retained))
+    return bytes(done)
+
+
+def _response(key: int, reply: Reply, final: bool) -> bytes:
+    return bytes(frames.encode_response(key, reply, final, 5, _OUTPUTS, _place))
+
+
+_CALL = frames.frame(Kind.CALL, frames.CALL.pack(3) + b'["metric_new",{"family":1,"labels":{"a":"b"}}]')
+
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "http_framing": (
         b"\x03GET /v2 HTTP/1.1\r\nHost: a\r\n\r\nGET /v2/health/live HTTP/1.1\r\n\r\n",
@@ -61,4 +86,16 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         b"--- # one document\noptimization: {graph: {level: -1}}\nmodel_warmup: []\nbackend: >-\n  onnx\n  runtime\n...\n",
     ),
     "grpc_contents": (_message(raw=True), _message()),
+    "worker_frames": (
+        b"\x10" + _done(1, [Answer([_Y, _S], {"a": 1, "b": "c"}), InferenceError(ErrorCode.UNAVAILABLE, "no")]),
+        b"\x40" + _done(2, [Answer([_PLACED])], retained=((1, 0),)) + frames.encode_blocks(Kind.UNUSED, [(1, 0)]),
+        b"\x80"
+        + _done(1, [None, Answer([_Y])], wanted=9)
+        + _response(1, Answer([_S]), False)
+        + _response(1, None, True),
+        b"\x03" + _response(3, Answer([_PLACED, _S]), True) + _done(2, [None]) + frames.frame(Kind.READY, b"\1"),
+        b"\x21" + frames.json_frame(Kind.STARTED, {"is_async": False}) + frames.frame(Kind.LOG, b"\2hello") + _CALL,
+        b"\x55" + frames.json_frame(Kind.FAILED, {"code": "INTERNAL", "message": "no"}) + frames.frame(Kind.STOPPED),
+        b"\x07" + frames.frame(Kind.METRICS, frames.METRIC.pack(1, 0, 1.5) + frames.METRIC.pack(2, 2, -1)) + _CALL,
+    ),
 }

@@ -6,21 +6,29 @@ was found, in every test run.
 
 import asyncio
 import re
-from collections.abc import Callable, Collection
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
+from halimede.backends.hosting import Answer, Reply, WorkerSpec
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
 from halimede.core.config.read import ParsedConfig, read_json, read_pbtxt, read_yaml
 from halimede.core.config.write import to_json
-from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest
+from halimede.core.schedule.batching import check_reply
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.core.wire import grpc_infer, http_infer
 from halimede.core.wire.json_tensor import run
 from halimede.core.wire.protocol import ModelInferRequest, parse
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.protocol import Connection, Exchange
+from halimede.workers import frames
+from halimede.workers.connection import Batch
+from halimede.workers.connection import Connection as Channel
+from halimede.workers.worker import BatchItem
 
 CLIENT_FAULTS = {ErrorCode.INVALID_ARG, ErrorCode.UNSUPPORTED}
 LONGEST_ERROR = 8 << 10
@@ -279,6 +287,104 @@ def http_framing(data: bytes) -> None:
     assert len(answers) - len(requests) in {0, 1}, "at most one refusal, after which nothing is taken"
 
 
+# ---- frames of a worker
+
+
+OUTPUTS = {"y": DataType.FP32, "s": DataType.BYTES}
+SPEC = WorkerSpec("m", 1, "m_0_0", 0, "CPU", 0, "", "python", "", "{}", "", "")
+PLACED_BYTES = 20 << 10
+_LOOP = asyncio.new_event_loop()
+
+
+class _Owner:
+    """Keeps what it hears, in a form that can be compared."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.wants_memory = False
+
+    def on_done(self, batch: Batch, done: frames.Done) -> None:
+        assert len(done.replies) == len(batch.items)
+        self.wants_memory |= done.wanted_bytes > 0
+        replies = [_told(reply) for reply in done.replies]
+        self.heard.append((batch.number, replies, done.failed, done.times, done.retained))
+
+    def on_response(self, response: frames.Response) -> None:
+        self.heard.append((response.key, _told(response.reply), response.final, response.sent_ns))
+
+    def on_ready(self, is_ready: bool) -> None:
+        self.heard.append(is_ready)
+
+    def on_metrics(self, updates: Sequence[tuple[int, str, float]]) -> None:
+        self.heard.append(repr(updates))
+
+    async def on_call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        self.heard.append((method, repr(arguments)))
+        raise InferenceError(ErrorCode.UNSUPPORTED, "not here")
+
+
+def _told(reply: Reply) -> Any:
+    """A reply as it goes to the client: what the configuration accepts is exactly the bytes that its shape says."""
+    if not isinstance(reply, Answer):
+        return reply
+    try:
+        outputs = check_reply(reply.outputs, OUTPUTS, (), None)
+    except InferenceError as error:
+        check_error(error, {ErrorCode.INTERNAL})
+        return error
+    for tensor in outputs:
+        assert tensor.array().shape == tensor.shape
+        if tensor.datatype is not DataType.BYTES:
+            assert tensor.array().nbytes == len(tensor.data)
+    told = [(tensor.name, tensor.shape, bytes(tensor.data)) for tensor in outputs]
+    return told, repr(reply.parameters)
+
+
+def _request(key: int, size_bytes: int) -> BatchItem:
+    data = Tensor("x", DataType.INT8, (size_bytes,), bytes(size_bytes))
+    return BatchItem(key, InferenceRequest("m", inputs=[data]), 1, cancelled=False)
+
+
+def hear_worker(pieces: list[bytes]) -> tuple[list[Any], list[str], bool]:
+    """What the server takes from a worker that has two batches and one block of memory, and why it gives it up."""
+    ours, theirs = socket.socketpair()
+    owner, lost = _Owner(), list[str]()
+    connection = Channel(ours, SPEC, ("x",), tuple(OUTPUTS), owner, lost.append, _LOOP, arena_bytes=2 * PLACED_BYTES)
+
+    async def play() -> None:
+        connection.execute([_request(1, 4), _request(2, 4)], 0)
+        connection.execute([_request(3, PLACED_BYTES)], 1)
+        for piece in pieces:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                theirs.sendall(piece)
+            for _ in range(6):
+                await asyncio.sleep(0)
+
+    try:
+        _LOOP.run_until_complete(play())
+    finally:
+        connection.close()
+        theirs.close()
+    assert len(lost) <= 1
+    assert all(0 < len(reason) < 500 for reason in lost)
+    return owner.heard, lost, owner.wants_memory
+
+
+def worker_frames(data: bytes) -> None:
+    """What a worker sends, whose first byte says where it is cut: the verdict does not depend on the pieces."""
+    if len(data) < 2:
+        return
+    stream = data[1:1024]
+    whole = hear_worker([stream])
+    if whole[-1]:
+        return  # memory comes when it comes
+    size = data[0] % 64 + 16
+    assert hear_worker([stream[at : at + size] for at in range(0, len(stream), size)]) == whole
+    cut = data[0] * len(stream) // 256
+    assert hear_worker([stream[:cut], stream[cut:]] if cut else [stream]) == whole
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (http_framing, json_to_tensor, pbtxt, config_yaml, grpc_contents)
+    target.__name__: target
+    for target in (http_framing, json_to_tensor, pbtxt, config_yaml, grpc_contents, worker_frames)
 }

@@ -93,6 +93,10 @@ def test_the_wheel_has_the_package_with_its_data_and_nothing_else(wheel: Path) -
     assert wheel.name == f"halimede-{__version__}-py3-none-any.whl"
     assert {name.split("/")[0] for name in names} == {"halimede", f"halimede-{__version__}.dist-info"}
     assert {"halimede/py.typed", "halimede/core/wire/protocol/descriptors.binpb"} <= names
+    demo = "halimede/demo/models"
+    assert {
+        f"{demo}/{model}/{file}" for model in ("photos", "sketch") for file in ("config.pbtxt", "1/model.py")
+    } <= names
     assert not any("__pycache__" in name or "/tests/" in name for name in names)
 
 

@@ -36,6 +36,7 @@ class FakeHost:
     updates: list[tuple[int, str, float]] = field(default_factory=list)
     results: dict[str, Any] = field(default_factory=dict)
     refuses: InferenceError | None = None
+    ended: str = ""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,6 +66,9 @@ class FakeHost:
             return None
         self._numbers += 1
         return self._numbers
+
+    def end(self, why: str) -> None:
+        self.ended = why
 
     def update_metric(self, metric: int, operation: str, value: float) -> None:
         self.updates.append((metric, operation, value))

@@ -65,6 +65,7 @@ def add_python(
 
     What it notes is in `notes_file`.
     """
+    notes_file(repository, name).unlink(missing_ok=True)
     body = textwrap.indent(textwrap.dedent(execute).strip(), " " * 8)
     code = (
         f"{HEAD}NOTES = {str(notes_file(repository, name))!r}\n{textwrap.dedent(head)}\n\n\nclass TritonPythonModel:\n"

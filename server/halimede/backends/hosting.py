@@ -75,6 +75,9 @@ class Host(Protocol):
     def log(self, level: str, message: str) -> None:
         """One line of the server's log; `level` is ERROR, WARNING, INFO or VERBOSE."""
 
+    def end(self, why: str) -> None:
+        """This process is of no use any more: once the batch that runs is answered it ends, and is started again."""
+
     def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
         """Ask the server for something and wait for it; JSON values both ways. Raises InferenceError.
 

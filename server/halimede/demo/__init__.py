@@ -1,1 +1,1 @@
-"""`python -m halimede.demo`: train a small model, serve it, ask it over both protocols, compare and measure."""
+"""`python -m halimede.demo`: serve a small model and python models, ask, compare and measure; kill one, ask again."""

@@ -1,7 +1,6 @@
 """What a model version needs to run in worker processes: the program, and the spec of each instance."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from halimede.backends.api import Backend, ModelSource
@@ -61,10 +60,10 @@ class Isolated:
         )
 
 
-def thread_variables(threads: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What bounds the threads of numeric libraries; what whoever started the server has set goes before."""
-    given = os.environ if environment is None else environment
-    return {name: str(threads) for name in _THREAD_VARIABLES if name not in given}
+def thread_variables(threads: int, *, asked_for: bool) -> dict[str, str]:
+    """What bounds the threads of numeric libraries. What is set for the whole server goes before our share of the
+    processors, what the model `asked_for` before both."""
+    return {name: str(threads) for name in _THREAD_VARIABLES if asked_for or name not in os.environ}
 
 
 def runner_of(backend: Backend) -> str:

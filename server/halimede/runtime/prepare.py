@@ -24,9 +24,11 @@ from halimede.core.config.files import CONFIG_NAME
 from halimede.core.config.instances import completed_groups, plan_instances
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import (
+    INTRA_OP_THREAD_COUNT,
     ISOLATION,
     PROCESS,
     THREAD,
+    check_process_options,
     execution_timeout_ms,
     intra_op_threads,
     isolation_of,
@@ -147,7 +149,9 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Mod
         config = detect_backend(config, entry.name, _first_files(entry))
         stages.append(Stage(origin, config))
         backend = _find_backend(config, versions, options.backend_directory)
-        isolation = isolation_of(config, backend.isolation)
+        isolation = isolation_of(replace(config, name=entry.name), backend.isolation)
+        if isolation == PROCESS:
+            check_process_options(replace(config, name=entry.name))
         if options.autocomplete:
             where = source(entry, config, backend, versions[-1], options)
             complete: Callable[[ModelConfig, ModelSource], ModelConfig] = backend.autocomplete
@@ -325,7 +329,7 @@ def _isolated(
 ) -> Isolated:
     """How the version runs in processes. VersionError-free: what is wrong with its options is the configuration's."""
     threads = intra_op_threads(config, os.cpu_count() or 1, instances)
-    environment = thread_variables(threads)
+    environment = thread_variables(threads, asked_for=INTRA_OP_THREAD_COUNT in config.parameters)
     python, found = "", None
     path = config.parameters.get(EXECUTION_ENV_PATH) if isinstance(backend, PythonBackend) else None
     if path is not None and path.string_value:

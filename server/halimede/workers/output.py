@@ -13,6 +13,9 @@ _READ_BYTES = 64 << 10
 _PAUSE_SECS = 0.05
 """After a read that was full: 1.3 MB a second are read at most."""
 
+_LINES_PER_SECOND = 500
+"""Of more, as many as that are logged: to make a line of the log takes the loop's time, and the log takes fewer."""
+
 _LINE_BYTES = 8 << 10
 """A longer line is cut into several."""
 
@@ -26,6 +29,8 @@ class OutputReader:
         self._loop = loop
         self._rest = b""
         self._pause: asyncio.TimerHandle | None = None
+        self._lines = 0
+        self._second: asyncio.TimerHandle | None = None
         self._is_open = True
         loop.add_reader(descriptor, self._read)
 
@@ -63,7 +68,18 @@ class OutputReader:
         self._loop.add_reader(self._descriptor, self._read)
 
     def _say(self, line: bytes) -> None:
-        log.info("%s", line.decode("utf-8", "replace"), extra=self._about)
+        if self._second is None:
+            self._second = self._loop.call_later(1, self._end_second)
+        self._lines += 1
+        if self._lines <= _LINES_PER_SECOND:
+            log.info("%s", line.decode("utf-8", "replace"), extra=self._about)
+
+    def _end_second(self) -> None:
+        self._second = None
+        left_out, self._lines = self._lines - _LINES_PER_SECOND, 0
+        if left_out > 0:
+            text = "%d lines of its output were left out: at most %d are taken in a second"
+            log.warning(text, left_out, _LINES_PER_SECOND, extra=self._about)
 
     def _end(self) -> None:
         if not self._is_open:
@@ -74,3 +90,6 @@ class OutputReader:
         self._loop.remove_reader(self._descriptor)
         if self._rest:
             self._say(self._rest)
+        if self._second is not None:
+            self._second.cancel()
+            self._end_second()

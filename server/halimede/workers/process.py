@@ -228,6 +228,7 @@ class ProcessWorker:
         self._answers_is_ready = said.get("answers_is_ready") is True
         self._last_ready = True
         self._life = life
+        log.info("instance '%s' runs in process %d", self.name, process.pid or 0, extra=self._about)
 
     async def _supervise(self) -> None:
         """Wait for the process to die, clean up, start another: until `stop`."""

@@ -29,6 +29,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -50,6 +51,9 @@ OOM_SCORE = 500
 
 END_LIMIT_SECS = 5
 """After so long the zygote leaves alone what does not die even by SIGKILL, as a process that waits for a disk."""
+
+CLEAN_UP_SECS = 0.7
+"""How long multiprocessing's resource trackers may take to unlink what a dead worker has left in /dev/shm."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -121,6 +125,8 @@ class Zygote:
         self._command = command
         self._workers: dict[int, Worker] = {}
         """By pid."""
+        self._spared: dict[int, float] = {}
+        """Processes that remove what a dead worker has left in the system, by pid, and until when they may."""
 
     def serve(self) -> Spawn | None:
         """None when the server is gone and everything below is dead; in each forked worker, what it is to be."""
@@ -136,7 +142,9 @@ class Zygote:
         poll.register(news, select.POLLIN)
         poll.register(self._command, select.POLLIN)
         while True:
-            ready = [descriptor for descriptor, _ in poll.poll()]
+            ready = [descriptor for descriptor, _ in poll.poll(1000 if self._spared else None)]
+            if self._spared:
+                self._kill_strays()
             if news in ready:
                 os.read(news, 4096)
                 self._reap()
@@ -251,7 +259,15 @@ class Zygote:
             os.close(worker.status)
 
     def _kill_strays(self) -> None:
-        for pid in _children() - self._workers.keys():
+        """Kill every child that is no worker; what multiprocessing has to clean up after one gets some time for it."""
+        now = time.monotonic()
+        strays = _children() - self._workers.keys()
+        self._spared = {pid: until for pid, until in self._spared.items() if pid in strays}
+        for pid in strays:
+            if pid not in self._spared and _is_resource_tracker(pid):
+                self._spared[pid] = now + CLEAN_UP_SECS
+            if now < self._spared.get(pid, 0):
+                continue
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -263,7 +279,9 @@ class Zygote:
         while True:
             self._kill_strays()
             try:
-                os.wait()
+                # Trackers end by themselves once all else has: a moment each, and not for ever.
+                if os.waitpid(-1, os.WNOHANG if self._spared else 0) == (0, 0):
+                    time.sleep(0.005)
             except ChildProcessError:
                 return
 
@@ -329,17 +347,29 @@ def _reset_signals() -> None:
 
 
 def _kill_group(leader: int) -> None:
+    """The worker; its children become the zygote's by that, and are killed as strays."""
+    if not os.path.exists(_CHILDREN % (os.getpid(), os.getpid())):
+        with suppress(OSError):
+            os.killpg(leader, signal.SIGKILL)
     with suppress(OSError):
-        os.killpg(leader, signal.SIGKILL)
-    with suppress(OSError):  # it may not have made its group yet
         os.kill(leader, signal.SIGKILL)
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    """Whether it is what multiprocessing starts beside a process to unlink its shared memory and semaphores."""
+    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return b"multiprocessing.resource_tracker" in file.read(4096)
+    return False
+
+
+_CHILDREN = "/proc/%d/task/%d/children"
 
 
 def _children() -> set[int]:
     """Of this process, whose one thread has its number."""
     pid = os.getpid()
     try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
+        with open(_CHILDREN % (pid, pid)) as file:
             return {int(child) for child in file.read().split()}
     except OSError:
         return set()  # a kernel without this file: groups are killed all the same

@@ -200,8 +200,7 @@ def test_threads_of_a_model_let_go_of_what_they_got_at_any_time():
     over = threading.Event()
 
     def keep(requests: Sequence[HostedRequest]) -> list[Reply]:
-        for one in requests:
-            kept.append(one.request.inputs[0].data)
+        kept.extend([one.request.inputs[0].data for one in requests])
         drop.release()
         return [Answer([]) for _ in requests]
 

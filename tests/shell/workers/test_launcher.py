@@ -309,6 +309,28 @@ def test_a_daemon_of_a_worker_lives_as_long_as_the_worker(crew: Crew):
     assert is_alive(daemon)
 
 
+SHARES = """
+import multiprocessing, os
+from multiprocessing.shared_memory import SharedMemory
+from multiprocessing.synchronize import Semaphore
+held = SharedMemory(create=True, size=64), multiprocessing.get_context("spawn").Semaphore()
+answer = [name for name in os.listdir("/dev/shm") if name in held[0].name or name.startswith("sem.mp-")]
+"""
+
+
+@pytest.mark.parametrize("kill", ["worker", "zygote's end"])
+def test_what_multiprocessing_cleans_up_after_a_process_is_cleaned_up_after_a_worker(crew: Crew, kill: str):
+    before = set(os.listdir("/dev/shm"))
+    worker = crew.talk()
+    assert set(worker.ask(SHARES)) - before
+    if kill == "worker":
+        worker.process.kill(signal.SIGKILL)
+        ended(worker.process)
+    else:
+        crew.launcher.close()
+    wait_until(lambda: set(os.listdir("/dev/shm")) <= before, "/dev/shm as it was")
+
+
 SERVER = f"""
 import sys, time
 from support.workers import Crew

@@ -19,7 +19,7 @@ from typing import Any
 from halimede.backends.hosting import Host, HostedRequest, Reply, Runner, WorkerSpec
 from halimede.backends.python.load import Faults, model_class, version_directory
 from halimede.backends.python.utils.config import ModelConfig
-from halimede.backends.python.utils.errors import code_of
+from halimede.backends.python.utils.errors import code_of, is_device_lost
 from halimede.backends.python.utils.metrics import report_released
 from halimede.backends.python.utils.module import install
 from halimede.backends.python.utils.request import ReceivedRequest
@@ -182,6 +182,8 @@ class PythonRunner:
             self._session.host.log("ERROR", self._failed + cause)
         else:
             code, cause = code_of(error), self._faults.log("execute", error)
+            if is_device_lost(error):
+                self._session.host.end(f"instance '{self._instance}' has lost its device's context: {cause}")
         failure = InferenceError(code, self._failed + cause)
         return [finish(request.get_response_sender(), failure) for request in received]
 

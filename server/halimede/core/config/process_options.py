@@ -36,6 +36,13 @@ def isolation_of(config: ModelConfig, backend_isolation: str) -> str:
     return wanted
 
 
+def check_process_options(config: ModelConfig) -> None:
+    """Read everything below once, so that what is wrong is found before anything is started."""
+    execution_timeout_ms(config)
+    max_concurrency(config)
+    intra_op_threads(config, 1, 1)
+
+
 def execution_timeout_ms(config: ModelConfig) -> int:
     """How long an instance may take over a batch; 0 where there is no limit."""
     return _number(config, EXECUTION_TIMEOUT_MS, MOST_MILLISECONDS) or 0

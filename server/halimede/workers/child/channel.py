@@ -25,6 +25,8 @@ from halimede.workers.frames import HEADER, Kind
 _RECEIVE_BYTES = 256 << 10
 _DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * 8)
 
+_MAX_EARLY = 1024
+
 _KINDS = {kind.value: kind for kind in Kind}
 
 WINDOW_RESPONSES = 32
@@ -82,6 +84,8 @@ class Channel:
         self._process = os.getpid()
         self.open: dict[int, OpenRequest] = {}
         """Requests that are not answered finally, by key. Added by whoever decodes them."""
+        self.cancelled_early: dict[int, None] = {}
+        """Keys that were cancelled while no request of theirs was open: for whoever has added some to look at."""
 
     def disconnect(self) -> None:
         """For the child of a fork: the channel is its parent's alone."""
@@ -291,7 +295,13 @@ class Channel:
             return
         match kind:
             case Kind.CANCEL:
-                request = self.open.get(frames.KEY.unpack(body)[0])
+                (key,) = frames.KEY.unpack(body)
+                if key not in self.open:
+                    # Over already, or its batch has come in the same breath and is not decoded.
+                    self.cancelled_early[key] = None
+                    if len(self.cancelled_early) > _MAX_EARLY:
+                        self.cancelled_early.pop(next(iter(self.cancelled_early)), None)
+                request = self.open.get(key)
                 if request is not None:
                     request.cancelled = True
             case Kind.CREDIT:

@@ -169,6 +169,8 @@ class WorkerHost:
         self._lines = 0
         self._metrics: list[bytes] = []
         self._metrics_lock = threading.Lock()
+        self.ending = ""
+        """Why the process is to end after its batch, "" when it is not."""
         self.executing = False
         """Whether a batch runs on the main thread, at whose end updates of metrics are sent with the answers."""
 
@@ -208,6 +210,9 @@ class WorkerHost:
     def _send_line(self, level: str, message: str) -> None:
         text = message.encode("utf-8", "replace")[: frames.MAX_LINE_BYTES]
         self._channel.send(frames.frame(Kind.LOG, bytes((frames.LOG_LEVELS.index(level),)) + text))
+
+    def end(self, why: str) -> None:
+        self.ending = why
 
     def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
         self.flush()
@@ -332,6 +337,11 @@ class Serving:
         opened = self._channel.open
         for item in execute.items:
             opened[item.key] = OpenRequest()
+        early = self._channel.cancelled_early
+        if early:
+            for item in execute.items:
+                if item.key in early:
+                    opened[item.key].cancelled = True
         return execute
 
     def _locate(self, segment: int, offset: int, size_bytes: int) -> memoryview:
@@ -349,6 +359,11 @@ class Serving:
         ended = time.monotonic_ns()
         host.executing = False
         self._answer(execute, replies, failed, (received, begun, ended), blocks)
+        self._end_if_asked()
+
+    def _end_if_asked(self) -> None:
+        if self._host.ending:
+            raise SystemExit(self._host.ending)
 
     def _run(
         self, run: Callable[[Sequence[BatchItem]], list[Reply]], items: list[BatchItem]
@@ -378,9 +393,10 @@ class Serving:
             for item, reply in zip(items, replies, strict=True):
                 if reply is not None:
                     self._host.respond(item, reply, True)
-            return
-        items.clear()
-        self._answer(execute, replies, failed, (received, begun, time.monotonic_ns()), blocks)
+        else:
+            items.clear()
+            self._answer(execute, replies, failed, (received, begun, time.monotonic_ns()), blocks)
+        self._end_if_asked()
 
     def _answer(
         self,

@@ -9,6 +9,18 @@ from halimede.core.types import ErrorCode, InferenceError
 
 CAUSE_LIMIT = 1024
 """Characters of an exception that an error repeats; the log has it whole."""
+CONTEXT_FAULTS = (
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "device-side assert",
+    "unspecified launch failure",
+    "hardware stack error",
+    "invalid program counter",
+    "uncorrectable ecc error",
+    "the launch timed out",
+)
+"""Texts of CUDA's errors after which it takes another process, says its manual; others, as for want of memory, pass."""
 TRACEBACK_LIMIT = 12 << 10
 """Characters of a traceback, the last ones: less than a line from a worker process may have."""
 
@@ -64,6 +76,15 @@ class TritonError(Exception):
 def code_of(error: BaseException) -> ErrorCode:
     """The code that an exception of a model stands for."""
     return ErrorCode[error.code().name] if isinstance(error, TritonError) else ErrorCode.INTERNAL
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether it says that CUDA's context is corrupt, so that nothing on the device works in this process any more."""
+    try:
+        text = str(error).lower()
+    except BaseException:  # noqa: BLE001  the model's own __str__
+        return False
+    return "cuda" in text and any(fault in text for fault in CONTEXT_FAULTS)
 
 
 def inference_error(error: TritonError) -> InferenceError:

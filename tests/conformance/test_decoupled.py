@@ -1,0 +1,388 @@
+"""Models that answer a request any number of times, and clients that go, or do not read, while they do."""
+
+import json
+import queue
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from support.background import in_background
+from support.calls import canceled, executing, metric
+from support.h2client import STREAM_INFER, H2Client, grpc_message
+from support.processes import resident_bytes
+from support.served import ECHO, Stage, body, infer, workers
+from support.server import RunningServer, wait_until
+
+REPEAT = """
+for request in requests:
+    sender = request.get_response_sender()
+    count, pause = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().ravel()[:2]
+    threading.Thread(target=self.repeat, args=(sender, int(count), float(pause))).start()
+return None
+"""
+METHODS = """
+def repeat(self, sender, count, pause):
+    for number in range(count):
+        if sender.is_cancelled():
+            note("cancelled")
+            break
+        tensor = pb_utils.Tensor("OUT", np.array([number], np.float32))
+        sender.send(pb_utils.InferenceResponse([tensor], parameters={"number": number}))
+        time.sleep(pause)
+    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def put_up(stage: Stage, name: str, execute: str = REPEAT, methods: str = METHODS, **how: object) -> None:
+    stage.put_up(name, execute, methods=methods, decoupled=True, max_batch_size=0, **how)
+
+
+class Stream:
+    """A stream of the real client; answers come one by one."""
+
+    def __init__(self, client: grpcclient.InferenceServerClient) -> None:
+        self.client = client
+        self.answers: queue.Queue[tuple[grpcclient.InferResult, InferenceServerException | None]] = queue.Queue()
+        client.start_stream(lambda result, error: self.answers.put((result, error)))
+
+    def ask(self, model: str, *numbers: float, request_id: str = "", with_final: bool = False) -> None:
+        tensor = grpcclient.InferInput("IN", [len(numbers)], "FP32")
+        tensor.set_data_from_numpy(np.array(numbers, np.float32))
+        self.client.async_stream_infer(
+            model, [tensor], request_id=request_id, enable_empty_final_response=with_final
+        )
+
+    def next(self) -> object:
+        """The numbers of the next answer, "final" for an empty one that ends its request, or the text of an error."""
+        result, error = self.answers.get(timeout=30)
+        if error is not None:
+            return error.message()
+        response = result.get_response()
+        if not response.outputs:
+            assert response.parameters["triton_final_response"].bool_param
+            return "final"
+        return result.as_numpy("OUT").tolist()
+
+
+@contextmanager
+def streaming(server: RunningServer) -> Iterator[Stream]:
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        yield Stream(client)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_as_many_answers_as_the_model_sends_and_then_the_end(stage: Stage, count: int) -> None:
+    put_up(stage, "repeat")
+    with streaming(stage.server) as stream:
+        stream.ask("repeat", count, 0, with_final=True)
+        assert [stream.next() for _ in range(count + 1)] == [*([float(n)] for n in range(count)), "final"]
+        # Without the flag there is no answer for the end alone.
+        stream.ask("repeat", count, 0)
+        assert [stream.next() for _ in range(count)] == [[float(n)] for n in range(count)]
+        wait_until(lambda: executing(stage.server, "repeat") == 0, "its end", stage.server, 10)
+        stream.ask("repeat", 1, 0, with_final=True)
+        assert [stream.next() for _ in range(2)] == [[0], "final"]
+
+
+def test_answers_carry_parameters_and_whether_they_are_the_last(stage: Stage) -> None:
+    put_up(stage, "repeat")
+    with streaming(stage.server) as stream:
+        stream.ask("repeat", 2, 0, request_id="a", with_final=True)
+        responses = [stream.answers.get(timeout=30)[0].get_response() for _ in range(3)]
+    assert [response.id for response in responses] == ["a"] * 3
+    assert [response.parameters["number"].int64_param for response in responses[:2]] == [0, 1]
+    assert [response.parameters["triton_final_response"].bool_param for response in responses] == [False, False, True]
+
+
+def test_answers_of_many_requests_side_by_side_each_come_in_order(stage: Stage) -> None:
+    put_up(stage, "repeat", count=2)
+    with streaming(stage.server) as stream:
+        for number in range(20):
+            stream.ask("repeat", 10, 0.001, request_id=str(number))
+        seen: dict[str, list[float]] = {}
+        for _ in range(200):
+            result, error = stream.answers.get(timeout=30)
+            assert error is None
+            seen.setdefault(result.get_response().id, []).append(float(result.as_numpy("OUT")[0]))
+    assert seen == {str(number): [float(n) for n in range(10)] for number in range(20)}
+    wait_until(lambda: executing(stage.server, "repeat") == 0, "the end of all requests", stage.server, 10)
+
+
+def test_an_error_is_an_answer_among_others(stage: Stage) -> None:
+    methods = """
+        def repeat(self, sender, count, pause):
+            tensor = pb_utils.Tensor("OUT", np.ones(1, np.float32))
+            sender.send(pb_utils.InferenceResponse([tensor]))
+            sender.send(pb_utils.InferenceResponse([], error=pb_utils.TritonError("not this one")))
+            sender.send(pb_utils.InferenceResponse([tensor]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        """
+    put_up(stage, "among", methods=methods)
+    with streaming(stage.server) as stream:
+        stream.ask("among", 0, 0)
+        assert [stream.next() for _ in range(3)] == [[1], "not this one", [1]]
+    assert metric(stage.server, "nv_inference_request_success", "among") == 0
+
+
+def test_statistics_tell_answers_apart(stage: Stage) -> None:
+    put_up(stage, "repeat")
+    with streaming(stage.server) as stream:
+        for count in (0, 1, 3):
+            stream.ask("repeat", count, 0, with_final=True)
+            for _ in range(count + 1):
+                stream.next()
+        [stats] = stage.server.get("/v2/models/repeat/stats").json["model_stats"]
+    counts = {
+        key: (value["success"]["count"], value["fail"]["count"], value["empty_response"]["count"], value["cancel"]["count"])
+        for key, value in stats["response_stats"].items()
+    }
+    assert counts == {"0": (2, 0, 1, 0), "1": (1, 0, 1, 0), "2": (1, 0, 0, 0), "3": (0, 0, 1, 0)}
+    assert stats["inference_stats"]["success"]["count"] == 3
+
+
+def test_what_is_raised_ends_the_requests_that_have_no_end(stage: Stage) -> None:
+    execute = """
+        for request in requests:
+            sender = request.get_response_sender()
+            sender.send(answer(request))
+        raise ValueError("boom")
+        """
+    put_up(stage, "raising", execute)
+    with streaming(stage.server) as stream:
+        stream.ask("raising", 5)
+        assert stream.next() == [5]
+        assert "ValueError: boom" in str(stream.next())
+    wait_until(lambda: executing(stage.server, "raising") == 0, "its end", stage.server, 10)
+
+
+def test_unary_calls_to_a_decoupled_model_are_refused(stage: Stage) -> None:
+    put_up(stage, "repeat")
+    status, text = infer(stage.server, "repeat", 1, 0)
+    assert (status, text) == (501, "HTTP end point doesn't support models with decoupled transaction policy")
+    with grpcclient.InferenceServerClient(stage.server.grpc_url) as client:
+        tensor = grpcclient.InferInput("IN", [2], "FP32")
+        tensor.set_data_from_numpy(np.ones(2, np.float32))
+        with pytest.raises(InferenceServerException, match="ModelInfer RPC doesn't support models with decoupled") as caught:
+            client.infer("repeat", [tensor])
+        assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+def test_an_answer_after_the_end_is_refused_and_reaches_nobody(stage: Stage) -> None:
+    methods = """
+        def repeat(self, sender, count, pause):
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            for _ in range(2):
+                try:
+                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones(1, np.float32))]))
+                    note("sent")
+                except pb_utils.TritonModelException as error:
+                    note(error)
+        """
+    put_up(stage, "after", methods=methods)
+    with streaming(stage.server) as stream:
+        stream.ask("after", 0, 0, with_final=True)
+        assert stream.next() == "final"
+        stream.ask("after", 0, 0, with_final=True)
+        assert stream.next() == "final"
+        wait_until(lambda: len(stage.notes("after")) == 4, "the sends", stage.server, 10)
+    assert set(stage.notes("after")) == {"Unable to send response. Response sender has been closed."}
+
+
+def test_a_request_that_the_model_never_ends_stays_open_until_its_client_goes(stage: Stage) -> None:
+    methods = """
+        def repeat(self, sender, count, pause):
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones(1, np.float32))]))
+            self.kept = getattr(self, "kept", []) + [sender]
+        """
+    server = stage.server
+    put_up(stage, "endless", methods=methods)
+    with streaming(server) as stream:
+        for _ in range(3):
+            stream.ask("endless", 0, 0, with_final=True)
+            assert stream.next() == [1]
+        assert executing(server, "endless") == 3
+        assert infer(server, "bystander", 3) == (200, [3])
+        stream.client.stop_stream(cancel_requests=True)
+    wait_until(lambda: executing(server, "endless") == 0, "the requests to be dropped", server, 10)
+    assert canceled(server, "endless") == 3
+
+
+def test_a_death_ends_every_open_request_once(stage: Stage) -> None:
+    server = stage.server
+    put_up(stage, "dying")
+    with streaming(server) as stream:
+        for _ in range(3):
+            stream.ask("dying", 1000, 0.05)
+        for _ in range(3):
+            assert stream.next() == [0]
+        workers(server, "dying")[0].kill()
+        texts = []
+        while len(texts) < 3:
+            if isinstance(said := stream.next(), str):
+                texts.append(said)
+        assert all("Stub process 'dying_0_0' is not healthy. It ended by signal 9." in text for text in texts), texts
+        stream.ask("dying", 1, 0, with_final=True)
+        assert [stream.next(), stream.next()] == [[0], "final"]
+
+
+# Clients that go.
+
+WATCHING = f"""
+if value(requests[0]) < 0:
+    note("running")
+    end = time.monotonic() + 30
+    while not requests[0].is_cancelled():
+        if time.monotonic() > end: raise RuntimeError("nobody went")
+        time.sleep(0.005)
+    note(time.monotonic())
+    raise pb_utils.TritonError("nobody waits", pb_utils.TritonError.CANCELLED)
+{ECHO}
+"""
+
+
+def asking_over_http(server: RunningServer) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.http_port))
+    document = json.dumps(body(-1))
+    head = f"POST /v2/models/watch/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(document)}\r\n\r\n"
+    connection.sendall((head + document).encode())
+    return connection
+
+
+def leave_by_close(server: RunningServer) -> Callable[[], object]:
+    return asking_over_http(server).close
+
+
+def leave_by_reset(server: RunningServer) -> Callable[[], object]:
+    connection = asking_over_http(server)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return connection.close
+
+
+def request() -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name="watch", raw_input_contents=[struct.pack("<f", -1)])
+    message.inputs.add(name="IN", datatype="FP32", shape=[1, 1])
+    return message
+
+
+def leave_by_cancel(channel: grpc.Channel) -> Callable[[], object]:
+    return service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(request(), timeout=60).cancel
+
+
+def leave_by_stream(channel: grpc.Channel) -> Callable[[], object]:
+    return service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([request()]), timeout=60).cancel
+
+
+def leave_by_deadline(channel: grpc.Channel) -> Callable[[], object]:
+    call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(request(), timeout=1)
+
+    def wait() -> None:
+        assert call.exception(30).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+    return wait
+
+
+HTTP = [leave_by_close, leave_by_reset]
+GRPC = [leave_by_cancel, leave_by_stream, leave_by_deadline]
+
+
+@pytest.mark.parametrize("leave", [*HTTP, *GRPC], ids=lambda leave: leave.__name__)
+def test_a_model_soon_sees_that_its_client_has_gone(stage: Stage, leave: Callable) -> None:
+    server = stage.server
+    stage.put_up("watch", WATCHING)
+    channel = grpc.insecure_channel(server.grpc_url)
+    go = leave(server if leave in HTTP else channel)
+    wait_until(lambda: stage.notes("watch") == ["running"], "the execution", server, 20)
+    go()
+    gone = time.monotonic()
+    wait_until(lambda: len(stage.notes("watch")) == 2, "the model to see it", server, 20)
+    late_ms = (float(stage.notes("watch")[1]) - gone) * 1e3
+    print(f"{leave.__name__}: seen after {late_ms:.1f} ms")
+    assert late_ms < 1000  # the goal is 100 ms
+    wait_until(lambda: executing(server, "watch") == 0, "the end of the request", server, 10)
+    assert canceled(server, "watch") == 1
+    assert infer(server, "watch", 3) == (200, [3])
+    channel.close()
+
+
+@pytest.mark.parametrize("times", [100, pytest.param(1000, marks=[pytest.mark.load, pytest.mark.timeout(900)])])
+def test_streams_that_are_left_at_any_moment_leave_nothing_behind(stage: Stage, times: int) -> None:
+    server = stage.server
+    put_up(stage, "left", count=2)
+    chance = random.Random(times)
+
+    def leave(seconds: float) -> None:
+        message = pb.ModelInferRequest(model_name="left", raw_input_contents=[struct.pack("<2f", 100, 0.001)])
+        message.inputs.add(name="IN", datatype="FP32", shape=[2])
+        with grpc.insecure_channel(server.grpc_url, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([message]), timeout=60)
+            answers = in_background(lambda: sum(1 for _ in call))
+            time.sleep(seconds)  # the random point
+            call.cancel()
+            with pytest.raises(grpc.RpcError):
+                answers.result(30)
+
+    def leave_some(count: int) -> None:
+        callers = [
+            in_background(lambda: [leave(chance.uniform(0, 0.05)) for _ in range(count // 4)]) for _ in range(4)
+        ]
+        for caller in callers:
+            caller.result(600)
+        wait_until(lambda: executing(server, "left") == 0, "the end of all requests", server, 10)
+
+    leave_some(20)
+    before = resident_bytes(server)
+    leave_some(times)
+    growth = resident_bytes(server) - before
+    print(f"{times} streams that were left added {growth / (1 << 20):.2f} MiB")
+    assert growth < 4 << 20
+    with streaming(server) as stream:
+        stream.ask("left", 1, 0, with_final=True)
+        assert [stream.next(), stream.next()] == [[0], "final"]
+
+
+def test_a_client_that_does_not_read_holds_back_its_model_alone(stage: Stage) -> None:
+    methods = """
+        def repeat(self, sender, count, pause):
+            tensor = pb_utils.Tensor("OUT", np.ones(1 << 18, np.float32))
+            for number in range(count):
+                sender.send(pb_utils.InferenceResponse([tensor]))
+                note(number)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        """
+    server = stage.server
+    put_up(stage, "big", methods=methods)
+    before = resident_bytes(server)
+    message = pb.ModelInferRequest(model_name="big", raw_input_contents=[struct.pack("<2f", 400, 0)])
+    message.inputs.add(name="IN", datatype="FP32", shape=[2])
+    with H2Client(("127.0.0.1", server.grpc_port)) as client:
+        # One who opens no window for more than the first 64 KiB.
+        client.call(STREAM_INFER, grpc_message(message.SerializeToString()))
+        seen = -1
+
+        def stands_still() -> bool:
+            nonlocal seen
+            last, seen = seen, len(stage.notes("big"))
+            time.sleep(0.3)  # in which a model that is not held back sends hundreds
+            return 0 < last == seen
+
+        wait_until(stands_still, "the model to be held back", server, 30)
+        growth = resident_bytes(server) - before
+        print(f"{seen} answers of 1 MiB were sent, and {growth / (1 << 20):.0f} MiB are held")
+        assert seen < 350
+        assert growth < 350 << 20  # 128 MiB unsent, the worker's arena beside it
+        assert infer(server, "bystander", 3) == (200, [3])
+        with streaming(server) as other:
+            other.ask("big", 3, 0, with_final=True)
+            assert [len(other.next()) for _ in range(3)] == [1 << 18] * 3
+            assert other.next() == "final"
+    wait_until(lambda: executing(server, "big") == 0, "the end of the request", server, 20)

@@ -1,0 +1,524 @@
+"""The worker's end of the channel, used by several threads; the test plays the server."""
+
+import asyncio
+import json
+import os
+import random
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.workers import frames
+from halimede.workers.child.channel import WINDOW_BYTES, WINDOW_RESPONSES, Channel, OpenRequest, ServerGoneError
+from halimede.workers.child.main import Memory
+from halimede.workers.frames import HEADER, Kind
+from halimede.workers.segments import make_segment
+
+LIMIT_S = 30.0
+
+
+class Server:
+    """The other end, in blocking calls."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(LIMIT_S)
+        self.released: list[tuple[int, int]] = []
+        self.segments: list[tuple[int, int]] = []
+        self.memory = Memory()
+        self.channel = Channel(theirs.detach(), self._on_segment, self.released.extend)
+        self._file = self.socket.makefile("rb")
+
+    def _on_segment(self, number: int, arena: int, descriptor: int) -> None:
+        self.memory.add_segment(number, arena, descriptor)
+        self.segments.append((number, arena))
+
+    def say(self, kind: Kind, body: bytes = b"") -> None:
+        self.socket.sendall(frames.frame(kind, body))
+
+    def cancel(self, key: int) -> None:
+        self.say(Kind.CANCEL, frames.KEY.pack(key))
+
+    def credit(self, key: int, count: int) -> None:
+        self.say(Kind.CREDIT, frames.CREDIT.pack(key, count))
+
+    def hear(self) -> tuple[Kind, bytes]:
+        length, number = HEADER.unpack(self._file.read(HEADER.size))
+        return Kind(number), self._file.read(length)
+
+    def answer_call(self, went_well: bool = True) -> None:
+        """With its own arguments."""
+        kind, body = self.hear()
+        assert kind is Kind.CALL
+        number = frames.CALL.unpack_from(body)[0]
+        _, arguments = json.loads(body[frames.CALL.size :])
+        self.say(Kind.RESULT, frames.RESULT.pack(number, went_well) + json.dumps(arguments).encode())
+
+    def close(self) -> None:
+        self._file.close()
+        self.socket.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    each = Server()
+    yield each
+    each.close()
+    each.channel.disconnect()
+
+
+class Follower(threading.Thread):
+    """A thread of the model's, and what its work came to."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._work = work
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as error:
+            self.error = error
+
+    def ended(self) -> Any:
+        self.join(LIMIT_S)
+        assert not self.is_alive(), "it waits for ever"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+def open_request(server: Server, key: int = 1) -> OpenRequest:
+    request = server.channel.open[key] = OpenRequest()
+    return request
+
+
+def test_work_arrives_in_order_and_whole_whatever_its_size(server: Server):
+    sizes = [0, 1, 100, 200_000, 3, 131_065, 131_064, 131_063, 5_000_000, 262_136, 262_137, 0, 70_000] * 3
+    bodies = [random.Random(at).randbytes(size) for at, size in enumerate(sizes)]
+    sending = Follower(lambda: [server.say(Kind.EXECUTE, body) for body in bodies])
+
+    for body in bodies:
+        kind, got = server.channel.receive()
+        assert kind is Kind.EXECUTE
+        assert got == body
+        assert not got.readonly
+    sending.ended()
+    assert server.channel.received() is None
+
+
+def test_work_may_come_byte_by_byte(server: Server):
+    stream = frames.frame(Kind.EXECUTE, b"one") + frames.frame(Kind.ASK_READY) + frames.frame(Kind.EXECUTE, b"two")
+
+    def drip() -> None:
+        for at in range(len(stream)):
+            server.socket.sendall(stream[at : at + 1])
+
+    dripping = Follower(drip)
+
+    assert [server.channel.receive() for _ in range(3)] == [
+        (Kind.EXECUTE, b"one"),
+        (Kind.ASK_READY, b""),
+        (Kind.EXECUTE, b"two"),
+    ]
+    dripping.ended()
+
+
+def test_what_a_model_got_is_its_own(server: Server):
+    server.say(Kind.EXECUTE, b"first")
+    _, first = server.channel.receive()
+    server.say(Kind.EXECUTE, b"second")
+    server.channel.receive()
+    assert first == b"first"
+    first[:] = b"mine!"
+
+
+def test_a_segment_comes_with_its_descriptor(server: Server):
+    for number in range(1, 12):
+        descriptor = make_segment(4096)
+        assert descriptor is not None
+        frame = frames.frame(Kind.SEGMENT, frames.SEGMENT.pack(number, number % 2))
+        # Around it, so that reads may end anywhere.
+        server.say(Kind.CANCEL, frames.KEY.pack(9))
+        socket.send_fds(server.socket, [frame[:3]], [descriptor])
+        server.socket.sendall(frame[3:] + frames.frame(Kind.EXECUTE, b"x" * (number * 3_000)))
+        os.close(descriptor)
+        server.channel.receive()
+
+    assert server.segments == [(number, number % 2) for number in range(1, 12)]
+    assert list(server.memory.inbound.sizes().values()) == [4096] * 5
+
+
+def test_a_cancel_is_seen_while_the_main_thread_executes(server: Server):
+    open_request(server)
+    assert not server.channel.is_cancelled(1)
+    server.cancel(1)
+    assert server.channel.is_cancelled(1)
+    assert server.channel.is_cancelled(2), "what is over needs no answer"
+
+
+def test_a_cancel_that_comes_with_its_batch_is_kept(server: Server):
+    server.socket.sendall(frames.frame(Kind.EXECUTE, b"batch") + frames.frame(Kind.CANCEL, frames.KEY.pack(5)))
+    server.channel.receive()
+    assert 5 in server.channel.cancelled_early
+
+
+def test_cancels_of_what_is_over_are_not_kept_for_ever(server: Server):
+    sending = Follower(lambda: [server.cancel(key) for key in range(5_000)] and server.say(Kind.EXECUTE))
+    server.channel.receive()
+    sending.ended()
+    assert len(server.channel.cancelled_early) <= 1024
+
+
+@pytest.mark.parametrize("is_receiving", [True, False], ids=["the main thread receives", "the main thread executes"])
+def test_a_thread_waits_for_credit(server: Server, is_receiving: bool):
+    open_request(server)
+    for _ in range(WINDOW_RESPONSES):
+        server.channel.count(1, 10)
+    receiving = Follower(server.channel.receive) if is_receiving else None
+    waiting = Follower(lambda: server.channel.wait_for_room(1))
+    waiting.join(0.05)
+    assert waiting.is_alive(), "nothing came yet"
+
+    server.credit(1, 1)
+
+    assert waiting.ended() is True
+    if receiving is not None:
+        server.say(Kind.EXECUTE, b"work")
+        assert receiving.ended() == (Kind.EXECUTE, b"work")
+
+
+def test_work_that_a_waiting_thread_reads_reaches_the_main_thread(server: Server):
+    open_request(server)
+    for _ in range(WINDOW_RESPONSES):
+        server.channel.count(1, 10)
+    waiting = Follower(lambda: server.channel.wait_for_room(1))
+    receiving = Follower(server.channel.receive)
+
+    for at in range(200):
+        server.say(Kind.EXECUTE, b"%d" % at)
+        assert receiving.ended() == (Kind.EXECUTE, b"%d" % at)
+        receiving = Follower(server.channel.receive)
+
+    server.credit(1, 5)
+    assert waiting.ended() is True
+    server.say(Kind.STOP)
+    receiving.ended()
+
+
+def test_the_window_is_of_answers_and_of_bytes(server: Server):
+    request = open_request(server)
+    for _ in range(WINDOW_RESPONSES - 1):
+        server.channel.count(1, 0)
+    assert not request.is_full()
+    server.channel.count(1, 0)
+    assert request.is_full()
+
+    by_bytes = open_request(server, 2)
+    assert server.channel.wait_for_room(2)
+    server.channel.count(2, WINDOW_BYTES * 10)
+    assert by_bytes.is_full(), "one goes always, then not another"
+    server.credit(2, 1)
+    assert server.channel.wait_for_room(2)
+    assert by_bytes.unacknowledged_bytes == 0
+    server.channel.count(2, WINDOW_BYTES - 1)
+    assert not by_bytes.is_full()
+    server.channel.count(2, 1)
+    assert by_bytes.is_full()
+    server.credit(2, 1_000)
+    assert server.channel.wait_for_room(2)
+
+
+def test_cancelling_wakes_whoever_waits_to_send(server: Server):
+    open_request(server)
+    for _ in range(WINDOW_RESPONSES):
+        server.channel.count(1, 10)
+    waiting = [Follower(lambda: server.channel.wait_for_room(1)) for _ in range(4)]
+
+    server.cancel(1)
+
+    assert [each.ended() for each in waiting] == [False] * 4
+    assert server.channel.wait_for_room(1) is False
+
+
+def test_nothing_is_sent_for_a_request_that_is_over(server: Server):
+    assert server.channel.wait_for_room(7) is False
+    server.channel.count(7, 10)
+
+
+def test_each_thread_gets_the_result_of_its_own_call(server: Server):
+    def calls(first: int) -> list[Any]:
+        return [server.channel.call("ask", {"n": first + at}) for at in range(50)]
+
+    threads = [Follower(lambda first=first: calls(first)) for first in range(0, 400, 50)]
+    for _ in range(400):
+        server.answer_call()
+
+    for at, thread in enumerate(threads):
+        assert thread.ended() == [{"n": at * 50 + n} for n in range(50)]
+
+
+def test_a_call_that_the_server_refuses_raises_what_it_says(server: Server):
+    answering = Follower(lambda: server.answer_call(went_well=False))
+
+    with pytest.raises(InferenceError) as caught:
+        server.channel.call("ask", {"code": "NOT_FOUND", "message": "no such model"})
+
+    answering.ended()
+    assert caught.value == InferenceError(ErrorCode.NOT_FOUND, "no such model")
+
+
+def test_a_call_with_more_than_the_server_takes_is_the_models_error(server: Server):
+    with pytest.raises(InferenceError) as caught:
+        server.channel.call("load_model", {"files": {"f": "A" * (frames.MAX_CONTROL_BYTES + 1)}})
+
+    assert caught.value.code is ErrorCode.INVALID_ARG
+    assert "at most 16777216 are taken" in caught.value.message
+
+
+def test_blocks_that_are_free_again_are_told(server: Server):
+    server.socket.sendall(frames.encode_blocks(Kind.RELEASE, [(1, 0), (2, 64)]))
+    server.say(Kind.STOP)
+    server.channel.receive()
+    assert server.released == [(1, 0), (2, 64)]
+
+
+WAYS: dict[str, Callable[[Channel], Any]] = {
+    "receive": lambda channel: channel.receive(),
+    "is_cancelled": lambda channel: channel.is_cancelled(1),
+    "look": lambda channel: channel.look(),
+    "wait_for_room": lambda channel: channel.wait_for_room(1),
+    "call": lambda channel: channel.call("ask", {}),
+    "send": lambda channel: [channel.send(bytes(1 << 20)) for _ in range(10)],
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("frame", [b"", struct.pack("<II", 1 << 20, 2) + bytes(1_000)], ids=["between", "in a frame"])
+def test_whoever_needs_the_server_is_told_that_it_is_gone(server: Server, way: Callable[[Channel], Any], frame: bytes):
+    open_request(server)
+    for _ in range(WINDOW_RESPONSES):
+        server.channel.count(1, 10)
+    server.socket.sendall(frame)
+    server.close()
+
+    with pytest.raises(ServerGoneError):
+        way(server.channel)
+
+
+def test_threads_that_wait_are_told_that_the_server_is_gone(server: Server):
+    open_request(server)
+    for _ in range(WINDOW_RESPONSES):
+        server.channel.count(1, 10)
+    channel = server.channel
+    works: list[Callable[[], Any]] = [
+        channel.receive,
+        lambda: channel.wait_for_room(1),
+        lambda: channel.wait_for_room(1),
+        lambda: channel.call("ask", {}),
+    ]
+    threads = [Follower(work) for work in works]
+    server.hear()
+
+    server.socket.shutdown(socket.SHUT_RDWR)
+
+    for thread in threads:
+        with pytest.raises(ServerGoneError):
+            thread.ended()
+
+
+# ---- an event loop that reads
+
+
+def on_loop(server: Server, work: Callable[[asyncio.AbstractEventLoop], Any], until: Kind = Kind.STOP) -> list[bytes]:
+    """What came until STOP, while `work` runs on another thread."""
+    taken: list[bytes] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        stopped = asyncio.Event()
+
+        def on_work() -> None:
+            while (received := server.channel.received()) is not None:
+                kind, body = received
+                if kind is until:
+                    stopped.set()
+                else:
+                    taken.append(bytes(body))
+
+        server.channel.read_on_loop(loop, on_work)
+        other = Follower(lambda: work(loop))
+        await asyncio.wait_for(stopped.wait(), LIMIT_S)
+        await asyncio.to_thread(other.ended)
+
+    asyncio.run(main())
+    return taken
+
+
+def test_a_loop_gets_its_work(server: Server):
+    def work(_: Any) -> None:
+        for at in range(300):
+            server.say(Kind.EXECUTE, b"%d" % at)
+        server.say(Kind.STOP)
+
+    assert on_loop(server, work) == [b"%d" % at for at in range(300)]
+
+
+def test_threads_beside_a_loop_wait_call_and_read_too(server: Server):
+    open_request(server)
+    for _ in range(WINDOW_RESPONSES):
+        server.channel.count(1, 10)
+
+    def work(_: Any) -> None:
+        waiting = Follower(lambda: server.channel.wait_for_room(1))
+        calling = [Follower(lambda at=at: server.channel.call("ask", at)) for at in range(5)]
+        for at in range(5):
+            server.answer_call()
+            server.say(Kind.EXECUTE, b"%d" % at)
+        server.credit(1, 3)
+        assert waiting.ended() is True
+        assert [each.ended() for each in calling] == list(range(5))
+        server.say(Kind.STOP)
+
+    assert on_loop(server, work) == [b"%d" % at for at in range(5)]
+
+
+def test_a_thread_is_served_while_the_loop_is_blocked(server: Server):
+    """A coroutine that waits for a thread of its own in the wrong way still ends."""
+
+    def work(loop: asyncio.AbstractEventLoop) -> None:
+        held, let_go = threading.Event(), threading.Event()
+        loop.call_soon_threadsafe(lambda: (held.set(), let_go.wait(LIMIT_S)))
+        assert held.wait(LIMIT_S)
+        calling = Follower(lambda: server.channel.call("ask", 1))
+        server.answer_call()
+        assert calling.ended() == 1
+        let_go.set()
+        server.say(Kind.STOP)
+
+    on_loop(server, work)
+
+
+def test_a_loop_is_told_to_stop_when_the_server_is_gone(server: Server):
+    def work(_: Any) -> None:
+        waiting = Follower(lambda: server.channel.call("ask", 1))
+        server.hear()
+        server.socket.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(ServerGoneError):
+            waiting.ended()
+
+    began = time.thread_time()
+    on_loop(server, work)
+    assert time.thread_time() - began < 1, "a closed socket is always readable: the loop must not turn and turn"
+
+
+def test_threads_may_call_when_the_loop_has_ended(server: Server):
+    on_loop(server, lambda _: server.say(Kind.STOP))
+    calling = Follower(lambda: server.channel.call("ask", 1))
+    server.say(Kind.EXECUTE, b"late")
+    server.answer_call()
+    assert calling.ended() == 1
+
+
+# ---- all at once
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("quick_switches")
+@pytest.mark.parametrize("seed", range(3))
+def test_eight_threads_and_random_frames_lose_nothing(server: Server, seed: int):
+    """Senders within a window, callers, and those that look, beside a main thread that receives and executes."""
+    chance = random.Random(seed)
+    keys = (1, 2, 3, 4)
+    responses, calls, batches = 300, 100, 300
+    channel = server.channel
+    requests = {key: open_request(server, key) for key in keys}
+
+    def respond(key: int) -> int:
+        for at in range(responses):
+            assert channel.wait_for_room(key)
+            size = at * 37 % 1_000
+            channel.count(key, size)
+            channel.send([frames.frame(Kind.METRICS, b""), frames.frame(Kind.RESPONSE, struct.pack("<QI", key, size))])
+        return responses
+
+    def call(first: int) -> list[Any]:
+        return [channel.call("ask", first + at) for at in range(calls)]
+
+    def look() -> int:
+        for _ in range(1_000):
+            assert not channel.is_cancelled(1)
+        return 0
+
+    threads = [Follower(lambda key=key: respond(key)) for key in keys]
+    threads += [Follower(lambda first=first: call(first)) for first in (1_000, 2_000, 3_000)]
+    threads += [Follower(look)]
+
+    def receive() -> list[bytes]:
+        got = []
+        while (work := channel.receive())[0] is Kind.EXECUTE:
+            got.append(bytes(work[1]))
+            if len(got) % 7 == 0:
+                time.sleep(0.0005)  # it executes
+        return got
+
+    receiving = Follower(receive)
+    bodies = [chance.randbytes(chance.choice([0, 10, 1_000, 100_000, 400_000])) for _ in range(batches)]
+    feeding = Follower(lambda: [server.say(Kind.EXECUTE, body) for body in bodies])
+    saying = threading.Lock()
+    server.say = locked(saying, server.say)  # type: ignore[method-assign]
+
+    sent = dict.fromkeys(keys, 0)
+    unpaid = dict.fromkeys(keys, 0)
+    answered = 0
+    while answered < 3 * calls or sum(sent.values()) < responses * len(keys):
+        kind, body = server.hear()
+        if kind is Kind.RESPONSE:
+            key, _ = struct.unpack("<QI", body)
+            sent[key] += 1
+            unpaid[key] += 1
+            assert unpaid[key] <= WINDOW_RESPONSES
+            if chance.random() < 0.3 or unpaid[key] == WINDOW_RESPONSES:
+                server.credit(key, unpaid[key])
+                unpaid[key] = 0
+        elif kind is Kind.CALL:
+            number = frames.CALL.unpack_from(body)[0]
+            argument = json.loads(body[frames.CALL.size :])[1]
+            server.say(Kind.RESULT, frames.RESULT.pack(number, True) + json.dumps(argument).encode())
+            answered += 1
+    for key in keys:
+        server.credit(key, unpaid[key])
+    feeding.ended()
+    server.say(Kind.STOP)
+
+    assert receiving.ended() == bodies
+    results = [thread.ended() for thread in threads]
+    assert results[4:7] == [[first + at for at in range(calls)] for first in (1_000, 2_000, 3_000)]
+    assert sent == dict.fromkeys(keys, responses)
+    for request in requests.values():
+        assert (len(request.unacknowledged or ()), request.unacknowledged_bytes) == (0, 0), "no byte is counted wrong"
+
+
+def locked(lock: threading.Lock, say: Callable[..., None]) -> Callable[..., None]:
+    def saying(kind: Kind, body: bytes = b"") -> None:
+        with lock:
+            say(kind, body)
+
+    return saying
