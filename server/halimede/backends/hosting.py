@@ -16,9 +16,10 @@ class WorkerSpec:
     """All that a worker process must know of the instance that it is to run. Crosses to it as JSON.
 
     `kind` is CPU, GPU or MODEL; `device_uuid` is "" but for GPU. `config_json` is the complete configuration as the
-    REST API shows it. `repository` is the model's directory (`<repository>/<model>`), `artifact` the file that the backend
-    loads, `options` the `--backend-config` settings of the backend. `runner` names what hosts the model in the process,
-    as `module:function`. `threads` bounds the threads of numeric libraries. `decoupled` and `log_verbose` as configured.
+    REST API shows it. `repository` is the model's directory (`<repository>/<model>`), `artifact` the file that the
+    backend loads, `options` the `--backend-config` settings of the backend. `runner` names what hosts the model in the
+    process, as `module:function`. `threads` bounds the threads of numeric libraries. `decoupled` and `log_verbose` are
+    as configured.
     """
 
     model: str

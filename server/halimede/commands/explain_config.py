@@ -171,6 +171,7 @@ def explain_config(
 
     A value is from a line of the configuration file, from the model directory (the backend, by the names of its files),
     from the model file (what the backend reads in it), or a default of the server or the backend. The model is not
-    loaded; one in Python is asked by its auto_complete_config, in a process of its own. Exits with 1, and says all that is wrong, where the configuration cannot be used.
+    loaded; one in Python is asked by its auto_complete_config, in a process of its own. Exits with 1, and says all that
+    is wrong, where the configuration cannot be used.
     """
     ctx.exit(run(model, form, backend_config, backend_directory, not disable_auto_complete_config, model_config_name))

@@ -72,6 +72,12 @@ def test_all_problems_are_found_at_once_in_the_order_of_the_fields():
     )
 
 
+def test_a_python_model_needs_no_tensors():
+    bare = replace(GOOD, backend="python", input=(), output=())
+    assert validate(bare, "m") == ()
+    assert len(validate(replace(bare, backend="identity"), "m")) == 2
+
+
 def test_the_name_may_be_left_out_or_have_no_directory_to_compare_with():
     assert problems(name="") == []
     assert validate(replace(GOOD, name="elsewhere")) == ()

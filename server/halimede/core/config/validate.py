@@ -190,7 +190,8 @@ def _tensors(config: ModelConfig) -> Iterator[Problem]:
         ("output", config.output),
     )
     for kind, tensors in both:
-        if not tensors and config.ensemble_scheduling is None:
+        # A python model may have none: it may be there for what its code does while it is loaded.
+        if not tensors and config.ensemble_scheduling is None and config.backend != "python":
             yield Problem(f"model configuration must contain at least one {kind}, none were specified", kind)
         seen: set[str] = set()
         for i, tensor in enumerate(tensors):
