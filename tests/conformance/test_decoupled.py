@@ -59,9 +59,7 @@ class Stream:
     def ask(self, model: str, *numbers: float, request_id: str = "", with_final: bool = False) -> None:
         tensor = grpcclient.InferInput("IN", [len(numbers)], "FP32")
         tensor.set_data_from_numpy(np.array(numbers, np.float32))
-        self.client.async_stream_infer(
-            model, [tensor], request_id=request_id, enable_empty_final_response=with_final
-        )
+        self.client.async_stream_infer(model, [tensor], request_id=request_id, enable_empty_final_response=with_final)
 
     def next(self) -> object:
         """The numbers of the next answer, "final" for an empty one that ends its request, or the text of an error."""
@@ -143,7 +141,12 @@ def test_statistics_tell_answers_apart(stage: Stage) -> None:
                 stream.next()
         [stats] = stage.server.get("/v2/models/repeat/stats").json["model_stats"]
     counts = {
-        key: (value["success"]["count"], value["fail"]["count"], value["empty_response"]["count"], value["cancel"]["count"])
+        key: (
+            value["success"]["count"],
+            value["fail"]["count"],
+            value["empty_response"]["count"],
+            value["cancel"]["count"],
+        )
         for key, value in stats["response_stats"].items()
     }
     assert counts == {"0": (2, 0, 1, 0), "1": (1, 0, 1, 0), "2": (1, 0, 0, 0), "3": (0, 0, 1, 0)}
@@ -172,7 +175,9 @@ def test_unary_calls_to_a_decoupled_model_are_refused(stage: Stage) -> None:
     with grpcclient.InferenceServerClient(stage.server.grpc_url) as client:
         tensor = grpcclient.InferInput("IN", [2], "FP32")
         tensor.set_data_from_numpy(np.ones(2, np.float32))
-        with pytest.raises(InferenceServerException, match="ModelInfer RPC doesn't support models with decoupled") as caught:
+        with pytest.raises(
+            InferenceServerException, match="ModelInfer RPC doesn't support models with decoupled"
+        ) as caught:
             client.infer("repeat", [tensor])
         assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
 
@@ -332,9 +337,7 @@ def test_streams_that_are_left_at_any_moment_leave_nothing_behind(stage: Stage, 
                 answers.result(30)
 
     def leave_some(count: int) -> None:
-        callers = [
-            in_background(lambda: [leave(chance.uniform(0, 0.05)) for _ in range(count // 4)]) for _ in range(4)
-        ]
+        callers = [in_background(lambda: [leave(chance.uniform(0, 0.05)) for _ in range(count // 4)]) for _ in range(4)]
         for caller in callers:
             caller.result(600)
         wait_until(lambda: executing(server, "left") == 0, "the end of all requests", server, 10)

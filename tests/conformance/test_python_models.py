@@ -1,6 +1,5 @@
-"""Python models on a running server: what their mistakes cost, and what they may do that plain tensors in and out is not."""
+"""Python models on a running server: what their mistakes cost, and what they may do beside turning tensors into others."""
 
-import json
 import os
 import re
 import shutil
@@ -10,14 +9,13 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pytest
 import tritonclient.http as httpclient
 
 from support.background import in_background
-from support.calls import index, load, unload
+from support.calls import index, unload
 from support.models import add_identity, add_onnx_identity, add_simple, add_simple_string, write_config
-from support.server import RunningServer, Start, wait_until
 from support.served import BATCHING, ECHO, HEAD, Stage, add_python, body, infer, parameter, workers
+from support.server import RunningServer, Start, wait_until
 
 
 def failed(instance: str, why: str) -> str:
@@ -115,7 +113,11 @@ def test_outputs_of_any_make_are_sent_right_or_refused_by_name(stage: Stage) -> 
 def test_a_model_without_memory_fails_its_batch_and_lives(stage: Stage) -> None:
     server = stage.server
     limited = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))"
-    cases = {-1: "np.ones(1 << 40)", -2: "bytearray(1 << 40)", -3: "held = []\nwhile True: held.append(bytearray(64 << 20))"}
+    cases = {
+        -1: "np.ones(1 << 40)",
+        -2: "bytearray(1 << 40)",
+        -3: "held = []\nwhile True: held.append(bytearray(64 << 20))",
+    }
     stage.put_up("memory", choosing(cases), head=limited)
     before = workers(server, "memory")
     for number in cases:
@@ -149,7 +151,7 @@ def test_a_gpu_out_of_memory_fails_its_batch_and_a_lost_context_replaces_the_wor
         status, text = infer(server, "gpu", number)
         assert (status, "CUDA error" in str(text)) == (500, True), text
         assert infer(server, "gpu", 3) == (200, [3])
-        wait_until(lambda: before not in workers(server, "gpu"), "another worker", server, 10)
+        wait_until(lambda before=before: before not in workers(server, "gpu"), "another worker", server, 10)
         [before] = workers(server, "gpu")
 
 
@@ -207,9 +209,11 @@ def test_metrics_of_a_model_are_summed_over_instances_and_outlive_a_worker(stage
     assert [each.result(30)[0] for each in calls] == [200] * 8
     assert len(set(stage.notes("metrics"))) == 2
     assert samples(server, "requests_seen") == {'{who="metrics"}': 8}
-    first, second = workers(server, "metrics")
+    first = workers(server, "metrics")[0]
     first.kill()
-    wait_until(lambda: len(workers(server, "metrics")) == 2 and first not in workers(server, "metrics"), "another", server)
+    wait_until(
+        lambda: len(workers(server, "metrics")) == 2 and first not in workers(server, "metrics"), "another", server
+    )
     for _ in range(4):
         infer(server, "metrics")
     assert samples(server, "requests_seen") == {'{who="metrics"}': 12}
@@ -234,7 +238,9 @@ def test_lines_of_the_logger_are_lines_of_the_servers_log(stage: Stage) -> None:
     assert infer(server, "logger", 1) == (200, [1])
     wait_until(lambda: "to stderr" in server.log[said:], "the lines", server, 10)
     lines = server.log[said:].splitlines()
-    found = {text: next((line[0] for line in lines if text in line), "") for text in ("informed", "warned", "of a", "plain")}
+    found = {
+        text: next((line[0] for line in lines if text in line), "") for text in ("informed", "warned", "of a", "plain")
+    }
     assert found == {"informed": "I", "warned": "W", "of a": "E", "plain": "I"}
     assert any("printed \u00e9" in line for line in lines)
     assert "whispered" not in server.log[said:]
@@ -324,7 +330,9 @@ def test_a_model_brings_its_own_environment(start: Start, repository: Path, tmp_
     make_environment(tmp_path / "environment")
     check = "import only_here\nassert only_here.WORD == 'found'"
     add_python(repository, "own", head=check, extra=parameter("EXECUTION_ENV_PATH", str(tmp_path / "environment")))
-    add_python(repository, "within", head=check, extra=parameter("EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY/environment"))
+    add_python(
+        repository, "within", head=check, extra=parameter("EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY/environment")
+    )
     shutil.copytree(tmp_path / "environment", repository / "within" / "environment", symlinks=True)
     add_python(repository, "without", head=check)
     server = start("--model-repository", repository, "--exit-on-error=false", "--strict-readiness=false")

@@ -1,6 +1,5 @@
 """Python models that a real server runs, and the processes in which it does."""
 
-import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from support.calls import index, load, unload
 from support.models import write_config
 from support.server import RunningServer, wait_until
 
-HEAD = '''
+HEAD = r'''
 import ctypes, json, os, signal, sys, threading, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -32,11 +31,11 @@ def answer(request, **parameters):
 def note(what):
     """A line that the test reads; it is there even if this process dies at once."""
     file = os.open(NOTES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.write(file, f"{what}\\\\n".encode())
+    os.write(file, f"{what}\n".encode())
     os.close(file)
 
 
-'''.replace("\\\\", "\\")
+'''
 
 ECHO = "return [answer(request) for request in requests]"
 BATCHING = "dynamic_batching { max_queue_delay_microseconds: 100000 }"
@@ -183,7 +182,3 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
-
-
-def json_lines(lines: Sequence[str]) -> list[object]:
-    return [json.loads(line) for line in lines]

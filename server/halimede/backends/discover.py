@@ -26,7 +26,7 @@ def find_backend(name: str, directory: Path | None = None) -> Backend:
 
     What is installed goes before what lies there. INVALID_ARG when there is none, INTERNAL when it is broken.
     """
-    backend = _installed_backend(name)
+    backend = installed_backend(name)
     if backend is not None:
         return backend
     program = _program(name, directory) if directory is not None else None
@@ -38,7 +38,7 @@ def find_backend(name: str, directory: Path | None = None) -> Backend:
 
 
 @cache
-def _installed_backend(name: str) -> Backend | None:
+def installed_backend(name: str) -> Backend | None:
     """One object for all who ask; None when no distribution has it."""
     # Sorted by value: two distributions that both name a backend are told apart in the same way on every start.
     found = sorted(entry_points(group=GROUP, name=name), key=lambda point: point.value)

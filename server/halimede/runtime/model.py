@@ -169,6 +169,6 @@ def _starts(
 
 
 async def _stop_started(starting: list[asyncio.Task[Worker]]) -> None:
-    for task in starting:
-        if not task.cancelled() and task.exception() is None:
-            await task.result().stop()
+    # Side by side, as `Pump.close` stops them: each may take long.
+    started = [task.result() for task in starting if not task.cancelled() and task.exception() is None]
+    await asyncio.gather(*(worker.stop() for worker in started))

@@ -210,11 +210,11 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
             log.info("loading: %s:%d", entry.name, version, extra={"model": entry.name, "version": version})
             where = source(entry, plan.config, plan.backend, version, options)
             if plan.isolation == PROCESS:
-                isolated = _isolated(plan.config, plan.backend, where, len(plan.placements), options)
+                isolated = _isolated_version(plan, where, options)
                 loaded.append(PreparedVersion(version, plan.config, None, plan.placements, isolated))
             else:
                 loaded.append(PreparedVersion(version, plan.config, _load(plan, where), plan.placements))
-    except VersionError:
+    except BaseException:
         for done in loaded:
             try:
                 done.close()
@@ -244,6 +244,13 @@ def _load(plan: ModelPlan, where: ModelSource) -> BackendModel:
         log.exception("model '%s' version %d: the backend failed", where.name, where.version, extra=about)
         text = f"{type(error).__name__}: {error}"
         raise VersionError(where.version, plan.versions, ErrorCode.INTERNAL, text) from error
+
+
+def _isolated_version(plan: ModelPlan, where: ModelSource, options: LoadOptions) -> Isolated:
+    try:
+        return _isolated(plan.config, plan.backend, where, len(plan.placements), options)
+    except InferenceError as error:
+        raise VersionError(where.version, plan.versions, error.code, error.message) from error
 
 
 def _read(
@@ -327,7 +334,7 @@ def _backend_origin(config: ModelConfig) -> str:
 def _isolated(
     config: ModelConfig, backend: Backend, where: ModelSource, instances: int, options: LoadOptions
 ) -> Isolated:
-    """How the version runs in processes. VersionError-free: what is wrong with its options is the configuration's."""
+    """How the version runs in processes. InferenceError where its execution environment cannot be used."""
     threads = intra_op_threads(config, os.cpu_count() or 1, instances)
     environment = thread_variables(threads, asked_for=INTRA_OP_THREAD_COUNT in config.parameters)
     python, found = "", None

@@ -139,6 +139,7 @@ class Pump:
         self._scheduler = scheduler
         self._stats = stats
         self._checker = checker
+        self._reshapes = checker.reshapes_outputs
         self._loop = loop
         self._order = ResponseOrder[tuple[OnResponse, InferenceResponse]]() if preserve_ordering else None
         self._workers: dict[int, Worker] = {}
@@ -262,10 +263,11 @@ class Pump:
         self._live_count += 1
         size_bytes = checked.size_bytes
         self._live.add(key, InFlight(key, request, rows, False, self, on_response, received_ns, now, size_bytes))
-        self._idle.clear()
+        if self._live_count == 1:
+            self._idle.clear()
         if len(self._running) < self._capacity:
             self._poll()
-        else:
+        elif self._scheduler.may_expire:
             self._arm(self._scheduler.wake_at())
 
     def cancel(self, key: int) -> None:
@@ -393,11 +395,12 @@ class Pump:
             if isinstance(reply, InferenceError):
                 self._fail_executed(item.key, reply, times)
                 continue
-            try:
-                self._checker.reshape_outputs(reply, item.rows)
-            except InferenceError as error:
-                self._fail_executed(item.key, error, times)
-                continue
+            if self._reshapes:
+                try:
+                    self._checker.reshape_outputs(reply, item.rows)
+                except InferenceError as error:
+                    self._fail_executed(item.key, error, times)
+                    continue
             flight = self._take(item.key)
             if flight is None:
                 continue

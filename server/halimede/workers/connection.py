@@ -229,15 +229,14 @@ class Connection:
         copies: list[tuple[Block, Buffer]] = []
         try:
             frame = self._encode(batch, copies)
+            if copies:
+                await asyncio.to_thread(self._copy, copies)
         except Exception as error:  # noqa: BLE001  whatever it is, the batch must end
+            # A thread pool that cannot grow raises, and may still do what it was asked: the blocks are free from now on.
+            copies.clear()
             self._refuse(batch, error)
             return
-        await asyncio.to_thread(self._copy, copies)
         self._send_batch(batch, frame)
-        # Before it had the batch, the worker did not know what was to be cancelled.
-        for item in batch.items:
-            if item.cancelled:
-                self.cancel(item.key)
 
     def _refuse(self, batch: Batch, error: Exception) -> None:
         """End a batch that cannot be sent."""
@@ -599,6 +598,8 @@ async def _make_segment(size_bytes: int) -> int | None:
     making = asyncio.ensure_future(asyncio.to_thread(make_segment, size_bytes))
     try:
         return await asyncio.shield(making)
+    except RuntimeError:
+        return None  # the system has no thread left either
     except asyncio.CancelledError:
         making.add_done_callback(_discard)
         raise

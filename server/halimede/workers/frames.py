@@ -217,7 +217,8 @@ def encode_execute(
             else:
                 number = request.sequence_id
         tensors = request.inputs
-        wanted = request.outputs
+        # All of them, each once, is what naming none means.
+        wanted = request.outputs if len(request.outputs) != len(outputs) else ()
         described.append(
             _REQUEST.pack(
                 item.key,
@@ -242,7 +243,7 @@ def encode_execute(
     return _assemble(Kind.EXECUTE, _BATCH, b"".join(described), data, at, batch, len(items))
 
 
-@dataclass
+@dataclass(slots=True)
 class Execute:
     """What a worker is to run."""
 
@@ -293,7 +294,7 @@ def decode_execute(
     return Execute(batch, items)
 
 
-@dataclass
+@dataclass(slots=True)
 class Done:
     """A batch's end, as the worker says it. Times are monotonic nanoseconds: received, execution begun, ended.
 
@@ -367,7 +368,7 @@ def decode_done(body: memoryview, outputs: Sequence[str], locate: Locate) -> Don
     return Done(batch, replies, bool(failed), (received, begun, ended), wanted_bytes, retained)
 
 
-@dataclass
+@dataclass(slots=True)
 class Response:
     """An answer ahead of its batch's end or after it. `sent_ns` is when the model sent it, monotonic nanoseconds."""
 
@@ -441,7 +442,9 @@ def error_json(error: InferenceError) -> dict[str, str]:
 def error_from_json(value: Any) -> InferenceError:
     """FrameError."""
     try:
-        return InferenceError(ErrorCode[value["code"]], str(value["message"])[:MAX_TEXT_BYTES])
+        # JSON may spell halves of surrogate pairs, which no answer of the server's can carry.
+        text = str(value["message"])[:MAX_TEXT_BYTES].encode("utf-8", "replace").decode()
+        return InferenceError(ErrorCode[value["code"]], text)
     except (KeyError, TypeError) as error:
         raise FrameError(f"no error: {value!r:.100}") from error
 

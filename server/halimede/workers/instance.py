@@ -216,4 +216,6 @@ def describe(error: BaseException) -> str:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001  # a model's exception class may fail to print
         text = type(error).__name__
-    return text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "..."
+    text = text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "..."
+    # Names of files that are no UTF-8 become halves of surrogate pairs, which no answer can carry.
+    return text.encode("utf-8", "replace").decode()

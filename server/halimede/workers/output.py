@@ -13,6 +13,9 @@ _READ_BYTES = 64 << 10
 _PAUSE_SECS = 0.05
 """After a read that was full: 1.3 MB a second are read at most."""
 
+_LAST_READS = 4
+"""When it is closed: a pipe holds 64 KiB, unless the model has made it larger."""
+
 _LINES_PER_SECOND = 500
 """Of more, as many as that are logged: to make a line of the log takes the loop's time, and the log takes fewer."""
 
@@ -30,38 +33,57 @@ class OutputReader:
         self._rest = b""
         self._pause: asyncio.TimerHandle | None = None
         self._lines = 0
+        self._left_out = 0
         self._second: asyncio.TimerHandle | None = None
         self._is_open = True
         loop.add_reader(descriptor, self._read)
 
     def close(self) -> None:
-        """Take what is there, and read no more."""
-        while self._is_open and self._pause is None:
-            before = self._rest
-            self._read()
-            if self._rest == before:
+        """Take what is there, and read no more. The last lines tell of a process's end: they come before others."""
+        if not self._is_open:
+            return
+        lines: list[bytes] = []
+        for _ in range(_LAST_READS):
+            if not (data := self._receive()):
                 break
+            lines += self._split(data)
+        self._lines = 0
+        first = max(0, len(lines) + 1 - _LINES_PER_SECOND)
+        self._left_out += first
+        for line in lines[first:]:
+            self._say(line)
         self._end()
 
     def _read(self) -> None:
-        try:
-            data = os.read(self._descriptor, _READ_BYTES)
-        except BlockingIOError:
+        data = self._receive()
+        if data is None:
             return
-        except OSError:
-            data = b""
         if not data:
             self._end()
             return
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
+        for line in self._split(data):
             self._say(line)
-        while len(self._rest) >= _LINE_BYTES:
-            self._say(self._rest[:_LINE_BYTES])
-            self._rest = self._rest[_LINE_BYTES:]
         if len(data) == _READ_BYTES:
             self._loop.remove_reader(self._descriptor)
             self._pause = self._loop.call_later(_PAUSE_SECS, self._go_on)
+
+    def _receive(self) -> bytes | None:
+        """What is there; None for nothing yet, b"" at the end."""
+        try:
+            return os.read(self._descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def _split(self, data: bytes) -> list[bytes]:
+        """The lines that are whole now."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        lines = [line[at : at + _LINE_BYTES] for line in whole for at in range(0, len(line) or 1, _LINE_BYTES)]
+        while len(self._rest) >= _LINE_BYTES:
+            lines.append(self._rest[:_LINE_BYTES])
+            self._rest = self._rest[_LINE_BYTES:]
+        return lines
 
     def _go_on(self) -> None:
         self._pause = None
@@ -70,14 +92,17 @@ class OutputReader:
     def _say(self, line: bytes) -> None:
         if self._second is None:
             self._second = self._loop.call_later(1, self._end_second)
+        if self._lines >= _LINES_PER_SECOND:
+            self._left_out += 1
+            return
         self._lines += 1
-        if self._lines <= _LINES_PER_SECOND:
-            log.info("%s", line.decode("utf-8", "replace"), extra=self._about)
+        log.info("%s", line.decode("utf-8", "replace"), extra=self._about)
 
     def _end_second(self) -> None:
         self._second = None
-        left_out, self._lines = self._lines - _LINES_PER_SECOND, 0
-        if left_out > 0:
+        self._lines = 0
+        left_out, self._left_out = self._left_out, 0
+        if left_out:
             text = "%d lines of its output were left out: at most %d are taken in a second"
             log.warning(text, left_out, _LINES_PER_SECOND, extra=self._about)
 

@@ -23,6 +23,7 @@ from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers import frames
 from halimede.workers.abandon import Abandon
 from halimede.workers.connection import Batch, Connection
+from halimede.workers.instance import describe
 from halimede.workers.launcher import Launcher, WorkerProcess
 from halimede.workers.output import OutputReader
 from halimede.workers.worker import (
@@ -100,7 +101,8 @@ class ProcessWorker:
         self._loop = loop
         self._inputs = [each.name for each in config.input]
         self._datatypes = {output.name: output.data_type for output in config.output}
-        self._batching = config.max_batch_size > 0
+        # How many rows an answer of a decoupled model has is the model's to say.
+        self._has_rows = config.max_batch_size > 0 and not spec.decoupled
         self._owner = owner
         self._about = {"model": spec.model, "version": str(spec.version)}
         self._supervision = Supervision()
@@ -114,7 +116,8 @@ class ProcessWorker:
         self._life: _Life | None = None
         self._answers_is_ready = False
         self._last_ready = True
-        self._asked: list[asyncio.Future[bool]] = []
+        self._asked: asyncio.Future[bool] | None = None
+        """What the process was asked of its readiness and has not said: one question for all who want to know."""
         self._is_up = False
         self._ending: set[asyncio.Task[None]] = set()
         """Former processes that have not ended yet."""
@@ -180,12 +183,11 @@ class ProcessWorker:
         if life.connection.batches:
             # It answers between batches. One that works is as ready as it said it was.
             return self._last_ready
-        answer: asyncio.Future[bool] = self._loop.create_future()
-        self._asked.append(answer)
-        if len(self._asked) == 1:
+        if self._asked is None:
+            self._asked = self._loop.create_future()
             life.connection.ask_ready()
         try:
-            return await asyncio.wait_for(asyncio.shield(answer), READY_SECS)
+            return await asyncio.wait_for(asyncio.shield(self._asked), READY_SECS)
         except TimeoutError:
             return False
 
@@ -247,9 +249,10 @@ class ProcessWorker:
                 return
             try:
                 await self._come_up()
-            except InferenceError as error:
-                action = self._supervision.on(Event.DIED, time.monotonic_ns(), error.message)
-                log.error("instance '%s' did not start again: %s", self.name, error.message, extra=self._about)
+            except Exception as error:  # noqa: BLE001  a system without threads too: nobody else would try again
+                why = error.message if isinstance(error, InferenceError) else describe(error)
+                action = self._supervision.on(Event.DIED, time.monotonic_ns(), why)
+                log.error("instance '%s' did not start again: %s", self.name, why, extra=self._about)
                 if isinstance(action, Park):
                     self._on_event(WorkerDown(self, action.reason, parked=True))
                     text = f"model '{self._spec.model}' is not ready: {action.reason}"
@@ -274,12 +277,8 @@ class ProcessWorker:
         log.error("instance '%s': its process is gone: %s", self.name, why, extra=self._about)
         life.connection.close()
         batches = {batch.number: batch for batch in life.connection.batches}
-        for number in batches:
-            self._settle_limits(number)
         if not parked and not life.killed_for:
             self._kept = [batches.pop(batch.number) for batch in life.connection.unread()]
-        for batch in self._kept:
-            del self._dispatched[batch.number]
         # First, so that nothing is given to it any more.
         self._on_event(WorkerDown(self, self._supervision.reason, parked))
         cause = life.killed_for or f"Stub process '{self.name}' is not healthy. It ended by {why}."
@@ -290,10 +289,11 @@ class ProcessWorker:
         for key in [key for key in self._items if key not in kept]:
             del self._items[key]
             self._on_event(ResponseSent(self, key, failure, True, _times(0, 0, 0)))
-        for answer in self._asked:
-            if not answer.done():
-                answer.set_result(False)
-        self._asked.clear()
+        # Not batch by batch: the connection forgets one whose end made no sense. The next one counts from 1 again.
+        self._dispatched.clear()
+        for number in list(self._limits):
+            self._settle_limits(number)
+        self._answer_asked(is_ready=False)
         # Beside the next start: a process that is given time to end may take it.
         ending = self._loop.create_task(life.end())
         self._ending.add(ending)
@@ -335,7 +335,10 @@ class ProcessWorker:
                 replies.append(None)
                 continue
             self._items.pop(item.key, None)
-            if isinstance(reply, Answer) and reply.parameters:
+            if isinstance(reply, InferenceError):
+                replies.append(reply)
+                continue
+            if reply.parameters:
                 parameters[len(replies)] = reply.parameters
             replies.append(self._checked(item, reply))
         _, begun, ended = done.times
@@ -352,16 +355,18 @@ class ProcessWorker:
         reply = response.reply
         parameters = reply.parameters if isinstance(reply, Answer) else NO_PARAMETERS
         sent = response.sent_ns
-        checked = None if reply is None else self._checked(item, reply)
+        checked = self._checked(item, reply) if isinstance(reply, Answer) else reply
         self._on_event(ResponseSent(self, response.key, checked, response.final, _times(0, 0, sent), parameters))
 
     def on_ready(self, is_ready: bool) -> None:
         """See `connection.Owner`."""
         self._last_ready = is_ready
-        for answer in self._asked:
-            if not answer.done():
-                answer.set_result(is_ready)
-        self._asked.clear()
+        self._answer_asked(is_ready=is_ready)
+
+    def _answer_asked(self, *, is_ready: bool) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.set_result(is_ready)
 
     def on_metrics(self, updates: Sequence[tuple[int, str, float]]) -> None:
         """See `connection.Owner`."""
@@ -371,13 +376,11 @@ class ProcessWorker:
         """See `connection.Owner`."""
         return await self._services.call(self._owner, method, arguments)
 
-    def _checked(self, item: BatchItem, reply: Answer | InferenceError) -> Outputs | InferenceError:
-        if isinstance(reply, InferenceError):
-            return reply
-        # How many rows an answer of a decoupled model has is the model's to say.
-        rows = item.rows if self._batching and not self._spec.decoupled else None
+    def _checked(self, item: BatchItem, reply: Answer) -> Outputs | InferenceError:
         try:
-            return check_reply(reply.outputs, self._datatypes, item.request.outputs, rows)
+            return check_reply(
+                reply.outputs, self._datatypes, item.request.outputs, item.rows if self._has_rows else None
+            )
         except InferenceError as error:
             return error.with_traceback(None)
 
@@ -435,7 +438,7 @@ class _Life:
         elif not self._lost.done():
             # What it said before its end may not be read yet.
             await asyncio.wait((self._lost,), timeout=LAST_WORD_SECS)
-        if self._lost.done() and "garbage" in self._lost.result():
+        if self._lost.done() and self._lost.result().startswith(("it sent garbage", "it left more")):
             return self._lost.result()
         if self._exit.done():
             return describe_exit(self._exit.result())
@@ -502,7 +505,8 @@ async def _complete(spec: WorkerSpec, program: Program, launcher: Launcher, loop
 
 
 def _cancel_from_afar(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]") -> None:
-    loop.call_soon_threadsafe(task.cancel)
+    with suppress(RuntimeError):  # it has ended, and its loop with it
+        loop.call_soon_threadsafe(task.cancel)
 
 
 class _NoOwner:

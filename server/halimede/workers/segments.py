@@ -11,6 +11,7 @@ Standard library and numpy only, for any CPython from 3.10 on.
 import fcntl
 import mmap
 import os
+import sys
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +27,8 @@ Block = tuple[int, int]
 
 def make_segment(size_bytes: int) -> int | None:
     """The descriptor of a new segment; None when the system has no memory for it."""
+    if size_bytes > _available_bytes():
+        return None
     try:
         descriptor = os.memfd_create("halimede", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError:
@@ -37,6 +40,16 @@ def make_segment(size_bytes: int) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def _available_bytes() -> int:
+    """Linux does not refuse pages of shared memory: it gives what there is, then it kills a process. So look first."""
+    try:
+        with open("/proc/meminfo", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file)
+        return int(lines[b"MemAvailable"].split()[0]) << 10
+    except (OSError, LookupError, ValueError):
+        return sys.maxsize
 
 
 class Lease(np.ndarray[Any, np.dtype[np.uint8]]):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from halimede.backends.discover import find_backend
+from halimede.backends.discover import installed_backend
 from halimede.core.inventory import Inventory
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import ErrorCode, InferenceError
@@ -36,9 +36,9 @@ def repository(tmp_path: Path) -> Path:
 def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyBackend]:
     backend = FaultyBackend.install(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    find_backend.cache_clear()
+    installed_backend.cache_clear()
     yield backend
-    find_backend.cache_clear()
+    installed_backend.cache_clear()
 
 
 def in_a_loop(story: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:

@@ -88,7 +88,7 @@ REQUESTS = st.builds(
     st.just("m"),
     id=text(max_size=20),
     inputs=tensors(INPUTS),
-    outputs=st.lists(st.sampled_from(OUTPUTS), max_size=3).map(tuple),
+    outputs=st.lists(st.sampled_from(OUTPUTS), max_size=3, unique=True).map(tuple),
     parameters=PARAMETERS,
     timeout_us=st.integers(0, 2**64 - 1),
     sequence_id=st.integers(0, 2**64 - 1) | text(max_size=9).map(lambda name: name or 0),
@@ -116,6 +116,8 @@ def test_a_batch_arrives_as_it_was_sent(items: list[BatchItem], batch: int, plac
         assert (item.key, item.rows, item.cancelled) == (sent.key, sent.rows, False)
         assert plain(item.request.inputs) == plain(sent.request.inputs)
         item.request.inputs, sent.request.inputs = [], []
+        if len(sent.request.outputs) == len(OUTPUTS):
+            sent.request.outputs = ()  # all of them, which is what naming none means
         assert item.request == sent.request
 
 

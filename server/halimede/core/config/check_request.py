@@ -144,6 +144,11 @@ class RequestChecker:
                     return Checked(rows, size)
         return self._check(request)
 
+    @property
+    def reshapes_outputs(self) -> bool:
+        """Whether `reshape_outputs` has anything to do."""
+        return bool(self._output_reshapes)
+
     def reshape_outputs(self, outputs: list[Tensor], batch_size: int) -> None:
         """Give the backend's outputs the shapes that the configuration shows to clients.
 

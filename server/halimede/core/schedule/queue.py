@@ -60,7 +60,8 @@ class BatchQueue:
         self._preferred = frozenset(policy.preferred_batch_sizes)
         self._enough = max(policy.preferred_batch_sizes, default=policy.max_batch_size)
         self._delay = policy.max_queue_delay_ns
-        self._has_timeouts = policy.default_timeout_ns > 0 or policy.allow_timeout_override
+        self.may_expire = policy.default_timeout_ns > 0 or policy.allow_timeout_override
+        """Whether a request may run out of time here."""
         self._queued: dict[int, Queued] = {}
         self._size_bytes = 0
         # Ordered dictionaries: batches and delayed requests leave from the front and, when cancelled, from anywhere.
@@ -104,7 +105,7 @@ class BatchQueue:
             self._closed[batch] = None
             self._open = None
 
-        deadline = self._deadline(pending, now_ns) if self._has_timeouts else None
+        deadline = self._deadline(pending, now_ns) if self.may_expire else None
         self._queued[pending.key] = Queued(pending, now_ns, deadline, batch)
 
     def pop_ready(self, now_ns: int) -> tuple[int, ...]:

@@ -39,6 +39,10 @@ class Pending:
 class Scheduler(Protocol):
     """Every key that was enqueued without an error leaves by exactly one of: an Execute, a Fail, or a true `cancel`."""
 
+    may_expire: bool
+    """Whether requests may run out of time in the queue. If not, `enqueue` changes `wake_at` only while an instance is
+    free."""
+
     def enqueue(self, pending: Pending, now_ns: int) -> None:
         """Accept the request, or raise InferenceError (UNAVAILABLE when the queue is full) and forget it."""
 

@@ -39,6 +39,9 @@ class DataType(Enum):
     def __repr__(self) -> str:
         return self.name
 
+    # Enum's own hashes the name, in Python: members are keys on the way of every request.
+    __hash__ = object.__hash__
+
 
 FROM_WIRE: dict[str, DataType] = {t.name: t for t in DataType if t is not DataType.INVALID}
 """Datatype by its wire name; a name that is not here is not a datatype."""

@@ -565,7 +565,7 @@ def encode_infer(response: InferenceResponse, format: ResponseFormat, view: Mode
             head = _sole_binary_json(
                 response.model_name, response.model_version, sole.name, sole.datatype, sole.shape, len(data)
             )
-            return EncodedInfer(_join([head, data]), len(head))
+            return EncodedInfer([head, data], len(head))
     return run(encode_infer_steps(response, format, view))
 
 

@@ -147,7 +147,16 @@ def _text(value: bytes) -> str:
 
 
 def _header_length(text: bytes | None, body: Buffer) -> int | None:
-    return None if text is None else parse_header_length(text.decode("latin-1"), len(body))
+    if text is None:
+        return None
+    known = _SMALL_NUMBERS.get(text)
+    if known is not None and known <= len(body):
+        return known
+    return parse_header_length(text.decode("latin-1"), len(body))
+
+
+_SMALL_NUMBERS = {b"%d" % number: number for number in range(1024)}
+"""What nearly every request says is looked up, not parsed."""
 
 
 class _Call:
@@ -186,7 +195,10 @@ class _Call:
                 return
             accepted = exchange.head.headers.get(b"accept-encoding")
             coding = IDENTITY if accepted is None else choose_coding(accepted)
-            if coding == IDENTITY and self._is_quick(response):
+            outputs = response.outputs
+            if coding == IDENTITY and (
+                (len(outputs) == 1 and len(outputs[0].data) <= _IN_STEPS_ABOVE) or self._is_quick(response)
+            ):
                 encoded = encode_infer(response, self.format, self.view)
                 self._send(encoded.chunks, encoded.json_length)
                 return

@@ -273,7 +273,8 @@ class Serving:
         self._outputs = outputs
         self._positions = {name: position for position, name in enumerate(outputs)}
         self._blocks: list[Block] = []
-        """Of the batch that is being decoded."""
+        """Of the batch that is being decoded, or answered."""
+        self._unused: list[Block] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped: asyncio.Event = asyncio.Event()
 
@@ -404,31 +405,33 @@ class Serving:
         replies: list[Reply],
         failed: bool,
         times: tuple[int, int, int],
-        blocks: Sequence[Block],
+        blocks: list[Block],
     ) -> None:
         memory, opened = self._memory, self._channel.open
-        if None in replies:
-            answered = [reply is not None for reply in replies]
-            over = [item.key for item, is_over in zip(execute.items, answered, strict=True) if is_over]
-        else:
-            over = [item.key for item in execute.items]
-        for key in over:
-            opened.pop(key, None)
+        for item, reply in zip(execute.items, replies, strict=True):
+            if reply is not None:
+                opened.pop(item.key, None)
         # What the requests and the replies look at is looked at by the model alone from here on.
+        del item, reply
         execute.items.clear()
-        unused: list[Block] = []
-
-        def remains() -> tuple[int, Sequence[Block]]:
-            if memory.inbound.released:
-                unused.extend(memory.unused())
-            wanted, memory.wanted_bytes = memory.wanted_bytes, 0
-            return wanted, memory.retain(blocks) if blocks else ()
-
+        self._blocks = blocks
         with memory.telling:
-            done = frames.encode_done(execute.batch, replies, failed, times, self._positions, memory.place, remains)
+            done = frames.encode_done(
+                execute.batch, replies, failed, times, self._positions, memory.place, self._remains
+            )
             updates = self._host.updates()
-            if unused:
+            if self._unused:
                 # Afterwards, because an answer may lie in one of them.
-                self._channel.send([*updates, done, frames.encode_blocks(Kind.UNUSED, unused)])
+                updates = [*updates, done, frames.encode_blocks(Kind.UNUSED, self._unused)]
+                self._unused = []
+                self._channel.send(updates)
             else:
                 self._channel.send([*updates, done] if updates else done)
+
+    def _remains(self) -> tuple[int, Sequence[Block]]:
+        """What is left of the batch that is being answered."""
+        memory = self._memory
+        if memory.inbound.released:
+            self._unused = memory.unused()
+        wanted, memory.wanted_bytes = memory.wanted_bytes, 0
+        return wanted, memory.retain(self._blocks) if self._blocks else ()

@@ -1,0 +1,75 @@
+"""A system that has no thread left to give: what needs one fails or waits for its turn, and nothing hangs for it."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from halimede.backends.hosting import Answer
+from halimede.core.types import InferenceError
+from support.channel import LIMIT_S, done_frame, item, stage
+
+MIB = 1 << 20
+
+
+class Threads(ThreadPoolExecutor):
+    """The loop's threads; while there are none, it says what Python says when the system refuses one."""
+
+    there_are_some = False
+
+    def submit(self, *args: Any, **named: Any) -> Future[Any]:
+        if not self.there_are_some:
+            raise RuntimeError("can't start new thread")
+        return super().submit(*args, **named)
+
+
+def without_threads(story: Callable[[Threads], Awaitable[None]]) -> None:
+    async def main() -> None:
+        threads = Threads()
+        asyncio.get_running_loop().set_default_executor(threads)
+        await asyncio.wait_for(story(threads), LIMIT_S)
+        threads.there_are_some = True
+
+    asyncio.run(main())
+
+
+def test_a_large_batch_travels_in_its_frame_when_no_thread_can_make_memory_for_it() -> None:
+    async def tell(_: Threads) -> None:
+        async with stage() as each:
+            each.connection.execute([item(1, 8 * MIB)], 0)
+            execute = await each.hear_batch()
+            assert [each_item.key for each_item in execute.items] == [1]
+            assert (each.lost, each.heard.done) == ([], [])
+
+    without_threads(tell)
+
+
+def test_a_large_batch_that_no_thread_can_copy_is_answered_and_its_memory_is_free_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # The record of it that pytest keeps would hold the traceback, and by that the memory.
+    caplog.set_level(logging.CRITICAL, "halimede.workers.connection")
+
+    async def tell(threads: Threads) -> None:
+        async with stage() as each:
+            threads.there_are_some = True
+            each.connection.execute([item(1, 8 * MIB)], 0)
+            await each.hear_batch()
+            await each.say(done_frame(1, [Answer([])]))
+            await each.until(lambda: each.heard.done, "the end of the first batch")
+            threads.there_are_some = False
+            each.connection.execute([item(2, 4 * MIB), item(3, 4 * MIB)], 0)
+            await each.until(lambda: len(each.heard.done) == 2, "the end of the second batch")
+            batch, done = each.heard.done[1]
+            assert [type(reply) for reply in done.replies] == [InferenceError, InferenceError]
+            assert (batch.number, done.failed, each.lost, each.connection.batches) == (2, True, [], ())
+            threads.there_are_some = True
+            each.connection.execute([item(4, 8 * MIB)], 0)
+            execute = await each.hear_batch()
+            assert bytes(execute.items[0].request.inputs[0].data) == bytes(item(4, 8 * MIB).request.inputs[0].data)
+            del execute
+
+    without_threads(tell)

@@ -1,0 +1,181 @@
+"""One instance over all its processes, with a real launcher: what is left of each of them, and of each question."""
+
+import asyncio
+import gc
+import os
+import signal
+import textwrap
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halimede.backends.hosting import WorkerSpec
+from halimede.core.config.read import read_config
+from halimede.core.config.write import to_json
+from halimede.core.observe.custom_metrics import CustomMetrics
+from halimede.core.types import DataType, InferenceRequest, Tensor
+from halimede.runtime.services import ModelServices
+from halimede.workers.launcher import Launcher
+from halimede.workers.process import ProcessWorker, Program
+from halimede.workers.worker import BatchItem, ResponseSent, WorkerDown, WorkerEvent, WorkerUp
+
+LIMIT_S = 30.0
+HOUR_MS = 3_600_000
+CONFIG = """
+name: "m" backend: "python" max_batch_size: 8
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+HEAD = "import os, struct, time\nimport numpy as np\nimport triton_python_backend_utils as pb\n\n"
+ECHO = """
+def execute(self, requests):
+    return [pb.InferenceResponse([pb.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+
+class Play:
+    """A worker and what it said."""
+
+    def __init__(self) -> None:
+        self.events: list[WorkerEvent] = []
+        self.worker: ProcessWorker | None = None
+
+    def ask(self, key: int) -> None:
+        assert self.worker is not None
+        tensor = Tensor("IN", DataType.FP32, (1, 1), np.ones(1, np.float32).tobytes())
+        self.worker.execute([BatchItem(key, InferenceRequest("m", inputs=[tensor]), 1, cancelled=False)])
+
+    async def until(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < deadline, f"waited for {what}: {self.events}"
+            await asyncio.sleep(0.005)
+
+    def heard(self, kind: type[WorkerEvent]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@asynccontextmanager
+async def playing(folder: Path, methods: str, program: Program = Program()) -> AsyncIterator[tuple[Play, ProcessWorker]]:
+    file = folder / "1" / "model.py"
+    file.parent.mkdir()
+    file.write_text(f"{HEAD}class TritonPythonModel:\n{textwrap.indent(textwrap.dedent(methods), ' ' * 4)}")
+    config = read_config("config.pbtxt", CONFIG).config
+    spec = WorkerSpec(
+        model="m", version=1, instance="m_0_0", ordinal=0, kind="CPU", device_id=0, device_uuid="", backend="python",
+        runner="halimede.backends.python.runner:make_runner", config_json=to_json(config).decode(),
+        repository=str(folder), artifact=str(file),
+    )  # fmt: skip
+    play, launcher = Play(), Launcher()
+    services, loop = ModelServices(CustomMetrics()), asyncio.get_running_loop()
+    try:
+        play.worker = worker = await ProcessWorker.start(
+            spec, config, program, launcher, services, "m#1", play.events.append, loop
+        )
+        try:
+            yield play, worker
+        finally:
+            await worker.stop()
+    finally:
+        await asyncio.to_thread(launcher.close)
+
+
+def story(tell: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(tell(), 2 * LIMIT_S)
+
+    asyncio.run(main())
+
+
+class Threads(ThreadPoolExecutor):
+    """The loop's threads, and how often there was none when one was wanted."""
+
+    refused = 0
+    there_are_some = True
+
+    def submit(self, *args: Any, **named: Any) -> Future[Any]:
+        if not self.there_are_some:
+            self.refused += 1
+            raise RuntimeError("can't start new thread")
+        return super().submit(*args, **named)
+
+
+def test_a_restart_that_gets_no_thread_is_tried_again(tmp_path: Path) -> None:
+    async def tell() -> None:
+        threads = Threads()
+        asyncio.get_running_loop().set_default_executor(threads)
+        async with playing(tmp_path, ECHO) as (play, worker):
+            threads.there_are_some = False
+            os.kill(worker.pid or 0, signal.SIGKILL)
+            await play.until(lambda: threads.refused, "a start that needs a thread")
+            threads.there_are_some = True
+            await play.until(lambda: play.heard(WorkerUp), "the next start")
+            [down] = play.heard(WorkerDown)
+            assert (down.parked, await worker.is_ready()) == (False, True)
+
+    story(tell)
+
+
+def test_questions_for_readiness_that_nobody_waits_for_any_more_leave_nothing(tmp_path: Path) -> None:
+    def futures() -> int:
+        gc.collect()
+        return sum(isinstance(each, asyncio.Future) for each in gc.get_objects())
+
+    async def tell() -> None:
+        async with playing(tmp_path, ECHO + "def is_ready(self):\n    time.sleep(3600)\n") as (_, worker):
+            before = futures()
+            for _ in range(200):
+                asked = asyncio.create_task(worker.is_ready())
+                await asyncio.sleep(0)
+                asked.cancel()
+                await asyncio.wait([asked])
+            del asked
+            assert futures() - before < 20
+            os.kill(worker.pid or 0, signal.SIGKILL)  # it would not finalize in time
+
+    story(tell)
+
+
+def test_one_answer_is_for_all_who_ask_whether_a_model_is_ready(tmp_path: Path) -> None:
+    async def tell() -> None:
+        methods = ECHO + "asked = 0\ndef is_ready(self):\n    self.asked += 1\n    return self.asked != 2\n"
+        async with playing(tmp_path, methods) as (_, worker):
+            for answer in (True, False, True):
+                assert await asyncio.gather(worker.is_ready(), worker.is_ready()) == [answer, answer]
+
+    story(tell)
+
+
+# An end of the first batch that holds on to a block which the batch never had.
+NONSENSE = """
+def execute(self, requests):
+    from halimede.workers import frames
+    frame = frames.encode_done(1, [None], False, (1, 2, 3), {}, lambda _: None, lambda: (0, [(9, 0)]))
+    for number in os.listdir("/proc/self/fd"):
+        if int(number) >= 512:
+            os.write(int(number), frame)
+    time.sleep(3600)
+"""
+
+
+def test_a_batch_whose_end_makes_no_sense_leaves_no_timer_of_its_time_limit(tmp_path: Path) -> None:
+    def timers() -> list[asyncio.TimerHandle]:
+        soon = asyncio.get_running_loop().time() + LIMIT_S * 2
+        found = [each for each in gc.get_objects() if isinstance(each, asyncio.TimerHandle)]
+        return [each for each in found if not each.cancelled() and each.when() > soon]
+
+    async def tell() -> None:
+        async with playing(tmp_path, NONSENSE, Program(execution_timeout_ms=HOUR_MS)) as (play, _):
+            play.ask(1)
+            assert len(timers()) == 1
+            await play.until(lambda: play.heard(ResponseSent), "the end of the request")
+            [sent] = play.heard(ResponseSent)
+            assert (sent.key, sent.final, "garbage" in str(sent.reply)) == (1, True, True)
+            assert timers() == []
+
+    story(tell)
