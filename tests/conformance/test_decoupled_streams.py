@@ -49,6 +49,13 @@ class TritonPythonModel:
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
+LIMITLESS = """
+from halimede.workers.child import channel
+
+channel.WINDOW_RESPONSES = channel.WINDOW_BYTES = 1 << 60
+"""
+"""A model that does away with what holds it back."""
+
 CONFIG = """
 backend: "python"
 input { name: "IN" data_type: TYPE_INT32 dims: 4 }
@@ -61,13 +68,17 @@ instance_group { kind: KIND_CPU count: 1 }
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     models = tmp_path_factory.mktemp("models")
-    for name in ("repeat", "greedy", "gone"):
+    for name in ("repeat", "greedy", "gone", "pushing"):
         write_config(models / name, CONFIG)
         (models / name / "1").mkdir()
         (models / name / "1" / "model.py").write_text(MODEL)
+    (models / "pushing" / "1" / "model.py").write_text(LIMITLESS + MODEL)
     write_config(models / "fixed", CONFIG.replace("python", "identity").replace("INT32", "FP32"))
     (models / "fixed" / "1").mkdir()
-    explicit = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in ("repeat", "greedy", "gone"))]
+    explicit = [
+        "--model-control-mode=explicit",
+        *(f"--load-model={name}" for name in ("repeat", "greedy", "gone", "pushing")),
+    ]
     running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models, *explicit])
     yield running
     assert running.stop() == 0, running.log
@@ -214,6 +225,16 @@ def test_a_model_waits_for_a_client_that_does_not_read(server: RunningServer) ->
         assert len(figures(server, "greedy")["response_stats"]) < 20
         assert executing(server, "greedy") == 1
     idle(server, "greedy")
+
+
+def test_a_worker_that_does_not_wait_for_its_client_is_replaced(server: RunningServer) -> None:
+    with H2Client(("127.0.0.1", server.grpc_port), is_greedy=False) as client:
+        client.send(client.head(STREAM_INFER)[1])
+        client.send_data(1, grpc_message(request(1_000, 256 << 10, "pushing")))
+        wait_until(lambda: "33 answers of one request while its client has taken none" in server.log, "its end", server)
+    with Stream(server) as stream:
+        stream.ask(3, model="pushing")
+        assert int(stream.next().as_numpy("OUT")[0]) == 0
 
 
 def test_a_client_that_leaves_ends_its_request(server: RunningServer) -> None:

@@ -1,6 +1,5 @@
 """Python models on a running server: what their mistakes cost, and what they may do beside turning tensors into others."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -156,22 +155,24 @@ def test_a_gpu_out_of_memory_fails_its_batch_and_a_lost_context_replaces_the_wor
 
 
 PARALLEL = {
-    1: "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(2) as pool: assert pool.map(abs, [-1, -2]) == [1, 2]",
-    2: "import multiprocessing\nwith multiprocessing.get_context('spawn').Pool(1) as pool: assert pool.map(abs, [-1]) == [1]",
+    1: "with multiprocessing.get_context('fork').Pool(2) as pool: assert pool.map(abs, [-1, -2]) == [1, 2]",
+    2: "with multiprocessing.get_context('spawn').Pool(1) as pool: assert pool.map(abs, [-1]) == [1]",
     3: "import asyncio\nassert asyncio.run(asyncio.sleep(0.01, 5)) == 5",
     4: "from concurrent.futures import ThreadPoolExecutor\nassert list(ThreadPoolExecutor(4).map(abs, [-1, -2])) == [1, 2]",
     5: "import subprocess\nassert subprocess.run(['echo', 'x'], capture_output=True).stdout == b'x\\n'",
+    6: "held.append(multiprocessing.get_context('spawn').Lock())\nnote(held[0]._semlock.name)",
 }
 
 
 def test_a_model_may_use_processes_threads_and_event_loops(stage: Stage) -> None:
     server = stage.server
-    before = set(os.listdir("/dev/shm"))
-    stage.put_up("parallel", choosing(PARALLEL))
+    stage.put_up("parallel", choosing(PARALLEL), head="import multiprocessing\nheld = []")
     for number, code in PARALLEL.items():
         assert infer(server, "parallel", number) == (200, [number]), code
+    semaphore = Path("/dev/shm/sem." + stage.notes("parallel")[0].removeprefix("/"))
+    assert semaphore.exists()
     stage.clear()
-    wait_until(lambda: set(os.listdir("/dev/shm")) <= before, "what multiprocessing made to be gone", server, 10)
+    wait_until(lambda: not semaphore.exists(), "what multiprocessing made to be gone", server, 10)
 
 
 def test_a_model_with_a_coroutine_takes_several_batches_at_a_time(stage: Stage) -> None:

@@ -232,7 +232,7 @@ class Connection:
             if copies:
                 await asyncio.to_thread(self._copy, copies)
         except Exception as error:  # noqa: BLE001  whatever it is, the batch must end
-            # A thread pool that cannot grow raises, and may still do what it was asked: the blocks are free from now on.
+            # A pool of threads that cannot grow raises, and may copy all the same: the blocks are free from now on.
             copies.clear()
             self._refuse(batch, error)
             return

@@ -22,6 +22,7 @@ from halimede.core.supervise import Event, Finish, Park, Start, Supervision, Wai
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers import frames
 from halimede.workers.abandon import Abandon
+from halimede.workers.child.channel import WINDOW_RESPONSES
 from halimede.workers.connection import Batch, Connection
 from halimede.workers.instance import describe
 from halimede.workers.launcher import Launcher, WorkerProcess
@@ -108,6 +109,8 @@ class ProcessWorker:
         self._supervision = Supervision()
         self._items: dict[int, BatchItem] = {}
         """Requests that the process has, by key: of its batches, and those that wait for their final answer."""
+        self._untaken: dict[int, int] = {}
+        """Answers of a request that its client has not taken yet, by key."""
         self._dispatched: dict[int, int] = {}
         """When each batch was sent, by number; monotonic nanoseconds."""
         self._limits: dict[int, asyncio.TimerHandle] = {}
@@ -163,8 +166,7 @@ class ProcessWorker:
         number = life.connection.execute(items, slot)
         self._dispatched[number] = time.monotonic_ns()
         if self._program.execution_timeout_ms:
-            seconds = self._program.execution_timeout_ms / 1000
-            self._limits[number] = self._loop.call_later(seconds, self._out_of_time, life)
+            self._limit(number, life)
 
     def cancel(self, key: int) -> None:
         if self._life is not None and key in self._items:
@@ -172,6 +174,7 @@ class ProcessWorker:
 
     def acknowledge(self, key: int, responses: int) -> None:
         if self._life is not None and key in self._items:
+            self._untaken[key] = self._untaken.get(key, 0) - responses
             self._life.connection.acknowledge(key, responses)
 
     async def is_ready(self) -> bool:
@@ -288,6 +291,7 @@ class ProcessWorker:
         kept = {item.key for batch in self._kept for item in batch.items}
         for key in [key for key in self._items if key not in kept]:
             del self._items[key]
+            self._untaken.pop(key, None)
             self._on_event(ResponseSent(self, key, failure, True, _times(0, 0, 0)))
         # Not batch by batch: the connection forgets one whose end made no sense. The next one counts from 1 again.
         self._dispatched.clear()
@@ -318,6 +322,20 @@ class ProcessWorker:
         log.error("instance '%s': an execution timed out after %d ms", self.name, milliseconds, extra=self._about)
         life.give_up()
 
+    def _limit(self, number: int, life: "_Life") -> None:
+        seconds = self._program.execution_timeout_ms / 1000
+        self._limits[number] = self._loop.call_later(seconds, self._out_of_time, life)
+
+    def _limit_anew(self, slot: int) -> None:
+        """A batch that was kept for the process is over: what was given to its slot meanwhile begins now."""
+        life = self._life
+        if life is None:
+            return
+        for batch in life.connection.batches:
+            if batch.slot == slot and batch.number in self._limits:
+                self._settle_limits(batch.number)
+                self._limit(batch.number, life)
+
     def _settle_limits(self, number: int) -> None:
         timer = self._limits.pop(number, None)
         if timer is not None:
@@ -328,6 +346,7 @@ class ProcessWorker:
         dispatched = self._dispatched.pop(batch.number, 0)
         if self._limits:
             self._settle_limits(batch.number)
+            self._limit_anew(batch.slot)
         replies: list[Outputs | InferenceError | None] = []
         parameters: dict[int, Parameters] = {}
         for item, reply in zip(batch.items, done.replies, strict=True):
@@ -352,6 +371,11 @@ class ProcessWorker:
             return  # its client is gone, or it had its last answer
         if response.final:
             del self._items[response.key]
+            self._untaken.pop(response.key, None)
+        else:
+            untaken = self._untaken[response.key] = self._untaken.get(response.key, 0) + 1
+            if untaken > WINDOW_RESPONSES:
+                raise frames.FrameError(f"{untaken} answers of one request while its client has taken none of them")
         reply = response.reply
         parameters = reply.parameters if isinstance(reply, Answer) else NO_PARAMETERS
         sent = response.sent_ns

@@ -20,12 +20,14 @@ from halimede.core.config.write import to_json
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import DataType, InferenceRequest, Tensor
 from halimede.runtime.services import ModelServices
+from halimede.workers.instance import describe
 from halimede.workers.launcher import Launcher
 from halimede.workers.process import ProcessWorker, Program
-from halimede.workers.worker import BatchItem, ResponseSent, WorkerDown, WorkerEvent, WorkerUp
+from halimede.workers.worker import BatchDone, BatchItem, ResponseSent, WorkerDown, WorkerEvent, WorkerUp
 
 LIMIT_S = 30.0
 HOUR_MS = 3_600_000
+UNLIMITED = Program()
 CONFIG = """
 name: "m" backend: "python" max_batch_size: 8
 input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ]
@@ -61,7 +63,9 @@ class Play:
 
 
 @asynccontextmanager
-async def playing(folder: Path, methods: str, program: Program = Program()) -> AsyncIterator[tuple[Play, ProcessWorker]]:
+async def playing(
+    folder: Path, methods: str, program: Program = UNLIMITED
+) -> AsyncIterator[tuple[Play, ProcessWorker]]:
     file = folder / "1" / "model.py"
     file.parent.mkdir()
     file.write_text(f"{HEAD}class TritonPythonModel:\n{textwrap.indent(textwrap.dedent(methods), ' ' * 4)}")
@@ -179,3 +183,26 @@ def test_a_batch_whose_end_makes_no_sense_leaves_no_timer_of_its_time_limit(tmp_
             assert timers() == []
 
     story(tell)
+
+
+def test_the_time_limit_of_a_batch_begins_when_the_one_kept_for_the_process_is_over(tmp_path: Path) -> None:
+    async def tell() -> None:
+        slow = ECHO.replace("    return", "    time.sleep(1.2)\n    return")
+        async with playing(tmp_path, slow, Program(execution_timeout_ms=2_000)) as (play, worker):
+            pid = worker.pid or 0
+            os.kill(pid, signal.SIGSTOP)
+            play.ask(1)
+            os.kill(pid, signal.SIGKILL)
+            await play.until(lambda: play.heard(WorkerUp), "the next process")
+            # As the pump does, for which the slot is free.
+            play.ask(2)
+            await play.until(lambda: len(play.heard(BatchDone)) == 2, "both ends")
+            assert [(done.items[0].key, done.failed) for done in play.heard(BatchDone)] == [(1, False), (2, False)]
+            assert len(play.heard(WorkerDown)) == 1
+
+    story(tell)
+
+
+def test_a_models_error_is_text_that_an_answer_can_carry() -> None:
+    name = os.fsdecode(b"caf\xe9.bin")
+    assert describe(ValueError(f"{name} is not there")) == "ValueError: caf?.bin is not there"
