@@ -212,9 +212,7 @@ class CoreServer:
     async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
         return await self._lifecycle.index(ready_only)
 
-    async def load_model(
-        self, name: str, parameters: Mapping[str, LoadParameter], *, for_model: bool = False
-    ) -> None:
+    async def load_model(self, name: str, parameters: Mapping[str, LoadParameter], *, for_model: bool = False) -> None:
         self._require_control(name)
         if parameters:
             text = (

@@ -107,10 +107,8 @@ def check_reply(
             and (rows is None or sole.shape[0] == rows)
             and (not wanted or sole.name in wanted)
         ):
-            size = expected.itemsize
-            for dim in sole.shape:
-                size *= dim if dim > 0 else 0
-            if size and size == len(sole.data):
+            size = expected.itemsize * prod(sole.shape)
+            if size and size == len(sole.data) and min(sole.shape) > 0:
                 return [sole]
     named: dict[str, Tensor] = {}
     for tensor in tensors:
