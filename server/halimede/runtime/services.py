@@ -62,11 +62,18 @@ class ModelServices:
 
     def update_metrics(self, owner: str, updates: Sequence[tuple[int, str, float]]) -> None:
         """See `workers.process.Services`."""
+        failures = 0
+        first = ""
         for metric, operation, value in updates:
             try:
                 self.metrics.update(owner, metric, operation, value)
             except InferenceError as error:
-                log.warning("model '%s': %s", owner, error.message, extra={"model": model_of(owner)})
+                first = first or error.message
+                failures += 1
+        if failures:
+            # One line for thousands of them: to make a line takes longer than to update a metric.
+            model, more = model_of(owner), f" ({failures - 1} more updates failed)" if failures > 1 else ""
+            log.warning("model '%s': %s%s", model, first, more, extra={"model": model})
 
     async def _load_model(self, owner: str, arguments: Mapping[str, Any]) -> None:
         models, name = self._of_others(owner, arguments)
