@@ -11,7 +11,7 @@ import numpy as np
 import tritonclient.http as httpclient
 
 from support.background import in_background
-from support.calls import index, unload
+from support.calls import index, load, unload
 from support.models import add_identity, add_onnx_identity, add_simple, add_simple_string, write_config
 from support.served import BATCHING, ECHO, HEAD, Stage, add_python, body, infer, parameter, workers
 from support.server import RunningServer, Start, wait_until
@@ -243,7 +243,8 @@ def test_lines_of_the_logger_are_lines_of_the_servers_log(stage: Stage) -> None:
         text: next((line[0] for line in lines if text in line), "") for text in ("informed", "warned", "of a", "plain")
     }
     assert found == {"informed": "I", "warned": "W", "of a": "E", "plain": "I"}
-    assert any("printed \u00e9" in line for line in lines)
+    assert any("printed \u00e9" in line and "logger:" in line for line in lines)
+    assert any(re.search(r'model\.py:\d+] "informed"', line) for line in lines)
     assert "whispered" not in server.log[said:]
     assert any("of a\\nsecond line" in line for line in lines)
 
@@ -254,6 +255,15 @@ def initialize(self, args):
     pb_utils.load_model(model_name="managed")
     self.ready_then = pb_utils.is_model_ready(model_name="managed", model_version="1")
 """
+
+
+def test_models_that_would_wait_for_each_other_do_not(stage: Stage) -> None:
+    """The second one's call is refused, and with it the loads of both, instead of waiting for ever."""
+    for name, other in (("left", "right"), ("right", "left")):
+        stage.add(name, methods=f"def initialize(self, args): pb_utils.load_model('{other}')")
+    status, text = load(stage.server, "left")
+    assert status == 400
+    assert "model 'left' waits for model 'right', which therefore cannot load it" in text
 
 
 def test_a_model_loads_and_unloads_others_from_initialize_and_execute(stage: Stage) -> None:

@@ -51,7 +51,7 @@ class FakeHost:
         with self._lock:
             self.answers.append((request.key, reply, final))
 
-    def log(self, level: str, message: str) -> None:
+    def log(self, level: str, message: str, place: str = "") -> None:
         self.logs.append((level, message))
 
     def call(self, method: str, arguments: Mapping[str, Any]) -> Any:

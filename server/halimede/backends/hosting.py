@@ -73,8 +73,9 @@ class Host(Protocol):
         are dropped. The caller sees to it that nothing follows a final answer. `reply` None only with `final`.
         """
 
-    def log(self, level: str, message: str) -> None:
-        """One line of the server's log; `level` is ERROR, WARNING, INFO or VERBOSE."""
+    def log(self, level: str, message: str, place: str = "") -> None:
+        """One line of the server's log; `level` is ERROR, WARNING, INFO or VERBOSE, `place` whose line it is, as
+        `model.py:11`."""
 
     def end(self, why: str) -> None:
         """This process is of no use any more: once the batch that runs is answered it ends, and is started again."""

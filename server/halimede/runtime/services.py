@@ -2,6 +2,7 @@
 
 import logging
 from base64 import b64decode
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -38,6 +39,8 @@ class ModelServices:
     def __init__(self, metrics: CustomMetrics) -> None:
         self.metrics = metrics
         self.models: Models | None = None
+        self._loading: defaultdict[str, list[str]] = defaultdict(list)
+        """The models that a model waits for to be loaded."""
         self._methods: Mapping[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "load_model": self._load_model,
             "unload_model": self._unload_model,
@@ -77,11 +80,25 @@ class ModelServices:
 
     async def _load_model(self, owner: str, arguments: Mapping[str, Any]) -> None:
         models, name = self._of_others(owner, arguments)
+        caller = model_of(owner)
+        if self._waits_for(name, caller):
+            text = f"model '{clip(name)}' waits for model '{clip(caller)}', which therefore cannot load it"
+            raise InferenceError(ErrorCode.UNAVAILABLE, text)
         files = dict(arguments["files"]).items()
         parameters: dict[str, bool | int | str | bytes] = {path: b64decode(content) for path, content in files}
         if arguments["config"]:
             parameters["config"] = str(arguments["config"])
-        await models.load_model(name, parameters, for_model=True)
+        self._loading[caller].append(name)
+        try:
+            await models.load_model(name, parameters, for_model=True)
+        finally:
+            self._loading[caller].remove(name)
+            if not self._loading[caller]:
+                del self._loading[caller]
+
+    def _waits_for(self, waiting: str, name: str) -> bool:
+        """Whether one model waits for the load of the other, perhaps through more of them."""
+        return any(other == name or self._waits_for(other, name) for other in self._loading.get(waiting, ()))
 
     async def _unload_model(self, owner: str, arguments: Mapping[str, Any]) -> None:
         models, name = self._of_others(owner, arguments)

@@ -26,6 +26,16 @@ from halimede.workers.worker import BatchItem
 
 log = logging.getLogger(__name__)
 
+
+def say(level: int, place: str, text: str, model: str, version: int) -> None:
+    """A line of a worker's, as if its place (`model.py:11`) were one of ours."""
+    if log.isEnabledFor(level):
+        file, _, line = place.rpartition(":")
+        number = int(line) if line.isascii() and line.isdigit() and len(line) < 10 else 0
+        about = {"model": model, "version": str(version)}
+        log.handle(log.makeRecord(log.name, level, file or place, number, "%s", (text,), None, extra=about))
+
+
 ARENA_BYTES = 256 << 20
 """Tensors of requests that one worker may hold in shared memory at a time. What is over it travels in frames."""
 
@@ -40,6 +50,9 @@ MAX_UNSENT_FRAMES = 16 << 10
 
 MAX_FRAMES_PER_TURN = 256
 """Frames of one worker that are handled before the loop gets its turn."""
+
+METRICS_BYTES_PER_FRAME = 64
+"""So much of updates of metrics is as much work as a frame."""
 
 MAX_LINES_PER_SECOND = 2_000
 """Lines of log a second above which a worker is given up: ours hold themselves to a quarter of that."""
@@ -130,6 +143,7 @@ class Connection:
         self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._partial = bytearray()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._calls = 0
         self._is_stopped = False
         self._lines_since = 0.0
         self._lines = 0
@@ -419,7 +433,8 @@ class Connection:
                     break
                 # A copy, of which the answers are views; a large frame is alone in its buffer, and is not copied.
                 body = data[at + HEADER.size : stop]
-                at, handled = stop, handled + 1
+                # Updates of metrics come by the thousand in one frame: they count for what they cost.
+                at, handled = stop, handled + (1 if kind is not Kind.METRICS else 1 + length // METRICS_BYTES_PER_FRAME)
                 self._handle(kind, body if held is not None and stop == end else memoryview(bytes(body)))
                 if self._is_stopped:
                     return
@@ -428,7 +443,7 @@ class Connection:
             return
         if held is None or at:
             self._partial = bytearray(data[at:])
-        if handled == MAX_FRAMES_PER_TURN and self._partial:
+        if handled >= MAX_FRAMES_PER_TURN and self._partial:
             # The rest after the others' turn, without reading more meanwhile.
             self._loop.remove_reader(self._descriptor)
             self._loop.call_soon(self._go_on)
@@ -551,8 +566,10 @@ class Connection:
         self._lines += 1
         if self._lines > MAX_LINES_PER_SECOND:
             raise FrameError(f"more than {MAX_LINES_PER_SECOND} lines of log in a second")
-        about = {"model": self._spec.model, "version": str(self._spec.version)}
-        log.log(_LEVELS[body[0]], "%s", str(body[1:], "utf-8", "replace"), extra=about)
+        place, found, text = str(body[1:], "utf-8", "replace").partition(frames.PLACE_END)
+        if not found:
+            place, text = self._spec.instance, place
+        say(_LEVELS[body[0]], place, text, self._spec.model, self._spec.version)
 
     def _on_metrics(self, body: memoryview) -> None:
         if len(body) % frames.METRIC.size:
@@ -570,8 +587,9 @@ class Connection:
         (number,) = frames.CALL.unpack_from(body)
         match frames.decode_json(body[frames.CALL.size :]):
             case [str(method), dict(arguments)]:
-                if len(self._tasks) >= MAX_CALLS:
+                if self._calls >= MAX_CALLS:
                     raise FrameError(f"more than {MAX_CALLS} calls at a time")
+                self._calls += 1
                 self._run(self._answer_call(number, method, arguments))
             case _:
                 raise FrameError("a call that is none")
@@ -584,6 +602,8 @@ class Connection:
         except Exception as error:
             log.error("model '%s': call '%s' failed", self._spec.model, method[:100], exc_info=error)
             went_well, value = False, frames.error_json(InferenceError(ErrorCode.INTERNAL, "the server failed at it"))
+        finally:
+            self._calls -= 1
         body = frames.RESULT.pack(number, went_well) + frames.json_body(value)
         self._send(frames.frame(Kind.RESULT, body))
 

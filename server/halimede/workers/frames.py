@@ -98,6 +98,9 @@ SEGMENT = struct.Struct("<HB")
 METRIC = struct.Struct("<IBd")
 
 METRIC_OPERATIONS = ("increment", "set", "observe")
+PLACE_END = "\x1f"
+"""Between a line of log's place, where it has one, and its text."""
+
 LOG_LEVELS = ("ERROR", "WARNING", "INFO", "VERBOSE")
 
 # Length of the part before the tensors' bytes, batch, number of requests or replies.

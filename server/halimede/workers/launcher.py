@@ -122,8 +122,7 @@ class Launcher:
 
     def send_kill(self, zygote: "Zygote", number: int, signal_number: int) -> None:
         """Have the worker of this number, if it is still there, get the signal."""
-        with self._lock, suppress(OSError):  # its zygote has died, and it with it
-            zygote.send({"do": "kill", "worker": number, "signal": signal_number})
+        zygote.send_soon({"do": "kill", "worker": number, "signal": signal_number})
 
     def has_oom_kills_since(self, count: int) -> bool:
         """Whether the kernel has killed something of this server for want of memory since `count` was read."""
@@ -162,6 +161,9 @@ class Zygote:
     def __init__(self) -> None:
         self.command, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.command.settimeout(SEND_LIMIT_SECS)
+        # The same socket, for those who must not wait.
+        self._quick = self.command.dup()
+        self._quick.setblocking(False)
         try:
             # A session of its own: what a terminal sends to the server is not for it, nor for workers. It learns of the
             # server's end by its socket: the kernel's signal for a parent's death would come when the thread ends that
@@ -175,6 +177,7 @@ class Zygote:
             )
         except BaseException:
             self.command.close()
+            self._quick.close()
             raise
         finally:
             theirs.close()
@@ -187,9 +190,24 @@ class Zygote:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, DESCRIPTORS.pack(*passed))] if passed else []
         self.command.sendmsg([data], rights)
 
+    def send_soon(self, command: dict[str, object]) -> None:
+        """One command, without waiting for a zygote that takes none now: then a thread waits. Nothing when it died."""
+        data = json.dumps(command).encode()
+        try:
+            self._quick.send(data)
+        except BlockingIOError:
+            threading.Thread(target=self._send_patiently, args=(data,), daemon=True).start()
+        except OSError:
+            return
+
+    def _send_patiently(self, data: bytes) -> None:
+        with suppress(OSError):
+            self.command.send(data)
+
     def end(self, limit_secs: float) -> None:
         """Have it kill its workers and end; kill it when it has not after so long, and its workers die by that."""
         self.command.close()
+        self._quick.close()
         try:
             self.process.wait(limit_secs)
         except subprocess.TimeoutExpired:

@@ -96,7 +96,12 @@ class OutputReader:
             self._left_out += 1
             return
         self._lines += 1
-        log.info("%s", line.decode("utf-8", "replace"), extra=self._about)
+        log.handle(self._record(line.decode("utf-8", "replace")))
+
+    def _record(self, text: str) -> logging.LogRecord:
+        """A line that says in place of a file whose it is."""
+        model = self._about["model"]
+        return log.makeRecord(log.name, logging.INFO, model, 0, "%s", (text,), None, extra=self._about)
 
     def _end_second(self) -> None:
         self._second = None

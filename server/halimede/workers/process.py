@@ -47,9 +47,6 @@ ENTRY = "halimede.workers.child.main:main"
 READY_SECS = 5.0
 """How long a model may take to say whether it is ready."""
 
-TERMINATE_SECS = 2.0
-"""Between SIGTERM and SIGKILL for a batch that ran into its time limit."""
-
 LAST_WORD_SECS = 0.03
 """How long an error waits for the zygote to say how its worker ended, when the channel has ended before."""
 
@@ -241,7 +238,7 @@ class ProcessWorker:
             if self._life is not None:
                 why = await self._life.over()
                 action = self._supervision.on(Event.DIED, time.monotonic_ns(), why)
-                await self._bury(why, isinstance(action, Park))
+                self._bury(why, isinstance(action, Park))
             while isinstance(action, WaitUntil):
                 await asyncio.sleep(max(0, action.at_ns - time.monotonic_ns()) / 1e9)
                 action = self._supervision.on(Event.TIMER, time.monotonic_ns())
@@ -270,7 +267,7 @@ class ProcessWorker:
                         self.cancel(item.key)
             self._on_event(WorkerUp(self))
 
-    async def _bury(self, why: str, parked: bool) -> None:
+    def _bury(self, why: str, parked: bool) -> None:
         """Fail what the process had."""
         life = self._life
         if life is None:
@@ -298,7 +295,7 @@ class ProcessWorker:
         for number in list(self._limits):
             self._settle_limits(number)
         self._answer_asked(is_ready=False)
-        # Beside the next start: a process that is given time to end may take it.
+        # Beside the next start: a process may take its time to die.
         ending = self._loop.create_task(life.end())
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
@@ -427,7 +424,6 @@ class _Life:
         self._spec = spec
         self._inputs = inputs
         self._outputs = outputs
-        self._grace_secs = 0.0
         self._lost: asyncio.Future[str] = loop.create_future()
         self.connection = Connection(process.channel, spec, inputs, outputs, owner, self._on_lost, loop)
         self._output = OutputReader(process.output, spec.model, spec.version, loop)
@@ -476,17 +472,14 @@ class _Life:
         await asyncio.shield(self._exit)
 
     def give_up(self) -> None:
-        """Wait for nothing from it any more; it may end by itself within TERMINATE_SECS."""
-        self.process.kill(signal.SIGTERM)
-        self._grace_secs = TERMINATE_SECS
+        """Kill it: a batch took too long, and there is no other way to stop that."""
+        self.process.kill(signal.SIGKILL)
         if not self._lost.done():
             self._lost.set_result("the server, which had no more time for it")
 
     async def end(self) -> None:
         """Kill what is left of it, and free what we hold of it. Called once, at last."""
         self.connection.close()
-        if self._grace_secs:
-            await asyncio.wait((self._exit,), timeout=self._grace_secs)
         self.process.kill(signal.SIGKILL)
         # They refer to one another: the worker's shared memory would stay until the garbage collector comes by.
         del self.connection

@@ -135,9 +135,9 @@ def test_a_string_output_holds_strings_only(element, text):
     assert raised(lambda: scatter(outputs, {"TEXT": BYTES}, [2], [()])).message == text
 
 
-def test_a_reply_is_cut_to_the_wanted_outputs_in_the_configurations_order():
+def test_a_reply_is_cut_to_the_wanted_outputs_in_the_models_order():
     reply = [texts("TEXT", [b"a"]), floats("OUT", [1])]
-    assert check_reply(reply, SAMPLES, (), None) == [reply[1], reply[0]]
+    assert check_reply(reply, SAMPLES, (), None) == reply
     assert check_reply(reply, SAMPLES, ("TEXT", "IDS"), None) == [reply[0]]
 
 

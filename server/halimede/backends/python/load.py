@@ -86,6 +86,8 @@ def _import_model(spec: WorkerSpec) -> ModuleType:
     else:
         # The code of a python-based backend, which several models share.
         sys.path.append(directory)
+    # As in Triton, but last: what lies in the folder that the server was started in hides nothing that is installed.
+    sys.path.append(os.getcwd())
     # For processes that the model spawns; this one has the module already.
     sys.path.append(_SPAWNED)
     module_spec = importlib.util.spec_from_file_location(name, spec.artifact)

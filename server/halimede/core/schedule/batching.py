@@ -92,7 +92,7 @@ def scatter(
 def check_reply(
     tensors: Sequence[Tensor], datatypes: OutputTypes, wanted: Sequence[str], rows: int | None
 ) -> list[Tensor]:
-    """One request's own answer: the wanted outputs of `tensors`, in the configuration's order.
+    """One request's own answer: the wanted outputs of `tensors`, in the order in which the model sent them.
 
     `rows` are the request's, None for a model that does not batch. Raises INTERNAL for an output that the model does
     not have or sent twice, or whose datatype, rows or size are wrong.
@@ -129,7 +129,7 @@ def check_reply(
             )
         _check_size(tensor)
         named[tensor.name] = tensor
-    return [named[name] for name in datatypes if name in named and (not wanted or name in wanted)]
+    return [tensor for name, tensor in named.items() if not wanted or name in wanted]
 
 
 def _input(inputs: Sequence[Tensor], at: int, name: str) -> Tensor:

@@ -206,9 +206,12 @@ class _Forward(logging.Handler):
         self._host = host
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._host.log(
-            {"CRITICAL": "ERROR", "DEBUG": "VERBOSE"}.get(record.levelname, record.levelname), self.format(record)
-        )
+        level = next(name for least, name in _LEVELS if record.levelno >= least)
+        self._host.log(level, self.format(record), f"{record.filename}:{record.lineno}")
+
+
+_LEVELS = ((logging.ERROR, "ERROR"), (logging.WARNING, "WARNING"), (logging.INFO, "INFO"), (-1, "VERBOSE"))
+"""A library may have levels of its own, between these."""
 
 
 def _forward_log(host: Host) -> None:

@@ -192,7 +192,7 @@ class WorkerHost:
         channel.send([*self.updates(), response])
         self.give_back()
 
-    def log(self, level: str, message: str) -> None:
+    def log(self, level: str, message: str, place: str = "") -> None:
         if level == "VERBOSE" and not self._verbose:
             return
         now = time.monotonic()
@@ -205,9 +205,11 @@ class WorkerHost:
         self._lines += 1
         if self._lines > LINES_PER_SECOND:
             return
-        self._send_line(level, message)
+        self._send_line(level, message, place)
 
-    def _send_line(self, level: str, message: str) -> None:
+    def _send_line(self, level: str, message: str, place: str = "") -> None:
+        if place:
+            message = f"{place}{frames.PLACE_END}{message}"
         text = message.encode("utf-8", "replace")[: frames.MAX_LINE_BYTES]
         self._channel.send(frames.frame(Kind.LOG, bytes((frames.LOG_LEVELS.index(level),)) + text))
 

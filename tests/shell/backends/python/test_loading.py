@@ -56,6 +56,20 @@ def seen(model):
     assert seen(tmp_path, code) == ["1.model", "1", "1.helper", "inner", "beside", "inner"]
 
 
+def test_what_lies_where_the_server_was_started_is_found_after_all_else(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "workdir_module.py").write_text("name = __name__")
+    (tmp_path / "here" / "numpy.py").write_text("raise ImportError('hidden')")
+    monkeypatch.chdir(tmp_path / "here")
+    code = """
+import json
+import workdir_module, numpy
+def seen(model):
+    return json.dumps([workdir_module.name, numpy.array([1]).shape])
+"""
+    assert seen(tmp_path, code) == ["workdir_module", [1]]
+
+
 def test_a_directory_named_like_the_version_elsewhere_does_not_stand_in_its_place(tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "1").mkdir(parents=True)

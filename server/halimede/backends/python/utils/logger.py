@@ -1,5 +1,8 @@
 """`Logger`: lines of the server's log."""
 
+import os
+import sys
+
 from halimede.backends.python.utils.arguments import ProtocolNumber, instance_of, text_of
 from halimede.backends.python.utils.session import current
 
@@ -27,20 +30,27 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: ProtocolNumber = LogLevel.INFO) -> None:
-        current().host.log(instance_of(level, LogLevel, "log", "level").name, text_of(message, "log", "message"))
+        _say(instance_of(level, LogLevel, "log", "level").name, text_of(message, "log", "message"))
 
     @staticmethod
     def log_info(message: str) -> None:
-        current().host.log("INFO", text_of(message, "log_info", "message"))
+        _say("INFO", text_of(message, "log_info", "message"))
 
     @staticmethod
     def log_warn(message: str) -> None:
-        current().host.log("WARNING", text_of(message, "log_warn", "message"))
+        _say("WARNING", text_of(message, "log_warn", "message"))
 
     @staticmethod
     def log_error(message: str) -> None:
-        current().host.log("ERROR", text_of(message, "log_error", "message"))
+        _say("ERROR", text_of(message, "log_error", "message"))
 
     @staticmethod
     def log_verbose(message: str) -> None:
-        current().host.log("VERBOSE", text_of(message, "log_verbose", "message"))
+        _say("VERBOSE", text_of(message, "log_verbose", "message"))
+
+
+def _say(level: str, message: str) -> None:
+    # Two frames up is the model's own line, which the server's log shows as it does its own.
+    caller = sys._getframe(2)
+    place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
+    current().host.log(level, message, place)
