@@ -257,6 +257,20 @@ def initialize(self, args):
 """
 
 
+def test_a_worker_that_has_nothing_to_do_sleeps(stage: Stage) -> None:
+    """Between batches that follow one another quickly it looks for the next one, but not for long."""
+    stage.put_up("sleeper")
+    with httpclient.InferenceServerClient(stage.server.http_url) as client:
+        tensor = httpclient.InferInput("IN", [1, 1], "FP32")
+        tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
+        for _ in range(200):
+            client.infer("sleeper", [tensor])
+    (worker,) = workers(stage.server, "sleeper")
+    used = worker.cpu_times().user + worker.cpu_times().system
+    time.sleep(0.5)  # the time that is measured
+    assert worker.cpu_times().user + worker.cpu_times().system - used < 0.2
+
+
 def test_models_that_would_wait_for_each_other_do_not(stage: Stage) -> None:
     """The second one's call is refused, and with it the loads of both, instead of waiting for ever."""
     for name, other in (("left", "right"), ("right", "left")):

@@ -39,7 +39,7 @@ def say(level: int, place: str, text: str, model: str, version: int) -> None:
 ARENA_BYTES = 256 << 20
 """Tensors of requests that one worker may hold in shared memory at a time. What is over it travels in frames."""
 
-COPIED_ON_LOOP_BYTES = 2 << 20
+COPIED_ON_LOOP_BYTES = 8 << 20
 """Batches of more bytes than this are copied, and segments above it made, on a thread: 64 MiB take 20 ms."""
 
 MAX_UNASKED_BYTES = 1 << 20

@@ -74,7 +74,7 @@ def check_echoes(each: Stage) -> None:
             assert np.array_equal(sent, got)
 
 
-@pytest.mark.parametrize("size", [0, 1, 16 * KIB, 16 * KIB + 1, 300 * KIB, COPIED_ON_LOOP_BYTES + 1, 8 * MIB])
+@pytest.mark.parametrize("size", [0, 1, 16 * KIB, 16 * KIB + 1, 300 * KIB, COPIED_ON_LOOP_BYTES + 1, 16 * MIB])
 @pytest.mark.parametrize("run", [echo, doubled])
 @pytest.mark.parametrize("arena_bytes", [0, ARENA_BYTES], ids=["in frames", "in shared memory"])
 def test_tensors_of_all_sizes_go_both_ways(
@@ -240,7 +240,7 @@ def test_a_batch_that_cannot_be_encoded_ends_with_an_error(caplog: pytest.LogCap
             broken = item(1, 100 * KIB)
             broken.request.timeout_us = -1
             each.connection.execute([broken], 3)
-            large = item(2, 5 * MIB)
+            large = item(2, 10 * MIB)
             large.request.inputs.append(Tensor("no such input", DataType.INT8, (1,), b"a"))
             each.connection.execute([large], 4)
             assert len(each.heard.done) == 0, "not while it is handed over"

@@ -19,7 +19,7 @@ from halimede.backends.hosting import Answer, HostedRequest, Reply, Runner, Work
 from halimede.core.types import Buffer, InferenceError
 from halimede.workers import frames
 from halimede.workers.child.blas import set_blas_threads
-from halimede.workers.child.channel import Channel, OpenRequest, ServerGoneError
+from halimede.workers.child.channel import WATCH_NS, Channel, OpenRequest, ServerGoneError
 from halimede.workers.frames import Kind
 from halimede.workers.segments import Block, OwnArena, SegmentMap
 from halimede.workers.worker import BatchItem
@@ -29,6 +29,9 @@ ARENA_BYTES = 256 << 20
 
 INBOUND, OUTBOUND = 0, 1
 """Which arena a segment is for, as the server names it."""
+
+WATCHED_REQUESTS = 3
+"""In a batch, for its worker to look for the next one: with more of them, the processors have enough to do."""
 
 LINES_PER_SECOND = 500
 """Lines that are sent to the log, which takes fewer: a model that logs more must not slow the server down."""
@@ -277,18 +280,25 @@ class Serving:
         self._blocks: list[Block] = []
         """Of the batch that is being decoded, or answered."""
         self._unused: list[Block] = []
+        self._last_size = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped: asyncio.Event = asyncio.Event()
 
     def run(self) -> None:
         """Execute one batch after the other until STOP."""
         channel = self._channel
+        watches = len(os.sched_getaffinity(0)) > 1
+        answered_ns = 0
         while True:
             if self._memory.inbound.released:
                 self._host.flush()
             kind, body = channel.receive()
             if kind is Kind.EXECUTE:
+                gap_ns = time.monotonic_ns() - answered_ns
                 self._execute(body)
+                answered_ns = time.monotonic_ns()
+                # Of many requests at a time, or of few in a while, another will not come so soon that it pays.
+                channel.expects_more = watches and gap_ns < WATCH_NS and self._last_size <= WATCHED_REQUESTS
             elif kind is Kind.ASK_READY:
                 self._say_ready(asyncio.run(self._runner.is_ready()))
             elif kind is Kind.STOP:
@@ -356,6 +366,7 @@ class Serving:
         blocks: list[Block] = []
         execute = self._decode(body, blocks)
         host = self._host
+        self._last_size = len(execute.items)
         host.executing = True
         begun = time.monotonic_ns()
         replies, failed = self._run(self._runner.execute, execute.items)
