@@ -401,9 +401,11 @@ class Pump:
                 except InferenceError as error:
                     self._fail_executed(item.key, error, times)
                     continue
-            flight = self._take(item.key)
+            # None of these is open here, so that nothing but its record is known of it.
+            flight = self._live.take(item.key)
             if flight is None:
                 continue
+            self._live_count -= 1
             self._stats.record_success(
                 item.rows,
                 monotonic_ns() - flight.received_ns,
@@ -416,7 +418,10 @@ class Pump:
             response = InferenceResponse(self._name, self._version, item.request.id, reply)
             if parameters is not None and item.key in parameters:
                 response.parameters = dict(parameters[item.key])
-            self._send(item.key, flight, response)
+            if self._order is None:
+                _call(flight.on_response, response)
+            else:
+                self._send(item.key, flight, response)
         self._rest()
 
     def _end_batch_of(

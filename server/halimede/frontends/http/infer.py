@@ -82,7 +82,10 @@ class InferHandler:
             if (len(body) if header_length is None else header_length) > _IN_STEPS_ABOVE:
                 self._decode_in_steps(exchange, view, forwarded, version, IDENTITY, length)
                 return
-            decoded = self._decoder(view, version).decode(body, header_length)
+            decoder = self._decoders.get((model, version))
+            if decoder is None or decoder.view is not view:
+                decoder = self._new_decoder(view, version)
+            decoded = decoder.decode(body, header_length)
         except InferenceError as error:
             _respond_infer_error(exchange, error)
         else:
@@ -115,11 +118,9 @@ class InferHandler:
             body = yield from decompress_steps(body, coding, self._max_input_size)
         return (yield from decode_infer_steps(view, body, _header_length(length, body), version))
 
-    def _decoder(self, view: ModelView, version: str) -> InferDecoder:
+    def _new_decoder(self, view: ModelView, version: str) -> InferDecoder:
         """The decoder of what this path serves now: a reload brings another view. One per path that was served."""
-        decoder = self._decoders.get((view.name, version))
-        if decoder is None or decoder.view is not view:
-            decoder = self._decoders[view.name, version] = InferDecoder(view, version)
+        decoder = self._decoders[view.name, version] = InferDecoder(view, version)
         return decoder
 
     def _infer(self, exchange: Exchange, view: ModelView, forwarded: Parameters | None, decoded: DecodedInfer) -> None:

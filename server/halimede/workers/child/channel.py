@@ -28,9 +28,13 @@ _DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * 8)
 
 _MAX_EARLY = 1024
 
-WATCH_NS = 200_000
-"""How long a worker that is kept busy looks for more before it sleeps: to be woken costs it, and the server that wakes
-it, some 20 us each on a virtual machine, as much as all else that a small batch costs."""
+WATCH_NS = 700_000
+"""How long a worker whose last batch came so soon looks for the next one before it sleeps, and the server for the
+answer of a worker whose last one did. To wake a process on another processor costs some 20 us on both sides on a
+virtual machine, as much as all else that a small batch costs."""
+
+WATCHED_REQUESTS = 3
+"""In a batch, at most, for anybody to look: with more of them, the processors have enough to do."""
 
 _KINDS = {kind.value: kind for kind in Kind}
 

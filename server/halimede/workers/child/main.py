@@ -19,7 +19,7 @@ from halimede.backends.hosting import Answer, HostedRequest, Reply, Runner, Work
 from halimede.core.types import Buffer, InferenceError
 from halimede.workers import frames
 from halimede.workers.child.blas import set_blas_threads
-from halimede.workers.child.channel import WATCH_NS, Channel, OpenRequest, ServerGoneError
+from halimede.workers.child.channel import WATCH_NS, WATCHED_REQUESTS, Channel, OpenRequest, ServerGoneError
 from halimede.workers.frames import Kind
 from halimede.workers.segments import Block, OwnArena, SegmentMap
 from halimede.workers.worker import BatchItem
@@ -29,9 +29,6 @@ ARENA_BYTES = 256 << 20
 
 INBOUND, OUTBOUND = 0, 1
 """Which arena a segment is for, as the server names it."""
-
-WATCHED_REQUESTS = 3
-"""In a batch, for its worker to look for the next one: with more of them, the processors have enough to do."""
 
 LINES_PER_SECOND = 500
 """Lines that are sent to the log, which takes fewer: a model that logs more must not slow the server down."""
