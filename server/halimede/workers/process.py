@@ -45,6 +45,12 @@ log = logging.getLogger(__name__)
 
 ENTRY = "halimede.workers.child.main:main"
 
+BUSY_TURN_NS = 25_000
+"""A turn of the loop that takes longer does not only look: others have work for the loop, or for the interpreter, as
+gRPC's threads have. Then looking costs more than it saves, and is left for PAUSED_BATCHES."""
+
+PAUSED_BATCHES = 256
+
 READY_SECS = 5.0
 """How long a model may take to say whether it is ready."""
 
@@ -115,7 +121,9 @@ class ProcessWorker:
         self._may_watch = len(os.sched_getaffinity(0)) > 1
         self._answers_soon = False
         self._is_watching = False
-        self._watch_until = 0
+        self._watch_began = 0
+        self._turns = 0
+        self._pause = 0
         self._limits: dict[int, asyncio.TimerHandle] = {}
         self._kept: list[Batch] = []
         """Batches that the last process had not even read: the next one gets them first."""
@@ -168,9 +176,13 @@ class ProcessWorker:
             self._items[item.key] = item
         number = life.connection.execute(items, slot)
         if self._answers_soon and len(items) <= WATCHED_REQUESTS and not self._is_watching:
-            self._is_watching = True
-            self._watch_until = time.monotonic_ns() + WATCH_NS
-            self._loop.call_soon(self._watch)
+            if self._pause:
+                self._pause -= 1
+            else:
+                self._is_watching = True
+                self._watch_began = time.monotonic_ns()
+                self._turns = 0
+                self._loop.call_soon(self._watch)
         self._dispatched[number] = time.monotonic_ns()
         if self._program.execution_timeout_ms:
             self._limit(number, life)
@@ -374,11 +386,15 @@ class ProcessWorker:
 
     def _watch(self) -> None:
         """Have the loop look for the answer in turn after turn, instead of sleeping: see `channel.WATCH_NS`."""
-        if self._dispatched and time.monotonic_ns() < self._watch_until:
+        elapsed_ns = time.monotonic_ns() - self._watch_began
+        if self._dispatched and elapsed_ns < WATCH_NS:
+            self._turns += 1
             os.sched_yield()
             self._loop.call_soon(self._watch)
-        else:
-            self._is_watching = False
+            return
+        self._is_watching = False
+        if elapsed_ns > self._turns * BUSY_TURN_NS:
+            self._pause = PAUSED_BATCHES
 
     def on_response(self, response: frames.Response) -> None:
         """See `connection.Owner`."""

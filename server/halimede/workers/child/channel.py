@@ -33,6 +33,11 @@ WATCH_NS = 700_000
 answer of a worker whose last one did. To wake a process on another processor costs some 20 us on both sides on a
 virtual machine, as much as all else that a small batch costs."""
 
+BUSY_LOOK_NS = 25_000
+"""A look that takes longer let others have the processor, who need it more: then none is made for PAUSED_BATCHES."""
+
+PAUSED_BATCHES = 256
+
 WATCHED_REQUESTS = 3
 """In a batch, at most, for anybody to look: with more of them, the processors have enough to do."""
 
@@ -91,6 +96,7 @@ class Channel:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_work: Callable[[], None] = _nothing
         self._process = os.getpid()
+        self._pause = 0
         self.expects_more = False
         """Whether `receive` looks for the next frame for a while before it sleeps."""
         self.open: dict[int, OpenRequest] = {}
@@ -123,11 +129,19 @@ class Channel:
 
     def _watch(self) -> None:
         """Look for a frame for WATCH_NS, letting others have the processor. Held by `_reading`."""
+        if self._pause:
+            self._pause -= 1
+            return
         inbox = self._inbox
-        until = time.monotonic_ns() + WATCH_NS
-        while not inbox and time.monotonic_ns() < until:
+        began = time.monotonic_ns()
+        looks = elapsed_ns = 0
+        while not inbox and elapsed_ns < WATCH_NS:
             os.sched_yield()
             self._read(socket.MSG_DONTWAIT)
+            looks += 1
+            elapsed_ns = time.monotonic_ns() - began
+        if elapsed_ns > looks * BUSY_LOOK_NS:
+            self._pause = PAUSED_BATCHES
 
     def received(self) -> tuple[Kind, memoryview] | None:
         """What `receive` would return without waiting."""
