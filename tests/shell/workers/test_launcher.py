@@ -427,6 +427,20 @@ def test_workers_whose_zygote_was_killed_are_reported_and_the_next_starts(crew: 
     workers[0].process.kill(signal.SIGKILL)
 
 
+def test_a_zygote_that_stands_still_holds_up_nobody_who_kills(crew: Crew):
+    worker = crew.talk()
+    assert worker.ask("1") == 1
+    os.kill(crew.zygote, signal.SIGSTOP)
+    begun = time.monotonic()
+    try:
+        for _ in range(120):  # its socket has room for some 70
+            worker.process.kill(signal.SIGCONT)
+        assert time.monotonic() - begun < 5
+    finally:
+        os.kill(crew.zygote, signal.SIGCONT)
+    assert worker.ask("2") == 2
+
+
 def test_a_worker_whose_zygote_died_before_it_started_says_so(crew: Crew):
     crew.talk().ask("1")
     os.kill(crew.zygote, signal.SIGSTOP)
