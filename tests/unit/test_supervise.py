@@ -22,7 +22,7 @@ from halimede.core.supervise import (
 from halimede.core.types import ErrorCode, InferenceError
 
 SECOND = 1_000_000_000
-STARTED, DIED, TIMER, STOP, ENDED, RESET = Event
+STARTED, DIED, TIMER, STOP = Event
 
 
 def ready(now_ns: int = 0) -> Supervision:
@@ -137,31 +137,13 @@ def test_a_long_cause_is_cut():
     assert len(action.reason) < 400
 
 
-def test_a_first_start_that_fails_is_told_from_a_restart():
-    supervision = Supervision()
-    assert not supervision.was_ready
-    supervision.on(STARTED, 0)
-    supervision.on(DIED, 0, "signal 11")
-    assert supervision.was_ready
-
-
-def test_a_parked_worker_that_is_reset_starts_with_its_deaths_forgotten():
-    supervision = ready()
-    now_ns = 0
-    for _ in range(5):
-        now_ns, _ = live_and_die(supervision, now_ns, SECOND)
-
-    assert supervision.on(RESET, now_ns) == Start()
-    assert supervision.on(DIED, now_ns, "signal 11") == WaitUntil(now_ns + SECOND // 10)
-
-
 def test_a_ready_worker_is_asked_to_finish_and_killed_when_it_does_not():
     supervision = ready()
 
     assert supervision.on(STOP, SECOND) == Finish(kill_at_ns=6 * SECOND)
     assert supervision.on(TIMER, 2 * SECOND) == WaitUntil(6 * SECOND)
     assert supervision.on(TIMER, 6 * SECOND) == Kill()
-    assert supervision.on(ENDED, 6 * SECOND) == Nothing()
+    assert supervision.on(DIED, 6 * SECOND, "signal 9") == Nothing()
     assert supervision.state is State.STOPPED
 
 
@@ -179,7 +161,7 @@ def test_a_worker_that_is_starting_is_killed_when_it_is_stopped():
     assert supervision.on(STOP, 0) == Kill()
     # Its word that it is up may cross the order.
     assert supervision.on(STARTED, 0) == Nothing()
-    assert supervision.on(ENDED, SECOND) == Nothing()
+    assert supervision.on(DIED, SECOND, "signal 9") == Nothing()
     assert supervision.state is State.STOPPED
 
 
@@ -203,14 +185,14 @@ WAYS: dict[State, tuple[Event, ...]] = {
     State.WAITING: (STARTED, DIED),
     State.PARKED: (DIED, TIMER) * (MAX_DEATHS - 1) + (DIED,),
     State.STOPPING: (STOP,),
-    State.STOPPED: (STOP, ENDED),
+    State.STOPPED: (STOP, DIED),
 }
 POSSIBLE = {
     State.STARTING: {STARTED, DIED, TIMER, STOP},
     State.READY: {DIED, TIMER, STOP},
-    State.WAITING: {TIMER, STOP, RESET},
-    State.PARKED: {TIMER, STOP, RESET},
-    State.STOPPING: {STARTED, DIED, TIMER, ENDED},
+    State.WAITING: {TIMER, STOP},
+    State.PARKED: {TIMER, STOP},
+    State.STOPPING: {STARTED, DIED, TIMER},
     State.STOPPED: {TIMER},
 }
 

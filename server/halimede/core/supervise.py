@@ -7,14 +7,14 @@ so does an `initialize` that fails on a restart. Older deaths are forgotten.
 
 What happens, by state; `-` cannot happen and is an error of ours:
 
-    state     STARTED   DIED               TIMER               STOP               ENDED     RESET
-    STARTING  READY     WAITING or PARKED  (nothing)           STOPPING, Kill     -         -
-    READY     -         WAITING, PARKED    (nothing)           STOPPING, Finish   -         -
+    state     STARTED   DIED               TIMER               STOP
+    STARTING  READY     WAITING or PARKED  (nothing)           STOPPING, Kill
+    READY     -         WAITING, PARKED    (nothing)           STOPPING, Finish
                         or STARTING
-    WAITING   -         -                  STARTING when due   STOPPED            -         STARTING
-    PARKED    -         -                  (nothing)           STOPPED            -         STARTING
-    STOPPING  (nothing) STOPPED            Kill when due       -                  STOPPED   -
-    STOPPED   -         -                  (nothing)           -                  -         -
+    WAITING   -         -                  STARTING when due   STOPPED
+    PARKED    -         -                  (nothing)           STOPPED
+    STOPPING  (nothing) STOPPED            Kill when due       -
+    STOPPED   -         -                  (nothing)           -
 """
 
 from collections import deque
@@ -95,16 +95,13 @@ class State(Enum):
 class Event(Enum):
     """What happens to a worker.
 
-    DIED, once for each start: its process ended, or said that `initialize` failed. ENDED: its process ended as it was
-    asked to, which DIED may say as well. RESET: a person wants it tried again.
+    DIED, once for each start: its process ended, by itself or as it was asked to, or said that `initialize` failed.
     """
 
     STARTED = "started"
     DIED = "died"
     TIMER = "timer"
     STOP = "stop"
-    ENDED = "ended"
-    RESET = "reset"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +137,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Kill the process; then comes ENDED."""
+    """Kill the process."""
 
 
 Action = Nothing | Start | WaitUntil | Park | Finish | Kill
@@ -149,15 +146,13 @@ Action = Nothing | Start | WaitUntil | Park | Finish | Kill
 class Supervision:
     """The state of one worker and of its past deaths; made when its first process is being started.
 
-    A first start that fails is no matter of policy: the load fails, and nothing is started again. The shell sees by
-    `was_ready` that a death is of that kind, and says nothing more here.
+    A first start that fails is no matter of policy: the load fails, and nothing is started again.
     """
 
-    __slots__ = ("_deaths", "_due_ns", "_ready_ns", "_short_lives", "reason", "state", "was_ready")
+    __slots__ = ("_deaths", "_due_ns", "_ready_ns", "_short_lives", "reason", "state")
 
     def __init__(self) -> None:
         self.state = State.STARTING
-        self.was_ready = False
         self.reason = ""
         """Why it is not up, in WAITING and PARKED and while it is started again."""
         self._deaths: deque[int] = deque(maxlen=MAX_DEATHS)
@@ -175,7 +170,7 @@ class Supervision:
         """
         match self.state, event:
             case State.STARTING, Event.STARTED:
-                self.state, self.was_ready, self._ready_ns, self.reason = State.READY, True, now_ns, ""
+                self.state, self._ready_ns, self.reason = State.READY, now_ns, ""
                 return Nothing()
             case State.STARTING, Event.DIED:
                 return self._died(now_ns, 0, why)
@@ -194,13 +189,9 @@ class Supervision:
                 return Nothing()
             case State.WAITING, Event.TIMER:
                 return self._start() if now_ns >= self._due_ns else WaitUntil(self._due_ns)
-            case ((State.WAITING | State.PARKED), Event.RESET):
-                self._deaths.clear()
-                self._short_lives = 0
-                return self._start()
             case State.STOPPING, Event.TIMER:
                 return Kill() if now_ns >= self._due_ns else WaitUntil(self._due_ns)
-            case State.STOPPING, (Event.DIED | Event.ENDED):
+            case State.STOPPING, Event.DIED:
                 self.state = State.STOPPED
                 return Nothing()
             # The worker's word may cross the order to stop, and a timer may fire that nobody waits for any more.
