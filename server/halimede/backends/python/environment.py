@@ -20,6 +20,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 OLDEST_PYTHON = (3, 10)
 OLDEST_NUMPY = (1, 21)
 
+LOCK_PAUSE_SECS = 0.02
 UNPACK_SECONDS = 3600.0
 PREFIX_SECONDS = 600.0
 CHECK_SECONDS = 60.0
@@ -199,11 +201,14 @@ def _unpacked(archive: Path, text: str, cache: Path) -> Path:
                 LEASES.take(entry, descriptor)
                 return entry
             try:
-                # Whoever comes second waits here, finds it unpacked, and takes the shared lock in the next round.
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                # Not waited for: whoever has unpacked it meanwhile keeps a shared lock for as long as it is used. While it
+                # is being unpacked, the shared lock of the next round is what waits.
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_linked(descriptor, lock) and not (entry / READY).is_file():
                     _remove_stale(cache, key)
                     _unpack(archive, text, entry, identity, descriptor)
+            except BlockingIOError:
+                time.sleep(LOCK_PAUSE_SECS)
             finally:
                 os.close(descriptor)
     except OSError as error:
