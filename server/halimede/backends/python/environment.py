@@ -201,8 +201,8 @@ def _unpacked(archive: Path, text: str, cache: Path) -> Path:
                 LEASES.take(entry, descriptor)
                 return entry
             try:
-                # Not waited for: who has unpacked it meanwhile keeps a shared lock for as long as it is used. While it is
-                # being unpacked, the shared lock of the next round is what waits.
+                # Not waited for: who has unpacked it meanwhile keeps a shared lock for as long as it is used. While
+                # it is being unpacked, the shared lock of the next round is what waits.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_linked(descriptor, lock) and not (entry / READY).is_file():
                     _remove_stale(cache, key)
