@@ -21,20 +21,11 @@ from halimede.core.types import Buffer, ErrorCode, InferenceError
 from halimede.workers import frames
 from halimede.workers.child.main import INBOUND, OUTBOUND
 from halimede.workers.frames import HEADER, FrameError, Kind
+from halimede.workers.output import say
 from halimede.workers.segments import Block, OwnArena, SegmentMap, make_segment
 from halimede.workers.worker import BatchItem
 
 log = logging.getLogger(__name__)
-
-
-def say(level: int, place: str, text: str, model: str, version: int) -> None:
-    """A line of a worker's, as if its place (`model.py:11`) were one of ours."""
-    if log.isEnabledFor(level):
-        file, _, line = place.rpartition(":")
-        number = int(line) if line.isascii() and line.isdigit() and len(line) < 10 else 0
-        about = {"model": model, "version": str(version)}
-        log.handle(log.makeRecord(log.name, level, file or place, number, "%s", (text,), None, extra=about))
-
 
 ARENA_BYTES = 256 << 20
 """Tensors of requests that one worker may hold in shared memory at a time. What is over it travels in frames."""
@@ -569,7 +560,8 @@ class Connection:
         place, found, text = str(body[1:], "utf-8", "replace").partition(frames.PLACE_END)
         if not found:
             place, text = self._spec.instance, place
-        say(_LEVELS[body[0]], place, text, self._spec.model, self._spec.version)
+        about = {"model": self._spec.model, "version": str(self._spec.version)}
+        say(_LEVELS[body[0]], place, text, about)
 
     def _on_metrics(self, body: memoryview) -> None:
         if len(body) % frames.METRIC.size:

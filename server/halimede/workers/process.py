@@ -21,9 +21,10 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.schedule.batching import check_reply
 from halimede.core.supervise import Event, Finish, Park, Start, Supervision, WaitUntil, describe_exit
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.watching import WATCH_NS, Watching
 from halimede.workers import frames
 from halimede.workers.abandon import Abandon
-from halimede.workers.child.channel import WATCH_NS, WATCHED_REQUESTS, WINDOW_RESPONSES
+from halimede.workers.child.channel import WINDOW_RESPONSES
 from halimede.workers.connection import Batch, Connection
 from halimede.workers.instance import describe
 from halimede.workers.launcher import Launcher, WorkerProcess
@@ -44,12 +45,6 @@ from halimede.workers.worker import (
 log = logging.getLogger(__name__)
 
 ENTRY = "halimede.workers.child.main:main"
-
-BUSY_TURN_NS = 25_000
-"""A turn of the loop that takes longer does not only look: others have work for the loop, or for the interpreter, as
-gRPC's threads have. Then looking costs more than it saves, and is left for PAUSED_BATCHES."""
-
-PAUSED_BATCHES = 256
 
 READY_SECS = 5.0
 """How long a model may take to say whether it is ready."""
@@ -117,13 +112,12 @@ class ProcessWorker:
         """Answers of a request that its client has not taken yet, by key."""
         self._dispatched: dict[int, int] = {}
         """When each batch was sent, by number; monotonic nanoseconds."""
-        # With one processor to share, whoever looks keeps the other from working.
-        self._may_watch = len(os.sched_getaffinity(0)) > 1
-        self._answers_soon = False
+        self._watching = Watching(len(os.sched_getaffinity(0)))
+        self._last_took_ns = WATCH_NS
+        """How long the last batch took there and back."""
         self._is_watching = False
         self._watch_began = 0
         self._turns = 0
-        self._pause = 0
         self._limits: dict[int, asyncio.TimerHandle] = {}
         self._kept: list[Batch] = []
         """Batches that the last process had not even read: the next one gets them first."""
@@ -175,15 +169,12 @@ class ProcessWorker:
         for item in items:
             self._items[item.key] = item
         number = life.connection.execute(items, slot)
-        if self._answers_soon and len(items) <= WATCHED_REQUESTS and not self._is_watching:
-            if self._pause:
-                self._pause -= 1
-            else:
-                self._is_watching = True
-                self._watch_began = time.monotonic_ns()
-                self._turns = 0
-                self._loop.call_soon(self._watch)
-        self._dispatched[number] = time.monotonic_ns()
+        now = self._dispatched[number] = time.monotonic_ns()
+        if not self._is_watching and self._watching.is_worth_it(self._last_took_ns, len(items)):
+            self._is_watching = True
+            self._watch_began = now
+            self._turns = 0
+            self._loop.call_soon(self._watch)
         if self._program.execution_timeout_ms:
             self._limit(number, life)
 
@@ -310,10 +301,10 @@ class ProcessWorker:
         kept = {item.key for batch in self._kept for item in batch.items}
         for key in [key for key in self._items if key not in kept]:
             del self._items[key]
-            self._untaken.pop(key, None)
             self._on_event(ResponseSent(self, key, failure, True, _times(0, 0, 0)))
         # Not batch by batch: the connection forgets one whose end made no sense. The next one counts from 1 again.
         self._dispatched.clear()
+        self._untaken.clear()
         for number in list(self._limits):
             self._settle_limits(number)
         self._answer_asked(is_ready=False)
@@ -373,6 +364,8 @@ class ProcessWorker:
                 replies.append(None)
                 continue
             self._items.pop(item.key, None)
+            if self._untaken:
+                self._untaken.pop(item.key, None)
             if isinstance(reply, InferenceError):
                 replies.append(reply)
                 continue
@@ -381,11 +374,14 @@ class ProcessWorker:
             replies.append(self._checked(item, reply))
         _, begun, ended = done.times
         times = _times(dispatched, begun, ended)
-        self._answers_soon = self._may_watch and times.end - times.start < WATCH_NS
+        self._last_took_ns = times.end - times.start
         self._on_event(BatchDone(self, batch.items, replies, times, done.failed, batch.slot, parameters))
 
     def _watch(self) -> None:
-        """Have the loop look for the answer in turn after turn, instead of sleeping: see `channel.WATCH_NS`."""
+        """Have the loop look for the answer in turn after turn, instead of sleeping.
+
+        A turn that takes long is one in which others had work for the loop, or for the interpreter, as gRPC's threads.
+        """
         elapsed_ns = time.monotonic_ns() - self._watch_began
         if self._dispatched and elapsed_ns < WATCH_NS:
             self._turns += 1
@@ -393,8 +389,7 @@ class ProcessWorker:
             self._loop.call_soon(self._watch)
             return
         self._is_watching = False
-        if elapsed_ns > self._turns * BUSY_TURN_NS:
-            self._pause = PAUSED_BATCHES
+        self._watching.ended(self._turns, elapsed_ns)
 
     def on_response(self, response: frames.Response) -> None:
         """See `connection.Owner`."""

@@ -268,6 +268,34 @@ def test_many_loads_share_one_unpacking(model: Path, cache: Path, open_environme
     assert log.read_text() == "x\n"
 
 
+def test_a_load_that_came_while_it_was_unpacked_does_not_wait_for_those_that_use_it(
+    model: Path, cache: Path, open_environments: list[Environment]
+):
+    """It saw the entry unfinished, and before it asked for the lock another load finished and began to use it."""
+    make_script(model / "env")
+    pack(model / "env", model / "env.tar.gz")
+    made = resolve_environment(str(model / "env.tar.gz"), model, cache)
+    made.close()
+    assert made.entry is not None
+    ready, unfinished = made.entry / environment.READY, made.entry / "unfinished"
+    ready.rename(unfinished)
+    user = os.open(made.entry.with_suffix(".lock"), os.O_RDWR)
+    try:
+        fcntl.flock(user, fcntl.LOCK_SH)
+        load = threading.Thread(
+            target=lambda: open_environments.append(resolve_environment(str(model / "env.tar.gz"), model, cache)),
+            daemon=True,
+        )
+        load.start()
+        load.join(0.3)  # in which it looks, and asks for the lock
+        assert load.is_alive()
+        unfinished.rename(ready)
+        load.join(20)
+        assert len(open_environments) == 1
+    finally:
+        os.close(user)
+
+
 def test_what_a_killed_server_left_half_unpacked_is_begun_anew(model: Path, cache: Path):
     make_script(model / "env")
     pack(model / "env", model / "env.tar.gz")

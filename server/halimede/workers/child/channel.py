@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.core.watching import WATCH_NS, Watching
 from halimede.workers import frames
 from halimede.workers.frames import HEADER, Kind
 
@@ -27,19 +28,6 @@ _RECEIVE_BYTES = 256 << 10
 _DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * 8)
 
 _MAX_EARLY = 1024
-
-WATCH_NS = 700_000
-"""How long a worker whose last batch came so soon looks for the next one before it sleeps, and the server for the
-answer of a worker whose last one did. To wake a process on another processor costs some 20 us on both sides on a
-virtual machine, as much as all else that a small batch costs."""
-
-BUSY_LOOK_NS = 25_000
-"""A look that takes longer let others have the processor, who need it more: then none is made for PAUSED_BATCHES."""
-
-PAUSED_BATCHES = 256
-
-WATCHED_REQUESTS = 3
-"""In a batch, at most, for anybody to look: with more of them, the processors have enough to do."""
 
 _KINDS = {kind.value: kind for kind in Kind}
 
@@ -96,7 +84,7 @@ class Channel:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_work: Callable[[], None] = _nothing
         self._process = os.getpid()
-        self._pause = 0
+        self.watching = Watching(len(os.sched_getaffinity(0)))
         self.expects_more = False
         """Whether `receive` looks for the next frame for a while before it sleeps."""
         self.open: dict[int, OpenRequest] = {}
@@ -129,9 +117,6 @@ class Channel:
 
     def _watch(self) -> None:
         """Look for a frame for WATCH_NS, letting others have the processor. Held by `_reading`."""
-        if self._pause:
-            self._pause -= 1
-            return
         inbox = self._inbox
         began = time.monotonic_ns()
         looks = elapsed_ns = 0
@@ -140,8 +125,7 @@ class Channel:
             self._read(socket.MSG_DONTWAIT)
             looks += 1
             elapsed_ns = time.monotonic_ns() - began
-        if elapsed_ns > looks * BUSY_LOOK_NS:
-            self._pause = PAUSED_BATCHES
+        self.watching.ended(looks, elapsed_ns)
 
     def received(self) -> tuple[Kind, memoryview] | None:
         """What `receive` would return without waiting."""

@@ -19,7 +19,7 @@ from halimede.backends.hosting import Answer, HostedRequest, Reply, Runner, Work
 from halimede.core.types import Buffer, InferenceError
 from halimede.workers import frames
 from halimede.workers.child.blas import set_blas_threads
-from halimede.workers.child.channel import WATCH_NS, WATCHED_REQUESTS, Channel, OpenRequest, ServerGoneError
+from halimede.workers.child.channel import Channel, OpenRequest, ServerGoneError
 from halimede.workers.frames import Kind
 from halimede.workers.segments import Block, OwnArena, SegmentMap
 from halimede.workers.worker import BatchItem
@@ -284,7 +284,6 @@ class Serving:
     def run(self) -> None:
         """Execute one batch after the other until STOP."""
         channel = self._channel
-        watches = len(os.sched_getaffinity(0)) > 1
         answered_ns = 0
         while True:
             if self._memory.inbound.released:
@@ -294,8 +293,7 @@ class Serving:
                 gap_ns = time.monotonic_ns() - answered_ns
                 self._execute(body)
                 answered_ns = time.monotonic_ns()
-                # Of many requests at a time, or of few in a while, another will not come so soon that it pays.
-                channel.expects_more = watches and gap_ns < WATCH_NS and self._last_size <= WATCHED_REQUESTS
+                channel.expects_more = channel.watching.is_worth_it(gap_ns, self._last_size)
             elif kind is Kind.ASK_READY:
                 self._say_ready(asyncio.run(self._runner.is_ready()))
             elif kind is Kind.STOP:
