@@ -166,6 +166,10 @@ class Bench:
             request = InferenceRequest("m", id=str(key), timeout_us=timeout_us)
             self.pump.submit(key, request, Checked(1, 4, ()), self._note(key), monotonic_ns())
 
+    async def turn(self) -> None:
+        """Let the loop's turn end, whereupon what came in it goes out."""
+        await asyncio.sleep(0)
+
     def _note(self, key: int) -> Callable[[InferenceResponse], None]:
         def on_response(response: InferenceResponse) -> None:
             assert response.id == str(key)
@@ -183,10 +187,19 @@ class Bench:
 
 
 def story(tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test's story on a loop of its own."""
+    """Run a test's story on a loop of its own; what fails between its steps, where the loop alone sees it, fails it."""
+    failures: list[Exception] = []
+
+    def on_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        failures.append(context.get("exception") or RuntimeError(context["message"]))
 
     async def within_time() -> None:
+        asyncio.get_running_loop().set_exception_handler(on_failure)
         async with asyncio.timeout(20):
             await tell()
 
-    asyncio.run(within_time())
+    try:
+        asyncio.run(within_time())
+    finally:
+        if failures:
+            raise failures[0]

@@ -10,6 +10,7 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.observe import metrics
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.repository.layout import model_name_problem
+from halimede.core.schedule.waits import Place, WaitGraph
 from halimede.core.types import (
     ErrorCode,
     InferenceError,
@@ -18,6 +19,7 @@ from halimede.core.types import (
     ModelIndexEntry,
     ServerMetadata,
 )
+from halimede.core.types.caller import MAX_DEPTH, Caller
 from halimede.core.types.error import clip
 from halimede.core.types.statistics import ModelStatistics
 from halimede.runtime.clock import monotonic_ns
@@ -34,6 +36,12 @@ log = logging.getLogger(__name__)
 STOPPING = InferenceError(ErrorCode.UNAVAILABLE, "Server is stopping, models are not loaded or unloaded any more")
 
 FRAMING_THREADS = 2
+
+TOO_DEEP = f"model '%s' is not called: calls within one another are at most {MAX_DEPTH} deep"
+DEADLOCK = (
+    "model '%s' is not called: all its instances wait for the answer, directly or through other models; "
+    "more instances would serve the call"
+)
 
 EXTENSIONS = (
     "classification",
@@ -72,6 +80,7 @@ class CoreServer:
         self._started = False
         self._draining = False
         self._next_ticket = 1
+        self._waits = WaitGraph(self._place_of)
         self._control: set[asyncio.Task[None]] = set()
         self._framing: dict[int, asyncio.Task[None]] = {}
         self._framing_slots = asyncio.Semaphore(FRAMING_THREADS)
@@ -123,10 +132,17 @@ class CoreServer:
         serving = record.serving.get(version and str(_version_number(version)))
         return serving is not None and await serving.version.pump.is_ready()
 
-    def infer(self, request: InferenceRequest, on_response: OnResponse) -> int:
+    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
         received_ns = monotonic_ns()
         ticket = self._next_ticket
         self._next_ticket = ticket + 1
+        if caller is not None:
+            if caller.depth > MAX_DEPTH:
+                error = InferenceError(ErrorCode.INVALID_ARG, TOO_DEEP % clip(request.model_name))
+                on_response(InferenceResponse(request.model_name, "", request.id, error=error))
+                return ticket
+            if caller.waiter is not None:
+                on_response = self._waited_for(ticket, caller, on_response)
         try:
             model = self._find(request.model_name, request.model_version).version
             checked = model.checker.check(request)
@@ -134,10 +150,35 @@ class CoreServer:
             on_response(InferenceResponse(request.model_name, "", request.id, error=error))
             return ticket
         if checked.needs_framing:
-            self._frame_first(ticket, model, request, checked, on_response, received_ns)
+            self._frame_first(ticket, model, request, checked, on_response, received_ns, caller)
         else:
-            model.pump.submit(ticket, request, checked, on_response, received_ns)
+            model.pump.submit(ticket, request, checked, on_response, received_ns, caller)
+            if caller is not None:
+                self._refuse_if_stuck(ticket)
         return ticket
+
+    def _waited_for(self, ticket: int, caller: Caller, on_response: OnResponse) -> OnResponse:
+        """Have it known, until the final answer, what waits for it."""
+        waits = self._waits
+
+        def answer(response: InferenceResponse) -> None:
+            if response.final:
+                waits.remove(ticket)
+            on_response(response)
+
+        waits.add(ticket, caller.waiter)
+        return answer
+
+    def _refuse_if_stuck(self, ticket: int) -> None:
+        flight = self._lifecycle.live.by_ticket.get(ticket)
+        if flight is None or flight.caller is None or flight.caller.waiter is None:
+            return
+        if self._waits.is_stuck(ticket):
+            flight.pump.refuse(ticket, InferenceError(ErrorCode.UNAVAILABLE, DEADLOCK % flight.request.model_name))
+
+    def _place_of(self, ticket: int) -> Place:
+        flight = self._lifecycle.live.by_ticket.get(ticket)
+        return None if flight is None else flight.pump.place_of(ticket)
 
     def _frame_first(
         self,
@@ -147,6 +188,7 @@ class CoreServer:
         checked: Checked,
         on_response: OnResponse,
         received_ns: int,
+        caller: Caller | None,
     ) -> None:
         """Check the many elements of a BYTES tensor on a thread: a second of work must not stop the event loop."""
 
@@ -170,8 +212,10 @@ class CoreServer:
                 answer(InferenceError(ErrorCode.INTERNAL, f"request for model '{model.name}' could not be checked"))
             else:
                 # Submitted first: a pump that is held by nobody may close.
-                model.pump.submit(ticket, request, checked, on_response, received_ns)
+                model.pump.submit(ticket, request, checked, on_response, received_ns, caller)
                 model.pump.release(checked.size_bytes)
+                if caller is not None:
+                    self._refuse_if_stuck(ticket)
 
         try:
             model.pump.hold(checked.size_bytes)

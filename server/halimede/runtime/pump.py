@@ -2,7 +2,9 @@
 
 Everything here runs on the event loop's thread, in synchronous steps: submit, cancel, a worker's event, a timer. After
 every step that can free capacity or form a batch the scheduler is polled, its actions are performed in order, and one
-timer is armed at `wake_at`. A request costs one record and one callback: no task, no future.
+timer is armed at `wake_at`. Requests and ends of batches are followed by one poll as the loop's turn ends, so that what
+comes in one turn runs together; a request that is alone in the model does not wait for that. A request costs one record
+and one callback: no task, no future.
 
 What becomes of a request that was given to a worker:
 
@@ -19,13 +21,16 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from halimede.core.config.check_request import Checked, RequestChecker
 from halimede.core.observe.stats import ModelStats
 from halimede.core.schedule.actions import Execute, Fail
 from halimede.core.schedule.ordering import ResponseOrder
 from halimede.core.schedule.scheduler import Pending, Scheduler
+from halimede.core.schedule.waits import Place, Queued, Runs
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types.caller import Caller
 from halimede.core.types.error import of_request
 from halimede.core.types.statistics import FailureReason, ResponseOutcome
 from halimede.runtime.clock import monotonic_ns, wall_ms
@@ -62,6 +67,15 @@ class InFlight(BatchItem):
     received_ns: int
     queued_ns: int
     size_bytes: int
+    caller: Caller | None
+
+
+class RunningBatch(NamedTuple):
+    """A batch that runs: by its model, and by its first request, which runs once."""
+
+    model: str
+    version: str
+    first: int
 
 
 @dataclass(slots=True)
@@ -148,11 +162,12 @@ class Pump:
         self._refusal: InferenceError | None = None
         # By the scheduler's instances: where each is, and the batch that it runs. `_capacity` are those that are up.
         self._slots: dict[int, tuple[Worker, int]] = {}
-        self._running: dict[int, list[BatchItem]] = {}
+        self._running: dict[int, list[InFlight]] = {}
         self._capacity = 0
         self._open: dict[int, Open] = {}
         self._live = live
         self._live_count = 0
+        self._polls_soon = False
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
         self._timer_at: int | None = None
         self._idle = asyncio.Event()
@@ -230,7 +245,13 @@ class Pump:
         self._rest()
 
     def submit(
-        self, key: int, request: InferenceRequest, checked: Checked, on_response: OnResponse, received_ns: int
+        self,
+        key: int,
+        request: InferenceRequest,
+        checked: Checked,
+        on_response: OnResponse,
+        received_ns: int,
+        caller: Caller | None = None,
     ) -> None:
         """Queue a checked request; its answer comes through `on_response`, at once if the queue is full."""
         now = monotonic_ns()
@@ -262,11 +283,13 @@ class Pump:
             self._order.enqueued(key)
         self._live_count += 1
         size_bytes = checked.size_bytes
-        self._live.add(key, InFlight(key, request, rows, False, self, on_response, received_ns, now, size_bytes))
+        self._live.add(
+            key, InFlight(key, request, rows, False, self, on_response, received_ns, now, size_bytes, caller)
+        )
         if self._live_count == 1:
             self._idle.clear()
         if len(self._running) < self._capacity:
-            self._poll()
+            self._poll_soon()
         elif self._scheduler.may_expire:
             self._arm(self._scheduler.wake_at())
 
@@ -287,6 +310,33 @@ class Pump:
         if opened is not None and opened.batch_is_over:
             self._forget(key, opened)
 
+    def refuse(self, key: int, error: InferenceError) -> None:
+        """Answer a request that is queued with an error; nothing when it is not."""
+        if self._scheduler.try_cancel(key):
+            self._fail(key, error, FailureReason.REJECTED)
+            self._poll()
+
+    def place_of(self, key: int) -> Place:
+        """Whose turn a request waits for."""
+        for instance, batch in self._running.items():
+            for item in batch:
+                if item.key == key:
+                    return Runs(self.batch_on(instance))
+        if key in self._open or key not in self._live.by_ticket:
+            return None
+        # An instance that is down comes back free.
+        return Queued([self.batch_on(instance) for instance in self._slots])
+
+    def batch_on(self, instance: int) -> "RunningBatch | None":
+        """What runs on one of the scheduler's instances, named so that no other batch ever has the same name."""
+        batch = self._running.get(instance)
+        return RunningBatch(self._name, self._version, batch[0].key) if batch else None
+
+    def depth_on(self, instance: int) -> int:
+        """How many calls led to the batch that runs there; 0 when clients asked for all of it."""
+        callers = [item.caller for item in self._running.get(instance, ())]
+        return max((caller.depth for caller in callers if caller is not None), default=0)
+
     def acknowledge(self, key: int, responses: int) -> None:
         """The client took so many more answers, none of them final; ignored when the request is not open any more."""
         opened = self._open.get(key)
@@ -302,8 +352,7 @@ class Pump:
             if batch is not None and batch[0].key == event.items[0].key:
                 del self._running[instance]
                 self._scheduler.completed(instance)
-                # The next batch goes out before the last one is answered: the worker computes while they are written.
-                self._poll()
+                self._poll_soon()
             self._answer(event)
         elif isinstance(event, ResponseSent):
             self._on_response_sent(event)
@@ -339,16 +388,27 @@ class Pump:
             self._timer.cancel()
         await asyncio.gather(*(worker.stop() for worker in (*self._workers.values(), *self._passive)))
 
+    def _poll_soon(self) -> None:
+        """Poll when this turn of the loop ends, so that all that comes in it shares a batch; for one alone at once."""
+        if self._live_count == 1:
+            self._poll()
+        elif not self._polls_soon:
+            self._polls_soon = True
+            self._loop.call_soon(self._poll_now)
+
+    def _poll_now(self) -> None:
+        self._polls_soon = False
+        self._poll()
+
     def _poll(self) -> None:
         by_ticket = self._live.by_ticket
         actions = self._scheduler.poll(monotonic_ns())
         for action in actions:
             match action:
                 case Execute(instance, keys):
-                    batch: list[BatchItem] = [by_ticket[key] for key in keys]
-                    self._running[instance] = batch
+                    batch = self._running[instance] = [by_ticket[key] for key in keys]
                     worker, slot = self._slots[instance]
-                    worker.execute(batch, slot)
+                    worker.execute(list[BatchItem](batch), slot)
                 case Fail(key, error, reason):
                     self._fail(key, error, reason)
         self._arm(self._scheduler.wake_at())

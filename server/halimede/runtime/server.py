@@ -15,6 +15,7 @@ from halimede.core.types import (
     ModelIndexEntry,
     ServerMetadata,
 )
+from halimede.core.types.caller import Caller
 from halimede.core.types.statistics import ModelStatistics
 
 OnResponse = Callable[[InferenceResponse], None]
@@ -46,8 +47,8 @@ class Server(Protocol):
         """Whether that version (the highest for "") serves, an instance of it is up and, if the model has a say in
         that, says that it is ready. NOT_FOUND when the model is unknown."""
 
-    def infer(self, request: InferenceRequest, on_response: OnResponse) -> int:
-        """Start an inference and return its ticket.
+    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
+        """Start an inference and return its ticket. `caller` is for those inside the server, None for a client.
 
         `on_response` gets every answer, the last one with `final`; errors come the same way. It may be called before
         this returns, and is never called again after the final answer. Tickets are never 0 and never reused. Whoever

@@ -21,7 +21,7 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.schedule.batching import check_reply
 from halimede.core.supervise import Event, Finish, Park, Start, Supervision, WaitUntil, describe_exit
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.watching import WATCH_NS, Watching
+from halimede.core.watching import WATCH_NS, is_worth_watching
 from halimede.workers import frames
 from halimede.workers.abandon import Abandon
 from halimede.workers.child.channel import WINDOW_RESPONSES
@@ -112,12 +112,10 @@ class ProcessWorker:
         """Answers of a request that its client has not taken yet, by key."""
         self._dispatched: dict[int, int] = {}
         """When each batch was sent, by number; monotonic nanoseconds."""
-        self._watching = Watching(len(os.sched_getaffinity(0)))
+        self._processors = len(os.sched_getaffinity(0))
         self._last_took_ns = WATCH_NS
         """How long the last batch took there and back."""
-        self._is_watching = False
-        self._watch_began = 0
-        self._turns = 0
+        self._watches_until: int | None = None
         self._limits: dict[int, asyncio.TimerHandle] = {}
         self._kept: list[Batch] = []
         """Batches that the last process had not even read: the next one gets them first."""
@@ -170,10 +168,8 @@ class ProcessWorker:
             self._items[item.key] = item
         number = life.connection.execute(items, slot)
         now = self._dispatched[number] = time.monotonic_ns()
-        if not self._is_watching and self._watching.is_worth_it(self._last_took_ns, len(items)):
-            self._is_watching = True
-            self._watch_began = now
-            self._turns = 0
+        if self._watches_until is None and is_worth_watching(self._processors, self._last_took_ns, len(items)):
+            self._watches_until = now + WATCH_NS
             self._loop.call_soon(self._watch)
         if self._program.execution_timeout_ms:
             self._limit(number, life)
@@ -378,18 +374,13 @@ class ProcessWorker:
         self._on_event(BatchDone(self, batch.items, replies, times, done.failed, batch.slot, parameters))
 
     def _watch(self) -> None:
-        """Have the loop look for the answer in turn after turn, instead of sleeping.
-
-        A turn that takes long is one in which others had work for the loop, or for the interpreter, as gRPC's threads.
-        """
-        elapsed_ns = time.monotonic_ns() - self._watch_began
-        if self._dispatched and elapsed_ns < WATCH_NS:
-            self._turns += 1
+        """Have the loop look for the answer in turn after turn, others before it, instead of sleeping."""
+        until = self._watches_until
+        if until is not None and self._dispatched and time.monotonic_ns() < until:
             os.sched_yield()
             self._loop.call_soon(self._watch)
-            return
-        self._is_watching = False
-        self._watching.ended(self._turns, elapsed_ns)
+        else:
+            self._watches_until = None
 
     def on_response(self, response: frames.Response) -> None:
         """See `connection.Owner`."""

@@ -21,6 +21,7 @@ from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.pump import LiveRequests, Pump
 from halimede.workers.worker import BatchDone, BatchItem, BatchTimes
+from support.pumping import story as scenario
 
 
 class PlayedWorker:
@@ -92,6 +93,10 @@ class Bench:
 
         return on_response
 
+    async def turn(self) -> None:
+        """Let the loop's turn end, whereupon what came in it goes out."""
+        await asyncio.sleep(0)
+
     def finish(self, worker: int = 0, error: InferenceError | None = None) -> None:
         items = self.workers[worker].batches.pop(0)
         now = monotonic_ns()
@@ -103,25 +108,54 @@ class Bench:
         return [[item.key for item in batch] for batch in self.workers[worker].batches]
 
 
-def scenario(story: Callable[[], object]) -> None:
-    async def run() -> None:
-        await story()  # type: ignore[misc]
-
-    asyncio.run(run())
-
-
 def test_a_backlog_forms_a_batch_behind_the_running_one() -> None:
     async def story() -> None:
         bench = Bench()
         bench.submit(1, 2, 3)
         assert bench.running() == [[1]]
         bench.finish()
-        assert bench.running() == [[2, 3]]
         assert bench.answers == [(1, "ok")]
+        await bench.turn()
+        assert bench.running() == [[2, 3]]
         bench.finish()
         assert bench.answers == [(1, "ok"), (2, "ok"), (3, "ok")]
         assert (bench.live.by_ticket, bench.live.size_bytes) == ({}, 0)
         assert (bench.stats.success_count, bench.stats.execution_count) == (3, 2)
+
+    scenario(story)
+
+
+def test_a_request_that_is_alone_goes_out_at_once() -> None:
+    async def story() -> None:
+        bench = Bench()
+        for key in range(1, 4):
+            bench.submit(key)
+            assert bench.running() == [[key]]
+            bench.finish()
+            assert bench.answers[-1] == (key, "ok")
+
+    scenario(story)
+
+
+def test_requests_of_one_turn_share_a_batch_beside_one_that_runs() -> None:
+    async def story() -> None:
+        bench = Bench(workers=2)
+        bench.submit(1, 2, 3)
+        await bench.turn()
+        assert (bench.running(0), bench.running(1)) == ([[1]], [[2, 3]])
+
+    scenario(story)
+
+
+def test_the_end_of_a_batch_and_a_request_of_the_same_turn_make_one_batch_with_the_queue() -> None:
+    async def story() -> None:
+        bench = Bench()
+        bench.submit(1, 2)
+        bench.finish()
+        bench.submit(3)
+        await bench.turn()
+        assert bench.running() == [[2, 3]]
+        assert bench.answers == [(1, "ok")]
 
     scenario(story)
 
@@ -133,6 +167,7 @@ def test_a_queued_request_that_is_cancelled_never_runs() -> None:
         bench.pump.cancel(2)
         assert bench.answers == [(2, ErrorCode.CANCELLED)]
         bench.finish()
+        await bench.turn()
         assert bench.running() == [[3]]
         assert bench.stats.failures[FailureReason.CANCELED] == 1
 
@@ -159,6 +194,7 @@ def test_a_failed_batch_fails_its_requests_alone() -> None:
         bench = Bench()
         bench.submit(1, 2)
         bench.finish(error=InferenceError(ErrorCode.INTERNAL, "boom"))
+        await bench.turn()
         bench.finish()
         assert bench.answers == [(1, ErrorCode.INTERNAL), (2, "ok")]
         assert bench.stats.failures[FailureReason.BACKEND] == 1
@@ -221,6 +257,7 @@ def test_answers_keep_the_order_of_the_requests_when_asked() -> None:
     async def story() -> None:
         bench = Bench(workers=2, preserve_ordering=True, preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
+        await bench.turn()
         bench.finish(1)
         assert bench.answers == []
         bench.finish(0, InferenceError(ErrorCode.INTERNAL, "boom"))
@@ -271,10 +308,12 @@ def test_every_request_is_answered_once_under_a_mixed_load(workers: int) -> None
                 for worker in range(workers):
                     if bench.workers[worker].batches:
                         bench.finish(worker, InferenceError(ErrorCode.INTERNAL, "x") if key % 5 == 0 else None)
+                await bench.turn()
         while bench.live.by_ticket:
             for worker in range(workers):
                 if bench.workers[worker].batches:
                     bench.finish(worker)
+            await bench.turn()
         assert sorted(key for key, _ in bench.answers) == list(range(1, 400))
 
     scenario(story)
@@ -286,6 +325,7 @@ def test_an_output_that_does_not_fit_its_reshape_fails_its_request_and_no_other(
         bench = Bench(output=ModelOutput(name="OUT", data_type=DataType.FP32, dims=(1, 1), reshape=reshape))
         bench.submit(1, 2, 3)
         bench.finish()
+        await bench.turn()
         items = bench.workers[0].batches.pop(0)
         now = monotonic_ns()
         good, bad = Tensor("OUT", DataType.FP32, (1, 1), b"\0" * 4), Tensor("OUT", DataType.FP32, (1, 3), b"\0" * 12)
@@ -307,6 +347,7 @@ def test_a_caller_that_fails_costs_no_other_its_answer() -> None:
         bench.pump.submit(2, InferenceRequest("m"), Checked(1, 4, ()), broken, monotonic_ns())
         bench.submit(3)
         bench.finish()
+        await bench.turn()
         bench.finish()
         assert bench.answers == [(1, "ok"), (3, "ok")]
         assert bench.live.by_ticket == {}

@@ -22,6 +22,7 @@ def test_a_request_stays_open_after_its_batch_until_its_final_answer() -> None:
         worker = bench.workers[0]
         worker.send(1, outputs())
         worker.finish()
+        await bench.turn()
         assert worker.executed == [1, 2]
         worker.send(1, outputs())
         worker.send(1, None, final=True)
@@ -66,6 +67,7 @@ def test_parameters_of_a_batch_go_to_the_answers_that_they_are_of() -> None:
         bench = Bench()
         bench.submit(1, 2, 3)
         bench.workers[0].finish(reply=outputs(), parameters={0: {"text": "a", "flag": True}})
+        await bench.turn()
         bench.workers[0].finish(reply=outputs(), parameters={1: {"count": 2, "share": 0.5}})
         assert [(key, response.parameters) for key, response in bench.responses] == [
             (1, {"text": "a", "flag": True}),
@@ -80,6 +82,7 @@ def test_answers_to_what_is_not_open_are_ignored() -> None:
     async def tell() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
+        await bench.turn()
         first, second = bench.workers
         first.send(1, outputs())
         second.send(1, outputs(), final=True)  # the other worker's
@@ -91,6 +94,7 @@ def test_answers_to_what_is_not_open_are_ignored() -> None:
         first.send(1, outputs())
         assert bench.answers == [(1, "ok", False), (1, "end", True)]
         first.finish()
+        await bench.turn()
         second.finish(reply=outputs())
         first.finish(reply=outputs())
         assert bench.answers[2:] == [(2, "ok", True), (3, "ok", True)]
@@ -129,9 +133,11 @@ def test_one_batch_per_slot() -> None:
     async def tell() -> None:
         bench = Bench(workers=2, concurrency=3, preferred_batch_size=(1,))
         bench.submit(*range(8))
+        await bench.turn()
         first, second = bench.workers
         assert (sorted(first.batches), sorted(second.batches)) == ([0, 1, 2], [0, 1, 2])
         first.finish(1, outputs())
+        await bench.turn()
         assert [item.key for item in first.batches[1]] == [6]
         for worker in bench.workers:
             for slot in range(3):
@@ -171,8 +177,10 @@ def test_the_end_of_a_batch_of_the_dead_does_not_free_a_slot_that_is_taken_again
         (failure,) = worker.die()
         worker.restart()
         bench.pump.on_event(failure)
+        await bench.turn()
         assert (worker.executed, bench.answers) == ([1, 2], [(1, INTERNAL, True)])
         worker.finish(reply=outputs())
+        await bench.turn()
         assert worker.executed == [1, 2, 3]
 
     story(tell)
@@ -183,6 +191,7 @@ def test_a_worker_that_says_that_it_is_up_and_was_never_down_gets_no_second_batc
         bench = Bench(preferred_batch_size=(1,))
         bench.submit(1, 2)
         bench.workers[0].restart()
+        await bench.turn()
         assert bench.workers[0].executed == [1]
 
     story(tell)
@@ -198,6 +207,7 @@ def test_a_passive_worker_that_dies_and_comes_back_changes_nothing() -> None:
         assert (bench.pump.is_available(), bench.answers) == (True, [])
         passive.restart()
         bench.workers[0].finish(reply=outputs())
+        await bench.turn()
         assert (bench.workers[0].executed, passive.executed) == ([1, 2], [])
 
     story(tell)
@@ -207,10 +217,12 @@ def test_the_others_go_on_when_one_worker_dies() -> None:
     async def tell() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
+        await bench.turn()
         for failure in bench.workers[0].die():
             bench.pump.on_event(failure)
         assert bench.pump.is_available()
         bench.workers[1].finish(reply=outputs())
+        await bench.turn()
         bench.workers[1].finish(reply=outputs())
         assert bench.answers == [(1, INTERNAL, True), (2, "ok", True), (3, "ok", True)]
 
@@ -265,6 +277,7 @@ def test_a_model_without_a_worker_that_will_run_again_refuses_at_once() -> None:
     async def tell() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
+        await bench.turn()
         first, second = bench.workers
         failures = [*first.die(), *second.die("worker exited 5 times (last: signal 11)", parked=True)]
         assert bench.answers == []
@@ -321,6 +334,7 @@ def test_a_running_request_that_is_cancelled_is_its_workers_to_end() -> None:
     async def tell() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))
         bench.submit(1, 2)
+        await bench.turn()
         bench.workers[1].send(2, outputs())
         bench.pump.cancel(2)
         bench.pump.cancel(2)
@@ -383,6 +397,7 @@ def test_what_clients_took_is_told_to_the_worker_that_waits_for_it() -> None:
     async def tell() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))
         bench.submit(1, 2)
+        await bench.turn()
         bench.workers[1].send(2, outputs())
         bench.pump.acknowledge(2, 1)
         bench.workers[1].finish()
@@ -399,6 +414,7 @@ def test_the_dead_are_told_nothing() -> None:
         bench = Bench()
         bench.submit(1, 2)
         bench.workers[0].finish()
+        await bench.turn()
         bench.workers[0].die()
         bench.pump.acknowledge(1, 1)
         bench.pump.cancel(1)
@@ -413,6 +429,7 @@ def test_partial_answers_keep_the_order_of_the_requests() -> None:
     async def tell() -> None:
         bench = Bench(workers=3, preserve_ordering=True, preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
+        await bench.turn()
         for number, worker in enumerate(bench.workers, 1):
             worker.finish()
             worker.send(number, outputs())
@@ -439,6 +456,7 @@ def test_abort_ends_queued_running_and_open_requests_and_tells_the_workers() -> 
         bench.submit(1, 2, 3)
         worker = bench.workers[0]
         worker.finish()
+        await bench.turn()
         bench.pump.abort()
         assert bench.answers == [(3, UNAVAILABLE, True), (1, UNAVAILABLE, True), (2, UNAVAILABLE, True)]
         assert sorted(worker.cancelled) == [1, 2]
@@ -515,7 +533,9 @@ def test_a_request_with_an_error_among_its_answers_has_failed() -> None:
         worker.send(1, BOOM)
         worker.finish()
         worker.send(1, None, final=True)
+        await bench.turn()
         worker.finish(reply=BOOM)
+        await bench.turn()
         worker.finish()
         bench.pump.cancel(3)
         assert bench.answers[2:] == [(1, "end", True), (2, INTERNAL, True), (3, CANCELLED, True)]

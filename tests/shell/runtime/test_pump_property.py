@@ -11,7 +11,19 @@ from support.pumping import Bench, PlayedProcess, outputs, story
 
 BOOM = InferenceError(ErrorCode.INTERNAL, "boom")
 
-STEPS = ("submit", "submit", "cancel", "answer", "answer", "end", "finish", "leave open", "break", "acknowledge")
+STEPS = (
+    "turn",
+    "submit",
+    "submit",
+    "cancel",
+    "answer",
+    "answer",
+    "end",
+    "finish",
+    "leave open",
+    "break",
+    "acknowledge",
+)
 FAULTS = ("die", "park", "restart", "late failure", "stray answer", "stray end", "abort")
 
 Step = tuple[str, int]
@@ -29,12 +41,14 @@ class Play:
         # What a death leaves to be said, per worker: before it is up again, or later.
         self.failures: list[WorkerEvent] = []
 
-    def perform(self, step: str, pick: int) -> None:
+    async def perform(self, step: str, pick: int) -> None:
         bench = self.bench
         worker = bench.workers[pick % len(bench.workers)]
         key = self._held(worker, pick)
         slot = _chosen(sorted(worker.batches), pick)
         match step:
+            case "turn":
+                await bench.turn()
             case "submit":
                 bench.submit(self.next_key)
                 self.next_key += 1
@@ -69,19 +83,21 @@ class Play:
             case "abort":
                 bench.pump.abort()
 
-    def wind_up(self) -> None:
+    async def wind_up(self) -> None:
         """Let every worker come back and end all that it has."""
         for failure in self.failures:
             self.bench.pump.on_event(failure)
         for worker in self.bench.workers:
             if not worker.is_up:
                 worker.restart()
+        await self.bench.turn()
         while any(worker.batches or worker.open for worker in self.bench.workers):
             for worker in self.bench.workers:
                 for slot in list(worker.batches):
                     worker.finish(slot)
                 for key in list(worker.open):
                     worker.send(key, None, final=True)
+            await self.bench.turn()
 
     def _held(self, worker: PlayedProcess, pick: int) -> int | None:
         running = [item.key for batch in worker.batches.values() for item in batch]
@@ -100,8 +116,8 @@ def test_every_request_gets_one_final_answer_whatever_happens(
     async def tell() -> None:
         play = Play(workers, concurrency, preserve_ordering)
         for step, pick in script:
-            play.perform(step, pick)
-        play.wind_up()
+            await play.perform(step, pick)
+        await play.wind_up()
         bench = play.bench
 
         finals = Counter(key for key, _, final in bench.answers if final)
@@ -130,8 +146,8 @@ def test_answers_keep_the_order_of_their_requests_whatever_happens(script: list[
         play = Play(workers, 1, preserve_ordering=True)
         for step, pick in script:
             if step != "park":  # What is refused at once has no place in the order.
-                play.perform(step, pick)
-        play.wind_up()
+                await play.perform(step, pick)
+        await play.wind_up()
         keys = [key for key, _, _ in play.bench.answers]
         assert keys == sorted(keys)
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError
-from halimede.core.watching import WATCH_NS, Watching
+from halimede.core.watching import WATCH_NS
 from halimede.workers import frames
 from halimede.workers.frames import HEADER, Kind
 
@@ -84,7 +84,6 @@ class Channel:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_work: Callable[[], None] = _nothing
         self._process = os.getpid()
-        self.watching = Watching(len(os.sched_getaffinity(0)))
         self.expects_more = False
         """Whether `receive` looks for the next frame for a while before it sleeps."""
         self.open: dict[int, OpenRequest] = {}
@@ -118,14 +117,10 @@ class Channel:
     def _watch(self) -> None:
         """Look for a frame for WATCH_NS, letting others have the processor. Held by `_reading`."""
         inbox = self._inbox
-        began = time.monotonic_ns()
-        looks = elapsed_ns = 0
-        while not inbox and elapsed_ns < WATCH_NS:
+        until = time.monotonic_ns() + WATCH_NS
+        while not inbox and time.monotonic_ns() < until:
             os.sched_yield()
             self._read(socket.MSG_DONTWAIT)
-            looks += 1
-            elapsed_ns = time.monotonic_ns() - began
-        self.watching.ended(looks, elapsed_ns)
 
     def received(self) -> tuple[Kind, memoryview] | None:
         """What `receive` would return without waiting."""

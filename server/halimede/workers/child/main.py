@@ -17,6 +17,7 @@ from typing import Any
 
 from halimede.backends.hosting import Answer, HostedRequest, Reply, Runner, WorkerSpec
 from halimede.core.types import Buffer, InferenceError
+from halimede.core.watching import is_worth_watching
 from halimede.workers import frames
 from halimede.workers.child.blas import set_blas_threads
 from halimede.workers.child.channel import Channel, OpenRequest, ServerGoneError
@@ -284,6 +285,7 @@ class Serving:
     def run(self) -> None:
         """Execute one batch after the other until STOP."""
         channel = self._channel
+        processors = len(os.sched_getaffinity(0))
         answered_ns = 0
         while True:
             if self._memory.inbound.released:
@@ -293,7 +295,7 @@ class Serving:
                 gap_ns = time.monotonic_ns() - answered_ns
                 self._execute(body)
                 answered_ns = time.monotonic_ns()
-                channel.expects_more = channel.watching.is_worth_it(gap_ns, self._last_size)
+                channel.expects_more = is_worth_watching(processors, gap_ns, self._last_size)
             elif kind is Kind.ASK_READY:
                 self._say_ready(asyncio.run(self._runner.is_ready()))
             elif kind is Kind.STOP:

@@ -1,0 +1,127 @@
+"""Which calls wait for which batches: finds the call that nobody will ever answer.
+
+A model's code may call other models while its batch holds an instance. A call that only instances could serve whose own
+batches wait for it, directly or through other calls, would wait for ever. Such a circle can only be closed by a new
+call, so that one look as it is queued finds them all.
+
+A batch can end when all calls that it waits for can. A call that runs ends with its batch; one that is queued, when one
+of its model's instances is free or can become free; a request of an ensemble, when all of its steps can.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """It is part of this batch."""
+
+    batch: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """It is served as soon as one of these instances is: each by the batch that it runs, None for a free one."""
+
+    instances: Sequence[Hashable]
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """It is an ensemble's request, and waits for its own steps."""
+
+    waiter: Hashable
+
+
+Place = Runs | Queued | Waits | None
+"""Where a request is; None where nothing holds it up, because it is over or its model has it open."""
+
+
+class WaitGraph:
+    """The calls that are under way, by what waits for them. `place_of` says where a request is, by ticket."""
+
+    __slots__ = ("_calls", "_place_of", "_waiters")
+
+    def __init__(self, place_of: Callable[[int], Place]) -> None:
+        self._place_of = place_of
+        self._calls: dict[Hashable, set[int]] = {}
+        self._waiters: dict[int, Hashable] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def add(self, ticket: int, waiter: Hashable) -> None:
+        """From now on `waiter` waits for this call."""
+        self._waiters[ticket] = waiter
+        self._calls.setdefault(waiter, set()).add(ticket)
+
+    def remove(self, ticket: int) -> None:
+        """The call is answered; ignored when it is not known."""
+        waiter = self._waiters.pop(ticket, None)
+        if waiter is None:
+            return
+        calls = self._calls[waiter]
+        calls.discard(ticket)
+        if not calls:
+            del self._calls[waiter]
+
+    def calls_of(self, waiter: Hashable) -> tuple[int, ...]:
+        """The calls that it waits for."""
+        return tuple(self._calls.get(waiter, ()))
+
+    def is_stuck(self, ticket: int) -> bool:
+        """Whether nothing that can happen will answer this call."""
+        places, waiters = self._reachable(ticket)
+        # What can end is found from its ends on: who waits for nobody, then who waits for those, until no more is.
+        ends: set[Hashable] = set()
+        answered: set[int] = set()
+        grows = True
+        while grows:
+            grows = False
+            for waiter in waiters - ends:
+                if self._calls.get(waiter, set()) <= answered:
+                    ends.add(waiter)
+                    grows = True
+            for call, place in places.items():
+                if call not in answered and _is_served(place, ends):
+                    answered.add(call)
+                    grows = True
+        return ticket not in answered
+
+    def _reachable(self, ticket: int) -> tuple[dict[int, Place], set[Hashable]]:
+        """The places of all calls on which the answer to this one may depend, and the batches and the like in them."""
+        places: dict[int, Place] = {}
+        waiters: set[Hashable] = set()
+        pending = [ticket]
+        while pending:
+            call = pending.pop()
+            if call in places:
+                continue
+            place = places[call] = self._place_of(call)
+            for waiter in _waiters_in(place):
+                if waiter not in waiters:
+                    waiters.add(waiter)
+                    pending.extend(self._calls.get(waiter, ()))
+        return places, waiters
+
+
+def _waiters_in(place: Place) -> Sequence[Hashable]:
+    match place:
+        case Runs(batch):
+            return (batch,)
+        case Queued(instances):
+            return [instance for instance in instances if instance is not None]
+        case Waits(waiter):
+            return (waiter,)
+        case None:
+            return ()
+
+
+def _is_served(place: Place, ends: set[Hashable]) -> bool:
+    match place:
+        case Queued(instances):
+            return any(instance is None or instance in ends for instance in instances)
+        case Runs(waiter) | Waits(waiter):
+            return waiter in ends
+        case None:
+            return True

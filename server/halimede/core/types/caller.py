@@ -1,0 +1,20 @@
+"""Who asks for an inference from inside the server: a step of an ensemble, or a model's own code."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+MAX_DEPTH = 32
+"""Calls that may lie within one another: a model that calls itself, or an ensemble of ensembles, ends there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """`depth` is how many calls lie within one another with this one, 1 for the first.
+
+    `waiter` is what cannot go on before the answer: the batch of the model whose code calls, or the ticket of an
+    ensemble's request that such a batch waits for, directly or through others. None where no model's code waits: the
+    steps of an ensemble that a client called.
+    """
+
+    depth: int
+    waiter: Hashable = None

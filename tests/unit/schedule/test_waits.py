@@ -1,0 +1,77 @@
+"""Calls by number; what waits is a word."""
+
+from halimede.core.schedule.waits import Place, Queued, Runs, WaitGraph, Waits
+
+
+def graph(places: dict[int, Place], **calls: list[int]) -> WaitGraph:
+    made = WaitGraph(places.get)
+    for waiter, tickets in calls.items():
+        for ticket in tickets:
+            made.add(ticket, waiter)
+    return made
+
+
+def test_a_call_for_a_free_instance_is_served():
+    assert not graph({1: Queued([None])}, a=[1]).is_stuck(1)
+
+
+def test_a_model_that_calls_itself_on_its_only_instance_waits_for_ever():
+    assert graph({1: Queued(["a"])}, a=[1]).is_stuck(1)
+
+
+def test_a_second_instance_that_works_will_serve_it():
+    assert not graph({1: Queued(["a", "b"])}, a=[1]).is_stuck(1)
+
+
+def test_two_instances_that_wait_for_each_other_are_stuck_with_the_second_call():
+    places: dict[int, Place] = {1: Queued(["a", "b"])}
+    calls = graph(places, a=[1])
+    assert not calls.is_stuck(1)
+
+    places[2] = Queued(["a", "b"])
+    calls.add(2, "b")
+    assert calls.is_stuck(2)
+
+
+def test_a_circle_through_other_models_is_seen():
+    # a's model calls b's, which runs and calls c's, which runs and calls a's.
+    places: dict[int, Place] = {1: Runs("b"), 2: Runs("c"), 3: Queued(["a"])}
+
+    assert graph(places, a=[1], b=[2], c=[3]).is_stuck(3)
+
+
+def test_a_circle_through_an_ensemble_is_seen():
+    places: dict[int, Place] = {1: Waits("pipeline"), 2: Queued(["a"])}
+
+    assert graph(places, a=[1], pipeline=[2]).is_stuck(2)
+
+
+def test_a_batch_of_several_calls_ends_with_all_of_them():
+    # b waits for a call that will be served and for one that waits for b itself.
+    places: dict[int, Place] = {1: Queued([None]), 2: Queued(["b"])}
+
+    calls = graph(places, b=[1, 2])
+
+    assert calls.is_stuck(2)
+    assert not calls.is_stuck(1)
+
+
+def test_what_is_behind_a_batch_that_waits_for_a_batch_that_works_is_served():
+    places: dict[int, Place] = {1: Queued(["b"]), 2: Runs("c")}
+
+    assert not graph(places, a=[1], b=[2]).is_stuck(1)
+
+
+def test_an_open_request_holds_nothing_up():
+    assert not graph({1: None}, a=[1]).is_stuck(1)
+
+
+def test_calls_that_are_answered_are_forgotten():
+    calls = graph({1: Queued(["a"])}, a=[1])
+    assert calls.calls_of("a") == (1,)
+
+    calls.remove(1)
+    calls.remove(1)
+
+    assert calls.calls_of("a") == ()
+    assert len(calls) == 0
