@@ -1,6 +1,7 @@
 """The models that the benchmark serves."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,33 @@ def python_identity_config(name: str, dims: str) -> str:
     return config(name, "python", ("IN", "OUT"), dims, 32)
 
 
+STEPS = 3
+
+
+def chain_config(name: str, model: str) -> str:
+    """An ensemble that runs a model of INPUT0 and OUTPUT0, FP32[16], STEPS times, one after the other."""
+    tensors = ["INPUT0", *(f"t{at}" for at in range(1, STEPS)), "OUTPUT0"]
+    steps = ", ".join(
+        f'{{ model_name: "{model}" model_version: -1 input_map {{ key: "INPUT0" value: "{given}" }} '
+        f'output_map {{ key: "OUTPUT0" value: "{made}" }} }}'
+        for given, made in pairwise(tensors)
+    )
+    return (
+        f'name: "{name}"\nplatform: "ensemble"\nmax_batch_size: 32\n'
+        'input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] } ]\n'
+        'output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] } ]\n'
+        f"ensemble_scheduling {{ step [ {steps} ] }}\n"
+    )
+
+
 def write_repository(root: Path) -> Path:
-    """A repository of `ident` (FP32[16]) and `image` (600 KB), both also in Python, and `heavy` (ONNX, one thread)."""
+    """A repository of `ident` (FP32[16]) and `image` (600 KB), both also in Python, `chain` (an ensemble) and `heavy`
+    (ONNX, one thread)."""
     one_thread = 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
     configs = {
         "ident": config("ident", "identity", ("INPUT0", "OUTPUT0"), "16", 32),
         "image": config("image", "identity", ("INPUT0", "OUTPUT0"), "3, 224, 224", 32),
+        "chain": chain_config("chain", "ident"),
         "python_ident": python_identity_config("python_ident", "16"),
         "python_image": python_identity_config("python_image", "3, 224, 224"),
         "heavy": config("heavy", "onnxruntime", ("x", "y"), str(HEAVY_WIDTH), HEAVY_MAX_BATCH, one_thread),

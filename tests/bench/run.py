@@ -155,6 +155,14 @@ def cpu_row(server: ServerProcess, name: str, model: str, protocol: str) -> Row:
     return row(name, "us CPU per request", samples, f"{CALLERS} callers")
 
 
+def ensemble_rows(server: ServerProcess) -> list[Row]:
+    """An ensemble of STEPS times the same model, and what a step costs beside a request for that model alone."""
+    alone = cpu_row(server, "ident-http", "ident", "http")
+    chain = cpu_row(server, "ensemble-http", "chain", "http")
+    steps = [(whole - one) / (models.STEPS - 1) for whole, one in zip(chain.samples, alone.samples, strict=True)]
+    return [chain, row("ensemble-step", "us CPU per step", steps, f"{models.STEPS} steps, against the one alone")]
+
+
 def growth_row(server: ServerProcess) -> Row:
     """Memory that GROWTH_REQUESTS small requests leave behind."""
 
@@ -191,6 +199,7 @@ ON_A_SERVER: dict[str, Callable[[ServerProcess], list[Row]]] = {
     "ident-http": lambda server: [cpu_row(server, "ident-http", "ident", "http")],
     "ident-grpc": lambda server: [cpu_row(server, "ident-grpc", "ident", "grpc")],
     "image-http": lambda server: [cpu_row(server, "image-http", "image", "http")],
+    "ensemble-http": ensemble_rows,
     "python-http": lambda server: [cpu_row(server, "python-http", "python_ident", "http")],
     "python-grpc": lambda server: [cpu_row(server, "python-grpc", "python_ident", "grpc")],
     "python-image-http": lambda server: [cpu_row(server, "python-image-http", "python_image", "http")],

@@ -29,5 +29,14 @@ def test_the_demo_shows_that_answers_are_those_outside_the_server_and_outlast_a_
     assert answered is not None
     assert len({killed[1], answered[1], answered[2]}) == 3
 
+    readings = re.findall(
+        r"  (\w+), [\w ]+: 60 digits in \d+ ms, (\d+) read right; china.jpg looks like a \w+, flower.jpg looks like a \w+:"
+        r" as the same steps do here",
+        done.stdout,
+    )
+    assert [model for model, _ in readings] == ["read_digits", "read_digits_bls"]
+    assert all(int(correct) > 50 for _, correct in readings)
+    assert re.search(r"'spell' reads \d{4} aloud in 4 server-sent events: (\w+ ?){4}", done.stdout)
+
     for command in ("halimede serve", "curl -s -d", "/metrics"):
         assert command in done.stdout

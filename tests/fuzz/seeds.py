@@ -1,9 +1,11 @@
 """Where the fuzzer begins: well-formed inputs of each target, from which it mutates."""
 
+from typing import Any
+
 import numpy as np
 
 from halimede.backends.hosting import Answer, Reply
-from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, Tensor
+from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.core.wire.protocol import ModelInferRequest
 from halimede.workers import frames
 from halimede.workers.frames import Kind
@@ -56,6 +58,15 @@ def _response(key: int, reply: Reply, final: bool) -> bytes:
     return bytes(frames.encode_response(key, reply, final, 5, _OUTPUTS, _place))
 
 
+def _infer(number: int, *inputs: Tensor, batch: int = 1, **fields: Any) -> bytes:
+    request = InferenceRequest("m", inputs=list(inputs), **fields)
+    return bytes(frames.encode_infer(number, batch, request, _place, lambda: 0))
+
+
+def _taken(number: int, count: int) -> bytes:
+    return frames.frame(Kind.TAKEN, frames.TAKEN.pack(number, count))
+
+
 _CALL = frames.frame(Kind.CALL, frames.CALL.pack(3) + b'["metric_new",{"family":1,"labels":{"a":"b"}}]')
 
 SEEDS: dict[str, tuple[bytes, ...]] = {
@@ -69,6 +80,12 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         *(b"\xff" + text for text in _JSON),
         bytes([len(_BINARY) // 8]) + _BINARY + bytes(8),
         b"\x00" + bytes(8),
+    ),
+    "generate_to_tensor": (
+        b'\x00{"x":1.5,"i":[1,-2],"k":"v","id":"a","parameters":{"u":18446744073709551615,"n":2}}',
+        b'\x10{"s":"a long text that is longer than a block \\" \xc3\xa9","b":[true,false],"x":[NaN,-Infinity]}',
+        b'\x01{"x": NaN ,"s":["a","b"],"parameters":{"i":[0],"x2":null}}',
+        b'\x05{"s":[[],"[{",{}],"i":[1,[2,3]],"t":"' + b"long " * 16 + b'"}',
     ),
     "pbtxt": (
         b'name: "m" backend: "identity" max_batch_size: 8\ninput [ { name: "IN" data_type: TYPE_FP32 dims: [ -1, 3 ] } ]\n'
@@ -97,5 +114,11 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         b"\x21" + frames.json_frame(Kind.STARTED, {"is_async": False}) + frames.frame(Kind.LOG, b"\2hello") + _CALL,
         b"\x55" + frames.json_frame(Kind.FAILED, {"code": "INTERNAL", "message": "no"}) + frames.frame(Kind.STOPPED),
         b"\x07" + frames.frame(Kind.METRICS, frames.METRIC.pack(1, 0, 1.5) + frames.METRIC.pack(2, 2, -1)) + _CALL,
+        b"\x19"
+        + _infer(1, _Y, _S, id="a", outputs=("y",), parameters={"k": 1}, sequence_id="s", priority=2)
+        + _taken(1, 1)
+        + _infer(2, _PLACED, batch=0, sequence_id=7, sequence_start=True)
+        + frames.frame(Kind.CANCEL_CALL, frames.CALL.pack(1))
+        + _done(1, [None, None]),
     ),
 }

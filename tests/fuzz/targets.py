@@ -18,8 +18,8 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.config.read import ParsedConfig, read_json, read_pbtxt, read_yaml
 from halimede.core.config.write import to_json
 from halimede.core.schedule.batching import check_reply
-from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
-from halimede.core.wire import grpc_infer, http_infer
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
+from halimede.core.wire import generate, grpc_infer, http_infer
 from halimede.core.wire.json_tensor import run
 from halimede.core.wire.protocol import ModelInferRequest, parse
 from halimede.frontends.http.framing import Limits
@@ -115,6 +115,33 @@ def json_to_tensor(data: bytes) -> None:
     except InferenceError:
         return
     check_tensors(request)
+
+
+# ---- generate to tensors
+
+
+def generate_outcome(decode: Callable[[], InferenceRequest]) -> tuple[Any, ...]:
+    try:
+        request = decode()
+    except InferenceError as error:
+        check_error(error, {ErrorCode.INVALID_ARG})
+        return (error.code,)
+    return [(t.name, t.datatype, t.shape, bytes(t.data)) for t in request.inputs], request.id, repr(request.parameters)
+
+
+def generate_to_tensor(data: bytes) -> None:
+    """A body of `generate`, whose first byte says how it is cut: read at once and in steps."""
+    if len(data) < 2:
+        return
+    body = data[1:]
+    at_once = generate_outcome(lambda: generate.decode_generate(VIEW, body))
+    assert generate_outcome(lambda: generate.decode_small(VIEW, body)) == at_once
+    block_bytes = 16 + data[0]
+    if body.strip():
+        in_steps = generate_outcome(lambda: run(generate.decode_large_steps(VIEW, body, block_bytes=block_bytes)))
+        assert in_steps == at_once
+    if len(at_once) > 1:
+        check_tensors(generate.decode_generate(VIEW, body))
 
 
 # ---- gRPC contents
@@ -302,6 +329,7 @@ class _Owner:
     def __init__(self) -> None:
         self.heard: list[Any] = []
         self.calls: list[Any] = []
+        self.cancelled: list[int] = []
         self.wants_memory = False
 
     def on_done(self, batch: Batch, done: frames.Done) -> None:
@@ -322,6 +350,24 @@ class _Owner:
     async def on_call(self, method: str, arguments: Mapping[str, Any]) -> Any:
         self.calls.append((method, repr(arguments)))
         raise InferenceError(ErrorCode.UNSUPPORTED, "not here")
+
+    def on_infer(self, infer: frames.Infer, slot: int | None, on_response: Callable[[InferenceResponse], None]) -> int:
+        self.wants_memory |= infer.wanted_bytes > 0
+        request = infer.request
+        inputs = [(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data)) for tensor in request.inputs]
+        request.inputs = []
+        self.heard.append((infer.batch, slot, inputs, repr(request)))
+        # Every other one is over at once, the others have one answer of many.
+        final = len(self.heard) % 2 == 0
+        on_response(InferenceResponse(request.model_name, "1", request.id, final=final))
+        return len(self.heard)
+
+    def on_cancel_call(self, ticket: int) -> None:
+        # Those that are under way when the worker is given up are cancelled in any case.
+        self.cancelled.append(ticket)
+
+    def on_taken(self, ticket: int, responses: int) -> None:
+        self.heard.append((ticket, responses))
 
 
 def _told(reply: Reply) -> Any:
@@ -371,7 +417,7 @@ def hear_worker(pieces: list[bytes]) -> tuple[Any, bool]:
     assert len(lost) <= 1
     assert all(0 < len(reason) < 500 for reason in lost)
     # Calls are answered in tasks, which end with the worker.
-    return (owner.heard, lost, () if lost else owner.calls), owner.wants_memory
+    return (owner.heard, lost, owner.cancelled, () if lost else owner.calls), owner.wants_memory
 
 
 def worker_frames(data: bytes) -> None:
@@ -390,5 +436,5 @@ def worker_frames(data: bytes) -> None:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
-    for target in (http_framing, json_to_tensor, pbtxt, config_yaml, grpc_contents, worker_frames)
+    for target in (http_framing, json_to_tensor, generate_to_tensor, pbtxt, config_yaml, grpc_contents, worker_frames)
 }

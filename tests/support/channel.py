@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from halimede.backends.hosting import Answer, Host, HostedRequest, Reply, Runner, WorkerSpec
-from halimede.core.types import Buffer, DataType, InferenceRequest, Tensor
+from halimede.core.types import Buffer, DataType, InferenceRequest, InferenceResponse, Tensor
 from halimede.workers import frames
 from halimede.workers.child.channel import Channel, ServerGoneError
 from halimede.workers.child.main import Memory, Serving, WorkerHost
@@ -63,6 +63,10 @@ class Heard:
     calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     hold_calls: asyncio.Event | None = None
     on_end: Callable[[Batch, frames.Done], None] | None = None
+    asked: "list[Asked]" = field(default_factory=list)
+    on_ask: "Callable[[Asked], None] | None" = None
+    uncalled: list[int] = field(default_factory=list)
+    taken: list[tuple[int, int]] = field(default_factory=list)
 
     def on_done(self, batch: Batch, done: frames.Done) -> None:
         if self.on_end is not None:
@@ -83,6 +87,35 @@ class Heard:
         if self.hold_calls is not None:
             await self.hold_calls.wait()
         return arguments.get("give")
+
+    def on_infer(self, infer: frames.Infer, slot: int | None, on_response: Callable[[InferenceResponse], None]) -> int:
+        ticket = len(self.asked) + 1001
+        asked = Asked(ticket, infer.batch, slot, infer.request, on_response)
+        self.asked.append(asked)
+        if self.on_ask is not None:
+            self.on_ask(asked)
+        return ticket
+
+    def on_cancel_call(self, ticket: int) -> None:
+        self.uncalled.append(ticket)
+
+    def on_taken(self, ticket: int, responses: int) -> None:
+        self.taken.append((ticket, responses))
+
+
+@dataclass
+class Asked:
+    """An inference that the worker asked for."""
+
+    ticket: int
+    batch: int
+    slot: int | None
+    request: InferenceRequest
+    on_response: Callable[[InferenceResponse], None]
+
+    def answer(self, *outputs: Tensor, final: bool = True, **fields: Any) -> None:
+        request = self.request
+        self.on_response(InferenceResponse(request.model_name, "3", request.id, list(outputs), final=final, **fields))
 
 
 class Stage:
@@ -215,15 +248,16 @@ def response_frame(
 class Script:
     """A `Runner` made of one function."""
 
-    run: Callable[[Sequence[HostedRequest]], list[Reply]]
+    run: Callable[[Sequence[HostedRequest]], Any]
+    """Its replies, or what gives them when it is awaited."""
     is_async: bool = False
     answers_is_ready: bool = False
 
     def execute(self, requests: Sequence[HostedRequest]) -> list[Reply]:
-        return self.run(requests)
+        return list(self.run(requests))
 
     async def execute_async(self, requests: Sequence[HostedRequest]) -> list[Reply]:
-        return self.run(requests)
+        return list(await self.run(requests))
 
     async def is_ready(self) -> bool:
         return True
@@ -265,8 +299,12 @@ class HonestWorker(threading.Thread):
 
     def run(self) -> None:
         try:
-            serving = Serving(self.channel, self.memory, self.host, self._make(self.host), SPEC, INPUTS, OUTPUTS)
-            serving.run()
+            runner = self._make(self.host)
+            serving = Serving(self.channel, self.memory, self.host, runner, SPEC, INPUTS, OUTPUTS)
+            if runner.is_async:
+                asyncio.run(serving.run_on_loop())
+            else:
+                serving.run()
         except ServerGoneError:
             pass
         except BaseException as error:

@@ -199,6 +199,7 @@ ensemble_scheduling {
       model_name: "classify"
       model_version: 2
       model_namespace: "/models/vision"
+      when: "image.shape[0] > 0 and parameters.labels != 'no'"
       input_map [ { key: "x" value: "image" } ]
       output_map: { key: "label", value: "CLASS" }
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, get_args, get_origin, get_type_hints
 
-from google.protobuf import descriptor_pb2, text_format
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
@@ -70,8 +70,26 @@ EDITS = st.lists(
 )
 
 
+def protocol_file():
+    """Triton's own file of the configuration, from its client, with the field that is ours alone."""
+    file = descriptor_pb2.FileDescriptorProto()
+    model_config_pb2.DESCRIPTOR.CopyToProto(file)
+    ensembling = next(message for message in file.message_type if message.name == "ModelEnsembling")
+    step = next(message for message in ensembling.nested_type if message.name == "Step")
+    field = step.field.add(name="when", json_name="when", number=1000, proto3_optional=True)
+    field.label, field.type = field.LABEL_OPTIONAL, field.TYPE_STRING
+    field.oneof_index = len(step.oneof_decl)
+    step.oneof_decl.add(name="_when")
+    return file
+
+
+_POOL = descriptor_pool.DescriptorPool()
+_POOL.AddSerializedFile(protocol_file().SerializeToString())
+_MODEL_CONFIG = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("inference.ModelConfig"))
+
+
 def new():
-    return model_config_pb2.ModelConfig()
+    return _MODEL_CONFIG()
 
 
 def names_of(message):
@@ -153,7 +171,7 @@ class Protoc:
 
     def __init__(self, directory: Path) -> None:
         described = descriptor_pb2.FileDescriptorSet()
-        model_config_pb2.DESCRIPTOR.CopyToProto(described.file.add())
+        described.file.append(protocol_file())
         path = directory / "set.pb"
         path.write_bytes(described.SerializeToString())
         arguments = [f"--descriptor_set_in={path}", "--deterministic_output", "--encode=inference.ModelConfig"]

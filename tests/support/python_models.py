@@ -1,9 +1,11 @@
 """A worker process played in one process: a host that keeps what it is told, and models made of a few lines."""
 
+import asyncio
 import json
 import textwrap
 import threading
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 
 from halimede.backends.hosting import Answer, HostedRequest, Reply, WorkerSpec
 from halimede.backends.python.runner import PythonRunner, make_runner
-from halimede.core.types import DataType, InferenceError, InferenceRequest, Tensor
+from halimede.core.types import DataType, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.tensor import tensor_from_array
 
 HEAD = "import threading\nimport numpy as np\nimport triton_python_backend_utils as pb\n"
@@ -25,9 +27,33 @@ class Hosted:
     rows: int = 1
 
 
+class FakeCall:
+    """An inference that gives its answers one after the other, those of a generator as they are asked for."""
+
+    def __init__(self, request: InferenceRequest, answers: Iterable[InferenceResponse]) -> None:
+        self.request = request
+        self.cancelled = False
+        self._answers = iter(answers)
+        self._lock = threading.Lock()
+
+    def receive(self) -> InferenceResponse | None:
+        with self._lock:
+            return next(self._answers, None)
+
+    async def receive_async(self) -> InferenceResponse | None:
+        await asyncio.sleep(0)
+        return self.receive()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
 @dataclass
 class FakeHost:
-    """Keeps logs, answers by key, calls and updates; `results` are what calls give, errors are raised."""
+    """Keeps logs, answers by key, calls, updates and inferences; `results` are what calls give, errors are raised.
+
+    `infers` answers inferences. Those who ask keep the call alone: `inferred` has the requests.
+    """
 
     cancelled: set[int] = field(default_factory=set)
     logs: list[tuple[str, str]] = field(default_factory=list)
@@ -37,6 +63,8 @@ class FakeHost:
     results: dict[str, Any] = field(default_factory=dict)
     refuses: InferenceError | None = None
     ended: str = ""
+    infers: Callable[[InferenceRequest], Iterable[InferenceResponse]] | None = None
+    inferred: deque[InferenceRequest] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -66,6 +94,11 @@ class FakeHost:
             return None
         self._numbers += 1
         return self._numbers
+
+    def infer(self, request: InferenceRequest) -> FakeCall:
+        self.inferred.append(request)
+        assert self.infers is not None, "nothing answers inferences in this test"
+        return FakeCall(request, self.infers(request))
 
     def end(self, why: str) -> None:
         self.ended = why

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from halimede.core.types import InferenceError, InferenceRequest, ParameterValue, Tensor
+from halimede.core.types import InferenceError, InferenceRequest, InferenceResponse, ParameterValue, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,26 @@ class HostedRequest(Protocol):
     rows: int
 
 
+class Call(Protocol):
+    """An inference that hosted code asked for. Thread-safe; one that is collected before its end is cancelled.
+
+    A call of a model that answers once has one final response; of a decoupled one any number, the last with `final`,
+    which may be empty. Errors of the call are responses with `error`.
+    """
+
+    def receive(self) -> InferenceResponse | None:
+        """Wait for the next answer; None once the final one was given.
+
+        An answer that is not final is acknowledged as it is received: the sender may have 32 or 8 MiB on their way.
+        """
+
+    async def receive_async(self) -> InferenceResponse | None:
+        """The same, without blocking the running loop."""
+
+    def cancel(self) -> None:
+        """Nobody wants the answers any more; the final one still comes, at the latest when the model has ended it."""
+
+
 class Host(Protocol):
     """The worker process, to the code that it hosts. All methods may be called from any thread."""
 
@@ -87,6 +107,14 @@ class Host(Protocol):
         is_model_ready {model_name, model_version} -> bool,
         metric_family_new {name, description, kind: COUNTER|GAUGE|HISTOGRAM} -> id, metric_family_delete {id},
         metric_new {family, labels, buckets} -> id, metric_delete {id}, metric_value {id} -> number.
+        """
+
+    def infer(self, request: InferenceRequest) -> Call:
+        """Ask a model of the server for an inference; inputs in wire layout. Raises InferenceError when it cannot be
+        sent.
+
+        Never waits: where this process has as many calls under way as it may have (256), the request is sent as its
+        first answer is received. May be called from any thread, that of an event loop too.
         """
 
     def update_metric(self, metric: int, operation: str, value: float) -> None:

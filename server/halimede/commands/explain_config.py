@@ -1,13 +1,15 @@
 """`halimede explain-config`: a model's configuration as the server would run it, and where each value comes from.
 
-All that a load does is done here, short of loading the model, so that what is wrong is found here too. The
-configuration goes to standard output; problems and notes, a line each, to standard error.
+All that a load does is done here, short of loading the model, so that what is wrong is found here too; of an ensemble,
+for the models of its steps as well. The configuration goes to standard output; problems and notes, a line each, to
+standard error.
 """
 
 import json
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +25,8 @@ from halimede.commands.readers import (
 )
 
 if TYPE_CHECKING:
-    from halimede.runtime.prepare import ModelPlan
-    from halimede.runtime.repository import ModelEntry
+    from halimede.runtime.prepare import LoadOptions, ModelPlan
+    from halimede.runtime.repository import ModelEntry, ModelRepository
 
 DEFAULT_BACKEND_DIRECTORY = "/opt/tritonserver/backends"
 
@@ -43,14 +45,14 @@ def run(
     # Imported here, so that --help and a mistyped flag answer without the serving libraries.
     from halimede.core.types import InferenceError
     from halimede.runtime.devices import read_inventory
-    from halimede.runtime.prepare import ConfigError, LoadOptions, in_file, plan_model
+    from halimede.runtime.prepare import ConfigError, LoadOptions, in_file
     from halimede.settings import Settings
-    from halimede.workers.abandon import Abandon
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     device_list = os.environ.get(DEVICE_LIST_VARIABLE)
     try:
-        entry = _find(model, config_name)
+        repository, name = _repository(model, config_name)
+        entry = _find(repository, name)
         inventory = read_inventory(
             Path(device_list) if device_list else None, Settings().min_supported_compute_capability
         )
@@ -61,7 +63,7 @@ def run(
             backend_directory=backend_directory,
         )
         try:
-            plan = plan_model(entry, options, Abandon())
+            plan = _plan(entry, options, repository, {})
         finally:
             options.launcher.close()
     except ConfigError as error:
@@ -77,6 +79,45 @@ def run(
         _say(in_file(entry, plan.stages[0].origin, note))
     click.echo(printed(plan, form))
     return 0
+
+
+def _plan(
+    entry: "ModelEntry", options: "LoadOptions", repository: "ModelRepository", planned: "dict[str, ModelPlan | None]"
+) -> "ModelPlan":
+    """The plan of a model, or of an ensemble with those of its steps' models, from the same repository.
+
+    `planned` has what was planned before by name, None for what is being planned.
+    """
+    from halimede.core.config.explain import Stage
+    from halimede.core.ensemble.graph import members_of
+    from halimede.core.types import ErrorCode, InferenceError
+    from halimede.runtime.prepare import ensemble_graph, plan_model
+    from halimede.workers.abandon import Abandon
+
+    planned[entry.name] = None
+    plan = plan_model(entry, options, Abandon())
+    members = []
+    for name, version in members_of(plan.config):
+        if name not in planned:
+            try:
+                member = repository.find(name)
+            except LookupError as error:
+                text = f"ensemble {entry.name} contains models that are not available or ambiguous: {name}: {error}"
+                raise InferenceError(ErrorCode.INVALID_ARG, text) from None
+            planned[name] = _plan(member, options, repository, planned)
+        step = planned[name]
+        if step is None:
+            text = f"circular dependency between ensembles: {name} -> ... -> {entry.name} -> {name}"
+            raise InferenceError(ErrorCode.INVALID_ARG, text)
+        if version not in (-1, *step.versions):
+            text = f"ensemble '{entry.name}' depends on '{name}' whose required version {version} is not loaded."
+            raise InferenceError(ErrorCode.INVALID_ARG, text)
+        members.append(step.config)
+    if members:
+        _, config = ensemble_graph(plan.config, members)
+        plan = replace(plan, config=config, stages=(*plan.stages, Stage("the steps' models", config)))
+    planned[entry.name] = plan
+    return plan
 
 
 def _say(text: str) -> None:
@@ -103,16 +144,21 @@ def printed(plan: "ModelPlan", form: str) -> str:
     return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
 
 
-def _find(model: Path, config_name: str) -> "ModelEntry":
+def _repository(model: Path, config_name: str) -> "tuple[ModelRepository, str]":
+    """The repository that the model is in, and its name there."""
     from halimede.runtime.repository import ModelRepository
 
     if model.is_file():
         repository = ModelRepository((), model)
-        return repository.find(repository.scan().names[0])
+        return repository, repository.scan().names[0]
     # Not resolved: a link's own name is the model's.
     directory = Path(os.path.abspath(model))
+    return ModelRepository((directory.parent,), config_name=config_name), directory.name
+
+
+def _find(repository: "ModelRepository", name: str) -> "ModelEntry":
     try:
-        return ModelRepository((directory.parent,), config_name=config_name).find(directory.name)
+        return repository.find(name)
     except LookupError as error:
         raise click.UsageError(str(error)) from None
 
@@ -170,7 +216,8 @@ def explain_config(
     """Print the configuration that a model would run under, and where each value comes from.
 
     A value is from a line of the configuration file, from the model directory (the backend, by the names of its files),
-    from the model file (what the backend reads in it), or a default of the server or the backend. The model is not
+    from the model file (what the backend reads in it), or a default of the server or the backend. An ensemble's is held
+    against those of its steps' models, which are looked for in the directory that it is in itself. The model is not
     loaded; one in Python is asked by its auto_complete_config, in a process of its own. Exits with 1, and says all that
     is wrong, where the configuration cannot be used.
     """

@@ -1,4 +1,5 @@
-"""Two acts before one server: a trained model, asked, compared and measured; and python models, one of them killed."""
+"""Three acts before one server: a trained model, asked, compared and measured; python models, one of them killed; and
+pipelines of all of them."""
 
 import os
 import signal
@@ -14,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from halimede.demo import photos
-from halimede.demo.digits import Export, answers_outside, train
+from halimede.demo import photos, pipelines
+from halimede.demo.digits import LABELS, Export, answers_outside, train
 from halimede.demo.drive import CALLERS, Drive, drive
 from halimede.demo.process import ServerNotReadyError, ServerProcess
 
@@ -24,6 +25,8 @@ PASSES = 10
 LIBRARIES = {"HTTP": "tritonclient.http", "gRPC": "tritonclient.grpc"}
 TOLERANCE = 1e-5
 """How far a probability may be from the one computed outside: batches of other sizes round differently."""
+PICTURES = 60
+DIGITS_READ_ALOUD = 4
 RAMP = " .:-=+*#%@"
 
 
@@ -46,7 +49,11 @@ def main() -> int:
         with console.status("Starting halimede serve"):
             server.wait_ready()
         console.print(f"Server: process {server.pid}, HTTP {server.address('http')}, gRPC {server.address('grpc')}")
-        are_right = [digits_act(console, server, export), photos_act(console, server)]
+        are_right = [
+            digits_act(console, server, export),
+            photos_act(console, server),
+            pipelines_act(console, server, export),
+        ]
 
     console.print("\nGo on by hand:")
     shown = [short(folder) for folder in (Path(sys.executable).with_name("halimede"), photos.REPOSITORY)]
@@ -109,6 +116,39 @@ def photos_act(console: Console, server: ServerProcess) -> bool:
     return all(are_right)
 
 
+def pipelines_act(console: Console, server: ServerProcess, export: Export) -> bool:
+    """Read digits from files by an ensemble and by python code, and one aloud; whether all is read as outside."""
+    images, digits = export.held_out()
+    pictures = [pipelines.as_png(image) for image in images[:PICTURES]]
+    samples = photos.sample_photos()
+    outside = pipelines.read_outside(export, [*pictures, *(photo.jpeg for photo in samples)])
+    are_right = []
+    console.print("\nPipelines decode PNG and JPEG files, classify them in ONNX Runtime, and say it in words:")
+    for model, kind in ((pipelines.ENSEMBLE, "an ensemble"), (pipelines.BLS, "python code that calls models")):
+        reading = pipelines.read(server.address("http"), model, [*pictures, *(photo.jpeg for photo in samples)])
+        is_right = pipelines.are_equal(reading, outside)
+        correct = sum(word == LABELS[digit] for word, digit in zip(reading.words, digits[:PICTURES], strict=False))
+        console.print(
+            f"  {model}, {kind}: {len(pictures)} digits in {reading.seconds * 1000:.0f} ms, {correct} read right; "
+            + ", ".join(
+                f"{photo.name} looks like a {word}"
+                for photo, word in zip(samples, reading.words[PICTURES:], strict=True)
+            )
+            + f": {verdict(is_right, 'as the same steps do here')}",
+            soft_wrap=True,
+        )
+        are_right.append(is_right)
+    number = "".join(str(digit) for digit in digits[:DIGITS_READ_ALOUD])
+    words = list(pipelines.spell(server.address("http"), number))
+    is_right = words == [LABELS[int(digit)] for digit in number]
+    console.print(
+        f"Decoupled model '{pipelines.SPELL}' reads {number} aloud in {len(words)} server-sent events: "
+        + f"{' '.join(words)}{'' if is_right else ': [bold red]NOT what it says[/]'}",
+        soft_wrap=True,
+    )
+    return all((*are_right, is_right))
+
+
 def show_pixels(console: Console, server: ServerProcess, photo: photos.Photo) -> bool:
     """A line on one photograph; whether its pixels are right."""
     answer = photos.ask_pixels(server.address("http"), photo)
@@ -135,8 +175,8 @@ def ms(timed: photos.Timed) -> str:
     return f"{timed.seconds * 1000:.0f} ms"
 
 
-def verdict(is_right: bool) -> str:
-    return "as opencv does here" if is_right else "[bold red]NOT as opencv does here[/]"
+def verdict(is_right: bool, same: str = "as opencv does here") -> str:
+    return same if is_right else f"[bold red]NOT {same}[/]"
 
 
 def drawn(row: photos.Pixels) -> Text:

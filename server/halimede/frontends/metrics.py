@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from halimede.core.types import Buffer
 from halimede.core.wire.http_control import error_json
+from halimede.frontends.http.answers import respond_error
 from halimede.frontends.http.framing import Limits
-from halimede.frontends.http.infer import respond_error
 from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.protocol import JSON, PLAIN_TEXT, Exchange
 from halimede.frontends.http.routes import path_of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from halimede import __version__
 from halimede.core.config.check_request import Checked
 from halimede.core.config.model_view import ModelView
-from halimede.core.observe import metrics
+from halimede.core.observe import kv_cache, metrics
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.repository.layout import model_name_problem
 from halimede.core.schedule.waits import Place, WaitGraph
@@ -21,6 +21,7 @@ from halimede.core.types import (
 )
 from halimede.core.types.caller import MAX_DEPTH, Caller
 from halimede.core.types.error import clip
+from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.statistics import ModelStatistics
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.lifecycle import ModelLifecycle, Serving
@@ -81,6 +82,7 @@ class CoreServer:
         self._draining = False
         self._next_ticket = 1
         self._waits = WaitGraph(self._place_of)
+        lifecycle.inferences = self
         self._control: set[asyncio.Task[None]] = set()
         self._framing: dict[int, asyncio.Task[None]] = {}
         self._framing_slots = asyncio.Semaphore(FRAMING_THREADS)
@@ -144,7 +146,7 @@ class CoreServer:
             if caller.waiter is not None:
                 on_response = self._waited_for(ticket, caller, on_response)
         try:
-            model = self._find(request.model_name, request.model_version).version
+            model = self._find(request.model_name, request.model_version, is_inside=caller is not None).version
             checked = model.checker.check(request)
         except InferenceError as error:
             on_response(InferenceResponse(request.model_name, "", request.id, error=error))
@@ -153,7 +155,7 @@ class CoreServer:
             self._frame_first(ticket, model, request, checked, on_response, received_ns, caller)
         else:
             model.pump.submit(ticket, request, checked, on_response, received_ns, caller)
-            if caller is not None:
+            if caller is not None and caller.waiter is not None:
                 self._refuse_if_stuck(ticket)
         return ticket
 
@@ -171,9 +173,7 @@ class CoreServer:
 
     def _refuse_if_stuck(self, ticket: int) -> None:
         flight = self._lifecycle.live.by_ticket.get(ticket)
-        if flight is None or flight.caller is None or flight.caller.waiter is None:
-            return
-        if self._waits.is_stuck(ticket):
+        if flight is not None and self._waits.is_stuck(ticket):
             flight.pump.refuse(ticket, InferenceError(ErrorCode.UNAVAILABLE, DEADLOCK % flight.request.model_name))
 
     def _place_of(self, ticket: int) -> Place:
@@ -214,7 +214,7 @@ class CoreServer:
                 # Submitted first: a pump that is held by nobody may close.
                 model.pump.submit(ticket, request, checked, on_response, received_ns, caller)
                 model.pump.release(checked.size_bytes)
-                if caller is not None:
+                if caller is not None and caller.waiter is not None:
                     self._refuse_if_stuck(ticket)
 
         try:
@@ -237,6 +237,9 @@ class CoreServer:
         flight = self._lifecycle.live.by_ticket.get(ticket)
         if flight is not None:
             flight.pump.acknowledge(ticket, responses)
+
+    def kv_cache(self, model: str) -> KvCache | None:
+        return kv_cache.find_kv_cache(self._custom_metrics.series(kv_cache.FAMILY), model)
 
     def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         records = self._lifecycle.records
@@ -265,10 +268,9 @@ class CoreServer:
             raise InferenceError(ErrorCode.UNSUPPORTED, text)
         await self._finish(self._lifecycle.load(name, for_model=for_model))
 
-    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:  # noqa: ARG002
-        # No model depends on another without ensembles, so that `unload_dependents` asks for nothing more.
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         self._require_control(name)
-        await self._finish(self._lifecycle.unload(name))
+        await self._finish(self._lifecycle.unload(name, with_steps=unload_dependents))
 
     def render_metrics(self) -> Generator[None, None, list[bytes]]:
         """The metrics page in Prometheus' text format, in steps as `core.observe.metrics.render` makes it."""
@@ -304,15 +306,16 @@ class CoreServer:
         if self._draining:
             raise STOPPING
 
-    def _find(self, name: str, version: str) -> Serving:
+    def _find(self, name: str, version: str, *, is_inside: bool = False) -> Serving:
+        """What serves the model; a call from inside the server also finds what is leaving, and still needed."""
         record = self._lifecycle.records.get(name)
         if record is not None:
             serving = record.serving.get(version)
             if serving is not None:
                 return serving
-        return self._find_slow(name, version)
+        return self._find_slow(name, version, is_inside)
 
-    def _find_slow(self, name: str, version: str) -> Serving:
+    def _find_slow(self, name: str, version: str, is_inside: bool) -> Serving:
         """Everything but a canonical version of a ready model: other spellings of a number, and all errors."""
         text = str(_version_number(version)) if version else ""
         record = self._lifecycle.records.get(name)
@@ -321,6 +324,8 @@ class CoreServer:
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{shown}' is not found")
         if text in record.serving:
             return record.serving[text]
+        if is_inside and text in record.leaving:
+            return record.leaving[text]
         if not text:
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{shown}' has no available versions")
         if int(text) in record.status:

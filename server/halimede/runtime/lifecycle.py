@@ -4,6 +4,11 @@ One lock per model name serialises its loads and unloads; different models do no
 load slot. State changes on the event loop only. A reload builds the new versions beside the old ones, which serve
 until the swap (one synchronous step) and then drain in the background; a reload that fails leaves the old ones alone.
 
+An ensemble is loaded after the models of its steps, and follows them: `_follow` is called in the same step as every
+change of what a model serves. It takes out of service the ensembles above it that lost a step, brings back those that
+have all of them again, and makes anew those whose steps' configurations have changed. What is in flight in an ensemble
+finishes as it began: models that are unloaded meanwhile stay, for calls from within alone, until it has.
+
 What runs a model's own code (a load, the start of instances, a close) may never return, and a thread cannot be ended.
 So nothing waits for such work for ever: an unload that has waited long, or a stop of the server, leaves a load behind,
 and what does not close in time is left behind too. What such a load makes in the end is closed as it comes.
@@ -11,15 +16,20 @@ and what does not close in time is left behind too. What such a load makes in th
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from graphlib import TopologicalSorter
 from typing import Any, TypeVar
 
+from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.model_view import ModelView
+from halimede.core.ensemble.graph import members_of
 from halimede.core.repository.lifecycle import Event, next_state, reason, retry_pause_secs
 from halimede.core.types import ErrorCode, InferenceError, ModelIndexEntry, ModelReadyState
+from halimede.runtime.acceptor import Acceptor
+from halimede.runtime.ensemble import Inferences
 from halimede.runtime.malloc import release_free_memory
-from halimede.runtime.model import ModelVersion, start_version
+from halimede.runtime.model import Labels, ModelVersion, Parts, make_ensemble, start_version
 from halimede.runtime.prepare import ConfigError, LoadOptions, NoVersionError, PreparedModel, VersionError, load_model
 from halimede.runtime.pump import LiveRequests
 from halimede.runtime.repository import Listing, ModelEntry, ModelRepository
@@ -39,6 +49,9 @@ CLOSE_PATIENCE_SECS = 7.0
 
 MAX_LOOKS = 16
 """Threads that read the repository at a time."""
+
+LATEST = -1
+"""The version that a step names for the highest one."""
 
 MAX_LEFT_BEHIND = 64
 """Loads and closes that never ended. Each holds a thread and what it allocated, so that they may not become many."""
@@ -72,6 +85,13 @@ class ModelRecord:
     for the highest. `failure` says why the last load failed before any version could be named, `warned` what was said
     of the directory already.
 
+    `ensemble` is set from the load of an ensemble to its unload, also while it does not serve for want of a step;
+    `problem` is why it does not fit the models that its steps have now. `leaving` is as `serving`, of versions that
+    were unloaded while requests of ensembles may still need them.
+
+    `asked` says that its load was asked for by name, and not for the sake of an ensemble. `loads` counts the loads that
+    have ended, `failed` is how the last of them did.
+
     `unloads` are the unloads that wait for the lock: while there are any, no load is tried again. `impatient` are those
     of them that have waited too long: while there are any, `give_up` is set and no load is waited for.
     """
@@ -85,6 +105,12 @@ class ModelRecord:
     wanted: bool = False
     failure: str = ""
     warned: frozenset[str] = frozenset()
+    ensemble: PreparedModel | None = None
+    problem: str = ""
+    leaving: dict[str, Serving] = field(default_factory=dict)
+    asked: bool = False
+    loads: int = 0
+    failed: InferenceError | None = None
     unloads: int = 0
     impatient: int = 0
     unload_asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -94,16 +120,12 @@ class ModelRecord:
         """Serve these versions from now on, in one step; returns what was served before."""
         old = self.versions
         self.versions = dict(sorted(versions.items()))
-        numbers = tuple(version.version for version in self.versions.values())
-        self.serving = {
-            version.version: Serving(
-                version, ModelView(self.name, version.version, numbers, version.config, version.labels)
-            )
-            for version in self.versions.values()
-        }
-        if numbers:
-            self.serving[""] = self.serving[numbers[-1]]
+        self.serving = _by_text(self.versions)
         return old
+
+    def steps(self) -> tuple[tuple[str, int], ...]:
+        """Model and version of each step of an ensemble; () for a model."""
+        return members_of(self.ensemble.config) if self.ensemble is not None else ()
 
     def is_ready(self) -> bool:
         """Whether all versions serve, with an instance up. A reload changes nothing of that, nor when it fails."""
@@ -117,6 +139,8 @@ class ModelRecord:
         """What the index says of a version: of one that serves, what its instances say."""
         version = self.versions.get(number)
         refusal = version.pump.refusal if version is not None else None
+        if self.problem and status.state is ModelReadyState.UNAVAILABLE:
+            return ModelIndexEntry(self.name, str(number), status.state, self.problem)
         if refusal is None or status.state is not ModelReadyState.READY:
             return ModelIndexEntry(self.name, str(number), status.state, status.reason)
         reason = f"{refusal.code.value}: {refusal.message}"
@@ -140,6 +164,37 @@ class ModelRecord:
                 status.reason = ""
             elif status.state is ModelReadyState.UNAVAILABLE and status.reason != reason(Event.UNLOADED):
                 del self.status[number]
+
+
+def _by_text(versions: Mapping[int, ModelVersion]) -> dict[str, Serving]:
+    """Versions, ascending, by the text of a request's version, "" for the highest."""
+    numbers = tuple(version.version for version in versions.values())
+    found = {
+        each.version: Serving(each, ModelView(each.name, each.version, numbers, each.config, each.labels))
+        for each in versions.values()
+    }
+    if numbers:
+        found[""] = found[numbers[-1]]
+    return found
+
+
+class EnsembleError(ConfigError):
+    """An ensemble cannot serve as it is, or not with the models of its steps as they are."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.INVALID_ARG, message)
+
+
+class MissingStepError(EnsembleError):
+    """The model of a step does not serve, or not in the version that the step asks for."""
+
+
+class CircleError(EnsembleError):
+    """An ensemble that is a step of its own. `circle` are the names on the way, the first of them once."""
+
+    def __init__(self, circle: Sequence[str]) -> None:
+        super().__init__(f"circular dependency between ensembles: {' -> '.join((*circle, circle[0]))}")
+        self.circle = tuple(circle)
 
 
 class LeftBehindError(InferenceError):
@@ -175,6 +230,8 @@ class ModelLifecycle:
         self._looks = asyncio.Semaphore(MAX_LOOKS)
         self._next_listing: asyncio.Task[Listing] | None = None
         self._listing_turn = asyncio.Lock()
+        self.inferences: Inferences | None = None
+        """Where ensembles have their steps done; set before any is loaded."""
         self._closing: dict[asyncio.Task[None], ModelVersion] = {}
         self._left_behind: set[asyncio.Task[None]] = set()
         self._memory_was_freed = False
@@ -195,6 +252,10 @@ class ModelLifecycle:
 
         `for_model` says that a model asked for it, whose own load may wait for this one: it takes none of the slots.
         """
+        await self._load_until_done(name, for_model)
+        self.records[name].asked = True
+
+    async def _load_until_done(self, name: str, for_model: bool) -> None:
         while not await self._load_once(name, for_model):
             pass
 
@@ -205,40 +266,52 @@ class ModelLifecycle:
             if self.records.get(name) is not record:
                 return False
             was_wanted = record.wanted
+            record.failed = None
             try:
-                await self._load(record, for_model)
+                await self._load_or_say_why(record, for_model)
                 return True
-            except NoVersionError as error:
-                text = f"load failed for model '{name}': {error.message}"
-                log.error("failed to load '%s': %s", name, error.message, extra={"model": name})
-                raise InferenceError(ErrorCode.INVALID_ARG, text) from error
-            except ConfigError as error:
-                log.error("Poll failed for model directory '%s': %s", name, error.message, extra={"model": name})
-                # Scripts look for this text; what follows it is the reason, which Triton keeps in its log.
-                text = f"failed to load '{name}', failed to poll from model repository: {error.message}"
-                raise InferenceError(ErrorCode.INTERNAL, text) from error
-            except VersionError as error:
-                _log_version_error(name, error)
-                text = (
-                    f"load failed for model '{name}': version {error.version} is at UNAVAILABLE state: "
-                    f"{error.code.value}: {error.message};\n"
-                )
-                raise InferenceError(ErrorCode.INVALID_ARG, text) from error
-            except LeftBehindError as error:
-                log.error("failed to load '%s': %s", name, error.message, extra={"model": name})
-                text = f"load failed for model '{name}': {error.message}"
-                raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+            except InferenceError as error:
+                record.failed = error
+                raise
             finally:
+                record.loads += 1
                 # One failed call must not take a server out of service that nobody had asked for that model before.
                 record.wanted = bool(record.versions) or was_wanted
                 if not record.wanted and not record.status:
                     del self.records[name]
 
-    async def unload(self, name: str) -> None:
+    async def _load_or_say_why(self, record: ModelRecord, for_model: bool) -> None:
+        """Load; InferenceError with what clients are told, its cause is what went wrong."""
+        name = record.name
+        try:
+            await self._load(record, for_model)
+        except (NoVersionError, EnsembleError) as error:
+            text = f"load failed for model '{name}': {error.message}"
+            log.error("failed to load '%s': %s", name, error.message, extra={"model": name})
+            raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+        except ConfigError as error:
+            log.error("Poll failed for model directory '%s': %s", name, error.message, extra={"model": name})
+            # Scripts look for this text; what follows it is the reason, which Triton keeps in its log.
+            text = f"failed to load '{name}', failed to poll from model repository: {error.message}"
+            raise InferenceError(ErrorCode.INTERNAL, text) from error
+        except VersionError as error:
+            _log_version_error(name, error)
+            text = (
+                f"load failed for model '{name}': version {error.version} is at UNAVAILABLE state: "
+                f"{error.code.value}: {error.message};\n"
+            )
+            raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+        except LeftBehindError as error:
+            log.error("failed to load '%s': %s", name, error.message, extra={"model": name})
+            text = f"load failed for model '{name}': {error.message}"
+            raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+
+    async def unload(self, name: str, *, with_steps: bool = False) -> None:
         """Stop serving; instances and model are freed once the last accepted request is answered.
 
         A load that is under way may finish within UNLOAD_PATIENCE_SECS; then it fails, and so does any that waits
-        behind it.
+        behind it. `with_steps`: of an ensemble, the models of its steps are unloaded too, but for those that were
+        loaded by name or that other ensembles use.
         """
         record = self.records.get(name)
         if record is None:
@@ -256,6 +329,7 @@ class ModelLifecycle:
         timer = asyncio.get_running_loop().call_later(UNLOAD_PATIENCE_SECS, lose_patience)
         try:
             async with record.lock:
+                steps = dict(record.steps())
                 self._unload(record)
         finally:
             timer.cancel()
@@ -265,6 +339,19 @@ class ModelLifecycle:
                 record.unload_asked.clear()
             if not record.impatient:
                 record.give_up.clear()
+        if with_steps:
+            await self._unload_unused(steps)
+
+    async def _unload_unused(self, names: Iterable[str]) -> None:
+        for name in names:
+            record = self.records.get(name)
+            if record is None or record.asked or self._is_used(name):
+                continue
+            await self.unload(name, with_steps=True)
+
+    def _is_used(self, name: str) -> bool:
+        """Whether it is a step of an ensemble that serves."""
+        return any(name in version.steps for version in self._serving())
 
     async def index(self, ready_only: bool) -> list[ModelIndexEntry]:
         """The repository index: what is on disk now, and every version that was ever loaded."""
@@ -295,12 +382,17 @@ class ModelLifecycle:
 
     def abort(self) -> None:
         """Fail what is queued in every model, serving or retired: the time to drain is over."""
-        for version in (*self._serving(), *self._closing.values()):
+        # Ensembles first: the failures of their steps are not the cause.
+        for version in sorted((*self._serving(), *self._closing.values()), key=lambda each: each.parts is None):
             version.pump.abort()
 
     async def close(self) -> None:
         """Wait for every accepted request of every model, serving or retired, and free all of them."""
+        # Requests lead to others, of ensembles' steps or by models' own code: no model goes before all are answered.
+        while self.busy()[0]:
+            await asyncio.gather(*(each.drained() for each in (*self._serving(), *self._closing.values())))
         for record in self.records.values():
+            record.ensemble = None
             self._retire(record, record.replace({}))
         if self._closing:
             await asyncio.wait(self._closing)
@@ -350,11 +442,12 @@ class ModelLifecycle:
                 record.forget_failures()
                 return
             building.update((version, VersionStatus(ModelReadyState.UNKNOWN)) for version in entry.versions)
-            serving = await self._build(record, entry, building, for_model)
+            serving, ensemble = await self._build(record, entry, building, for_model)
         except (ConfigError, VersionError, LeftBehindError) as error:
             self._fail(record, building, error)
             raise
         old = record.replace(serving)
+        record.ensemble, record.problem = ensemble, ""
         for number in serving:
             status = building[number]
             if status.state is not ModelReadyState.LOADING:
@@ -362,6 +455,7 @@ class ModelLifecycle:
             status.on(Event.LOADED)
             record.status[number] = status
         record.fingerprint = entry.fingerprint
+        self._follow(record.name)
         self._retire(record, old)
         record.forget_failures()
         log.info("successfully loaded '%s'", record.name, extra={"model": record.name})
@@ -419,17 +513,28 @@ class ModelLifecycle:
 
     async def _build(
         self, record: ModelRecord, entry: ModelEntry, building: dict[int, VersionStatus], for_model: bool
-    ) -> dict[int, ModelVersion]:
-        """New versions with their instances up; all of them or none. ConfigError or VersionError."""
+    ) -> tuple[dict[int, ModelVersion], PreparedModel | None]:
+        """New versions with their instances up, all of them or none; and what an ensemble is made from, None for a
+        model. ConfigError or VersionError."""
         before = dict(record.status)
         try:
-            if for_model:
-                return await self._build_in_slot(record, entry, building, before)
-            await self._unless_unloaded(record, self._slots.acquire(), self._free_slot)
+            if not for_model:
+                await self._unless_unloaded(record, self._slots.acquire(), self._free_slot)
             try:
-                return await self._build_in_slot(record, entry, building, before)
+                prepared = await self._prepare(record, entry, building, before)
+                if not prepared.is_ensemble:
+                    starting = self._start(record.name, prepared)
+                    ends = all(version.isolated is not None for version in prepared.versions)
+                    started = await self._unless_unloaded(
+                        record, starting, self._close_versions, ends_by_cancelling=ends
+                    )
+                    return started, None
             finally:
-                self._slots.release()
+                if not for_model:
+                    self._slots.release()
+            # Without a slot, because the loads that it waits for need some.
+            await self._load_steps(record, prepared, for_model)
+            return self._make_ensemble(prepared), prepared
         except ConfigError:
             record.withdraw(building, before)
             raise
@@ -443,13 +548,14 @@ class ModelLifecycle:
             record.withdraw(building, before)
             raise ConfigError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
 
-    async def _build_in_slot(
+    async def _prepare(
         self,
         record: ModelRecord,
         entry: ModelEntry,
         building: dict[int, VersionStatus],
         before: dict[int, VersionStatus],
-    ) -> dict[int, ModelVersion]:
+    ) -> PreparedModel:
+        """The versions that the policy selects, loaded. ConfigError or VersionError."""
         for number, status in building.items():
             status.on(Event.LOAD)
             if number not in record.versions:
@@ -463,9 +569,165 @@ class ModelLifecycle:
             raise
         selected = {version.version for version in prepared.versions}
         record.withdraw({n: s for n, s in building.items() if n not in selected}, before)
-        starting = self._start(record.name, prepared)
-        ends = all(version.isolated is not None for version in prepared.versions)
-        return await self._unless_unloaded(record, starting, self._close_versions, ends_by_cancelling=ends)
+        return prepared
+
+    async def _load_steps(self, record: ModelRecord, prepared: PreparedModel, for_model: bool) -> None:
+        """Load the models of an ensemble's steps that do not serve, side by side. EnsembleError where one cannot be
+        loaded, also because its load waits for this one."""
+        names: list[str] = []
+        for name, version in dict.fromkeys(members_of(prepared.config)):
+            serving = self._step(name, version)
+            if name not in names and (serving is None or serving.pump.refusal is not None):
+                names.append(name)
+        waits = self._services.loads
+        for name in names:
+            if name == record.name:
+                raise CircleError((name,))
+            if path := waits.path(name, record.name):
+                raise CircleError((record.name, *path[:-1]))
+        waits.add(record.name, names)
+        try:
+            loading = self._load_side_by_side(names, for_model)
+            failures = await self._unless_unloaded(record, loading, ends_by_cancelling=True)
+        finally:
+            waits.remove(record.name, names)
+        # One that serves as it did before its load failed is still a step's model.
+        failures = {name: failure for name, failure in failures.items() if self._step(name, LATEST) is None}
+        if failures:
+            raise _steps_failed(record.name, failures)
+
+    async def _load_side_by_side(self, names: Sequence[str], for_model: bool) -> dict[str, InferenceError]:
+        """Load these models; the errors of those that failed."""
+
+        async def load(name: str) -> InferenceError | None:
+            record = self.records.get(name)
+            if record is not None and record.lock.locked():
+                loads = record.loads
+                async with record.lock:
+                    # What another one has just tried in vain is not tried again.
+                    if record.loads > loads and record.failed is not None:
+                        return record.failed
+            try:
+                await self._load_until_done(name, for_model)
+            except InferenceError as error:
+                return error
+            return None
+
+        failures = await asyncio.gather(*map(load, names))
+        return {name: failure for name, failure in zip(names, failures, strict=True) if failure is not None}
+
+    def _step(self, name: str, version: int) -> ModelVersion | None:
+        """What serves a step that names this model and version."""
+        record = self.records.get(name)
+        serving = record.serving.get("" if version == LATEST else str(version)) if record is not None else None
+        return serving.version if serving is not None else None
+
+    def _make_ensemble(self, prepared: PreparedModel) -> dict[int, ModelVersion]:
+        """All versions of an ensemble, which serve at once. EnsembleError."""
+        if self.inferences is None:
+            raise RuntimeError(f"ensemble '{prepared.config.name}' has no server to do its steps")
+        steps = tuple(dict.fromkeys(members_of(prepared.config)))
+
+        def members() -> list[Acceptor | None]:
+            serving = [self._step(*step) for step in steps]
+            return [version.pump if version is not None else None for version in serving]
+
+        parts = self._parts(prepared)
+        made = {}
+        for version in prepared.versions:
+            try:
+                made[version.version] = make_ensemble(
+                    version, parts, prepared.load_seconds, self.live, self._services, self.inferences, members
+                )
+            except InferenceError as error:
+                raise EnsembleError(error.message) from error
+        return made
+
+    def _parts(self, prepared: PreparedModel) -> Parts:
+        """What an ensemble consists of now. EnsembleError where a step is missing, or leads back to the ensemble."""
+        ensemble = prepared.config.name
+        members: list[tuple[ModelConfig, Labels]] = []
+        for name, version in members_of(prepared.config):
+            if way := self._way(name, ensemble):
+                raise CircleError((ensemble, *way[:-1]))
+            serving = self._step(name, version)
+            if serving is None and self._step(name, LATEST) is None:
+                raise MissingStepError(f"ensemble '{ensemble}' depends on '{name}' which has no loaded version")
+            if serving is None:
+                raise MissingStepError(
+                    f"ensemble '{ensemble}' depends on '{name}' whose required version {version} is not loaded."
+                )
+            members.append((serving.config, serving.labels))
+        return Parts(prepared.config, prepared.labels, tuple(members))
+
+    def _way(self, name: str, to: str) -> tuple[str, ...]:
+        """How steps lead from an ensemble to a model: both, with those between them; () where they do not."""
+        before = {name: ""}
+        pending = [name]
+        while pending:
+            at = pending.pop()
+            if at == to:
+                way = [at]
+                while before[way[-1]]:
+                    way.append(before[way[-1]])
+                return tuple(reversed(way))
+            record = self.records.get(at)
+            for step, _ in record.steps() if record is not None else ():
+                if step not in before:
+                    before[step] = at
+                    pending.append(step)
+        return ()
+
+    def _follow(self, name: str) -> None:
+        """Have the ensembles above a model agree with what it serves now, each after those that are steps of it."""
+        steps = {each.name: {step for step, _ in each.steps()} for each in self.records.values() if each.ensemble}
+        changed = {name}
+        replaced: list[tuple[ModelRecord, dict[int, ModelVersion]]] = []
+        for ensemble in TopologicalSorter(steps).static_order():
+            if changed.isdisjoint(steps.get(ensemble, ())):
+                continue
+            record = self.records[ensemble]
+            old = self._agree(record)
+            if old is not None:
+                changed.add(ensemble)
+                replaced.append((record, old))
+        # From above: what is below stays until they have finished.
+        for record, old in reversed(replaced):
+            self._retire(record, old)
+
+    def _agree(self, record: ModelRecord) -> dict[int, ModelVersion] | None:
+        """Have one ensemble serve if it can, with its steps' models as they are now; the versions that this replaces,
+        None where nothing changes."""
+        prepared = record.ensemble
+        if prepared is None:
+            return None
+        made: dict[int, ModelVersion] = {}
+        problem = ""
+        try:
+            parts = self._parts(prepared)
+            if record.versions and all(version.parts == parts for version in record.versions.values()):
+                return None
+            made = self._make_ensemble(prepared)
+        except MissingStepError as error:
+            cause = error.message
+        except EnsembleError as error:
+            cause = error.message
+            problem = f"{error.code.value}: {error.message}"
+        record.problem = problem
+        # Whoever takes a step away does not want the whole server out of service for it.
+        record.wanted = bool(made or problem)
+        old = record.replace(made)
+        for number in made.keys() - old.keys():
+            status = record.status[number] = VersionStatus(ModelReadyState.UNKNOWN)
+            status.on(Event.LOAD)
+            status.on(Event.LOADED)
+        if made and old:
+            log.info("ensemble '%s' follows the models of its steps", record.name, extra={"model": record.name})
+        elif made:
+            log.info("ensemble '%s' is back with the models of its steps", record.name, extra={"model": record.name})
+        elif old:
+            log.warning("ensemble '%s' is unloaded: %s", record.name, cause, extra={"model": record.name})
+        return old if made or old else None
 
     async def _start(self, name: str, prepared: PreparedModel) -> dict[int, ModelVersion]:
         """All selected versions with their instances up. VersionError of the one that failed, the others closed."""
@@ -569,26 +831,45 @@ class ModelLifecycle:
             await self._close_version(version)
 
     def _unload(self, record: ModelRecord) -> None:
+        record.ensemble, record.problem = None, ""
+        record.asked = False
         if not record.wanted:
             return
         record.wanted = False
         record.failure = ""
         record.fingerprint = ""
-        self._retire(record, record.replace({}))
+        old = record.replace({})
+        self._follow(record.name)
+        self._retire(record, old)
         log.info("unloading model '%s'", record.name, extra={"model": record.name})
 
     def _retire(self, record: ModelRecord, old: Mapping[int, ModelVersion]) -> None:
         """Let replaced or unloaded versions finish in the background."""
+        gone = {number: version for number, version in old.items() if number not in record.versions}
+        # Requests that ensembles above have accepted may still need it, and find it until they are answered.
+        users = [task for task, version in self._closing.items() if record.name in version.steps]
+        if users:
+            record.leaving.update(_by_text(gone))
         for number, version in old.items():
             status = None
-            if number not in record.versions:
+            if number in gone:
                 status = record.status[number]
                 status.on(Event.UNLOAD)
-            task = asyncio.get_running_loop().create_task(self._finish(version, status))
+            finishing = self._finish(record, version, status, users if number in gone else ())
+            task = asyncio.get_running_loop().create_task(finishing)
             self._closing[task] = version
             task.add_done_callback(self._closing.pop)
 
-    async def _finish(self, version: ModelVersion, status: VersionStatus | None) -> None:
+    async def _finish(
+        self,
+        record: ModelRecord,
+        version: ModelVersion,
+        status: VersionStatus | None,
+        users: Sequence[asyncio.Task[None]],
+    ) -> None:
+        if users:
+            await asyncio.wait(users)
+            record.leaving = {text: each for text, each in record.leaving.items() if each.version is not version}
         await version.drained()
         await self._close_version(version)
         self._release_memory()
@@ -623,6 +904,25 @@ class ModelLifecycle:
             about = {"model": version.name, "version": version.version}
             text = f"model '{version.name}' version {version.version}: closing failed"
             log.error("%s", text, exc_info=error, extra=about)
+
+
+def _steps_failed(ensemble: str, failures: Mapping[str, InferenceError]) -> EnsembleError:
+    """Why an ensemble cannot be loaded some of whose steps' models cannot."""
+    causes = {name: failure.__cause__ for name, failure in failures.items()}
+    for cause in causes.values():
+        if isinstance(cause, CircleError) and ensemble in cause.circle:
+            at = cause.circle.index(ensemble)
+            return CircleError((*cause.circle[at:], *cause.circle[:at]))
+    unknown = [name for name, cause in causes.items() if cause and isinstance(cause.__cause__, LookupError)]
+    if unknown:
+        named = ", ".join(unknown)
+        return EnsembleError(f"ensemble {ensemble} contains models that are not available or ambiguous: {named}")
+    name, failure = next(iter(failures.items()))
+    said = failure.message.removeprefix(f"load failed for model '{name}': ")
+    return EnsembleError(
+        f"ensemble '{ensemble}' depends on '{name}' which has no loaded version. Model '{name}' loading failed with "
+        f"error: {said}"
+    )
 
 
 def _log_version_error(name: str, error: VersionError) -> None:

@@ -1,15 +1,20 @@
-"""One loaded model version: its configuration, its checker, its pump and its workers."""
+"""One loaded model version: its configuration, its checker, what takes its requests, and its workers if it has some."""
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from halimede.core.config.check_request import RequestChecker
+from halimede.core.config.model_config import ModelConfig
+from halimede.core.ensemble.graph import Graph
 from halimede.core.observe.stats import ModelStats
 from halimede.core.schedule.make import make_scheduler
-from halimede.runtime.prepare import PreparedVersion
+from halimede.runtime.acceptor import Acceptor
+from halimede.runtime.ensemble import Ensemble, Inferences
+from halimede.runtime.prepare import PreparedVersion, ensemble_graph
 from halimede.runtime.pump import LiveRequests, Pump
 from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
@@ -20,9 +25,26 @@ from halimede.workers.worker import OnEvent, Worker, WorkerEvent
 
 log = logging.getLogger(__name__)
 
+Labels = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an ensemble's version is made of: while this stays as it is, so may the version.
+
+    `members` are the configurations and labels of the steps' models, in the order of the steps.
+    """
+
+    config: ModelConfig
+    labels: Labels
+    members: tuple[tuple[ModelConfig, Labels], ...]
+
 
 class ModelVersion:
-    """A version with its instances up. Made by `start_version`, ended by `close`."""
+    """A version with its instances up. Made by `start_version` or `make_ensemble`, ended by `close`.
+
+    `pump` takes its requests; `parts` is set for an ensemble, and `steps` are the names of its steps' models.
+    """
 
     __slots__ = (
         "_prepared",
@@ -33,8 +55,10 @@ class ModelVersion:
         "load_seconds",
         "name",
         "owner",
+        "parts",
         "pump",
         "stats",
+        "steps",
         "version",
     )
 
@@ -42,33 +66,29 @@ class ModelVersion:
         self,
         name: str,
         prepared: PreparedVersion,
-        labels: Mapping[str, tuple[str, ...]],
+        config: ModelConfig,
+        labels: Labels,
         load_seconds: float,
-        live: LiveRequests,
+        checker: RequestChecker,
+        stats: ModelStats,
+        pump: Acceptor,
         services: ModelServices,
-        loop: asyncio.AbstractEventLoop,
+        *,
+        parts: Parts | None = None,
     ) -> None:
         self.name = name
         # A reload is another owner of metrics than what it replaces, although their series may be the same.
         self.owner = f"{name}#{next(_loads)}"
         self.version = str(prepared.version)
-        self.config = config = prepared.config
+        self.config = config
         self.labels = labels
         self.load_seconds = load_seconds
-        self.checker = RequestChecker(config)
-        policy = config.model_transaction_policy
-        self.stats = ModelStats(name, self.version, decoupled=policy is not None and policy.decoupled)
-        batching = config.dynamic_batching
-        self.pump = Pump(
-            name,
-            self.version,
-            make_scheduler(config, instances=0),
-            self.stats,
-            self.checker,
-            live,
-            loop,
-            preserve_ordering=batching is not None and batching.preserve_ordering,
-        )
+        self.checker = checker
+        self.stats = stats
+        self.pump = pump
+        self.parts = parts
+        ensemble = config.ensemble_scheduling
+        self.steps = frozenset(step.model_name for step in ensemble.step) if ensemble is not None else frozenset()
         self._prepared = prepared
         self._services = services
 
@@ -84,8 +104,9 @@ class ModelVersion:
         try:
             await self.pump.close()
         finally:
-            self._services.metrics.forget(self.owner)
-        await run_in_thread(f"close-{self.name}", self._prepared.close)
+            self._services.forget(self.owner)
+        if self.parts is None:
+            await run_in_thread(f"close-{self.name}", self._prepared.close)
 
 
 _loads = count(1)
@@ -94,7 +115,7 @@ _loads = count(1)
 async def start_version(
     name: str,
     prepared: PreparedVersion,
-    labels: Mapping[str, tuple[str, ...]],
+    labels: Labels,
     load_seconds: float,
     live: LiveRequests,
     launcher: Launcher,
@@ -102,10 +123,25 @@ async def start_version(
 ) -> ModelVersion:
     """Start all instances side by side; when one fails, or this is cancelled, the others are stopped."""
     loop = asyncio.get_running_loop()
-    version = ModelVersion(name, prepared, labels, load_seconds, live, services, loop)
+    config = prepared.config
+    policy, batching = config.model_transaction_policy, config.dynamic_batching
+    stats = ModelStats(name, str(prepared.version), decoupled=policy is not None and policy.decoupled)
+    checker = RequestChecker(config)
+    pump = Pump(
+        name,
+        str(prepared.version),
+        make_scheduler(config, instances=0),
+        stats,
+        checker,
+        live,
+        loop,
+        preserve_ordering=batching is not None and batching.preserve_ordering,
+    )
+    version = ModelVersion(name, prepared, config, labels, load_seconds, checker, stats, pump, services)
+    services.register(version.owner, pump)
 
     def on_event(event: WorkerEvent) -> None:
-        version.pump.on_event(event)
+        pump.on_event(event)
 
     for placement in prepared.placements:
         log.info(
@@ -123,19 +159,54 @@ async def start_version(
             task.cancel()
         await asyncio.wait(starting)
         await _stop_started(starting)
-        services.metrics.forget(version.owner)
+        services.forget(version.owner)
         raise
     failures = [error for task in starting if (error := task.exception()) is not None]
     if failures:
         await _stop_started(starting)
-        services.metrics.forget(version.owner)
+        services.forget(version.owner)
         raise failures[0]
     for placement, task in zip(prepared.placements, starting, strict=True):
         if placement.passive:
-            version.pump.add_passive(task.result())
+            pump.add_passive(task.result())
         else:
-            version.pump.add_worker(task.result())
+            pump.add_worker(task.result())
     return version
+
+
+def make_ensemble(
+    prepared: PreparedVersion,
+    parts: Parts,
+    load_seconds: float,
+    live: LiveRequests,
+    services: ModelServices,
+    inferences: Inferences,
+    members: Callable[[], Sequence[Acceptor | None]],
+) -> ModelVersion:
+    """A version of an ensemble, which serves at once. INVALID_ARG where it does not fit its steps' models.
+
+    `members` gives what takes the requests of the steps' models, now and later.
+    """
+    name, number = parts.config.name, str(prepared.version)
+    graph, config = ensemble_graph(parts.config, [config for config, _ in parts.members])
+    stats = ModelStats(name, number, decoupled=graph.decoupled)
+    pump = Ensemble(number, graph, stats, live, inferences, members, asyncio.get_running_loop())
+    labels = _with_inherited(parts, graph)
+    return ModelVersion(
+        name, prepared, config, labels, load_seconds, RequestChecker(config), stats, pump, services, parts=parts
+    )
+
+
+def _with_inherited(parts: Parts, graph: Graph) -> Labels:
+    """An ensemble's own labels, and for its other outputs those of the model that makes them."""
+    inherited = {
+        tensor: labels[output]
+        for step, (_, labels) in zip(graph.steps, parts.members, strict=True)
+        for output, tensor in step.outputs.items()
+        if output in labels
+    }
+    wanted = {output.name for output in parts.config.output}
+    return {**{tensor: lines for tensor, lines in inherited.items() if tensor in wanted}, **parts.labels}
 
 
 def _starts(

@@ -3,6 +3,9 @@
 The order: read the configuration, find the backend, let it complete the configuration from the model file, fill
 defaults, check the result whole, then load each version that the policy selects. Whatever is wrong is raised as one
 InferenceError that names every problem.
+
+An ensemble has no backend: nothing completes its configuration and nothing of it is loaded. Whether it fits its steps'
+models is seen when these are there, in `ensemble_graph`.
 """
 
 import json
@@ -22,7 +25,7 @@ from halimede.backends.python.environment import default_cache, resolve_environm
 from halimede.core.config.explain import DEFAULT, Stage
 from halimede.core.config.files import CONFIG_NAME
 from halimede.core.config.instances import completed_groups, plan_instances
-from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.model_config import ModelConfig, ModelTransactionPolicy
 from halimede.core.config.process_options import (
     INTRA_OP_THREAD_COUNT,
     ISOLATION,
@@ -38,8 +41,9 @@ from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_
 from halimede.core.config.support import check_support
 from halimede.core.config.validate import apply_defaults, validate
 from halimede.core.config.versions import select_versions
+from halimede.core.ensemble.graph import Graph, make_graph
 from halimede.core.inventory import Inventory
-from halimede.core.repository.layout import detect_backend
+from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend
 from halimede.core.types import ErrorCode, InferenceError, Placement, Problem
 from halimede.runtime.isolate import Isolated, runner_of, thread_variables
 from halimede.runtime.repository import ModelEntry, config_filename, read_config_text, read_labels
@@ -70,7 +74,8 @@ class LoadOptions:
 class PreparedVersion:
     """One version, ready for its instances.
 
-    They are made from `model` on threads; of an `isolated` one each process loads the model for itself.
+    They are made from `model` on threads; of an `isolated` one each process loads the model for itself. An ensemble has
+    neither.
     """
 
     version: int
@@ -95,17 +100,26 @@ class PreparedModel:
     versions: tuple[PreparedVersion, ...]
     load_seconds: float
 
+    @property
+    def config(self) -> ModelConfig:
+        """The configuration, which all versions share."""
+        return self.versions[0].config
+
+    @property
+    def is_ensemble(self) -> bool:
+        return self.config.ensemble_scheduling is not None
+
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
     """A complete, checked configuration and the versions to load under it.
 
     `stages` are the steps from what the file says to it, `locations` the places in the file, and `notes` what in the
-    file has no effect.
+    file has no effect. An ensemble has no `backend`, no `isolation` and no `placements`.
     """
 
     config: ModelConfig
-    backend: Backend
+    backend: Backend | None
     isolation: str
     versions: tuple[int, ...]
     placements: tuple[Placement, ...]
@@ -148,6 +162,8 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Mod
         origin = _backend_origin(config)
         config = detect_backend(config, entry.name, _first_files(entry))
         stages.append(Stage(origin, config))
+        if config.ensemble_scheduling is not None or config.platform == ENSEMBLE_PLATFORM:
+            return _plan_ensemble(entry, filename, stages, versions, locations, notes)
         backend = _find_backend(config, versions, options.backend_directory)
         isolation = isolation_of(replace(config, name=entry.name), backend.isolation)
         if isolation == PROCESS:
@@ -162,8 +178,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Mod
         artifact = config.default_model_filename or backend.default_model_filename
         config = apply_defaults(config, entry.name, default_model_filename=artifact)
         _raise_problems(entry, filename, locate(validate(config, entry.name), locations))
-        for note in notes:
-            log.info("model '%s': %s", entry.name, note.message, extra={"model": entry.name})
+        _log_notes(entry, notes)
         policy = config.model_transaction_policy
         if isolation == THREAD and policy is not None and policy.decoupled:
             raise InferenceError(
@@ -200,6 +215,31 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Mod
     return ModelPlan(config, backend, isolation, versions, placements, labels, tuple(stages), locations, notes)
 
 
+def _plan_ensemble(
+    entry: ModelEntry,
+    filename: str,
+    stages: Sequence[Stage],
+    versions: tuple[int, ...],
+    locations: Mapping[str, tuple[int, int]],
+    notes: tuple[Problem, ...],
+) -> ModelPlan:
+    """The plan of an ensemble, as far as its own directory shows it."""
+    config = apply_defaults(stages[-1].config, entry.name)
+    _raise_problems(entry, filename, locate(validate(config, entry.name), locations))
+    _log_notes(entry, notes)
+    stages = (*stages, Stage(DEFAULT, config))
+    return ModelPlan(config, None, "", versions, (), _labels(entry, config), stages, locations, notes)
+
+
+def ensemble_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> tuple[Graph, ModelConfig]:
+    """An ensemble's graph and its configuration as it is served; `members` are those of its steps' models, in order.
+
+    INVALID_ARG with all that does not fit together.
+    """
+    graph = make_graph(config, members)
+    return graph, replace(config, model_transaction_policy=ModelTransactionPolicy(decoupled=graph.decoupled))
+
+
 def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> PreparedModel:
     """Load every selected version, or none: what was loaded is closed again when a later version fails."""
     begun = time.monotonic()
@@ -208,12 +248,16 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
     try:
         for version in plan.versions:
             log.info("loading: %s:%d", entry.name, version, extra={"model": entry.name, "version": version})
+            if plan.backend is None:
+                loaded.append(PreparedVersion(version, plan.config, None, ()))
+                continue
             where = source(entry, plan.config, plan.backend, version, options)
             if plan.isolation == PROCESS:
-                isolated = _isolated_version(plan, where, options)
+                isolated = _isolated_version(plan, plan.backend, where, options)
                 loaded.append(PreparedVersion(version, plan.config, None, plan.placements, isolated))
             else:
-                loaded.append(PreparedVersion(version, plan.config, _load(plan, where), plan.placements))
+                model = _load(plan, plan.backend, where)
+                loaded.append(PreparedVersion(version, plan.config, model, plan.placements))
     except BaseException:
         for done in loaded:
             try:
@@ -234,9 +278,9 @@ def source(entry: ModelEntry, config: ModelConfig, backend: Backend, version: in
     return ModelSource(entry.name, version, entry.directory, artifact, options.of_backend(config.backend))
 
 
-def _load(plan: ModelPlan, where: ModelSource) -> BackendModel:
+def _load(plan: ModelPlan, backend: Backend, where: ModelSource) -> BackendModel:
     try:
-        return plan.backend.load(plan.config, where)
+        return backend.load(plan.config, where)
     except InferenceError as error:
         raise VersionError(where.version, plan.versions, error.code, error.message) from error
     except BaseException as error:
@@ -246,9 +290,9 @@ def _load(plan: ModelPlan, where: ModelSource) -> BackendModel:
         raise VersionError(where.version, plan.versions, ErrorCode.INTERNAL, text) from error
 
 
-def _isolated_version(plan: ModelPlan, where: ModelSource, options: LoadOptions) -> Isolated:
+def _isolated_version(plan: ModelPlan, backend: Backend, where: ModelSource, options: LoadOptions) -> Isolated:
     try:
-        return _isolated(plan.config, plan.backend, where, len(plan.placements), options)
+        return _isolated(plan.config, backend, where, len(plan.placements), options)
     except InferenceError as error:
         raise VersionError(where.version, plan.versions, error.code, error.message) from error
 
@@ -282,6 +326,8 @@ def _wrong_as_written(entry: ModelEntry, parsed: ParsedConfig) -> list[Problem]:
     config = parsed.config
     # What is left out may come from the model file: of the batch size the most that there is stands in for it.
     completed = replace(config, name=config.name or entry.name, max_batch_size=config.max_batch_size or 2**31 - 1)
+    if config.ensemble_scheduling is not None and not config.backend:
+        completed = replace(completed, platform=config.platform or ENSEMBLE_PLATFORM)
     said = {problem.path for problem in (*parsed.problems, *check_support(config)[0])}
     return [p for p in validate(completed, entry.name) if p.path in parsed.locations and p.path not in said]
 
@@ -309,6 +355,11 @@ def _labels(entry: ModelEntry, config: ModelConfig) -> Mapping[str, tuple[str, .
         raise ConfigError(ErrorCode.INVALID_ARG, f"a label file cannot be read: {error}") from error
 
 
+def _log_notes(entry: ModelEntry, notes: Sequence[Problem]) -> None:
+    for note in notes:
+        log.info("model '%s': %s", entry.name, note.message, extra={"model": entry.name})
+
+
 def _raise_problems(entry: ModelEntry, filename: str, problems: Sequence[Problem]) -> None:
     if problems:
         # The text goes to a client and into the index. One more than the limit is a reader's own count of the rest.
@@ -328,6 +379,8 @@ def _backend_origin(config: ModelConfig) -> str:
     """What tells the backend, or its platform, where the file leaves one or both of them out."""
     if config.platform:
         return "follows from platform"
+    if config.ensemble_scheduling is not None:
+        return "follows from ensemble_scheduling"
     return "follows from backend" if config.backend else "model directory"
 
 

@@ -19,12 +19,12 @@ No slot of a worker that is down is given a batch. Requests wait as long as one 
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from halimede.core.config.check_request import Checked, RequestChecker
-from halimede.core.observe.stats import ModelStats
+from halimede.core.observe.stats import ModelStats, outcome_of
 from halimede.core.schedule.actions import Execute, Fail
 from halimede.core.schedule.ordering import ResponseOrder
 from halimede.core.schedule.scheduler import Pending, Scheduler
@@ -33,6 +33,7 @@ from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, Inf
 from halimede.core.types.caller import Caller
 from halimede.core.types.error import of_request
 from halimede.core.types.statistics import FailureReason, ResponseOutcome
+from halimede.runtime.acceptor import Acceptor
 from halimede.runtime.clock import monotonic_ns, wall_ms
 from halimede.runtime.server import OnResponse
 from halimede.workers.worker import (
@@ -62,7 +63,7 @@ class InFlight(BatchItem):
     One object for both, because one of each per request would cost more than all else that the pump does.
     """
 
-    pump: "Pump"
+    pump: Acceptor
     on_response: OnResponse
     received_ns: int
     queued_ns: int
@@ -337,6 +338,12 @@ class Pump:
         callers = [item.caller for item in self._running.get(instance, ())]
         return max((caller.depth for caller in callers if caller is not None), default=0)
 
+    def depth_of(self, keys: Iterable[int]) -> int:
+        """How many calls led to these requests, at most; 0 when clients asked for all of them that are left."""
+        flights = (self._live.by_ticket.get(key) for key in keys)
+        callers = [flight.caller for flight in flights if flight is not None]
+        return max((caller.depth for caller in callers if caller is not None), default=0)
+
     def acknowledge(self, key: int, responses: int) -> None:
         """The client took so many more answers, none of them final; ignored when the request is not open any more."""
         opened = self._open.get(key)
@@ -539,7 +546,7 @@ class Pump:
                 self._name, self._version, flight.request.id, reply or [], dict(sent.parameters), final=sent.final
             )
         now = monotonic_ns()
-        outcome = _outcome(response)
+        outcome = outcome_of(response)
         since = max(times.input_end, opened.last_ns)
         infer_ns = max(0, times.output_start - since)
         self._stats.record_response(opened.answers, outcome, infer_ns, times.end - times.output_start)
@@ -673,12 +680,6 @@ class Pump:
 def _instances(worker: Worker) -> Iterator[int]:
     """The scheduler's instances that a worker's slots are, in the order of the slots."""
     return (worker.ordinal + slot * SLOT_STRIDE for slot in range(worker.concurrency))
-
-
-def _outcome(response: InferenceResponse) -> ResponseOutcome:
-    if response.error is not None:
-        return ResponseOutcome.CANCEL if response.error.code is ErrorCode.CANCELLED else ResponseOutcome.FAIL
-    return ResponseOutcome.EMPTY if response.is_empty else ResponseOutcome.SUCCESS
 
 
 def _call(on_response: OnResponse, response: InferenceResponse) -> None:

@@ -16,6 +16,7 @@ from halimede.core.types import (
     ServerMetadata,
 )
 from halimede.core.types.caller import Caller
+from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.statistics import ModelStatistics
 
 OnResponse = Callable[[InferenceResponse], None]
@@ -67,6 +68,9 @@ class Server(Protocol):
 
         Decoupled models send only so many answers ahead of those that were acknowledged. Unknown tickets are ignored.
         """
+
+    def kv_cache(self, model: str) -> KvCache | None:
+        """How full the cache of a language model is; None for a model that does not tell."""
 
     def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         """Of one version, of all versions of a model (version ""), or of all models (name "").

@@ -1,14 +1,17 @@
-"""What models in worker processes ask of the server: other models' life cycle, and metrics of their own."""
+"""What models in worker processes ask of the server: inferences and the life cycle of other models, and metrics."""
 
 import logging
 from base64 import b64decode
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from halimede.core.observe.custom_metrics import CustomMetrics
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.repository.load_waits import LoadWaits
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types.caller import Caller
 from halimede.core.types.error import clip
+from halimede.runtime.pump import SLOT_STRIDE, Pump
+from halimede.runtime.server import OnResponse
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +22,16 @@ def model_of(owner: str) -> str:
 
 
 class Models(Protocol):
-    """The life cycle of models, as far as a model may ask for it. InferenceError."""
+    """The models of the server, as far as a model may ask for them. InferenceError."""
+
+    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
+        """See `runtime.server.Server`, for this and the next two."""
+
+    def cancel(self, ticket: int) -> None:
+        """Nobody waits for it any more."""
+
+    def acknowledge(self, ticket: int, responses: int = 1) -> None:
+        """So many more of its answers were taken."""
 
     async def load_model(
         self, name: str, parameters: Mapping[str, bool | int | str | bytes], *, for_model: bool = False
@@ -39,8 +51,9 @@ class ModelServices:
     def __init__(self, metrics: CustomMetrics) -> None:
         self.metrics = metrics
         self.models: Models | None = None
-        self._loading: defaultdict[str, list[str]] = defaultdict(list)
-        """The models that a model waits for to be loaded."""
+        self._pumps: dict[str, Pump] = {}
+        self.loads = LoadWaits()
+        """The models that a model waits for to be loaded, and an ensemble."""
         self._methods: Mapping[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "load_model": self._load_model,
             "unload_model": self._unload_model,
@@ -51,6 +64,47 @@ class ModelServices:
             "metric_delete": self._metric_delete,
             "metric_value": self._metric_value,
         }
+
+    def register(self, owner: str, pump: Pump) -> None:
+        """The pump whose batches the owner's instances run."""
+        self._pumps[owner] = pump
+
+    def forget(self, owner: str) -> None:
+        """That load of a model is no more: its metrics go with it."""
+        self._pumps.pop(owner, None)
+        self.metrics.forget(owner)
+
+    def infer(
+        self,
+        owner: str,
+        ordinal: int,
+        slot: int | None,
+        requests: Collection[int],
+        request: InferenceRequest,
+        on_response: OnResponse,
+    ) -> int:
+        """See `workers.process.Services`."""
+        pump = self._pumps.get(owner)
+        if self.models is None or pump is None:
+            error = InferenceError(ErrorCode.UNAVAILABLE, "the server is not up yet")
+            on_response(InferenceResponse(request.model_name, "", request.id, error=error))
+            return 0
+        if slot is None:
+            caller = Caller(pump.depth_of(requests) + 1)
+        else:
+            instance = ordinal + slot * SLOT_STRIDE
+            caller = Caller(pump.depth_on(instance) + 1, pump.batch_on(instance))
+        return self.models.infer(request, on_response, caller)
+
+    def cancel(self, ticket: int) -> None:
+        """See `workers.process.Services`."""
+        if self.models is not None:
+            self.models.cancel(ticket)
+
+    def acknowledge(self, ticket: int, responses: int) -> None:
+        """See `workers.process.Services`."""
+        if self.models is not None:
+            self.models.acknowledge(ticket, responses)
 
     async def call(self, owner: str, method: str, arguments: Mapping[str, Any]) -> Any:
         """See `backends.hosting.Host.call`. InferenceError, also for arguments that no module of ours sends."""
@@ -81,24 +135,18 @@ class ModelServices:
     async def _load_model(self, owner: str, arguments: Mapping[str, Any]) -> None:
         models, name = self._of_others(owner, arguments)
         caller = model_of(owner)
-        if self._waits_for(name, caller):
+        if self.loads.path(name, caller):
             text = f"model '{clip(name)}' waits for model '{clip(caller)}', which therefore cannot load it"
             raise InferenceError(ErrorCode.UNAVAILABLE, text)
         files = dict(arguments["files"]).items()
         parameters: dict[str, bool | int | str | bytes] = {path: b64decode(content) for path, content in files}
         if arguments["config"]:
             parameters["config"] = str(arguments["config"])
-        self._loading[caller].append(name)
+        self.loads.add(caller, (name,))
         try:
             await models.load_model(name, parameters, for_model=True)
         finally:
-            self._loading[caller].remove(name)
-            if not self._loading[caller]:
-                del self._loading[caller]
-
-    def _waits_for(self, waiting: str, name: str) -> bool:
-        """Whether one model waits for the load of the other, perhaps through more of them."""
-        return any(other == name or self._waits_for(other, name) for other in self._loading.get(waiting, ()))
+            self.loads.remove(caller, (name,))
 
     async def _unload_model(self, owner: str, arguments: Mapping[str, Any]) -> None:
         models, name = self._of_others(owner, arguments)

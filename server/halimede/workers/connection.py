@@ -17,10 +17,11 @@ from typing import Any, Protocol
 
 from halimede.backends.hosting import WorkerSpec
 from halimede.core.shm.arena import Arena
-from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse, Tensor
 from halimede.workers import frames
 from halimede.workers.child.main import INBOUND, OUTBOUND
-from halimede.workers.frames import HEADER, FrameError, Kind
+from halimede.workers.frames import HEADER, MAX_CALLS, FrameError, Kind
+from halimede.workers.inferences import Asker, Inferences
 from halimede.workers.output import say
 from halimede.workers.segments import Block, OwnArena, SegmentMap, make_segment
 from halimede.workers.worker import BatchItem
@@ -39,6 +40,9 @@ MAX_UNASKED_BYTES = 1 << 20
 MAX_UNSENT_FRAMES = 16 << 10
 """Frames that wait for a worker to read. One that executes for long may leave some thousands."""
 
+MAX_UNSENT_BYTES = 1 << 30
+"""Of all that waits for a worker to read; with more, its inferences are answered with errors."""
+
 MAX_FRAMES_PER_TURN = 256
 """Frames of one worker that are handled before the loop gets its turn."""
 
@@ -56,11 +60,7 @@ _buffer = memoryview(bytearray(_RECEIVE_BYTES))
 """One for all connections: nothing stays in it between two turns of the loop."""
 
 
-MAX_CALLS = 256
-"""Calls of one worker that are being answered."""
-
-
-class Owner(Protocol):
+class Owner(Asker, Protocol):
     """Whose worker it is: hears what it sends."""
 
     def on_done(self, batch: "Batch", done: frames.Done) -> None:
@@ -134,7 +134,11 @@ class Connection:
         self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._partial = bytearray()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unsent_bytes = 0
         self._calls = 0
+        self._inferences = Inferences(owner, self._send_answer)
+        self._answers: deque[tuple[int, InferenceResponse]] = deque()
+        """To inferences, from a large one that is being copied on: they are sent in order."""
         self._is_stopped = False
         self._lines_since = 0.0
         self._lines = 0
@@ -173,6 +177,8 @@ class Connection:
         for future in (self._started, self._ended):
             future.cancel()
         self._drop_unsent()
+        self._answers.clear()
+        self._inferences.close()
 
     async def start(self, start: Mapping[str, Any]) -> Any:
         """Send START and wait for what the worker says to it. InferenceError; cancelled when the worker is lost."""
@@ -224,13 +230,17 @@ class Connection:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _execute_large(self, batch: Batch, size_bytes: int) -> None:
-        """Many bytes are copied, and memory for them is made, beside the loop."""
+    async def _make_room(self, size_bytes: int) -> None:
+        """Make memory for many bytes beside the loop."""
         size = self._inbound.blocks.growth(size_bytes) if self._inbound.blocks.free_bytes < size_bytes else 0
         if size:
             descriptor = await _make_segment(size)
             if descriptor is not None:
                 self._add_segment(INBOUND, descriptor)
+
+    async def _execute_large(self, batch: Batch, size_bytes: int) -> None:
+        """Many bytes are copied beside the loop."""
+        await self._make_room(size_bytes)
         copies: list[tuple[Block, Buffer]] = []
         try:
             frame = self._encode(batch, copies)
@@ -251,6 +261,60 @@ class Connection:
         failure = InferenceError(ErrorCode.INTERNAL, f"the batch could not be sent to the model's process: {error}")
         done = frames.Done(batch.number, [failure for _ in batch.items], True, (0, 0, 0), 0, [])
         self._loop.call_soon(self._owner.on_done, batch, done)
+
+    def _send_answer(self, number: int, response: InferenceResponse) -> None:
+        """See `inferences.Send`."""
+        if self._answers or _large_bytes(response.outputs) > COPIED_ON_LOOP_BYTES:
+            self._answers.append((number, response))
+            if len(self._answers) == 1:
+                self._run(self._send_answers())
+            return
+        copies: list[tuple[Block, Buffer]] = []
+        frame, blocks = self._encode_answer(number, response, copies)
+        for block, data in copies:
+            self._inbound.map.write(block, data)
+        self._send_encoded(frame, blocks)
+
+    async def _send_answers(self) -> None:
+        """From a large one on, whose many bytes are copied beside the loop."""
+        while self._answers:
+            number, response = self._answers[0]
+            size_bytes = _large_bytes(response.outputs)
+            if size_bytes > COPIED_ON_LOOP_BYTES:
+                await self._make_room(size_bytes)
+            copies: list[tuple[Block, Buffer]] = []
+            frame, blocks = self._encode_answer(number, response, copies)
+            try:
+                if copies:
+                    await asyncio.to_thread(self._copy, copies)
+            except Exception as error:  # noqa: BLE001  whatever it is, the inference must be answered
+                self._take_back(blocks, set())
+                frame, blocks = self._encode_answer(number, _unsent(response, error), [])
+            self._answers.popleft()
+            self._send_encoded(frame, blocks)
+
+    def _encode_answer(
+        self, number: int, response: InferenceResponse, copies: list[tuple[Block, Buffer]]
+    ) -> tuple[Buffer, list[Block]]:
+        """The frame and its blocks; of an error where the answer cannot be sent."""
+        if self._unsent_bytes > MAX_UNSENT_BYTES and response.error is None:
+            text = f"more than {MAX_UNSENT_BYTES} bytes wait for the model's process to read them"
+            response = _unsent(response, InferenceError(ErrorCode.UNAVAILABLE, text))
+        blocks: list[Block] = []
+        self._placing, self._copies = blocks, copies
+        try:
+            return frames.encode_call_answer(number, response, self._place), blocks
+        except Exception as error:
+            log.error("model '%s': an answer could not be sent to its process", self._spec.model, exc_info=error)
+            self._take_back(blocks, set())
+            copies.clear()
+            return frames.encode_call_answer(number, _unsent(response, error), self._place), []
+
+    def _send_encoded(self, frame: Buffer, blocks: Sequence[Block]) -> None:
+        if blocks:
+            # The worker's, until it says that they are unused.
+            self._retained.update(blocks)
+        self._send(frame)
 
     def _copy(self, copies: Sequence[tuple[Block, Buffer]]) -> None:
         for block, data in copies:
@@ -347,6 +411,7 @@ class Connection:
             self._lose(f"it left more than {MAX_UNSENT_FRAMES} frames unread")
             return
         self._unsent.append((memoryview(frame), descriptors))
+        self._unsent_bytes += len(frame)
         if len(self._unsent) == 1:
             self._loop.add_writer(self._descriptor, self._write)
             if descriptors:
@@ -368,6 +433,7 @@ class Connection:
                     _close(descriptors)
                 else:
                     sent = self._socket.send(data)
+                self._unsent_bytes -= sent
                 if sent == len(data):
                     unsent.popleft()
                 else:
@@ -384,6 +450,7 @@ class Connection:
         self._loop.remove_writer(self._descriptor)
 
     def _drop_unsent(self) -> None:
+        self._unsent_bytes = 0
         while self._unsent:
             _close(self._unsent.popleft()[1])
 
@@ -476,6 +543,12 @@ class Connection:
             case Kind.RESPONSE:
                 response = frames.decode_response(body, self._outputs, self._locate)
                 self._owner.on_response(response)
+            case Kind.INFER:
+                self._on_infer(body)
+            case Kind.TAKEN if len(body) == frames.TAKEN.size:
+                self._inferences.take(*frames.TAKEN.unpack(body))
+            case Kind.CANCEL_CALL if len(body) == frames.CALL.size:
+                self._inferences.cancel(*frames.CALL.unpack(body))
             case Kind.UNUSED:
                 self._on_unused(frames.decode_blocks(body))
             case Kind.LOG:
@@ -541,6 +614,21 @@ class Connection:
         self._holders[block] = self._holders.get(block, 0) + 1
         return self._inbound.map.lease(block, offset, size_bytes)
 
+    def _on_infer(self, body: memoryview) -> None:
+        infer = frames.decode_infer(body, self._locate)
+        if infer.wanted_bytes:
+            self._give_memory(infer.wanted_bytes)
+        batches = self._batches
+        if not infer.batch and len(batches) == 1 and not self._spec.decoupled:
+            # A thread of the model's asks, for which the batch most likely waits: it has to answer when it ends.
+            (infer.batch,) = batches
+        batch = batches.get(infer.batch)
+        self._inferences.begin(infer, batch.slot if batch is not None else None)
+
+    def cancel_calls_of(self, batch: int) -> None:
+        """Cancel the inferences that were asked for from this batch."""
+        self._inferences.cancel_of(batch)
+
     def _on_unused(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
             if block not in self._retained:
@@ -603,6 +691,23 @@ class Connection:
         if not self._is_stopped:
             self.close()
             self._on_lost(reason)
+
+
+def _large_bytes(tensors: Sequence[Tensor]) -> int:
+    """Of those that do not travel in the frame."""
+    large = 0
+    for tensor in tensors:
+        size = len(tensor.data)
+        if size > frames.INLINE_BYTES:
+            large += size
+    return large
+
+
+def _unsent(response: InferenceResponse, error: Exception) -> InferenceResponse:
+    """What is sent instead of an answer that cannot be."""
+    if not isinstance(error, InferenceError):
+        error = InferenceError(ErrorCode.INTERNAL, f"the answer could not be sent to the model's process: {error}")
+    return InferenceResponse(response.model_name, response.model_version, error=error, final=response.final)
 
 
 async def _make_segment(size_bytes: int) -> int | None:

@@ -2,8 +2,8 @@
 
 A frame is its length and kind, four bytes each, and a body. Bodies that carry tensors have a part with their shapes and
 places, and then the bytes of those that travel in the frame itself, at multiples of 16 from the frame's start; the
-others lie in segments (`workers.segments`). Names of inputs and outputs travel as positions in the configuration.
-Control messages are JSON.
+others lie in segments (`workers.segments`). Names of inputs and outputs travel as positions in the configuration, but
+those of calls, which are another model's, as text. Control messages are JSON.
 
 What comes from a worker is not trusted: everything is held against the length of the frame, and FrameError says what is
 wrong. Standard library and numpy only, for any CPython from 3.10 on.
@@ -17,7 +17,16 @@ from enum import IntEnum
 from typing import Any
 
 from halimede.backends.hosting import Answer, Reply
-from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, ParameterValue, Tensor
+from halimede.core.types import (
+    Buffer,
+    DataType,
+    ErrorCode,
+    InferenceError,
+    InferenceRequest,
+    InferenceResponse,
+    ParameterValue,
+    Tensor,
+)
 from halimede.workers.worker import NO_PARAMETERS, BatchItem
 
 INLINE_BYTES = 16 << 10
@@ -41,6 +50,12 @@ MAX_UPDATES = 4096
 
 MAX_BLOCKS = 16 << 10
 """Blocks in one frame: an arena has no more of tensors that do not travel in frames."""
+
+MAX_CALLS = 256
+"""Calls of one worker that the server answers at a time: so many for JSON, and so many inferences."""
+
+MAX_CALL_TENSORS = 4096
+"""Inputs of an inference that a worker asks for, and outputs that it names."""
 
 MAX_JSON_VALUES = 100_000
 """In one frame, counted by what stands between them: what is parsed holds up everything else."""
@@ -68,6 +83,8 @@ class Kind(IntEnum):
     """The answer to a CALL: its number, whether it went well, JSON."""
     ASK_READY = 8
     STOP = 9
+    CALL_ANSWER = 10
+    """An answer to an INFER."""
 
     STARTED = 32
     """JSON: what the runner says of itself, or the result of the work that START asked for."""
@@ -86,6 +103,12 @@ class Kind(IntEnum):
     READY = 40
     """Whether the model says that it is ready."""
     STOPPED = 41
+    INFER = 42
+    """An inference that the model's code asks for."""
+    CANCEL_CALL = 43
+    """The number of an INFER that nobody waits for any more."""
+    TAKEN = 44
+    """The number of an INFER, and how many of its answers, none of them final, were taken."""
 
 
 HEADER = struct.Struct("<II")
@@ -93,6 +116,7 @@ KEY = struct.Struct("<Q")
 CREDIT = struct.Struct("<QI")
 CALL = struct.Struct("<I")
 RESULT = struct.Struct("<IB")
+TAKEN = struct.Struct("<II")
 BLOCK = struct.Struct("<HQ")
 SEGMENT = struct.Struct("<HB")
 METRIC = struct.Struct("<IBd")
@@ -115,8 +139,17 @@ _DONE = struct.Struct("<B3QQ")
 # what it is, error code, number of outputs, length of the error's text or the parameters.
 _REPLY = struct.Struct("<BBHI")
 _RESPONSE = struct.Struct("<IQBQ")
+# Length of the part before the tensors' bytes, number, batch, bytes that found no room, correlation, timeout, priority,
+# START and END, number of inputs, of outputs, length of the model's name, of the version, of id, of parameters, of a
+# text correlation.
+_INFER = struct.Struct("<IIIQQQQBHHHHIII")
+# Length of the part before the tensors' bytes, number, whether it is final, whether it is an error and its code, number
+# of outputs, length of the model's name, of the version, of id, of the error's text or the parameters.
+_CALL_ANSWER = struct.Struct("<IIBBBHHHII")
+_LENGTH = struct.Struct("<H")
 _POSITION = struct.Struct("<H")
 _BATCH_PEEK = struct.Struct("<4xIH")
+_CALL_ANSWER_PEEK = struct.Struct("<IIB")
 _DIMENSIONS = tuple(struct.Struct(f"<{count}q") for count in range(MAX_DIMENSIONS + 1))
 
 _ANSWERED, _ERROR, _OPEN = 0, 1, 2
@@ -133,6 +166,9 @@ LIMITS = {
     Kind.UNUSED: MAX_BLOCKS * BLOCK.size,
     Kind.READY: 1,
     Kind.STOPPED: 0,
+    Kind.INFER: MAX_ANSWER_BYTES + MAX_CONTROL_BYTES,
+    Kind.CANCEL_CALL: CALL.size,
+    Kind.TAKEN: TAKEN.size,
 }
 """The largest body of each kind that a worker sends."""
 
@@ -405,6 +441,226 @@ def decode_response(body: memoryview, outputs: Sequence[str], locate: Locate) ->
     return Response(key, reply, bool(final), sent_ns)
 
 
+def encode_infer(number: int, batch: int, request: InferenceRequest, place: Place, wanted: Callable[[], int]) -> Buffer:
+    """An INFER frame. `wanted` says, when all is placed, how many bytes found no room. ValueError, struct.error."""
+    size = 0
+    for tensor in request.inputs:
+        size += len(tensor.data)
+        if tensor.datatype is DataType.INVALID:
+            raise ValueError(f"input '{tensor.name}' has no datatype")
+    if size > MAX_ANSWER_BYTES:
+        raise ValueError(f"the inputs take {size} bytes, at most {MAX_ANSWER_BYTES} are allowed")
+    if len(request.inputs) > MAX_CALL_TENSORS or len(request.outputs) > MAX_CALL_TENSORS:
+        raise ValueError(f"at most {MAX_CALL_TENSORS} inputs and as many outputs are allowed")
+    model, version = _short_text(request.model_name), _short_text(request.model_version)
+    request_id = _text(request.id) if request.id else b""
+    parameters = _parameters_text(request.parameters, "request") if request.parameters else b""
+    correlation, numeric, correlation_length = b"", 0, _NUMERIC
+    if request.sequence_id:
+        if isinstance(request.sequence_id, str):
+            correlation = _text(request.sequence_id)
+            correlation_length = len(correlation)
+        else:
+            numeric = request.sequence_id
+    described: list[bytes] = [model, version, request_id, parameters, correlation]
+    for name in request.outputs:
+        text = _short_text(name)
+        described.append(_LENGTH.pack(len(text)) + text)
+    data: list[Buffer] = []
+    at = 0
+    for tensor in request.inputs:
+        name_text = _short_text(tensor.name)
+        said, at = _describe(tensor, len(name_text), at, place, data)
+        described.append(said + name_text)
+    return _assemble(
+        Kind.INFER,
+        _INFER,
+        b"".join(described),
+        data,
+        at,
+        number,
+        batch,
+        wanted(),
+        numeric,
+        request.timeout_us,
+        request.priority,
+        request.sequence_start | request.sequence_end << 1,
+        len(request.inputs),
+        len(request.outputs),
+        len(model),
+        len(version),
+        len(request_id),
+        len(parameters),
+        correlation_length,
+    )
+
+
+@dataclass(slots=True)
+class Infer:
+    """An inference that a worker asks for: made from a batch, or from none that the worker knows of (0).
+
+    `wanted_bytes` found no room in the worker's arena.
+    """
+
+    number: int
+    batch: int
+    request: InferenceRequest
+    wanted_bytes: int
+
+
+def decode_infer(body: memoryview, locate: Locate) -> Infer:
+    """The server's reading of an INFER frame's body. FrameError. Tensors in the frame are views of `body`."""
+    try:
+        (
+            length, number, batch, wanted_bytes, correlation, timeout_us, priority, flags, n_inputs, n_outputs,
+            model_length, version_length, id_length, parameters_length, correlation_length,
+        ) = _INFER.unpack_from(body)  # fmt: skip
+        texts = id_length + parameters_length + (correlation_length if correlation_length != _NUMERIC else 0)
+        if n_inputs > MAX_CALL_TENSORS or n_outputs > MAX_CALL_TENSORS or texts > 3 * MAX_TEXT_BYTES:
+            raise FrameError(f"INFER: {n_inputs} inputs, {n_outputs} outputs and {texts} bytes of text")
+        at = _INFER.size
+        end = at + length
+        model = str(body[at : at + model_length], "utf-8")
+        at += model_length
+        version = str(body[at : at + version_length], "utf-8")
+        at += version_length
+        request_id = ""
+        outputs: tuple[str, ...] = ()
+        parameters: Mapping[str, ParameterValue] = NO_PARAMETERS
+        if id_length:
+            request_id = str(body[at : at + id_length], "utf-8")
+            at += id_length
+        if parameters_length:
+            parameters = _parameters(body[at : at + parameters_length])
+            at += parameters_length
+        if correlation_length != _NUMERIC:
+            correlation = str(body[at : at + correlation_length], "utf-8")
+            at += correlation_length
+        if n_outputs:
+            outputs, at = _read_names(body, at, n_outputs)
+        tensors, at = _read_tensors(body, at, _base(end), n_inputs, None, locate)
+        # What was read beyond the description's end was read for something else than it is.
+        if at > end or end > len(body):
+            raise FrameError("INFER: a description that ends too early")
+    except (struct.error, ValueError, IndexError, KeyError) as error:
+        raise FrameError(f"INFER: {_wrong(error)}") from error
+    request = InferenceRequest(
+        model,
+        version,
+        request_id,
+        tensors,
+        outputs,
+        dict(parameters),
+        priority,
+        timeout_us,
+        correlation,
+        bool(flags & 1),
+        bool(flags & 2),
+    )
+    return Infer(number, batch, request, wanted_bytes)
+
+
+def _read_names(body: memoryview, at: int, count: int) -> tuple[tuple[str, ...], int]:
+    names = []
+    for _ in range(count):
+        (length,) = _LENGTH.unpack_from(body, at)
+        at += _LENGTH.size
+        names.append(str(body[at : at + length], "utf-8"))
+        at += length
+    return tuple(names), at
+
+
+def encode_call_answer(number: int, response: InferenceResponse, place: Place) -> Buffer:
+    """A CALL_ANSWER frame."""
+    model, version = _short_text(response.model_name), _short_text(response.model_version)
+    request_id = _text(response.id) if response.id else b""
+    data: list[Buffer] = []
+    at = 0
+    error = response.error
+    if error is None:
+        code, outputs = 0, response.outputs
+        text = json.dumps(response.parameters).encode() if response.parameters else b""
+    else:
+        code, outputs = _CODE_NUMBERS[error.code], []
+        text = error.message.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
+    described: list[bytes] = [model, version, request_id, text]
+    for tensor in outputs:
+        name = _short_text(tensor.name)
+        said, at = _describe(tensor, len(name), at, place, data)
+        described.append(said + name)
+    return _assemble(
+        Kind.CALL_ANSWER,
+        _CALL_ANSWER,
+        b"".join(described),
+        data,
+        at,
+        number,
+        response.final,
+        error is not None,
+        code,
+        len(outputs),
+        len(model),
+        len(version),
+        len(request_id),
+        len(text),
+    )
+
+
+def call_of(body: memoryview) -> tuple[int, bool]:
+    """Which INFER a CALL_ANSWER frame answers, and whether finally, from the beginning of its body."""
+    _, number, final = _CALL_ANSWER_PEEK.unpack_from(body)
+    return number, bool(final)
+
+
+def decode_call_answer(body: memoryview, locate: Locate) -> InferenceResponse:
+    """The worker's reading of a CALL_ANSWER frame's body, which the server has made. Tensors are views of `body`."""
+    length, _, final, is_error, code, count, model_length, version_length, id_length, text_length = (
+        _CALL_ANSWER.unpack_from(body)
+    )
+    at = _CALL_ANSWER.size
+    base = _base(at + length)
+    model = str(body[at : at + model_length], "utf-8")
+    at += model_length
+    version = str(body[at : at + version_length], "utf-8")
+    at += version_length
+    request_id = str(body[at : at + id_length], "utf-8") if id_length else ""
+    at += id_length
+    text = body[at : at + text_length]
+    at += text_length
+    response = InferenceResponse(model, version, request_id, final=bool(final))
+    if is_error:
+        response.error = InferenceError(_CODES[code], str(text, "utf-8", "replace"))
+    elif text_length:
+        response.parameters = json.loads(bytes(text))
+    outputs = response.outputs
+    for _ in range(count):
+        name_length, number, dimensions, segment, offset, size = _TENSOR.unpack_from(body, at)
+        at += _TENSOR.size
+        shape = _DIMENSIONS[dimensions].unpack_from(body, at)
+        at += dimensions * 8
+        name = str(body[at : at + name_length], "utf-8")
+        at += name_length
+        payload = locate(segment, offset, size) if segment else body[base + offset : base + offset + size]
+        outputs.append(Tensor(name, _DATATYPES[number], shape, payload))
+    return response
+
+
+def _text(value: str) -> bytes:
+    """Half of a surrogate pair is replaced. ValueError when it is too long for one field."""
+    text = value.encode("utf-8", "replace")
+    if len(text) > MAX_TEXT_BYTES:
+        raise ValueError(f"a text of {len(text)} bytes, at most {MAX_TEXT_BYTES} are allowed")
+    return text
+
+
+def _short_text(value: str) -> bytes:
+    """As `_text`, for what has 16 bits of length."""
+    text = value.encode("utf-8", "replace")
+    if len(text) > 0xFFFF:
+        raise ValueError(f"a name of {len(text)} bytes")
+    return text
+
+
 def _wrong(error: Exception) -> str:
     """What was found in a frame, for people."""
     if isinstance(error, struct.error):
@@ -500,26 +756,7 @@ def _read_reply(body: memoryview, at: int, base: int, outputs: Sequence[str], lo
         if length:
             parameters = _parameters(body[at : at + length])
             at += length
-        tensors = []
-        for _ in range(count):
-            position, number, dimensions, segment, offset, size = _TENSOR.unpack_from(body, at)
-            at += _TENSOR.size
-            shape = _DIMENSIONS[dimensions].unpack_from(body, at)
-            at += dimensions * 8
-            datatype = _DATATYPES[number]
-            if segment:
-                payload = locate(segment, offset, size)
-                if datatype is DataType.BYTES:
-                    # The sender may still write to it. Numbers are sent on as they are, whatever they are then;
-                    # elements are walked by their lengths, which must not change once they were checked.
-                    payload = bytes(payload)
-            else:
-                start = base + offset
-                stop = start + size
-                if stop > len(body):
-                    raise FrameError(f"a tensor that ends at byte {stop} of {len(body)}")
-                payload = body[start:stop]
-            tensors.append(Tensor(outputs[position], datatype, shape, payload))
+        tensors, at = _read_tensors(body, at, base, count, outputs, locate)
         return Answer(tensors, parameters), at
     if what == _ERROR:
         return InferenceError(_CODES[code], str(body[at : at + length], "utf-8", "replace")), at + length
@@ -528,11 +765,44 @@ def _read_reply(body: memoryview, at: int, base: int, outputs: Sequence[str], lo
     raise FrameError(f"a reply of kind {what}")
 
 
-def _parameters_text(parameters: Mapping[str, ParameterValue]) -> bytes:
+def _read_tensors(
+    body: memoryview, at: int, base: int, count: int, names: Sequence[str] | None, locate: Locate
+) -> tuple[list[Tensor], int]:
+    """Tensors that a worker has sent, and what follows them. Without `names` each has its own as text, which the number
+    in its place is the length of."""
+    tensors = []
+    for _ in range(count):
+        position, number, dimensions, segment, offset, size = _TENSOR.unpack_from(body, at)
+        at += _TENSOR.size
+        shape = _DIMENSIONS[dimensions].unpack_from(body, at)
+        at += dimensions * 8
+        if names is not None:
+            name = names[position]
+        else:
+            name = str(body[at : at + position], "utf-8")
+            at += position
+        datatype = _DATATYPES[number]
+        if segment:
+            payload: Buffer = locate(segment, offset, size)
+            if datatype is DataType.BYTES:
+                # The sender may still write to it. Numbers are sent on as they are, whatever they are then; elements
+                # are walked by their lengths, which must not change once they were checked.
+                payload = bytes(payload)
+        else:
+            start = base + offset
+            stop = start + size
+            if stop > len(body):
+                raise FrameError(f"a tensor that ends at byte {stop} of {len(body)}")
+            payload = body[start:stop]
+        tensors.append(Tensor(name, datatype, shape, payload))
+    return tensors, at
+
+
+def _parameters_text(parameters: Mapping[str, ParameterValue], of: str = "response") -> bytes:
     """ValueError, also from a number of more digits than Python writes. Half of a surrogate pair is replaced."""
     text = json.dumps(dict(parameters), ensure_ascii=False).encode("utf-8", "replace")
     if len(text) > MAX_TEXT_BYTES:
-        raise ValueError(f"the response's parameters take {len(text)} bytes, at most {MAX_TEXT_BYTES} are allowed")
+        raise ValueError(f"the {of}'s parameters take {len(text)} bytes, at most {MAX_TEXT_BYTES} are allowed")
     return text
 
 

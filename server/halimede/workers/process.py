@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -20,12 +20,13 @@ from halimede.backends.hosting import Answer, WorkerSpec
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.schedule.batching import check_reply
 from halimede.core.supervise import Event, Finish, Park, Start, Supervision, WaitUntil, describe_exit
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.watching import WATCH_NS, is_worth_watching
 from halimede.workers import frames
 from halimede.workers.abandon import Abandon
 from halimede.workers.child.channel import WINDOW_RESPONSES
 from halimede.workers.connection import Batch, Connection
+from halimede.workers.inferences import OnResponse
 from halimede.workers.instance import describe
 from halimede.workers.launcher import Launcher, WorkerProcess
 from halimede.workers.output import OutputReader
@@ -61,6 +62,26 @@ class Services(Protocol):
 
     def update_metrics(self, owner: str, updates: Sequence[tuple[int, str, float]]) -> None:
         """Metric, operation, value. What is wrong with one is the log's."""
+
+    def infer(
+        self,
+        owner: str,
+        ordinal: int,
+        slot: int | None,
+        requests: Collection[int],
+        request: InferenceRequest,
+        on_response: OnResponse,
+    ) -> int:
+        """Start an inference for the code of an instance; returns its ticket, see `runtime.server.Server.infer`.
+
+        It is made from the batch that runs in `slot`; where that is None, for one or some of these open requests.
+        """
+
+    def cancel(self, ticket: int) -> None:
+        """See `runtime.server.Server.cancel`."""
+
+    def acknowledge(self, ticket: int, responses: int) -> None:
+        """See `runtime.server.Server.acknowledge`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +131,8 @@ class ProcessWorker:
         """Requests that the process has, by key: of its batches, and those that wait for their final answer."""
         self._untaken: dict[int, int] = {}
         """Answers of a request that its client has not taken yet, by key."""
+        self._opened: dict[int, int] = {}
+        """The batches of requests that are over without having answered them, by key."""
         self._dispatched: dict[int, int] = {}
         """When each batch was sent, by number; monotonic nanoseconds."""
         self._processors = len(os.sched_getaffinity(0))
@@ -177,6 +200,17 @@ class ProcessWorker:
     def cancel(self, key: int) -> None:
         if self._life is not None and key in self._items:
             self._life.connection.cancel(key)
+            self._cancel_calls_for(key, self._life.connection)
+
+    def _cancel_calls_for(self, key: int, connection: Connection) -> None:
+        """What is asked for from a batch of which nobody waits for any request any more is cancelled with it."""
+        number = self._opened.get(key) or next(
+            (batch.number for batch in connection.batches if any(item.key == key for item in batch.items)), 0
+        )
+        keys = [each for each, batch in self._opened.items() if batch == number]
+        keys += [item.key for batch in connection.batches if batch.number == number for item in batch.items]
+        if all(key not in self._items or self._items[key].cancelled for key in keys):
+            connection.cancel_calls_of(number)
 
     def acknowledge(self, key: int, responses: int) -> None:
         if self._life is not None and key in self._items:
@@ -301,6 +335,7 @@ class ProcessWorker:
         # Not batch by batch: the connection forgets one whose end made no sense. The next one counts from 1 again.
         self._dispatched.clear()
         self._untaken.clear()
+        self._opened.clear()
         for number in list(self._limits):
             self._settle_limits(number)
         self._answer_asked(is_ready=False)
@@ -358,6 +393,8 @@ class ProcessWorker:
         for item, reply in zip(batch.items, done.replies, strict=True):
             if reply is None:
                 replies.append(None)
+                if item.key in self._items:
+                    self._opened[item.key] = batch.number
                 continue
             self._items.pop(item.key, None)
             if self._untaken:
@@ -390,6 +427,7 @@ class ProcessWorker:
         if response.final:
             del self._items[response.key]
             self._untaken.pop(response.key, None)
+            self._opened.pop(response.key, None)
         else:
             untaken = self._untaken[response.key] = self._untaken.get(response.key, 0) + 1
             if untaken > WINDOW_RESPONSES:
@@ -417,6 +455,29 @@ class ProcessWorker:
     async def on_call(self, method: str, arguments: Mapping[str, Any]) -> Any:
         """See `connection.Owner`."""
         return await self._services.call(self._owner, method, arguments)
+
+    def on_infer(self, infer: frames.Infer, slot: int | None, on_response: OnResponse) -> int:
+        """See `inferences.Asker`."""
+        request = infer.request
+        requests: Collection[int] = ()
+        if slot is None:
+            # For which of its open requests code asks that runs beside the batches, it alone knows.
+            requests = [key for key, number in self._opened.items() if number == infer.batch] or self._items.keys()
+        try:
+            return self._services.infer(self._owner, self.ordinal, slot, requests, request, on_response)
+        except Exception as error:
+            log.error("instance '%s': a call failed", self.name, exc_info=error, extra=self._about)
+            failure = InferenceError(ErrorCode.INTERNAL, f"the server failed at a call of model '{request.model_name}'")
+            on_response(InferenceResponse(request.model_name, "", request.id, error=failure))
+            return 0
+
+    def on_cancel_call(self, ticket: int) -> None:
+        """See `inferences.Asker`."""
+        self._services.cancel(ticket)
+
+    def on_taken(self, ticket: int, responses: int) -> None:
+        """See `inferences.Asker`."""
+        self._services.acknowledge(ticket, responses)
 
     def _checked(self, item: BatchItem, reply: Answer) -> Outputs | InferenceError:
         try:
@@ -564,6 +625,18 @@ class _NoOwner:
 
     async def on_call(self, method: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002
         raise InferenceError(ErrorCode.UNSUPPORTED, f"'{method}' cannot be called from auto_complete_config")
+
+    def on_infer(self, infer: frames.Infer, slot: int | None, on_response: OnResponse) -> int:  # noqa: ARG002
+        request = infer.request
+        error = InferenceError(ErrorCode.UNSUPPORTED, "models cannot be called from auto_complete_config")
+        on_response(InferenceResponse(request.model_name, "", request.id, error=error))
+        return 0
+
+    def on_cancel_call(self, ticket: int) -> None:
+        """There are no calls."""
+
+    def on_taken(self, ticket: int, responses: int) -> None:
+        """There are no calls."""
 
 
 async def _spawn(spec: WorkerSpec, program: Program, launcher: Launcher) -> WorkerProcess:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import HTTPConnection
 from typing import Any
 
+import numpy as np
 import pytest
 import uvloop
 
@@ -24,6 +25,7 @@ from halimede.core.types import (
     ServerMetadata,
     Tensor,
 )
+from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.statistics import ModelStatistics
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import Listener
@@ -45,7 +47,8 @@ def view(name: str, datatype: DataType = DataType.FP32, *, decoupled: bool = Fal
 
 
 class FakeServer:
-    """Answers by model name: `echo` at once, `held` when `release` is called, the others with an error or worse."""
+    """Answers by model name: `echo` at once, `held` when `release` is called, `live` what `give` is told to, the others
+    with an error or worse."""
 
     def __init__(self) -> None:
         self.models = {
@@ -58,6 +61,7 @@ class FakeServer:
             "bug": view("bug"),
             "chatty": view("chatty"),
             "stream": view("stream", decoupled=True),
+            "live": view("live", decoupled=True),
         }
         self.requests: list[InferenceRequest] = []
         self.held: dict[int, tuple[InferenceRequest, Callable[[InferenceResponse], None]]] = {}
@@ -103,7 +107,7 @@ class FakeServer:
         self._tickets += 1
         self.requests.append(request)
         match request.model_name:
-            case "held":
+            case "held" | "live":
                 self.held[self._tickets] = (request, on_response)
             case "full":
                 on_response(failure(request, ErrorCode.UNAVAILABLE, "Exceeds maximum queue size"))
@@ -131,6 +135,17 @@ class FakeServer:
         """Answer the held request that came first."""
         request, on_response = self.held.pop(min(self.held))
         on_response(echo(request))
+
+    def give(self, *values: float, final: bool = False, error: InferenceError | None = None) -> None:
+        """One answer to the `live` request that came first; no values and no error are the end of its answers."""
+        ticket = min(self.held)
+        request, on_response = self.held.pop(ticket) if final else self.held[ticket]
+        data = np.array(values, np.float32)
+        outputs = [Tensor("OUT", DataType.FP32, data.shape, data.tobytes())] if values else []
+        on_response(InferenceResponse(request.model_name, "1", request.id, outputs, error=error, final=final))
+
+    def kv_cache(self, model: str) -> KvCache | None:
+        return KvCache(1, 4, 64) if model == "echo" else None
 
     def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         if name and name not in self.models:

@@ -38,7 +38,7 @@ KNOWN = {
     "/v2/repository/models/m/unload": Route(Action.MODEL_UNLOAD, POST, "m"),
     "/v2/repository/r/models/m/load": Route(Action.MODEL_LOAD, POST, "m", repository="r"),
     "/v2/models/m/generate": Route(Action.GENERATE, POST, "m"),
-    "/v2/models/m/versions/1/generate_stream": Route(Action.GENERATE, POST, "m", "1"),
+    "/v2/models/m/versions/1/generate_stream": Route(Action.GENERATE_STREAM, POST, "m", "1"),
     "/v2/logging": Route(Action.LOGGING, BOTH),
     "/v2/trace/setting": Route(Action.TRACE, BOTH),
     "/v2/models/m/trace/setting": Route(Action.TRACE, BOTH, "m"),
@@ -166,8 +166,6 @@ def test_errors_of_the_server_keep_their_numbers(http: Any) -> None:
 
 def test_extensions_that_are_not_there_say_so_by_name(http: Any) -> None:
     for method, path, extension in [
-        ("POST", "/v2/models/echo/generate", "generate"),
-        ("POST", "/v2/models/echo/generate_stream", "generate"),
         ("GET", "/v2/trace/setting", "trace"),
         ("POST", "/v2/logging", "logging"),
         ("GET", "/v2/systemsharedmemory/status", "system_shared_memory"),

@@ -18,7 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halimede.backends.hosting import Answer, Reply
-from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
+from halimede.core.types import (
+    Buffer,
+    DataType,
+    ErrorCode,
+    InferenceError,
+    InferenceRequest,
+    InferenceResponse,
+    Tensor,
+)
 from halimede.workers import frames
 from halimede.workers.frames import HEADER, Done, FrameError, Kind, Response
 from halimede.workers.worker import BatchItem
@@ -163,6 +171,99 @@ def test_a_response_arrives_as_it_was_sent(key: int, reply: Reply, final: bool, 
     check_same(response.reply, reply)
 
 
+NAMES = text(max_size=9)
+CALLS = st.builds(
+    InferenceRequest,
+    NAMES,
+    text(max_size=9),
+    id=text(max_size=20),
+    inputs=tensors(["in", "größe ✓", "", "x" * 300]),
+    outputs=st.lists(NAMES, max_size=3).map(tuple),
+    parameters=PARAMETERS,
+    priority=U64,
+    timeout_us=U64,
+    sequence_id=U64 | text(max_size=9).map(lambda name: name or 0),
+    sequence_start=st.booleans(),
+    sequence_end=st.booleans(),
+)
+CALL_ANSWERS = st.builds(
+    InferenceResponse,
+    NAMES,
+    text(max_size=9),
+    text(max_size=20),
+    tensors(["out", "größe ✓", "", "x" * 300]),
+    PARAMETERS,
+    st.none(),
+    st.booleans(),
+) | st.builds(InferenceResponse, NAMES, NAMES, NAMES, error=ERRORS, final=st.booleans())
+U32 = st.integers(1, 2**32 - 1)
+
+
+@given(U32, U32, CALLS, U64, PLACED)
+@settings(max_examples=150, deadline=None)
+def test_a_call_arrives_as_it_was_made(number: int, batch: int, call: InferenceRequest, wanted: int, placed: bool):
+    shelf = Shelf(placed)
+    frame = frames.encode_infer(number, batch, call, shelf.place, lambda: wanted)
+
+    got = frames.decode_infer(body_of(frame, Kind.INFER), shelf.locate)
+
+    assert (got.number, got.batch, got.wanted_bytes) == (number, batch, wanted)
+    assert plain(got.request.inputs) == plain(call.inputs)
+    assert {k: type(v) for k, v in got.request.parameters.items()} == {k: type(v) for k, v in call.parameters.items()}
+    got.request.inputs, call.inputs = [], []
+    assert got.request == call
+
+
+@given(U32, CALL_ANSWERS, PLACED)
+@settings(max_examples=150, deadline=None)
+def test_an_answer_to_a_call_arrives_as_it_was_given(number: int, answer: InferenceResponse, placed: bool):
+    shelf = Shelf(placed)
+    frame = frames.encode_call_answer(number, answer, shelf.place)
+    body = body_of(frame, Kind.CALL_ANSWER)
+
+    got = frames.decode_call_answer(body, shelf.locate)
+
+    assert frames.call_of(body) == (number, answer.final)
+    assert plain(got.outputs) == plain(answer.outputs)
+    got.outputs, answer.outputs = [], []
+    assert got == answer
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"model_name": "m" * 70_000}, "a name of 70000 bytes"),
+        ({"id": "i" * 70_000}, "a text of 70000 bytes, at most 65536 are allowed"),
+        ({"sequence_id": "i" * 70_000}, "a text of 70000 bytes"),
+        ({"sequence_id": -1}, "argument out of range|int too large|format requires"),
+        ({"priority": 2**64}, "argument out of range|int too large|format requires"),
+        ({"timeout_us": -1}, "argument out of range|int too large|format requires"),
+        ({"outputs": ("y",) * 5_000}, "at most 4096 inputs and as many outputs are allowed"),
+        ({"parameters": {"k": "x" * 70_000}}, "the request's parameters take 70009 bytes, at most 65536 are allowed"),
+        ({"inputs": [Tensor("x", DataType.INT8, (1,) * 256, b"a")]}, "ubyte format requires"),
+        (
+            {"inputs": [Tensor("x", DataType.INT8, (2**63,), b"a")]},
+            "argument out of range|int too large|format requires",
+        ),
+        ({"inputs": [Tensor("x", DataType.INVALID, (1,), b"a")]}, "input 'x' has no datatype"),
+    ],
+)
+def test_a_call_that_no_frame_can_carry_is_refused(fields: dict[str, Any], error: str):
+    call = InferenceRequest(**{"model_name": "m", **fields})
+
+    with pytest.raises((ValueError, struct.error), match=error):
+        frames.encode_infer(1, 0, call, Shelf(False).place, lambda: 0)
+
+
+def test_half_a_character_in_a_call_is_replaced():
+    call = InferenceRequest("m\ud800", id="\udfff", outputs=("y\ud800",), parameters={"k\ud800": "v"})
+    frame = frames.encode_infer(1, 0, call, Shelf(False).place, lambda: 0)
+
+    got = frames.decode_infer(body_of(frame, Kind.INFER), Shelf(False).locate).request
+
+    assert (got.model_name, got.id, got.outputs, got.parameters) == ("m?", "?", ("y?",), {"k?": "v"})
+
+
 def request(**fields: Any) -> BatchItem:
     return BatchItem(1, InferenceRequest("m", **fields), 1, False)
 
@@ -284,6 +385,12 @@ REPLIES_TO_BREAK: list[Reply] = [
 ]
 
 
+CALL_TO_BREAK = InferenceRequest(
+    "other", "3", "id", [out(5), out(20_000, "n"), Tensor("größe", DataType.BYTES, (1,), b"\1\0\0\0a")], ("a", "größe"),
+    {"k": "v", "n": 1.5}, 1, 2, "seq", True, False,
+)  # fmt: skip
+
+
 def done_of(body: bytes, shelf: Shelf) -> Done:
     return frames.decode_done(memoryview(body), OUTPUTS, shelf.locate)
 
@@ -314,16 +421,30 @@ def bodies() -> list[tuple[str, bytes, Shelf]]:
         for reply in REPLIES_TO_BREAK:
             response = frames.encode_response(3, reply, False, 9, OUT, shelf.place)
             found.append(("response", bytes(body_of(response, Kind.RESPONSE)), shelf))
+        infer = frames.encode_infer(7, 1, CALL_TO_BREAK, shelf.place, lambda: 5)
+        found.append(("infer", bytes(body_of(infer, Kind.INFER)), shelf))
     return found
 
 
 def check_broken(what: str, body: bytes, shelf: Shelf) -> None:
     try:
+        if what == "infer":
+            check_call(frames.decode_infer(memoryview(body), shelf.locate).request, body, shelf)
+            return
         replies = done_of(body, shelf).replies if what == "done" else [response_of(body, shelf).reply]
     except FrameError:
         return
     for reply in replies:
         check_inside(reply, body, shelf)
+
+
+def check_call(call: InferenceRequest, body: bytes, shelf: Shelf) -> None:
+    f"{call.model_name}{call.model_version}{call.id}{call.sequence_id}{call.outputs}{call.parameters}".encode()
+    for tensor in call.inputs:
+        data = tensor.data
+        tensor.name.encode()
+        whole = data.obj if isinstance(data, memoryview) else data
+        assert whole is body or whole in shelf.blocks.values() or data in body or data in shelf.blocks.values()
 
 
 @pytest.mark.parametrize(("what", "body", "shelf"), bodies())
@@ -376,6 +497,48 @@ def test_huge_numbers_are_refused_without_taking_memory(body: bytes):
     try:
         with pytest.raises(FrameError):
             frames.decode_done(memoryview(body), OUTPUTS, Shelf(False).locate)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 1 << 20
+
+
+def infer_body(described: bytes = b"", length: int | None = None, **fields: int) -> bytes:
+    """An INFER frame's body with these numbers in it."""
+    order = ("number", "batch", "wanted", "correlation", "timeout", "priority", "flags", "inputs", "outputs", "model",
+             "version", "id", "parameters", "text")  # fmt: skip
+    values = [fields.pop(name, HUGE if name == "text" else 0) for name in order]
+    assert not fields
+    return struct.pack("<IIIQQQQBHHHHIII", len(described) if length is None else length, *values) + described
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        infer_body(length=HUGE),
+        infer_body(inputs=0xFFFF),
+        infer_body(outputs=0xFFFF),
+        infer_body(inputs=4096),
+        infer_body(outputs=4096),
+        infer_body(model=0xFFFF),
+        infer_body(id=HUGE),
+        infer_body(parameters=HUGE),
+        infer_body(text=HUGE - 1),
+        infer_body(b"\xff", model=1),
+        infer_body(b"[]", parameters=2),
+        infer_body(struct.pack("<HBBHQQ", 0, 2, 255, 0, 0, 1), inputs=1),
+        infer_body(struct.pack("<HBBHQQ", 0xFFFF, 2, 0, 0, 0, 1), inputs=1),
+        infer_body(struct.pack("<HBBHQQ", 0, 0, 0, 0, 0, 0), inputs=1),
+        infer_body(struct.pack("<HBBHQQ", 0, 2, 0, 0, 2**64 - 1, 2**64 - 1), inputs=1),
+        infer_body(struct.pack("<HBBHQQ", 0, 2, 0, 9, 0, 1 << 62), inputs=1),
+    ],
+)
+def test_calls_with_wrong_or_huge_numbers_are_refused_without_taking_memory(body: bytes):
+    tracemalloc.start()
+    try:
+        with pytest.raises(FrameError):
+            frames.decode_infer(memoryview(body), Shelf(False).locate)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -457,6 +620,7 @@ def test_numbers_that_are_none_cross_in_parameters():
 MODULES = [
     "halimede.workers.child.main",
     "halimede.workers.child.channel",
+    "halimede.workers.child.calls",
     "halimede.workers.frames",
     "halimede.workers.segments",
     "halimede.backends.python.runner",
@@ -565,3 +729,38 @@ def test_another_interpreter_reads_and_writes_the_same_frames(version: str | Non
         said = repr((item.key, item.rows, sent.id, sent.sequence_id, sent.parameters, sent.timeout_us))
         assert reply.parameters == {"said": said}
     assert done.replies[-2:] == [InferenceError(ErrorCode.NOT_FOUND, "größer"), None]
+
+
+OTHER_CALLER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from halimede.core.types import InferenceRequest
+from halimede.workers import frames
+
+data = sys.stdin.buffer.read()
+response = frames.decode_call_answer(memoryview(data)[frames.HEADER.size:], None)
+request = InferenceRequest(response.model_name, response.model_version, response.id, response.outputs, ("größe",),
+    response.parameters, 2, 3, "seq", True, False)
+sys.stdout.buffer.write(frames.encode_infer(9, 4, request, lambda data: None, lambda: 5))
+"""
+
+
+@pytest.mark.parametrize("version", [None, "3.10", "3.12", "3.13"])
+def test_another_interpreter_calls_in_the_same_frames(version: str | None):
+    program = sys.executable if version is None else interpreter(version)
+    outputs = [Tensor(f"ü{each.name}", each, (1, 2), bytes(range(2 * (each.itemsize or 4)))) for each in TYPES]
+    answer = InferenceResponse("größe", "1", "id", outputs, {"p": 1.5, "s": "✓", "b": True, "n": 3})
+    frame = frames.encode_call_answer(1, answer, lambda _: None)
+
+    ran = subprocess.run(
+        [program, "-c", OTHER_CALLER, str(SERVER)], input=bytes(frame), capture_output=True, timeout=60, check=False
+    )
+
+    assert ran.returncode == 0, ran.stderr.decode()
+    got = frames.decode_infer(body_of(ran.stdout, Kind.INFER), Shelf(False).locate)
+    assert (got.number, got.batch, got.wanted_bytes) == (9, 4, 5)
+    assert plain(got.request.inputs) == plain(outputs)
+    got.request.inputs = []
+    assert got.request == InferenceRequest(
+        "größe", "1", "id", [], ("größe",), answer.parameters, 2, 3, "seq", True, False
+    )

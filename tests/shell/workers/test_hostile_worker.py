@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from halimede.backends.hosting import Answer, Reply
-from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
-from halimede.workers import frames
-from halimede.workers.connection import MAX_CALLS, MAX_LINES_PER_SECOND, MAX_UNSENT_FRAMES
-from halimede.workers.frames import HEADER, Kind
+from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
+from halimede.workers import connection, frames
+from halimede.workers.connection import MAX_LINES_PER_SECOND, MAX_UNSENT_FRAMES
+from halimede.workers.frames import HEADER, MAX_CALLS, Kind
 from support.channel import Stage, done_frame, item, mappings, response_frame, stage, tensor
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -29,6 +29,22 @@ LONGEST_TURN_S = 0.25
 
 def raw(kind: int, body: bytes = b"", length: int | None = None) -> bytes:
     return HEADER.pack(len(body) if length is None else length, kind) + body
+
+
+def infer(
+    number: int, *sizes: int, place: Callable[[Buffer], tuple[int, int] | None] = lambda _: None, wanted: int = 0
+) -> bytes:
+    """An inference of another model that the worker asks for."""
+    request = InferenceRequest("other", inputs=[tensor(f"x{at}", size) for at, size in enumerate(sizes)])
+    return bytes(frames.encode_infer(number, 0, request, place, lambda: wanted))
+
+
+def taken(number: int, count: int) -> bytes:
+    return raw(Kind.TAKEN, frames.TAKEN.pack(number, count))
+
+
+def uncalled(number: int) -> bytes:
+    return raw(Kind.CANCEL_CALL, frames.CALL.pack(number))
 
 
 def deep_json(start: bytes) -> bytes:
@@ -108,6 +124,19 @@ STREAMS: dict[str, tuple[bytes, str]] = {
         b"".join(raw(Kind.CALL, frames.CALL.pack(at) + b'["wait",{}]') for at in range(MAX_CALLS * 8)),
         f"more than {MAX_CALLS} calls at a time",
     ),
+    "an empty inference": (raw(Kind.INFER), "INFER: a description that ends too early"),
+    "an inference elsewhere": (
+        infer(1, 100 * KIB, place=lambda _: (1, 0)),
+        "INFER: bytes 0 to 102400 of segment 1, which it was not given",
+    ),
+    "an inference twice": (infer(1, 10) * 2, "inference 1 twice"),
+    "inferences in a flood": (
+        b"".join(infer(at, 1_000) for at in range(MAX_CALLS * 8)),
+        f"more than {MAX_CALLS} inferences at a time",
+    ),
+    "half a number that nobody waits for": (raw(Kind.CANCEL_CALL, bytes(3)), "a CANCEL_CALL frame that was not asked for"),
+    "answers taken of no number": (raw(Kind.TAKEN, bytes(7)), "a TAKEN frame that was not asked for"),
+    "answers taken that were not sent": (infer(1) + taken(1, 1), "1 answers of inference 1 taken, where 0 were sent"),
     "lines in a flood": (
         raw(Kind.LOG, b"\3" + b"x" * 100) * (MAX_LINES_PER_SECOND * 3),
         f"more than {MAX_LINES_PER_SECOND} lines of log in a second",
@@ -249,6 +278,35 @@ async def bytes_given_back(each: Stage) -> bytes:
     )
 
 
+async def an_inference_beyond_its_block(each: Stage) -> bytes:
+    await executed(each, 100 * KIB)
+    return infer(1, 100 * KIB + 65, place=lambda _: (1, 0))
+
+
+async def an_inference_of_free_memory(each: Stage) -> bytes:
+    await executed(each, 100 * KIB)
+    return infer(1, 20 * KIB, place=lambda _: (1, 512 * KIB))
+
+
+async def more_taken_than_sent(each: Stage) -> bytes:
+    await each.say(infer(5, 10))
+    await each.until(lambda: each.heard.asked, "the inference")
+    for _ in range(2):
+        each.heard.asked[0].answer(tensor("y", 10), final=False)
+        await each.hear()
+    await each.say(taken(5, 1))
+    await each.until(lambda: each.heard.taken, "one that was taken")
+    return taken(5, 2)
+
+
+async def an_answers_block_twice(each: Stage) -> bytes:
+    await each.say(infer(5, 10))
+    await each.until(lambda: each.heard.asked, "the inference")
+    each.heard.asked[0].answer(tensor("y", 100 * KIB))
+    await each.hear()
+    return raw(Kind.UNUSED, frames.BLOCK.pack(1, 0)) * 2
+
+
 WITH_A_BATCH: dict[str, tuple[Hostile, str]] = {
     "too few answers": (too_few, "an end of batch 1 with 0 answers"),
     "too many answers": (too_many, "an end of batch 1 with 2 answers"),
@@ -268,6 +326,10 @@ WITH_A_BATCH: dict[str, tuple[Hostile, str]] = {
         a_block_given_back_that_was_not_retained,
         "gave back a block that it did not hold",
     ),
+    "an inference beyond its block": (an_inference_beyond_its_block, "of segment 1, which it was not given"),
+    "an inference of free memory": (an_inference_of_free_memory, "of segment 1, which it was not given"),
+    "more taken than sent": (more_taken_than_sent, "2 answers of inference 5 taken, where 1 were sent"),
+    "an answer's block twice": (an_answers_block_twice, "gave back a block that it did not hold"),
     "bytes that it gave back": (bytes_given_back, "of segment 1, which it was not given"),
 }
 
@@ -327,6 +389,72 @@ def test_a_worker_that_calls_and_never_reads_is_given_up_before_much_waits_for_i
                 tracemalloc.stop()
             assert each.lost == [f"it left more than {MAX_UNSENT_FRAMES} frames unread"]
             assert peak < 40 * MIB
+
+    asyncio.run(main())
+
+
+def test_what_crosses_the_last_answer_of_an_inference_is_no_fault():
+    async def main() -> None:
+        async with stage() as each:
+            await each.say(infer(7, 10))
+            await each.until(lambda: each.heard.asked, "the inference")
+            each.heard.asked[0].answer(final=False)
+            each.heard.asked[0].answer()
+            await each.say(taken(7, 1) + uncalled(7) + taken(9, 1) + infer(7, 10))
+            await each.until(lambda: len(each.heard.asked) == 2, "the next of that number")
+            assert (each.heard.taken, each.heard.uncalled, each.lost) == ([], [], [])
+
+    asyncio.run(main())
+
+
+def test_inferences_of_a_worker_that_is_given_up_are_cancelled_and_their_answers_go_nowhere():
+    async def main() -> None:
+        async with stage() as each:
+            await each.say(infer(1, 10) + infer(2, 10) + infer(3, 10))
+            await each.until(lambda: len(each.heard.asked) == 3, "all of them")
+            each.heard.asked[1].answer()
+            await each.say(raw(77))
+            await each.until_lost()
+            assert each.heard.uncalled == [1001, 1003]
+            for asked in (each.heard.asked[0], each.heard.asked[2]):
+                asked.answer(tensor("y", 100 * KIB))
+            each.heard.asked.clear()
+
+    asyncio.run(main())
+
+
+def test_answers_to_a_worker_that_does_not_read_become_errors_before_they_fill_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Of the gigabyte that may wait, a small part here."""
+    monkeypatch.setattr(connection, "MAX_UNSENT_BYTES", 4 * MIB)
+
+    async def main() -> None:
+        async with stage(arena_bytes=0) as each:
+            await each.say(b"".join(infer(at, 10) for at in range(1, 101)))
+            await each.until(lambda: len(each.heard.asked) == 100, "all of them")
+            tracemalloc.start()
+            try:
+                for asked in each.heard.asked:
+                    asked.answer(tensor("y", MIB))
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert peak < 12 * MIB
+            errors = []
+            for _ in range(100):
+                kind, body = await each.hear()
+                assert kind is Kind.CALL_ANSWER
+                errors.append(frames.decode_call_answer(body, each.segments.lease).error)  # type: ignore[arg-type]
+            assert errors.count(None) < 10
+            assert errors[-1] == InferenceError(
+                ErrorCode.UNAVAILABLE, f"more than {4 * MIB} bytes wait for the model's process to read them"
+            )
+            await each.say(infer(101, 10))
+            await each.until(lambda: len(each.heard.asked) == 101, "another")
+            each.heard.asked[-1].answer(tensor("y", MIB))
+            _, body = await each.hear()
+            assert frames.decode_call_answer(body, each.segments.lease).error is None  # type: ignore[arg-type]
 
     asyncio.run(main())
 

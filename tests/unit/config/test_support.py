@@ -8,6 +8,7 @@ from halimede.core.config.model_config import (
     Accelerator,
     BatchInput,
     BatchOutput,
+    EnsembleStep,
     ExecutionAccelerators,
     InstanceKind,
     LatestVersions,
@@ -138,7 +139,14 @@ def test_what_is_honoured_passes_without_a_word():
     [
         (ModelConfig(runtime="other.py"), ["runtime"]),
         (ModelConfig(sequence_batching=ModelSequenceBatching()), ["sequence_batching"]),
-        (ModelConfig(ensemble_scheduling=ModelEnsembling()), ["ensemble_scheduling"]),
+        (
+            ModelConfig(
+                ensemble_scheduling=ModelEnsembling(
+                    (EnsembleStep("a", -1, {"IN": "x"}, {"OUT": "y"}, "models", "x > 0"),), max_inflight_requests=2
+                )
+            ),
+            ["ensemble_scheduling.step[0].model_namespace"],
+        ),
         (ModelConfig(batch_input=(BatchInput(),)), ["batch_input"]),
         (ModelConfig(batch_output=(BatchOutput(),)), ["batch_output"]),
         (ModelConfig(cc_model_filenames={"7.5": "t4.plan"}), ["cc_model_filenames"]),

@@ -499,7 +499,7 @@ def test_an_ensemble_needs_steps_and_nothing_of_its_own():
     ) == (
         Problem("instance group should not be specified for ensemble 'm'", "instance_group"),
         Problem("optimization should not be specified for ensemble 'm'", "optimization"),
-        Problem("model_warmup should not be specified for ensemble 'm'", "model_warmup"),
+        Problem("model_warmup can not be specified for ensemble 'm'", "model_warmup"),
         Problem("must specify 'step' for ensemble 'm'", "ensemble_scheduling.step"),
     )
     assert validate(replace(ensemble, ensemble_scheduling=ModelEnsembling((EnsembleStep("a/b"),))), "m") == (
@@ -512,6 +512,12 @@ def test_an_ensemble_needs_steps_and_nothing_of_its_own():
         ),
         Problem("must specify 'input_map' in step 0 of ensemble 'm'", "ensemble_scheduling.step[0].input_map"),
         Problem("must specify 'output_map' in step 0 of ensemble 'm'", "ensemble_scheduling.step[0].output_map"),
+        Problem("ensemble input 'x' for ensemble m' is not used", "input[0].name"),
+        Problem("ensemble output 'y' for ensemble m' is not used", "output[0].name"),
+    )
+    nameless = ModelEnsembling((replace(STEP, model_name=""),))
+    assert validate(replace(ensemble, ensemble_scheduling=nameless), "m") == (
+        Problem("must specify 'model_name' in step 0 of ensemble 'm'", "ensemble_scheduling.step[0].model_name"),
     )
 
 

@@ -48,7 +48,10 @@ def test_tritonclients_messages_have_the_same_fields_and_numbers() -> None:
     for module in (model_config_pb2, service_pb2):
         for name, theirs in module.DESCRIPTOR.message_types_by_name.items():
             ours = POOL.FindMessageTypeByName(f"inference.{name}")
-            assert _shape(theirs) == _shape(ours), name
+            shape = _shape(ours)
+            if name == "ModelEnsembling":
+                assert shape["Step"][""].pop("when")[0] == 1000
+            assert _shape(theirs) == shape, name
             compared += 1
     assert compared > 60
 

@@ -43,6 +43,7 @@ def make_runner(spec: WorkerSpec, host: Host) -> Runner:
             initialize(_arguments(spec))
     except BaseException as error:  # noqa: BLE001  a model may raise what it likes
         raise faults.error("initialize", error) from None
+    session.serves = True
     return PythonRunner(spec, session, faults, model)
 
 
@@ -125,6 +126,7 @@ class PythonRunner:
 
     def close(self) -> None:
         """`finalize`, where the model has it; its failure is logged."""
+        self._session.serves = False
         try:
             finalize = getattr(self._model, "finalize", None)
             if finalize is not None:

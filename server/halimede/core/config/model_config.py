@@ -316,6 +316,8 @@ class EnsembleStep:
     input_map: Mapping[str, str] = field(default_factory=dict)
     output_map: Mapping[str, str] = field(default_factory=dict)
     model_namespace: str = ""
+    # Halimede's own. None where it was not set, so that no tool of Triton's meets it in a configuration without.
+    when: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,6 +328,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "input_map": "The pipeline's tensor for each of the model's inputs.",
         "output_map": "The pipeline's tensor for each of the model's outputs.",
         "model_namespace": "The repository to find the model in, where several have one of that name.",
+        "when": "A condition, such as `score > 0.5`: where it is false the step is not run. Not a field of Triton's.",
     },
     ModelInstanceGroup: {
         "name": "The group's name, which instances get with a number; the model's where it is left out.",

@@ -99,8 +99,9 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
         **_all(HONOURED, "name", "platform", "backend", "version_policy", "max_batch_size", "input", "output"),
         # What Triton shows of backends that are programs in Python, which is how ours are run.
         "runtime": Support(Treatment.NOT_YET, usual="model.py"),
-        **_all(NOT_YET, "batch_input", "batch_output", "sequence_batching", "ensemble_scheduling"),
-        **_all(HONOURED, "optimization", "dynamic_batching", "instance_group", "default_model_filename"),
+        **_all(NOT_YET, "batch_input", "batch_output", "sequence_batching"),
+        **_all(HONOURED, "optimization", "dynamic_batching", "ensemble_scheduling"),
+        **_all(HONOURED, "instance_group", "default_model_filename"),
         **_all(NOT_YET, "cc_model_filenames", "model_warmup"),
         **_all(HONOURED, "metric_tags", "parameters", "model_transaction_policy"),
         # Honoured as far as their fields are: an empty message asks for nothing.
@@ -165,8 +166,11 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
         "use_growable_memory",
     ),
     SequenceInitialState: _all(NOT_YET, "data_type", "dims", "zero_data", "data_file", "name"),
-    ModelEnsembling: _all(NOT_YET, "step", "max_inflight_requests"),
-    EnsembleStep: _all(NOT_YET, "model_name", "model_version", "input_map", "output_map", "model_namespace"),
+    ModelEnsembling: _all(HONOURED, "step", "max_inflight_requests"),
+    EnsembleStep: {
+        **_all(HONOURED, "model_name", "model_version", "input_map", "output_map", "when"),
+        "model_namespace": NOT_YET,
+    },
     ModelInstanceGroup: {
         **_all(HONOURED, "name", "kind", "count", "rate_limiter", "gpus", "passive"),
         "secondary_devices": _no_effect("no backend here uses a secondary device"),

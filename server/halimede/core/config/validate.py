@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
+from halimede.core.config.dataflow import check_dataflow
 from halimede.core.config.model_config import (
     ControlKind,
     InputFormat,
@@ -452,12 +453,14 @@ def _ensemble(config: ModelConfig) -> Iterator[Problem]:
     if config.optimization is not None:
         yield Problem(f"optimization should not be specified for ensemble '{name}'", "optimization")
     if config.model_warmup:
-        yield Problem(f"model_warmup should not be specified for ensemble '{name}'", "model_warmup")
+        yield Problem(f"model_warmup can not be specified for ensemble '{name}'", "model_warmup")
     if not ensemble.step:
         yield Problem(f"must specify 'step' for ensemble '{name}'", f"{path}.step")
     for i, step in enumerate(ensemble.step):
         where = f"{path}.step[{i}]"
-        if problem := model_name_problem(step.model_name):
+        if not step.model_name:
+            yield Problem(f"must specify 'model_name' in step {i} of ensemble '{name}'", f"{where}.model_name")
+        elif problem := model_name_problem(step.model_name):
             yield Problem(f"step {i} of ensemble '{name}': {problem}", f"{where}.model_name")
         if step.model_version < 1 and step.model_version != -1:
             yield Problem(
@@ -468,6 +471,7 @@ def _ensemble(config: ModelConfig) -> Iterator[Problem]:
         for field, tensors in (("input_map", step.input_map), ("output_map", step.output_map)):
             if not tensors:
                 yield Problem(f"must specify '{field}' in step {i} of ensemble '{name}'", f"{where}.{field}")
+    yield from check_dataflow(config)
 
 
 def _instance_groups(config: ModelConfig) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ Triton's.
 """
 
 from bisect import bisect_left
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from math import isfinite
@@ -232,6 +232,13 @@ class CustomMetrics:
         if held.family.kind == "HISTOGRAM":
             raise _unsupported(held.family.kind, "value")
         return held.series.value
+
+    def series(self, family: str) -> Iterator[tuple[str, float]]:
+        """Labels, as the page has them, and values of a family of counters or gauges; nothing where there is none."""
+        found = self._families.get(family)
+        if found is None or found.kind == "HISTOGRAM":
+            return iter(())
+        return ((series.labels, series.value) for series in found.series.values())
 
     def forget(self, owner: str) -> None:
         """The owner was unloaded: what it alone held goes. Nothing happens where it held nothing."""

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 
+from halimede.core.types import ErrorCode, InferenceResponse
 from halimede.core.types.statistics import (
     BatchStatistics,
     Duration,
@@ -168,6 +169,13 @@ class ModelStats:
             batches=[_copy(self._batches[rows]) for rows in sorted(self._batches)],
             responses=[_copy_response(response) for response in self._responses],
         )
+
+
+def outcome_of(response: InferenceResponse) -> ResponseOutcome:
+    """What one answer of a decoupled model counts as."""
+    if response.error is not None:
+        return ResponseOutcome.CANCEL if response.error.code is ErrorCode.CANCELLED else ResponseOutcome.FAIL
+    return ResponseOutcome.EMPTY if response.is_empty else ResponseOutcome.SUCCESS
 
 
 def _add(duration: Duration, ns: int) -> None:

@@ -11,6 +11,7 @@ from halimede.core.types.error import clip
 
 __all__ = [
     "DEFAULT_ARTIFACTS",
+    "ENSEMBLE_PLATFORM",
     "MAX_VERSION",
     "PLATFORMS",
     "Artifact",
@@ -57,7 +58,9 @@ DEFAULT_ARTIFACTS = (
 """Where a version directory holds several of them, the first in this order decides, as in Triton."""
 
 PLATFORMS = {artifact.platform: artifact.backend for artifact in DEFAULT_ARTIFACTS if artifact.platform}
-"""Backend by platform name, `ensemble` apart, which has no backend."""
+"""Backend by platform name, ENSEMBLE_PLATFORM apart, which has no backend."""
+
+ENSEMBLE_PLATFORM = "ensemble"
 
 
 def version_directories(names: Iterable[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -103,7 +106,7 @@ def detect_backend(config: ModelConfig, directory_name: str, files: Collection[s
     well-known artefact, the suffix of the directory name (`resnet.onnxruntime`). INVALID_ARG where nothing says it, or
     where platform and backend contradict each other.
     """
-    if config.platform == "ensemble" or config.ensemble_scheduling is not None:
+    if config.platform == ENSEMBLE_PLATFORM or config.ensemble_scheduling is not None:
         return _as_ensemble(config)
     if config.platform:
         return replace(config, backend=_backend_of_platform(config, directory_name))
@@ -124,9 +127,9 @@ def detect_backend(config: ModelConfig, directory_name: str, files: Collection[s
 
 
 def _as_ensemble(config: ModelConfig) -> ModelConfig:
-    if config.platform not in ("", "ensemble") or config.backend not in ("", "ensemble"):
+    if config.platform not in ("", ENSEMBLE_PLATFORM) or config.backend not in ("", ENSEMBLE_PLATFORM):
         raise _unexpected_pair(config)
-    return replace(config, platform="ensemble", backend="")
+    return replace(config, platform=ENSEMBLE_PLATFORM, backend="")
 
 
 def _backend_of_platform(config: ModelConfig, directory_name: str) -> str:
@@ -140,7 +143,7 @@ def _backend_of_platform(config: ModelConfig, directory_name: str) -> str:
         raise InferenceError(
             ErrorCode.INVALID_ARG,
             f"unexpected platform type '{clip(config.platform)}' for model '{clip(directory_name)}', expected one of "
-            f"{', '.join(PLATFORMS)}, ensemble, or a 'backend'",
+            f"{', '.join((*PLATFORMS, ENSEMBLE_PLATFORM))}, or a 'backend'",
         )
     if config.backend not in ("", expected):
         raise _unexpected_pair(config)

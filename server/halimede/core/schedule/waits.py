@@ -71,6 +71,10 @@ class WaitGraph:
 
     def is_stuck(self, ticket: int) -> bool:
         """Whether nothing that can happen will answer this call."""
+        place = self._place_of(ticket)
+        # Nearly always whoever serves it waits for nobody: then there is nothing more to look at.
+        if _is_served(place, {waiter for waiter in _waiters_in(place) if waiter not in self._calls}):
+            return False
         places, waiters = self._reachable(ticket)
         # What can end is found from its ends on: who waits for nobody, then who waits for those, until no more is.
         ends: set[Hashable] = set()

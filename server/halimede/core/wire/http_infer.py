@@ -27,6 +27,7 @@ from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.classification import check_classifiable, classify_steps
+from halimede.core.wire.forwarding import RESERVED_PREFIX
 from halimede.core.wire.json_tensor import (
     BLOCK_BYTES,
     MAX_SKELETON_BYTES,
@@ -49,7 +50,8 @@ SMALL_JSON_BYTES = 64 << 10
 JOIN_BYTES = 64 << 10
 """A response up to this size is one chunk; of a larger one, chunks below a quarter of this are joined."""
 
-_HALF = (DataType.FP16, DataType.BF16)
+HALF = (DataType.FP16, DataType.BF16)
+"""Datatypes that JSON cannot carry, as in Triton."""
 
 _TEMPLATES = 64
 _TEMPLATE_BYTES = 1 << 10
@@ -79,7 +81,9 @@ class ResponseFormat:
         return self.outputs.get(name, self.default)
 
 
-_ALL_JSON = ResponseFormat()
+ALL_JSON = ResponseFormat()
+"""Every output as JSON."""
+
 _ALL_BINARY = ResponseFormat(BINARY)
 
 
@@ -311,10 +315,10 @@ def _read_head(document: Any, view: ModelView, version: str) -> DecodedInfer:
     binary = False
     if "parameters" in document:
         binary = _read_parameters(request, _object(document, "parameters"))
-    form = _ALL_BINARY if binary else _ALL_JSON
+    form = _ALL_BINARY if binary else ALL_JSON
     if document.get("outputs", _EMPTY) != _EMPTY:
         form = _read_outputs(request, _member(document, "outputs"), form.default)
-    _check_outputs(view, request, form)
+    check_outputs(view, request, form)
     return DecodedInfer(request, form)
 
 
@@ -326,7 +330,9 @@ def _read_parameters(request: InferenceRequest, parameters: dict[str, Any]) -> b
     binary = False
     for key, value in parameters.items():
         if key not in _RESERVED_PARAMETERS:
-            request.parameters[key] = _custom_parameter(key, value)
+            if key.startswith(RESERVED_PREFIX):
+                raise reserved_parameter()
+            request.parameters[key] = parameter_value(key, value)
             continue
         match key:
             case "sequence_id":
@@ -341,19 +347,27 @@ def _read_parameters(request: InferenceRequest, parameters: dict[str, Any]) -> b
                 request.timeout_us = _unsigned(parameters, key)
             case "binary_data_output":
                 binary = _flag(parameters, key)
+            case _:  # EMPTY_FINAL
+                request.parameters[key] = _flag(parameters, key)
     return binary
 
 
+EMPTY_FINAL = "triton_enable_empty_final_response"
+"""The one parameter of its kind that is taken; whoever cannot do as it says refuses it by `reserved_parameter`."""
+
+
+def reserved_parameter() -> InferenceError:
+    """The error for a parameter with a name that is not the model's to read."""
+    return _invalid("parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.")
+
+
 _RESERVED_PARAMETERS = frozenset(
-    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output")
+    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output", EMPTY_FINAL)
 )
 
 
-def _custom_parameter(key: str, value: Any) -> ParameterValue:
-    if key.startswith("triton_"):
-        raise _invalid(
-            "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
-        )
+def parameter_value(key: str, value: Any) -> ParameterValue:
+    """The value of a parameter that is the model's to read; INVALID_ARG where it is none."""
     if isinstance(value, str | float) or (isinstance(value, int) and value < 2**63):
         return value
     if isinstance(value, int):
@@ -386,7 +400,7 @@ def _output_format(name: str, parameters: dict[str, Any]) -> OutputFormat:
     return BINARY if binary else JSON
 
 
-def _check_outputs(view: ModelView, request: InferenceRequest, form: ResponseFormat) -> None:
+def check_outputs(view: ModelView, request: InferenceRequest, form: ResponseFormat) -> None:
     """Refuse before the model runs what could not be sent after it."""
     if form is _ALL_BINARY or (view.config.backend == "python" and not request.outputs):
         return  # A python model may leave out any output that nobody asks for by name.
@@ -396,8 +410,8 @@ def _check_outputs(view: ModelView, request: InferenceRequest, form: ResponseFor
         wish = form.of(output.name)
         if wish.classes:
             check_classifiable(output.name, output.data_type)
-        elif not wish.binary and output.data_type in _HALF:
-            raise _half_output(output.name, output.data_type)
+        elif not wish.binary and output.data_type in HALF:
+            raise half_output(output.name, output.data_type)
 
 
 def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, ...], list[Any] | int]:
@@ -434,11 +448,8 @@ def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, 
         )
     if "data" not in item:
         raise _no_shared_memory("input", name)
-    if datatype in _HALF:
-        raise _invalid(
-            f"receiving {datatype.name} data via JSON is not supported. Please use the binary data format for input"
-            f" {clip(name)}"
-        )
+    if datatype in HALF:
+        raise half_input(name, datatype)
     return name, datatype, shape, _member(item, "data")
 
 
@@ -546,7 +557,16 @@ def _extra_data(view: ModelView) -> InferenceError:
     return _invalid(f"unexpected additional input data for model '{view.name}'")
 
 
-def _half_output(name: str, datatype: DataType) -> InferenceError:
+def half_input(name: str, datatype: DataType) -> InferenceError:
+    """The error for an input that JSON cannot carry."""
+    return _invalid(
+        f"receiving {datatype.name} data via JSON is not supported. Please use the binary data format for input"
+        f" {clip(name)}"
+    )
+
+
+def half_output(name: str, datatype: DataType) -> InferenceError:
+    """The error for an output that JSON cannot carry."""
     return _invalid(
         f"sending {datatype.name} data via JSON is not supported. Please use the binary data format for output"
         f" {clip(name)}"
@@ -578,7 +598,7 @@ def encode_infer_steps(
     head = _model_json(response.model_name, response.model_version)
     head = b'{"id":%b,%b' % (orjson.dumps(response.id), head) if response.id else b"{" + head
     if response.parameters:
-        head = b'%b,"parameters":%b' % (head, _parameters_json(response))
+        head = b'%b,"parameters":%b' % (head, parameters_json(response, response.parameters))
     chunks: list[Buffer] = [head, b',"outputs":[']
     tails: list[Buffer] = []
     has_binary = False
@@ -596,14 +616,14 @@ def encode_infer_steps(
             chunks.append(b',"parameters":{"binary_data_size":%d}}' % len(output.data))
             tails.append(output.data)
             continue
-        if output.datatype in _HALF:
-            raise _half_output(output.name, output.datatype)
+        if output.datatype in HALF:
+            raise half_output(output.name, output.datatype)
         chunks.append(b',"data":')
         chunks += yield from print_steps(output)
         chunks.append(b"}")
     chunks.append(b"]}")
     json_length = sum(map(len, chunks)) if has_binary else None
-    return EncodedInfer(_join(chunks + tails), json_length)
+    return EncodedInfer(join_chunks(chunks + tails), json_length)
 
 
 @lru_cache(maxsize=1024)
@@ -632,16 +652,17 @@ def _sole_binary_json(
     )
 
 
-def _parameters_json(response: InferenceResponse) -> bytes:
+def parameters_json(response: InferenceResponse, value: object) -> bytes:
+    """The parameters of a response, or one of their values; INTERNAL where the model gave what JSON cannot say."""
     try:
-        return orjson.dumps(response.parameters)
+        return orjson.dumps(value)
     except orjson.JSONEncodeError as error:
         raise InferenceError(
             ErrorCode.INTERNAL, f"parameters of a response of model '{response.model_name}' are not JSON: {error}"
         ) from None
 
 
-def _join(chunks: list[Buffer]) -> list[Buffer]:
+def join_chunks(chunks: list[Buffer]) -> list[Buffer]:
     """The chunks with runs of small ones joined; large ones stay as they are."""
     if sum(map(len, chunks)) <= JOIN_BYTES:
         return [b"".join(chunks)]

@@ -96,13 +96,13 @@ class Layout:
     cut_depth: list[int] = field(default_factory=list)
 
 
-_QUOTE, _BACKSLASH, _COMMA, _OPEN, _CLOSE = 1, 2, 3, 4, 5
+QUOTE, BACKSLASH, COMMA, OPEN, CLOSE = 1, 2, 3, 4, 5
 _KIND = np.zeros(256, np.uint8)
-_KIND[list(b'"')] = _QUOTE
-_KIND[list(b"\\")] = _BACKSLASH
-_KIND[list(b",")] = _COMMA
-_KIND[list(b"[{")] = _OPEN
-_KIND[list(b"]}")] = _CLOSE
+_KIND[list(b'"')] = QUOTE
+_KIND[list(b"\\")] = BACKSLASH
+_KIND[list(b",")] = COMMA
+_KIND[list(b"[{")] = OPEN
+_KIND[list(b"]}")] = CLOSE
 
 # root object, array, object: an array opened inside is the fourth level.
 _SPAN_DEPTH = 4
@@ -123,26 +123,19 @@ def scan_steps(text: Buffer, block_bytes: int = BLOCK_BYTES, skeleton_limit: int
         block = bytes(view[start : start + block_bytes])
         has_quote = b'"' in block
         if in_string and not has_quote:
-            escaped = _ends_escaped(block, escaped)
+            escaped = ends_escaped(block, escaped)
             last_block_was_cut = False
-        elif depth >= _SPAN_DEPTH and not has_quote and not _has_brackets(block):
-            last_block_was_cut = _cut(layout, block, start, depth, last_block_was_cut)
+        elif depth >= _SPAN_DEPTH and not has_quote and not has_brackets(block):
+            last_block_was_cut = cut(layout, block, start, depth - _SPAN_DEPTH + 1, last_block_was_cut)
             escaped = False
         else:
-            tokens = _tokenize(block, depth, in_string, escaped)
+            tokens = tokenize(block, depth, in_string, escaped)
             in_string, escaped = tokens.in_string, tokens.escaped
-            if tokens.at.size:
-                depth = int(tokens.depth[-1])
-                if int(tokens.depth.max()) > MAX_DEPTH:
-                    raise InferenceError(
-                        ErrorCode.INVALID_ARG, f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
-                    )
-                if int(tokens.depth.min()) < 0:
-                    raise malformed("a closing bracket too many", start)
+            depth = checked_depth(tokens, start, depth)
             last_block_was_cut = _cut_tokens(layout, tokens, start, last_block_was_cut)
             edges = np.flatnonzero(
-                ((tokens.kind == _OPEN) & (tokens.depth == _SPAN_DEPTH))
-                | ((tokens.kind == _CLOSE) & (tokens.depth == _SPAN_DEPTH - 1))
+                ((tokens.kind == OPEN) & (tokens.depth == _SPAN_DEPTH))
+                | ((tokens.kind == CLOSE) & (tokens.depth == _SPAN_DEPTH - 1))
             )
             for at in (tokens.at[edges] + start).tolist():
                 if view[at] == 0x5B:
@@ -175,11 +168,12 @@ def skeleton_error(limit: int) -> InferenceError:
     )
 
 
-def _has_brackets(block: bytes) -> bool:
+def has_brackets(block: bytes) -> bool:
+    """Whether a block without strings has brackets, or a backslash, which is an error there."""
     return b"]" in block or b"[" in block or b"}" in block or b"{" in block or b"\\" in block
 
 
-def _ends_escaped(block: bytes, escaped: bool) -> bool:
+def ends_escaped(block: bytes, escaped: bool) -> bool:
     """Whether the byte after this block is escaped: a run of backslashes before it is of odd length."""
     run_bytes = len(block) - len(block.rstrip(b"\\"))
     if escaped and run_bytes == len(block):
@@ -188,24 +182,29 @@ def _ends_escaped(block: bytes, escaped: bool) -> bool:
 
 
 @dataclass(slots=True)
-class _Tokens:
-    """Brackets and commas outside of strings, the depth after each, and how the block ends."""
+class Tokens:
+    """Brackets and commas outside of strings, the depth after each, and how the block ends.
+
+    `quotes` are the first and the last that begin or end a string.
+    """
 
     at: NDArray[np.intp]
     kind: NDArray[np.uint8]
     depth: NDArray[np.int64]
+    quotes: tuple[int, int] | None
     in_string: bool
     escaped: bool
 
 
-def _tokenize(block: bytes, depth: int, in_string: bool, escaped: bool) -> _Tokens:
+def tokenize(block: bytes, depth: int, in_string: bool, escaped: bool) -> Tokens:
+    """The tokens of a block that begins `depth` deep, and perhaps in a string or behind a backslash."""
     kind = _KIND[np.frombuffer(block, np.uint8)]
     at = np.flatnonzero(kind)
     kind = kind[at]
-    is_quote = kind == _QUOTE
+    is_quote = kind == QUOTE
     if escaped or b"\\" in block:
         is_escaped = np.zeros(len(block) + 1, bool)
-        slashes = at[kind == _BACKSLASH]
+        slashes = at[kind == BACKSLASH]
         if slashes.size:
             firsts = np.flatnonzero(np.diff(slashes, prepend=-2) != 1)
             lengths = np.diff(firsts, append=slashes.size)
@@ -217,16 +216,30 @@ def _tokenize(block: bytes, depth: int, in_string: bool, escaped: bool) -> _Toke
             is_escaped[0] = True
         is_quote &= ~is_escaped[at]
         escaped = bool(is_escaped[-1])
+    ends = at[is_quote]
+    quotes = (int(ends[0]), int(ends[-1])) if ends.size else None
     in_strings = np.logical_xor.accumulate(is_quote) ^ in_string
     if in_strings.size:
         in_string = bool(in_strings[-1])
-    keep = np.flatnonzero((kind >= _COMMA) & ~in_strings)
+    keep = np.flatnonzero((kind >= COMMA) & ~in_strings)
     at, kind = at[keep], kind[keep]
-    rise = (kind == _OPEN).astype(np.int64) - (kind == _CLOSE)
-    return _Tokens(at, kind, depth + np.cumsum(rise), in_string, escaped)
+    rise = (kind == OPEN).astype(np.int64) - (kind == CLOSE)
+    return Tokens(at, kind, depth + np.cumsum(rise), quotes, in_string, escaped)
 
 
-def _cut(layout: Layout, block: bytes, start: int, depth: int, last_block_was_cut: bool) -> bool:
+def checked_depth(tokens: Tokens, start: int, depth: int) -> int:
+    """The depth after a block that begins at `start`, `depth` deep. INVALID_ARG where it nests too deep or wrongly."""
+    if not tokens.at.size:
+        return depth
+    if int(tokens.depth.max()) > MAX_DEPTH:
+        raise InferenceError(ErrorCode.INVALID_ARG, f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
+    if int(tokens.depth.min()) < 0:
+        raise malformed("a closing bracket too many", start)
+    return int(tokens.depth[-1])
+
+
+def cut(layout: Layout, block: bytes, start: int, depth: int, last_block_was_cut: bool) -> bool:
+    """Note where a block without strings and brackets may be cut, `depth` deep in an array; whether it may be."""
     last = block.rfind(b",")
     if last < 0:
         return False
@@ -234,12 +247,12 @@ def _cut(layout: Layout, block: bytes, start: int, depth: int, last_block_was_cu
     first = last if last_block_was_cut else block.find(b",")
     for at in (first, last) if first != last else (last,):
         layout.cut_at.append(start + at)
-        layout.cut_depth.append(depth - _SPAN_DEPTH + 1)
+        layout.cut_depth.append(depth)
     return True
 
 
-def _cut_tokens(layout: Layout, tokens: _Tokens, start: int, last_block_was_cut: bool) -> bool:
-    commas = np.flatnonzero((tokens.kind == _COMMA) & (tokens.depth >= _SPAN_DEPTH))
+def _cut_tokens(layout: Layout, tokens: Tokens, start: int, last_block_was_cut: bool) -> bool:
+    commas = np.flatnonzero((tokens.kind == COMMA) & (tokens.depth >= _SPAN_DEPTH))
     if not commas.size:
         return False
     first, last = int(commas[-1 if last_block_was_cut else 0]), int(commas[-1])
@@ -253,7 +266,7 @@ def _cut_tokens(layout: Layout, tokens: _Tokens, start: int, last_block_was_cut:
 
 _FLOATS = (DataType.FP32, DataType.FP64)
 _UNSIGNED = (DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64)
-_JSON_SPACE = b" \t\n\r"
+JSON_SPACE = b" \t\n\r"
 
 
 def pack(name: str, datatype: DataType, count: int, values: list[Any]) -> Buffer:
@@ -296,8 +309,8 @@ def pack_steps(
             piece, long_string = yield from _lone_element_steps(view, start + 1, stop, block_bytes)
         else:
             piece = bytes(view[start + 1 : stop])
-        if (start != opened and piece.lstrip(_JSON_SPACE)[:1] in (b"", b"]")) or (
-            stop != closed and piece.rstrip(_JSON_SPACE)[-1:] in (b"", b"[")
+        if (start != opened and piece.lstrip(JSON_SPACE)[:1] in (b"", b"]")) or (
+            stop != closed and piece.rstrip(JSON_SPACE)[-1:] in (b"", b"[")
         ):
             raise malformed("a value is missing beside a comma", start + 1)
         values = _load_piece(b"[" * depth + piece + b"]" * stop_depth, datatype, start + 1 - depth)

@@ -64,7 +64,8 @@ class Head:
 
     `sent_headers` has the names as they were sent, and is empty unless its `HeadReader` was told to keep them.
     `content_length` is None when the body is chunked. `connection` is the header line that the answer needs to keep or
-    close the connection as the client asked, "" where HTTP/1.1 says it already.
+    close the connection as the client asked, "" where HTTP/1.1 says it already. `takes_chunks` is false for HTTP/1.0,
+    which knows no answer in chunks.
     """
 
     method: bytes
@@ -73,6 +74,7 @@ class Head:
     connection: bytes
     content_length: int | None
     sent_headers: Mapping[bytes, bytes] = field(default_factory=dict)
+    takes_chunks: bool = True
 
 
 KEEP_ALIVE = b"Connection: keep-alive\r\n"
@@ -196,8 +198,9 @@ class HeadReader:
                 raise Refusal(400, "malformed HTTP request: HTTP/1.0 has no Transfer-Encoding")
             return Head(self._method, target, headers, connection, None, sent)
         length = headers.get(b"content-length")
+        is_new = parser.get_http_version() == "1.1"
         # llhttp has checked that it is one decimal number below 2^64.
-        return Head(self._method, target, headers, connection, 0 if length is None else int(length), sent)
+        return Head(self._method, target, headers, connection, 0 if length is None else int(length), sent, is_new)
 
 
 def body_too_large(size: int, limit: int) -> Refusal:

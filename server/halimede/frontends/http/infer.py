@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse, ParameterValue
-from halimede.core.wire.forwarding import forwarded_parameters
-from halimede.core.wire.http_control import error_json
+from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse
 from halimede.core.wire.http_infer import (
+    EMPTY_FINAL,
     DecodedInfer,
     InferDecoder,
     ResponseFormat,
@@ -16,29 +15,25 @@ from halimede.core.wire.http_infer import (
     encode_infer,
     encode_infer_steps,
     parse_header_length,
+    reserved_parameter,
 )
-from halimede.core.wire.status_map import HTTP_STATUS
+from halimede.core.wire.sse import accepts_events, encode_event_steps, json_only
+from halimede.frontends.http.answers import (
+    IN_STEPS_ABOVE,
+    Parameters,
+    add_forwarded,
+    forwarded,
+    is_decoupled,
+    respond_error,
+    respond_infer_error,
+)
 from halimede.frontends.http.compression import CODINGS, IDENTITY, choose_coding, compress_steps, decompress_steps
-from halimede.frontends.http.framing import Head
-from halimede.frontends.http.protocol import JSON, RETRY_LATER, Exchange
+from halimede.frontends.http.protocol import JSON, Exchange
+from halimede.frontends.http.sse import EventCall
 from halimede.frontends.http.steps import StepQueue, Steps
 from halimede.runtime.server import Server
 
-_IN_STEPS_ABOVE = 64 << 10
-"""JSON of more bytes than this is read, and tensors of more bytes are written as JSON, in steps."""
-
-Parameters = dict[str, ParameterValue]
-
 _SUPPORTED_CODINGS = b"Accept-Encoding: gzip, deflate\r\n"
-
-
-def respond_error(exchange: Exchange, error: InferenceError, fields: bytes = b"") -> None:
-    """Answer with an error's status and text."""
-    exchange.respond(HTTP_STATUS[error.code], JSON + fields, (error_json(error.message),))
-
-
-def _respond_infer_error(exchange: Exchange, error: InferenceError) -> None:
-    respond_error(exchange, error, RETRY_LATER if error.code is ErrorCode.UNAVAILABLE else b"")
 
 
 class InferHandler:
@@ -65,37 +60,41 @@ class InferHandler:
         try:
             # The order is Triton's: it decides which of several errors a client sees.
             view = self.server.model(model, version)
+            headers = exchange.head.headers
+            accept = headers.get(b"accept")
+            streams = accept is not None and b"event" in accept.lower() and accepts_events(accept.decode("latin-1"))
             policy = view.config.model_transaction_policy
-            if policy is not None and policy.decoupled:
+            if policy is not None and policy.decoupled and not streams:
                 raise InferenceError(
                     ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
                 )
-            forwarded = None if self._forward is None else _forwarded(self._forward, exchange.head)
-            headers = exchange.head.headers
+            parameters = None if self._forward is None else forwarded(self._forward, exchange.head)
+            infer = self._stream if streams else self._infer
             length = headers.get(b"inference-header-content-length")
             coding = headers.get(b"content-encoding")
             if coding is not None and (name := coding.strip().lower().decode("latin-1")) != IDENTITY:
-                self._decode_in_steps(exchange, view, forwarded, version, name, length)
+                self._decode_in_steps(exchange, view, infer, parameters, version, name, length)
                 return
             body = exchange.body
             header_length = _header_length(length, body)
-            if (len(body) if header_length is None else header_length) > _IN_STEPS_ABOVE:
-                self._decode_in_steps(exchange, view, forwarded, version, IDENTITY, length)
+            if (len(body) if header_length is None else header_length) > IN_STEPS_ABOVE:
+                self._decode_in_steps(exchange, view, infer, parameters, version, IDENTITY, length)
                 return
             decoder = self._decoders.get((model, version))
             if decoder is None or decoder.view is not view:
                 decoder = self._new_decoder(view, version)
             decoded = decoder.decode(body, header_length)
         except InferenceError as error:
-            _respond_infer_error(exchange, error)
+            respond_infer_error(exchange, error)
         else:
-            self._infer(exchange, view, forwarded, decoded)
+            infer(exchange, view, parameters, decoded)
 
     def _decode_in_steps(
         self,
         exchange: Exchange,
         view: ModelView,
-        forwarded: Parameters | None,
+        infer: Callable[[Exchange, ModelView, Parameters | None, DecodedInfer], None],
+        parameters: Parameters | None,
         version: str,
         coding: str,
         length: bytes | None,
@@ -107,8 +106,8 @@ class InferHandler:
         self.steps.run(
             exchange,
             self._decode_steps(exchange.body, view, version, coding, length),
-            partial(self._infer, exchange, view, forwarded),
-            partial(_respond_infer_error, exchange),
+            partial(infer, exchange, view, parameters),
+            partial(respond_infer_error, exchange),
         )
 
     def _decode_steps(
@@ -123,28 +122,36 @@ class InferHandler:
         decoder = self._decoders[view.name, version] = InferDecoder(view, version)
         return decoder
 
-    def _infer(self, exchange: Exchange, view: ModelView, forwarded: Parameters | None, decoded: DecodedInfer) -> None:
+    def _infer(self, exchange: Exchange, view: ModelView, parameters: Parameters | None, decoded: DecodedInfer) -> None:
         request = decoded.request
-        if forwarded:
-            # What the body says goes before what a header of the same name says.
-            request.parameters = {**forwarded, **request.parameters}
+        if request.parameters and EMPTY_FINAL in request.parameters:
+            respond_infer_error(exchange, reserved_parameter())
+            return
+        if parameters:
+            add_forwarded(request, parameters)
         call = _Call(self, exchange, view, decoded.format)
         call.ticket = self.server.infer(request, call.take_response)
         if not call.is_over:
             exchange.on_gone = call.cancel
 
-
-def _forwarded(pattern: re.Pattern[str], head: Head) -> Parameters:
-    sent = ((name.decode("latin-1"), _text(value)) for name, value in head.sent_headers.items())
-    return forwarded_parameters(pattern, sent)
-
-
-def _text(value: bytes) -> str:
-    """A header's value: UTF-8, which clients send, or else what the standard once said it is."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
+    def _stream(
+        self, exchange: Exchange, view: ModelView, parameters: Parameters | None, decoded: DecodedInfer
+    ) -> None:
+        """As `_infer`, for a client that wants the answers as events."""
+        request = decoded.request
+        sends_empty_final = bool(request.parameters.pop(EMPTY_FINAL, False))
+        if parameters:
+            add_forwarded(request, parameters)
+        form = json_only(decoded.format)
+        EventCall(
+            self.server,
+            self.steps,
+            exchange,
+            lambda response: encode_event_steps(response, form, view, tells_final=sends_empty_final),
+            is_decoupled=is_decoupled(view),
+            sends_empty_final=sends_empty_final,
+            on_crash=self.on_crash,
+        ).start(request)
 
 
 def _header_length(text: bytes | None, body: Buffer) -> int | None:
@@ -192,22 +199,22 @@ class _Call:
             if self.early:
                 raise InferenceError(ErrorCode.INTERNAL, f"expected a single response, got {self.early + 1}")
             if response.error is not None:
-                _respond_infer_error(exchange, response.error)
+                respond_infer_error(exchange, response.error)
                 return
             accepted = exchange.head.headers.get(b"accept-encoding")
             coding = IDENTITY if accepted is None else choose_coding(accepted)
             outputs = response.outputs
             if coding == IDENTITY and (
-                (len(outputs) == 1 and len(outputs[0].data) <= _IN_STEPS_ABOVE) or self._is_quick(response)
+                (len(outputs) == 1 and len(outputs[0].data) <= IN_STEPS_ABOVE) or self._is_quick(response)
             ):
                 encoded = encode_infer(response, self.format, self.view)
                 self._send(encoded.chunks, encoded.json_length)
                 return
             exchange.on_gone = None  # The inference is over: nothing is left to cancel.
-            on_error = partial(_respond_infer_error, exchange)
+            on_error = partial(respond_infer_error, exchange)
             self.handler.steps.run(exchange, self._encode(response, coding), lambda _: None, on_error)
         except InferenceError as error:
-            _respond_infer_error(exchange, error)
+            respond_infer_error(exchange, error)
         except Exception as error:  # noqa: BLE001 -- it must fail this request, not the batch that it was part of
             self.handler.on_crash(exchange, error)
 
@@ -216,11 +223,11 @@ class _Call:
         size = 0
         for output in response.outputs:
             size += len(output.data)
-        if size <= _IN_STEPS_ABOVE:
+        if size <= IN_STEPS_ABOVE:
             return True
         form = self.format
         written = (len(output.data) for output in response.outputs if not form.of(output.name).binary)
-        return sum(written) <= _IN_STEPS_ABOVE
+        return sum(written) <= IN_STEPS_ABOVE
 
     def _encode(self, response: InferenceResponse, coding: str) -> Steps[None]:
         encoded = yield from encode_infer_steps(response, self.format, self.view)

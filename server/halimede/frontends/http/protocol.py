@@ -6,7 +6,7 @@ behind it waits unparsed, and beyond `Limits.pipelined_bytes` is not even read. 
     HEAD     nothing in work; a head is awaited, or partly in the backlog   -> BODY, CHUNKED, WORKING
     BODY     a body of known length arrives straight in its final buffer    -> WORKING
     CHUNKED  a chunked body is decoded as it arrives                        -> WORKING
-    WORKING  the handler has the exchange                                   -> HEAD, CLOSED
+    WORKING  the handler has the exchange, or sends its answer in parts     -> HEAD, CLOSED
     LINGER   refused and answered; input is discarded                       -> CLOSED
     CLOSED   closing or closed; nothing more is read
 
@@ -37,6 +37,9 @@ INTERNAL_ERROR = "internal error of the server; its log says more"
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _ANSWER_HEAD = b"%b%bContent-Length: %d\r\n%b\r\n"
+_STREAM_HEAD = b"%b%b%b%b\r\n"
+_CHUNKED = b"Transfer-Encoding: chunked\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JOIN_BELOW = 16 << 10
 """Answers and parts of answers up to this size are copied together into one write; larger parts are written alone."""
@@ -89,8 +92,48 @@ class Exchange:
         """
         self._connection.answer(self, status, fields, chunks)
 
+    def stream(self, status: int, fields: bytes = b"") -> "Stream":
+        """Answer in parts, as the one answer that there is. Nothing is sent before the first part.
+
+        The stream takes the place of the exchange, `on_gone` included.
+        """
+        return self._connection.begin(self, status, fields)
+
     def __repr__(self) -> str:
         return f"<Exchange {self.head.method.decode('latin-1')} {self.head.target.decode('latin-1')}>"
+
+
+class Stream(Exchange):
+    """An answer whose length nobody knows: a chunk per part, or to HTTP/1.0 until the connection closes.
+
+    `on_room` is called each time that `has_room` has become true again.
+    """
+
+    __slots__ = ("_opening", "on_room")
+
+    def __init__(self, connection: "Connection", exchange: Exchange, opening: bytes) -> None:
+        super().__init__(connection, exchange.head, b"")
+        self.on_gone = exchange.on_gone
+        self.on_room: Callable[[], None] | None = None
+        self._opening = opening
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the client takes what is sent; else it is better to wait than to send more."""
+        return self._connection.has_room
+
+    def send(self, part: Sequence[Buffer], *, is_last: bool = False) -> None:
+        """Send a part, at once; its buffers are referenced until they are sent. Nothing happens once it has ended."""
+        opening, self._opening = self._opening, b""
+        self._connection.send_part(self, opening, part, is_last=is_last)
+
+    def hold(self, size: int) -> None:
+        """So many bytes wait elsewhere for room here: they count with what is unsent."""
+        self._connection.hold(self, size)
+
+    def respond(self, status: int, fields: bytes = b"", chunks: Sequence[Buffer] = ()) -> None:  # noqa: ARG002
+        """It is too late for another answer: the client sees that this one is cut off."""
+        self._connection.cut(self)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -114,10 +157,13 @@ class Connection(asyncio.BufferedProtocol):
         "_requests",
         "_resting",
         "_state",
+        "_streamed",
         "_transport",
+        "_waiting",
         "_watched",
         "_watched_bytes",
         "_watched_since",
+        "_write_left",
         "_write_paused",
         "_write_size",
         "_write_stalled_since",
@@ -153,7 +199,11 @@ class Connection(asyncio.BufferedProtocol):
         self._idle_since = 0.0
         self._idle_requests = -1
         self._write_size = 0
+        self._write_left = 0
         self._write_stalled_since = 0.0
+        # Of answers in parts: bytes that were written, and those that wait elsewhere for room here.
+        self._streamed = 0
+        self._waiting = 0
         # The part of the listener's `unsent_bytes` that waits here.
         self.unsent = 0
 
@@ -172,6 +222,7 @@ class Connection(asyncio.BufferedProtocol):
             self._linger_timer.cancel()
         self._listener.forget(self)
         self._let_go()
+        self._waiting = 0
         self._count_unsent(0)
         self._give_up()
 
@@ -216,14 +267,20 @@ class Connection(asyncio.BufferedProtocol):
         self._write_paused = True
         self._update_reading()
         self._count_unsent(self._transport.get_write_buffer_size())
-        if self._listener.unsent_bytes > self._listener.limits.max_unsent_bytes:
-            self._listener.shed()
+        self._shed()
 
     def resume_writing(self) -> None:
         self._write_paused = False
         self._count_unsent(0)  # What is left is little, and the sweep finds it if it stays.
         self._update_reading()
         self._schedule_backlog()
+        stream = self.exchange
+        if not isinstance(stream, Stream) or stream.on_room is None:
+            return
+        try:
+            stream.on_room()
+        except Exception as error:  # noqa: BLE001 -- a fault of ours must not leave the client waiting
+            self._listener.fail(stream, error)
 
     # Receiving.
 
@@ -390,6 +447,60 @@ class Connection(asyncio.BufferedProtocol):
         if self._backlog is not None:
             self._schedule_backlog()
 
+    @property
+    def has_room(self) -> bool:
+        return not self._write_paused
+
+    def begin(self, exchange: Exchange, status: int, fields: bytes) -> Stream:
+        """A stream in the place of `exchange`; one that has ended where that is not in work any more."""
+        head = exchange.head
+        closes = self._listener.is_draining or not head.takes_chunks
+        connection = CLOSE if closes else head.connection
+        coding = _CHUNKED if head.takes_chunks else b""
+        stream = Stream(self, exchange, _STREAM_HEAD % (_STATUS_LINES[status], fields, coding, connection))
+        if self.exchange is exchange:
+            self.exchange = stream
+        return stream
+
+    def send_part(self, stream: Stream, opening: bytes, part: Sequence[Buffer], *, is_last: bool) -> None:
+        """Send what opens the answer (or nothing), a part of it and, if it is the last one, what ends it."""
+        if self.exchange is not stream:
+            return
+        size = sum(map(len, part))
+        is_chunked = stream.head.takes_chunks
+        before, after = opening, b""
+        if is_chunked and size:
+            before, after = b"%b%x\r\n" % (opening, size), b"\r\n"
+        if is_chunked and is_last:
+            after += _LAST_CHUNK
+        self._streamed += len(before) + size + len(after)
+        if is_last:
+            self._waiting = 0
+            self.exchange = None
+            self._let_go()
+        if not self._transport.is_closing():
+            self._write_large(before, (*part, after))
+        if not is_last:
+            return
+        if not is_chunked or self._listener.is_draining or stream.head.connection is CLOSE:
+            self._close()
+            return
+        self._state = _State.HEAD
+        self._schedule_backlog()
+
+    def hold(self, stream: Stream, size: int) -> None:
+        """Count bytes that wait for room here with those that are unsent."""
+        if self.exchange is not stream or size == self._waiting:
+            return
+        self._waiting = size
+        self._count_unsent(self._transport.get_write_buffer_size())
+        self._shed()
+
+    def cut(self, stream: Stream) -> None:
+        """End an answer so that its client cannot take it for whole."""
+        if self.exchange is stream:
+            self.abort()
+
     def _send(
         self, status: int, fields: bytes, chunks: Sequence[Buffer], connection: bytes, is_body_sent: bool = True
     ) -> None:
@@ -472,6 +583,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close now, whatever is unsent."""
+        self._waiting = 0
         self._count_unsent(0)
         self._transport.abort()
 
@@ -480,8 +592,13 @@ class Connection(asyncio.BufferedProtocol):
         return self._write_size == 0, self._write_stalled_since
 
     def _count_unsent(self, size: int) -> None:
+        size += self._waiting
         self._listener.unsent_bytes += size - self.unsent
         self.unsent = size
+
+    def _shed(self) -> None:
+        if self._listener.unsent_bytes > self._listener.limits.max_unsent_bytes:
+            self._listener.shed()
 
     def sweep(self, now: float) -> None:
         """Enforce the time limits; called every `Limits.sweep_s`, so that no request sets a timer of its own."""
@@ -516,11 +633,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def _sweep_writing(self, now: float) -> None:
         size = self._transport.get_write_buffer_size()
-        if size == 0 or size < self._write_size or self._write_size == 0:
+        # What a stream adds meanwhile does not hide that its client takes something.
+        left = size - self._streamed
+        if size == 0 or left < self._write_left or self._write_size == 0:
             self._write_stalled_since = now
         elif now - self._write_stalled_since >= self._listener.limits.write_timeout_s:
             self.abort()
             return
-        self._write_size = size
-        if size != self.unsent:
+        self._write_size, self._write_left = size, left
+        if size + self._waiting != self.unsent:
             self._count_unsent(size)

@@ -22,6 +22,7 @@ class Action(Enum):
     MODEL_STATISTICS = "model_statistics", ApiCategory.STATISTICS
     INFER = "infer", ApiCategory.INFERENCE
     GENERATE = "generate", ApiCategory.INFERENCE
+    GENERATE_STREAM = "generate_stream", ApiCategory.INFERENCE
     REPOSITORY_INDEX = "repository_index", ApiCategory.MODEL_REPOSITORY
     MODEL_LOAD = "model_load", ApiCategory.MODEL_REPOSITORY
     MODEL_UNLOAD = "model_unload", ApiCategory.MODEL_REPOSITORY
@@ -60,7 +61,7 @@ _MODEL_ROUTES = {
     "stats": (Action.MODEL_STATISTICS, _GET),
     "infer": (Action.INFER, _POST),
     "generate": (Action.GENERATE, _POST),
-    "generate_stream": (Action.GENERATE, _POST),
+    "generate_stream": (Action.GENERATE_STREAM, _POST),
 }
 _REPOSITORY_ROUTES = {"load": Action.MODEL_LOAD, "unload": Action.MODEL_UNLOAD}
 _SHARED_MEMORY = {"systemsharedmemory": Action.SYSTEM_SHARED_MEMORY, "cudasharedmemory": Action.CUDA_SHARED_MEMORY}

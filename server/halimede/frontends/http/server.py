@@ -17,8 +17,10 @@ from halimede.core.wire.http_control import (
     model_metadata_json,
     statistics_json,
 )
+from halimede.frontends.http.answers import respond_error
 from halimede.frontends.http.framing import Limits
-from halimede.frontends.http.infer import InferHandler, respond_error
+from halimede.frontends.http.generate import GenerateHandler
+from halimede.frontends.http.infer import InferHandler
 from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.protocol import JSON, PLAIN_TEXT, Exchange
 from halimede.frontends.http.routes import Action, Route, resolve
@@ -53,9 +55,11 @@ class HttpServer(Listener):
             keep_names=forward is not None,
         )
         self._model_server = server
+        steps = StepQueue(self.fail)
         self._infer = InferHandler(
-            server, StepQueue(self.fail), max_input_size=max_input_size, forward=forward, on_crash=self.fail
+            server, steps, max_input_size=max_input_size, forward=forward, on_crash=self.fail
         ).handle
+        self._generating = GenerateHandler(server, steps, forward=forward, on_crash=self.fail)
         self._actions: dict[Action, Callable[[Exchange, Route], None]] = {
             Action.SERVER_METADATA: self._server_metadata,
             Action.SERVER_LIVE: self._server_live,
@@ -67,7 +71,8 @@ class HttpServer(Listener):
             Action.REPOSITORY_INDEX: self._repository_index,
             Action.MODEL_LOAD: self._model_load,
             Action.MODEL_UNLOAD: self._model_unload,
-            Action.GENERATE: _unavailable_extension,
+            Action.GENERATE: self._generate,
+            Action.GENERATE_STREAM: self._generate,
             Action.SYSTEM_SHARED_MEMORY: _unavailable_extension,
             Action.CUDA_SHARED_MEMORY: _unavailable_extension,
             Action.TRACE: _unavailable_extension,
@@ -99,6 +104,10 @@ class HttpServer(Listener):
                 self._actions[route.action](exchange, route)
             except InferenceError as error:
                 respond_error(exchange, error)
+
+    def _generate(self, exchange: Exchange, route: Route) -> None:
+        streams = route.action is Action.GENERATE_STREAM
+        self._generating.handle(exchange, route.model, route.version, streams=streams)
 
     def _server_metadata(self, exchange: Exchange, _route: Route) -> None:
         exchange.respond(200, JSON, (metadata_json(self._model_server.metadata()),))

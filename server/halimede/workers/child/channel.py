@@ -5,7 +5,8 @@ There is no thread that reads: the main thread waits for work in `receive`, and 
 itself. One reads at a time; the others wait for what the reader dispatches. So a batch costs no hand-over between
 threads, and a model's own threads are served while the main thread executes, waits or blocks.
 
-An event loop may do the main thread's part of it (`read_on_loop`).
+An event loop may do the main thread's part of it (`read_on_loop`), and any other loop that waits for an answer reads
+for as long as it does (`reading_on`).
 """
 
 import asyncio
@@ -15,8 +16,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError
@@ -81,9 +82,19 @@ class Channel:
         self._waiting = 0
         self._results: dict[int, tuple[bool, Any]] = {}
         self._calls = 0
+        self._calling: set[int] = set()
+        """Numbers of the calls that the server has not answered."""
+        self._later: deque[bytes] = deque()
+        """What finalizers have to say."""
+        self._loops: dict[asyncio.AbstractEventLoop, int] = {}
+        """How many wait on each loop beside the one that works; changed on the loop's own thread alone."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_work: Callable[[], None] = _nothing
         self._process = os.getpid()
+        self.on_call_answer: Callable[[memoryview], None] = _drop
+        """Gets the body of each CALL_ANSWER, from whoever reads."""
+        self.on_gone: Callable[[], None] = _nothing
+        """The server is gone, and a loop has noticed."""
         self.expects_more = False
         """Whether `receive` looks for the next frame for a while before it sleeps."""
         self.open: dict[int, OpenRequest] = {}
@@ -111,7 +122,7 @@ class Channel:
                 if self._waiting:
                     self._tell()
             else:
-                self._wait_for(lambda: bool(inbox))
+                self.wait_for(lambda: bool(inbox))
         return inbox.popleft()
 
     def _watch(self) -> None:
@@ -157,7 +168,7 @@ class Channel:
         if request is None:
             return False
         if request.is_full() and not request.cancelled:
-            self._wait_for(lambda: request.cancelled or not request.is_full())
+            self.wait_for(lambda: request.cancelled or not request.is_full())
         return not request.cancelled
 
     def count(self, key: int, size_bytes: int) -> None:
@@ -171,19 +182,30 @@ class Channel:
                 request.unacknowledged_bytes += size_bytes
 
     def call(self, method: str, arguments: Any) -> Any:
-        """Ask the server and wait for its answer. InferenceError."""
-        with self._news:
-            self._calls = number = (self._calls + 1) & 0xFFFFFFFF
-        body = frames.CALL.pack(number) + json.dumps([method, arguments]).encode()
-        if len(body) > frames.MAX_CONTROL_BYTES:
-            text = f"{method}: its arguments take {len(body)} bytes, at most {frames.MAX_CONTROL_BYTES} are taken"
+        """Ask the server and wait for its answer; and before that while it has as many calls of ours as it takes.
+        InferenceError."""
+        asked = json.dumps([method, arguments]).encode()
+        size = frames.CALL.size + len(asked)
+        if size > frames.MAX_CONTROL_BYTES:
+            text = f"{method}: its arguments take {size} bytes, at most {frames.MAX_CONTROL_BYTES} are taken"
             raise InferenceError(ErrorCode.INVALID_ARG, text)
-        self.send(frames.frame(Kind.CALL, body))
-        self._wait_for(lambda: number in self._results)
+        calling = self._calling
+        while (number := self._begin_call()) is None:
+            self.wait_for(lambda: len(calling) < frames.MAX_CALLS)
+        self.send(frames.frame(Kind.CALL, frames.CALL.pack(number) + asked))
+        self.wait_for(lambda: number in self._results)
         went_well, value = self._results.pop(number)
         if not went_well:
             raise frames.error_from_json(value)
         return value
+
+    def _begin_call(self) -> int | None:
+        with self._news:
+            if len(self._calling) >= frames.MAX_CALLS:
+                return None
+            self._calls = number = (self._calls + 1) & 0xFFFFFFFF
+            self._calling.add(number)
+            return number
 
     def send(self, message: "Buffer | list[Buffer]") -> None:
         """Write a frame, or several of them one after the other. ServerGoneError."""
@@ -196,8 +218,32 @@ class Channel:
                     self._socket.sendall(message)
         except OSError as error:
             raise ServerGoneError from error
+        if self._later:
+            self._send_later()
 
-    def _wait_for(self, has_come: Callable[[], bool]) -> None:
+    def send_later(self, frame: bytes) -> None:
+        """Write a small frame, at once or as soon as whoever writes has done so. For finalizers: takes no lock that
+        this thread may hold, fails silently."""
+        self._later.append(frame)
+        self._send_later()
+
+    def _send_later(self) -> None:
+        later = self._later
+        # Whoever writes looks here after it has let go.
+        while later and os.getpid() == self._process and self._writing.acquire(blocking=False):
+            try:
+                while later:
+                    self._socket.sendall(later.popleft())
+            except OSError:
+                later.clear()
+            finally:
+                self._writing.release()
+
+    def wait_for(self, has_come: Callable[[], bool]) -> None:
+        """Read until `has_come`, or wait for whoever reads.
+
+        What it asks about must be settled by what is dispatched, on the reader's thread. ServerGoneError.
+        """
         while not has_come():
             if self._reading.acquire(blocking=False):
                 try:
@@ -209,6 +255,36 @@ class Channel:
                 self._tell()
             else:
                 self._wait_for_news(lambda: has_come() or not self._reading.locked())
+
+    @contextmanager
+    def reading_on(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Somebody waits on the running loop for what is dispatched: it reads meanwhile."""
+        if loop is self._loop:
+            yield
+            return
+        loops = self._loops
+        waiting = loops[loop] = loops.get(loop, 0) + 1
+        try:
+            if waiting == 1:
+                loop.add_reader(self._socket.fileno(), self._read_beside, loop)
+            yield
+        finally:
+            loops[loop] -= 1
+            if not loops[loop]:
+                del loops[loop]
+                loop.remove_reader(self._socket.fileno())
+
+    def _read_beside(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._reading.acquire(blocking=False):
+            return
+        try:
+            self._read(socket.MSG_DONTWAIT)
+        except ServerGoneError:
+            loop.remove_reader(self._socket.fileno())
+            self.on_gone()
+        finally:
+            self._reading.release()
+        self._tell()
 
     def _wait_for_news(self, is_over: Callable[[], bool]) -> None:
         with self._news:
@@ -237,6 +313,7 @@ class Channel:
                 if self._loop is not None:
                     self._loop.remove_reader(self._socket.fileno())
                 self._inbox.append((Kind.STOP, memoryview(b"")))
+                self.on_gone()
             finally:
                 self._reading.release()
         if self._waiting:
@@ -308,6 +385,9 @@ class Channel:
         if kind is Kind.EXECUTE:
             self._inbox.append((kind, body))
             return
+        if kind is Kind.CALL_ANSWER:
+            self.on_call_answer(body)
+            return
         match kind:
             case Kind.CANCEL:
                 (key,) = frames.KEY.unpack(body)
@@ -335,9 +415,14 @@ class Channel:
             case Kind.RESULT:
                 number, went_well = frames.RESULT.unpack_from(body)
                 self._results[number] = bool(went_well), json.loads(bytes(body[frames.RESULT.size :]))
+                self._calling.discard(number)
             case _:
                 self._inbox.append((kind, body))
 
 
 def _nothing() -> None:
-    """Before a loop reads there is nobody to tell."""
+    """There is nobody to tell."""
+
+
+def _drop(_: memoryview) -> None:
+    """Before anybody calls there is nothing to be answered."""

@@ -16,10 +16,11 @@ from importlib import import_module
 from typing import Any
 
 from halimede.backends.hosting import Answer, HostedRequest, Reply, Runner, WorkerSpec
-from halimede.core.types import Buffer, InferenceError
+from halimede.core.types import Buffer, InferenceError, InferenceRequest
 from halimede.core.watching import is_worth_watching
 from halimede.workers import frames
 from halimede.workers.child.blas import set_blas_threads
+from halimede.workers.child.calls import Calls, InferenceCall, batch_of_task
 from halimede.workers.child.channel import Channel, OpenRequest, ServerGoneError
 from halimede.workers.frames import Kind
 from halimede.workers.segments import Block, OwnArena, SegmentMap
@@ -127,6 +128,12 @@ class Memory:
         self._retained[block] = False
         return self.inbound.lease(block, offset, size_bytes)
 
+    def look_at_own(self, segment: int, offset: int, size_bytes: int) -> memoryview:
+        """Bytes of an answer to a call, in one of the server's blocks that is this process's until it is unused."""
+        block = segment, offset
+        self._retained[block] = True
+        return self.inbound.lease(block, offset, size_bytes)
+
     def unused(self) -> list[Block]:
         """Blocks that the server was told are retained, and are not any more. With `telling`."""
         released, unused = self.inbound.released, []
@@ -156,6 +163,12 @@ class Memory:
         self.outbound.map.write(block, data)
         return block
 
+    def take_wanted(self) -> int:
+        """What found no room, to be told now."""
+        with self._lock:
+            wanted, self.wanted_bytes = self.wanted_bytes, 0
+        return wanted
+
 
 class WorkerHost:
     """The `Host` of the model's code."""
@@ -168,6 +181,7 @@ class WorkerHost:
         self._positions = {name: position for position, name in enumerate(outputs)}
         self._lines_since = 0.0
         self._lines = 0
+        self._inferences = Calls(channel, memory.place, memory.look_at_own, memory.take_wanted)
         self._metrics: list[bytes] = []
         self._metrics_lock = threading.Lock()
         self.ending = ""
@@ -220,6 +234,10 @@ class WorkerHost:
     def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
         self.flush()
         return self._channel.call(method, arguments)
+
+    def infer(self, request: InferenceRequest) -> InferenceCall:
+        self.give_back()
+        return self._inferences.infer(request)
 
     def update_metric(self, metric: int, operation: str, value: float) -> None:
         packed = frames.METRIC.pack(metric, frames.METRIC_OPERATIONS.index(operation), value)
@@ -364,6 +382,7 @@ class Serving:
         execute = self._decode(body, blocks)
         host = self._host
         self._last_size = len(execute.items)
+        batch_of_task.set(execute.batch)
         host.executing = True
         begun = time.monotonic_ns()
         replies, failed = self._run(self._runner.execute, execute.items)
@@ -388,6 +407,7 @@ class Serving:
         received = time.monotonic_ns()
         blocks: list[Block] = []
         execute = self._decode(body, blocks)
+        batch_of_task.set(execute.batch)
         items = list(execute.items)
         begun = time.monotonic_ns()
         if self._decoupled:
@@ -443,5 +463,4 @@ class Serving:
         memory = self._memory
         if memory.inbound.released:
             self._unused = memory.unused()
-        wanted, memory.wanted_bytes = memory.wanted_bytes, 0
-        return wanted, memory.retain(self._blocks) if self._blocks else ()
+        return memory.take_wanted(), memory.retain(self._blocks) if self._blocks else ()

@@ -13,12 +13,6 @@ from halimede.backends.python.utils.datatypes import (
     triton_to_numpy_type,
 )
 from halimede.backends.python.utils.errors import TritonError, TritonModelException
-from halimede.backends.python.utils.request import (
-    InferenceRequest,
-    MemoryType,
-    PreferredMemory,
-    get_input_tensor_by_name,
-)
 from halimede.backends.python.utils.response import InferenceResponse, get_output_tensor_by_name
 from halimede.backends.python.utils.session import Session
 from halimede.backends.python.utils.tensor import Tensor, tensor_of
@@ -201,56 +195,6 @@ def test_a_response_refuses_what_it_cannot_carry(arguments, error, text):
 def test_an_errors_arguments_are_checked(arguments):
     with pytest.raises(TypeError):
         TritonError(*arguments)
-
-
-REQUEST = {"inputs": [], "requested_output_names": ["OUT"], "model_name": "other"}
-
-
-def test_a_request_to_another_model_is_made_and_refused_until_there_is_a_way():
-    tensor = Tensor("IN", np.zeros(1))
-    request = InferenceRequest(
-        **REQUEST | {"inputs": (tensor,)},
-        correlation_id="s",
-        flags=1,
-        timeout=np.int64(7),
-        preferred_memory=PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU, 0),
-        parameters={"a": 1},
-    )
-    assert get_input_tensor_by_name(request, "IN") is tensor
-    assert get_input_tensor_by_name(request, "X") is None
-    assert (request.correlation_id(), request.flags(), request.timeout()) == ("s", 1, 7)
-    assert (request.parameters(), request.requested_output_names(), request.is_cancelled()) == (
-        '{"a":1}',
-        {"OUT"},
-        False,
-    )
-    with pytest.raises(TritonModelException, match=r"not supported by this version \(asked for model 'other'\)"):
-        request.exec()
-    with pytest.raises(TritonModelException, match="not supported by this version"):
-        request.async_exec(decoupled=True).send(None)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "error"),
-    [
-        ({"inputs": None}, TypeError),
-        ({"inputs": [1]}, TypeError),
-        ({"requested_output_names": "OUT"}, TypeError),
-        ({"requested_output_names": [1]}, TypeError),
-        ({"model_name": None}, TypeError),
-        ({"model_version": "1"}, TypeError),
-        ({"flags": -1}, TypeError),
-        ({"timeout": 1.5}, TypeError),
-        ({"preferred_memory": 1}, TypeError),
-        ({"trace": 1}, TypeError),
-        ({"correlation_id": 1.5}, TritonModelException),
-        ({"parameters": {"a": [1]}}, TritonModelException),
-        ({"nonsense": 1}, TypeError),
-    ],
-)
-def test_a_requests_arguments_are_checked(wrong, error):
-    with pytest.raises(error):
-        InferenceRequest(**REQUEST | wrong)
 
 
 def test_numpy_types_have_triton_numbers_and_back():

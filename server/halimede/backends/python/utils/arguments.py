@@ -31,6 +31,13 @@ def integer_of(value: Any, where: str, what: str, least: int, most: int) -> int:
     return number
 
 
+def truth_of(value: Any, where: str, what: str) -> bool:
+    """`bool`, or what stands for one, a number or None; nothing that is true for not being empty."""
+    if not hasattr(type(value), "__bool__"):
+        raise _wrong(value, where, what, "bool")
+    return bool(value)
+
+
 def number_of(value: Any, where: str, what: str) -> float:
     """A float, or what stands for one; no text."""
     if isinstance(value, (str, bytes, bytearray)):
@@ -42,9 +49,11 @@ def number_of(value: Any, where: str, what: str) -> float:
 
 
 def sequence_of(value: Any, kind: type, where: str, what: str) -> list[Any]:
-    """A list of a sequence whose elements are all of `kind`."""
+    """A list of a sequence whose elements are all of `kind`; `str` may be `bytes` of UTF-8."""
     if isinstance(value, (str, bytes)) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         raise _wrong(value, where, what, f"a list of {kind.__name__}")
+    if kind is str:
+        return [text_of(element, where, f"{what}[{at}]") for at, element in enumerate(value)]
     elements = list(value)
     for at, element in enumerate(elements):
         if not isinstance(element, kind):

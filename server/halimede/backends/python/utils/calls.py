@@ -1,14 +1,180 @@
-"""Requests of a model to another model."""
+"""Requests of a model to another model, and what the model gets for them.
 
-from typing import NoReturn
+| asked | gets |
+|---|---|
+| `exec()` | a response, which has the error where there was one |
+| `exec(decoupled=True)` | an iterator over responses, the last of which may be empty |
+| `async_exec()` | a future of the same; the request is on its way before it is awaited |
 
-from halimede.backends.python.utils.errors import TritonModelException
+Outputs are views of the memory in which they came: who passes one on copies nothing.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+from halimede.backends.hosting import Call
+from halimede.backends.python.utils.errors import TritonError, TritonModelException
+from halimede.backends.python.utils.response import InferenceResponse, response_of
+from halimede.backends.python.utils.session import current
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest
+from halimede.core.types import InferenceResponse as CoreResponse
+
+_NOT_READY = (ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE)
+
+_AT_END = "Iteration is done for the responses."
 
 
-def infer(model_name: str, decoupled: bool) -> NoReturn:
-    """Always TritonModelException: there is no way from a model's process to another model yet."""
-    del decoupled
-    raise TritonModelException(
-        f"Failed for execute the inference request. Calls between models are not supported by this version"
-        f"{f' (asked for model {model_name!r})' if model_name else ''}."
+class ResponseIterator:
+    """The responses of a model, as they come. It keeps them: iterated again it begins anew.
+
+    The call is cancelled when the iterator is dropped before its end. `async for` waits without holding up the loop.
+    """
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("__weakref__", "_at", "_call", "_kept", "_lock", "_model")
+
+    def __init__(self, call: Call, model: str) -> None:
+        self._call: Call | None = call
+        self._model = model
+        # Threads may share an iterator, and wait for one another.
+        self._lock = threading.Lock()
+        self._kept: list[InferenceResponse] = []
+        self._at = 0
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        with self._lock:
+            self._rewind()
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        with self._lock:
+            response = self._next_kept()
+            if response is None and self._call is not None:
+                self._keep(self._call.receive())
+                response = self._next_kept()
+        if response is None:
+            raise StopIteration(_AT_END)
+        return response
+
+    def __aiter__(self) -> AsyncIterator[InferenceResponse]:
+        self._rewind()
+        return self
+
+    async def __anext__(self) -> InferenceResponse:
+        response = self._next_kept()
+        if response is None:
+            await self._wait_for_another()
+            response = self._next_kept()
+        if response is None:
+            raise StopAsyncIteration(_AT_END)
+        return response
+
+    def cancel(self) -> None:
+        """Say that no more responses are wanted; what the model still sends can be iterated to its end."""
+        if (call := self._call) is not None:
+            call.cancel()
+
+    async def _wait_for_another(self) -> None:
+        if self._call is not None:
+            self._keep(await self._call.receive_async())
+
+    def _rewind(self) -> None:
+        # Before the end it goes on where it is, whoever asks.
+        if self._call is None and self._at == len(self._kept):
+            self._at = 0
+
+    def _next_kept(self) -> InferenceResponse | None:
+        if self._at == len(self._kept):
+            return None
+        self._at += 1
+        return self._kept[self._at - 1]
+
+    def _keep(self, received: CoreResponse | None) -> None:
+        if received is None or received.final:
+            self._call = None
+        if received is not None:
+            self._kept.append(_response_of(received, self._model))
+
+
+def infer(request: InferenceRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
+    """Ask, and wait where one response is wanted. TritonModelException outside of the time between load and unload."""
+    call = _start(request)
+    if decoupled:
+        return ResponseIterator(call, request.model_name)
+    return _only(call.receive(), call, request.model_name)
+
+
+def infer_async(request: InferenceRequest, decoupled: bool) -> "asyncio.Future[InferenceResponse | ResponseIterator]":
+    """As `infer` on the running loop, which goes on meanwhile; a cancelled future cancels the call. RuntimeError."""
+    loop = asyncio.get_running_loop()
+    call = _start(request)
+    # Nobody need keep it: while it waits, the call that is to wake it does.
+    task = loop.create_task(_answer(call, request.model_name, decoupled))
+    # Here and not in the coroutine: a task that is cancelled before its first step never runs.
+    task.add_done_callback(lambda ended: call.cancel() if ended.cancelled() else None)
+    return task
+
+
+async def _answer(call: Call, model: str, decoupled: bool) -> InferenceResponse | ResponseIterator:
+    if not decoupled:
+        return _only(await call.receive_async(), call, model)
+    responses = ResponseIterator(call, model)
+    # `for` waits with the loop: the first response, often the slowest, does not hold it up.
+    await responses._wait_for_another()
+    return responses
+
+
+def _start(request: InferenceRequest) -> Call:
+    session = current()
+    if not session.serves:
+        raise TritonModelException("BLS is only supported during the 'execute' function.")
+    try:
+        return session.host.infer(request)
+    except InferenceError as error:
+        return _Refused(CoreResponse(request.model_name, "", request.id, error=error))
+
+
+class _Refused:
+    """A call that could not be sent; see `hosting.Call`."""
+
+    def __init__(self, response: CoreResponse) -> None:
+        self._response: CoreResponse | None = response
+
+    def receive(self) -> CoreResponse | None:
+        response, self._response = self._response, None
+        return response
+
+    async def receive_async(self) -> CoreResponse | None:
+        return self.receive()
+
+    def cancel(self) -> None:
+        """It is over."""
+
+
+def _only(received: CoreResponse | None, call: Call, model: str) -> InferenceResponse:
+    if received is not None and received.final:
+        return _response_of(received, model)
+    call.cancel()
+    text = (
+        f"Model {model} is using the decoupled. The current BLS request call doesn't support models using the decoupled"
+        " transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled"
+        " models.'"
     )
+    return InferenceResponse(error=TritonError(_prefixed(text, model)))
+
+
+def _response_of(received: CoreResponse, model: str) -> InferenceResponse:
+    error = received.error
+    if error is None or received.model_version:
+        return response_of(received)
+    text = error.message
+    if error.code in _NOT_READY:
+        text = f"Failed for execute the inference request. Model '{model}' is not ready. {text}"
+    return response_of(replace(received, error=InferenceError(error.code, _prefixed(text, model))))
+
+
+def _prefixed(text: str, model: str) -> str:
+    """An error of the call itself, not of the model that was called."""
+    return f"Model {model} - Error when running inference: {text}"

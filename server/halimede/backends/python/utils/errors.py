@@ -91,6 +91,10 @@ def inference_error(error: TritonError) -> InferenceError:
     return InferenceError(ErrorCode[error.code().name], bounded(error.message()))
 
 
+def triton_error(error: InferenceError) -> TritonError:
+    return TritonError(error.message, TritonErrorCode[error.code.name])
+
+
 def bounded(text: str) -> str:
     """Text that UTF-8 can hold, of at most 1,024 characters and `...` where it was cut."""
     if len(text) > CAUSE_LIMIT:

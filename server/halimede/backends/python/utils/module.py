@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from halimede.backends.python.utils import session
+from halimede.backends.python.utils.calls import ResponseIterator
 from halimede.backends.python.utils.config import (
     ModelConfig,
     get_input_config_by_name,
@@ -55,6 +56,7 @@ _NATIVE: dict[str, Any] = {
     "MetricFamily": MetricFamily,
     "MetricKind": MetricKind,
     "PreferredMemory": PreferredMemory,
+    "ResponseIterator": ResponseIterator,
     "TRITONSERVER_MEMORY_CPU": MemoryType.TRITONSERVER_MEMORY_CPU,
     "TRITONSERVER_MEMORY_GPU": MemoryType.TRITONSERVER_MEMORY_GPU,
     "Tensor": Tensor,

@@ -1,15 +1,25 @@
 """`InferenceRequest`: one that came in, or one that a model makes to ask another."""
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 from halimede.backends.hosting import HostedRequest
 from halimede.backends.python.utils import calls
-from halimede.backends.python.utils.arguments import ProtocolNumber, instance_of, integer_of, sequence_of, text_of
+from halimede.backends.python.utils.arguments import (
+    ProtocolNumber,
+    instance_of,
+    integer_of,
+    sequence_of,
+    text_of,
+    truth_of,
+)
 from halimede.backends.python.utils.errors import TritonModelException
 from halimede.backends.python.utils.response import checked_parameters, parameters_json
 from halimede.backends.python.utils.sender import InferenceResponseSender
 from halimede.backends.python.utils.session import Session
 from halimede.backends.python.utils.tensor import Tensor, tensor_of
+from halimede.core.types import InferenceRequest as CoreRequest
 from halimede.core.types import ParameterValue
 
 SEQUENCE_START, SEQUENCE_END = 1, 2
@@ -88,9 +98,14 @@ class InferenceRequest:
             self._correlation_id = integer_of(correlation_id, where, "correlation_id", 0, (1 << 64) - 1)
         else:
             raise TritonModelException("Correlation ID must be integer or string")
+        self._model_name = text_of(model_name, where, "model_name")
+        if isinstance(inputs, (list, tuple)) and any(tensor is None for tensor in inputs):
+            raise TritonModelException(
+                f"Input tensor for request with id '{self._request_id}' and model name '{self._model_name}' should not"
+                " be empty."
+            )
         self._inputs: list[Tensor] | None = sequence_of(inputs, Tensor, where, "inputs")
         self._outputs: list[str] = sequence_of(requested_output_names, str, where, "requested_output_names")
-        self._model_name = text_of(model_name, where, "model_name")
         self._model_version = integer_of(model_version, where, "model_version", -(1 << 63), (1 << 63) - 1)
         self._flags: int | None = integer_of(flags, where, "flags", 0, (1 << 32) - 1)
         self._timeout = integer_of(timeout, where, "timeout", 0, (1 << 63) - 1)
@@ -142,12 +157,27 @@ class InferenceRequest:
         raise TritonModelException(f"a request that a model makes has no release flags, such as {flags}")
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Ask the model and wait for its response."""
-        return calls.infer(self._model_name, decoupled)
+        """Ask the model and wait for its response; of a decoupled model the `ResponseIterator`, without waiting."""
+        return calls.infer(self._asked(), truth_of(decoupled, "exec", "decoupled"))
 
-    async def async_exec(self, decoupled: bool = False) -> Any:
-        """Ask the model without holding up the event loop."""
-        return calls.infer(self._model_name, decoupled)
+    def async_exec(self, decoupled: bool = False) -> "asyncio.Future[Any]":
+        """Ask the model without holding up the running event loop: a future of what `exec` gives."""
+        return calls.infer_async(self._asked(), truth_of(decoupled, "async_exec", "decoupled"))
+
+    def _asked(self) -> CoreRequest:
+        flags = self._flags or 0
+        return CoreRequest(
+            self._model_name,
+            "" if self._model_version == -1 else str(self._model_version),
+            self._request_id,
+            [tensor._core for tensor in self._inputs or ()],
+            tuple(dict.fromkeys(self._outputs)),
+            self._parameters,
+            timeout_us=self._timeout,
+            sequence_id=self._correlation_id,
+            sequence_start=bool(flags & SEQUENCE_START),
+            sequence_end=bool(flags & SEQUENCE_END),
+        )
 
 
 class ReceivedRequest(InferenceRequest):
@@ -214,11 +244,14 @@ class ReceivedRequest(InferenceRequest):
     def set_release_flags(self, flags: int) -> None:
         self.is_rescheduled = integer_of(flags, "set_release_flags", "flags", 0, (1 << 32) - 1) == RELEASE_RESCHEDULE
 
-    def exec(self, decoupled: bool = False) -> Any:
-        return calls.infer("", decoupled)
-
-    async def async_exec(self, decoupled: bool = False) -> Any:
-        return calls.infer("", decoupled)
+    def _asked(self) -> CoreRequest:
+        """The model itself is asked the same again."""
+        flags = self.flags()
+        return replace(
+            self.hosted.request,
+            sequence_start=bool(flags & SEQUENCE_START),
+            sequence_end=bool(flags & SEQUENCE_END),
+        )
 
 
 # What models print of a request, or of its type, is what they are used to.

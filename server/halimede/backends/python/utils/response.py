@@ -6,9 +6,10 @@ from typing import Any
 
 from halimede.backends.hosting import Answer
 from halimede.backends.python.utils.arguments import instance_of, sequence_of
-from halimede.backends.python.utils.errors import TritonError, TritonModelException, inference_error
-from halimede.backends.python.utils.tensor import Tensor
+from halimede.backends.python.utils.errors import TritonError, TritonModelException, inference_error, triton_error
+from halimede.backends.python.utils.tensor import Tensor, tensor_of
 from halimede.core.types import InferenceError, ParameterValue
+from halimede.core.types import InferenceResponse as CoreResponse
 
 
 class InferenceResponse:
@@ -53,6 +54,16 @@ def reply_of(response: InferenceResponse, wanted: Collection[str]) -> Answer | I
         return inference_error(response._error)
     outputs = [core for tensor in response._outputs if (core := tensor._core).name in wanted]
     return Answer(outputs, response._parameters)
+
+
+def response_of(received: CoreResponse) -> InferenceResponse:
+    """One that came from another model; of an error nothing but it."""
+    error = received.error
+    response: InferenceResponse = InferenceResponse.__new__(InferenceResponse)
+    response._outputs = [tensor_of(core) for core in received.outputs] if error is None else []
+    response._error = None if error is None else triton_error(error)
+    response._parameters = received.parameters
+    return response
 
 
 def checked_parameters(parameters: Any) -> dict[str, ParameterValue]:

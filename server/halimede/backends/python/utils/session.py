@@ -13,13 +13,15 @@ from halimede.core.types import InferenceError
 class Session:
     """One hosted instance. A process has one; only tests make several, one after another."""
 
-    __slots__ = ("decoupled", "host", "model_dir", "output_names", "released", "sender_lock")
+    __slots__ = ("decoupled", "host", "model_dir", "output_names", "released", "sender_lock", "serves")
 
     def __init__(self, host: Host, model_dir: str, decoupled: bool, output_names: tuple[str, ...]) -> None:
         self.host = host
         self.model_dir = model_dir
         self.decoupled = decoupled
         self.output_names = output_names
+        self.serves = False
+        """Whether the model is between its `initialize` and its `finalize`."""
         self.released: deque[int] = deque()
         """Metric families whose objects are gone; see `metrics`."""
         self.sender_lock = threading.Lock()

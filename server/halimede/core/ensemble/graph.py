@@ -1,0 +1,394 @@
+"""An ensemble as a checked graph: its steps, what flows between them, and the part of it that a request needs.
+
+Tensors have a *scope*. Most are made once per request, in scope 0. Each answer of a decoupled step opens a scope of its
+own, in which all that depends on this answer runs once; its number is that of the step plus 1. A step may use tensors
+of scope 0 and those of one scope opened by a decoupled step, never of two: nothing says which answer of the one belongs
+to which of the other. So the decoupled steps that lead to the outputs are a chain, and there is at most one in each
+scope.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from halimede.core.config.condition import Condition, parse_condition
+from halimede.core.config.dataflow import check_dataflow
+from halimede.core.config.model_config import EnsembleStep, ModelConfig, ModelInput, ModelOutput
+from halimede.core.ensemble.when import kind_problems
+from halimede.core.types import DataType, ErrorCode, InferenceError, Problem
+from halimede.core.types.error import clip
+
+MAX_PLANS = 64
+"""Plans that a graph remembers, one per selection of outputs."""
+
+_SHOWN_PROBLEMS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of a model. `inputs` and `outputs` say which of the ensemble's tensors each of the model's is.
+
+    `version` -1 is the highest at the time of the call. `ranks` has the dimensions that the model wants of each input,
+    the batch dimension counted where it `batches`. `scope` is the one that it runs in, `opens` the one of its outputs:
+    the same but for a decoupled step.
+    """
+
+    index: int
+    model: str
+    version: int
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    when: Condition | None
+    decoupled: bool
+    batches: bool
+    ranks: Mapping[str, int]
+    optional: frozenset[str]
+    scope: int
+    opens: int
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensors that it waits for, each once."""
+        named = self.when.tensors if self.when is not None else ()
+        return tuple(dict.fromkeys([*self.inputs.values(), *named]))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a request for certain outputs needs.
+
+    Its users of tensors are steps, by their index, and the answer, whose index follows on the last step's. `needed` has
+    the outputs to ask of each step, () for a step that is not run. `users` and `scope_of` are by tensor; `waits` has
+    how many tensors each user waits for, `scopes` the scope that it is in. `uses`, by scope: how often its tensors are
+    used in it, and once more where scopes within it use them too. Those are `lent`, and `shared` has their users in
+    each scope that is not theirs. `undecided`, by scope, is how many users are in it.
+    """
+
+    outputs: tuple[str, ...]
+    answer: int
+    needed: tuple[tuple[str, ...], ...]
+    users: Mapping[str, tuple[int, ...]]
+    scope_of: Mapping[str, int]
+    waits: tuple[int, ...]
+    scopes: tuple[int, ...]
+    uses: Mapping[int, Mapping[str, int]]
+    shared: Mapping[int, Mapping[str, tuple[int, ...]]]
+    lent: tuple[str, ...]
+    undecided: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """An ensemble that keeps every rule. `ranks` has the dimensions of each output as the ensemble shows it."""
+
+    name: str
+    steps: tuple[Step, ...]
+    decoupled: bool
+    max_inflight_requests: int
+    batches: bool
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    ranks: Mapping[str, int]
+    _plans: dict[tuple[str, ...], Plan] = field(default_factory=dict, repr=False, compare=False)
+
+    def plan(self, outputs: tuple[str, ...]) -> Plan:
+        """What a request for these of the ensemble's outputs needs; () is all of them."""
+        plan = self._plans.get(outputs)
+        if plan is None:
+            plan = _make_plan(self, outputs or self.outputs)
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            self._plans[outputs] = plan
+        return plan
+
+
+def members_of(config: ModelConfig) -> tuple[tuple[str, int], ...]:
+    """Model and version (-1: the highest) of each step, in order; () for what is no ensemble."""
+    if config.ensemble_scheduling is None:
+        return ()
+    return tuple((step.model_name, step.model_version) for step in config.ensemble_scheduling.step)
+
+
+def check_graph(config: ModelConfig) -> list[Problem]:
+    """What is wrong in an ensemble's configuration alone; `core.config.validate` finds this too."""
+    return check_dataflow(config)
+
+
+def make_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> Graph:
+    """The graph of an ensemble; `members` are the complete configurations of its steps' models, in the order of the
+    steps.
+
+    INVALID_ARG with all that does not fit together. The ensemble is decoupled if a member is, whatever its own
+    configuration says.
+    """
+    ensemble = config.ensemble_scheduling
+    steps = ensemble.step if ensemble is not None else ()
+    found = [problem.message for problem in check_dataflow(config)]
+    if not found:
+        found = list(_member_problems(config, steps, members))
+    if found:
+        raise InferenceError(ErrorCode.INVALID_ARG, _joined(found))
+    conditions = [None if step.when is None else parse_condition(step.when) for step in steps]
+    found = [
+        f"the condition of step {i} of ensemble '{clip(config.name)}' can not be decided: {problem}"
+        for i, condition in enumerate(conditions)
+        if condition is not None
+        for problem in kind_problems(condition, _datatypes(config, steps, members))
+    ]
+    scopes = _Scopes()
+    graph_steps = []
+    for i in _order(config, steps, conditions):
+        condition = conditions[i]
+        named = condition.tensors if condition is not None else ()
+        scope = scopes.of([*steps[i].input_map.values(), *named])
+        if scope is None:
+            found.append(_merges(config, members[i].name))
+            scope = 0
+        step = _make_step(i, steps[i], members[i], condition, scope)
+        scopes.by_tensor.update(dict.fromkeys(step.outputs.values(), step.opens))
+        graph_steps.append(step)
+    if scopes.of([output.name for output in config.output]) is None:
+        found.append(_merges(config, config.name))
+    if found:
+        raise InferenceError(ErrorCode.INVALID_ARG, _joined(found))
+    return Graph(
+        name=config.name,
+        steps=tuple(sorted(graph_steps, key=lambda step: step.index)),
+        decoupled=any(step.decoupled for step in graph_steps),
+        max_inflight_requests=ensemble.max_inflight_requests if ensemble is not None else 0,
+        batches=config.max_batch_size > 0,
+        inputs=tuple(tensor.name for tensor in config.input),
+        outputs=tuple(tensor.name for tensor in config.output),
+        ranks={tensor.name: len(_shape(config, tensor)) for tensor in config.output},
+    )
+
+
+def _joined(problems: list[str]) -> str:
+    shown = problems[:_SHOWN_PROBLEMS]
+    if len(problems) > len(shown):
+        shown.append(f"and {len(problems) - len(shown)} more")
+    return "; ".join(shown)
+
+
+def _merges(config: ModelConfig, model: str) -> str:
+    return (
+        f"in ensemble {clip(config.name)}, step of model '{clip(model)}' receives inputs originated from different "
+        "decoupled models"
+    )
+
+
+@dataclass(slots=True)
+class _Scopes:
+    """The scopes of tensors; those that no step makes are in scope 0."""
+
+    by_tensor: dict[str, int] = field(default_factory=dict)
+
+    def of(self, tensors: Sequence[str]) -> int | None:
+        """The scope of what uses these tensors; None where two decoupled steps' meet."""
+        scopes = {self.by_tensor.get(tensor, 0) for tensor in tensors} - {0}
+        if len(scopes) > 1:
+            return None
+        return scopes.pop() if scopes else 0
+
+
+def _order(config: ModelConfig, steps: Sequence[EnsembleStep], conditions: Sequence[Condition | None]) -> list[int]:
+    """The steps so that each follows those that make its tensors; there is no circle."""
+    users: dict[str, list[int]] = {}
+    waits = []
+    for i, (step, condition) in enumerate(zip(steps, conditions, strict=True)):
+        tensors = {*step.input_map.values(), *(condition.tensors if condition is not None else ())}
+        waits.append(len(tensors))
+        for tensor in tensors:
+            users.setdefault(tensor, []).append(i)
+    order: list[int] = []
+    news = [tensor.name for tensor in config.input]
+    while news:
+        for user in users.get(news.pop(), ()):
+            waits[user] -= 1
+            if waits[user] == 0:
+                order.append(user)
+                news += steps[user].output_map.values()
+    return order
+
+
+def _make_step(index: int, step: EnsembleStep, member: ModelConfig, condition: Condition | None, scope: int) -> Step:
+    inputs = {tensor.name: tensor for tensor in member.input}
+    policy = member.model_transaction_policy
+    decoupled = policy is not None and policy.decoupled
+    return Step(
+        index=index,
+        model=step.model_name,
+        version=step.model_version,
+        # In the models' own order, whose requests are the cheapest to check.
+        inputs={tensor.name: step.input_map[tensor.name] for tensor in member.input if tensor.name in step.input_map},
+        outputs={o.name: step.output_map[o.name] for o in member.output if o.name in step.output_map},
+        when=condition,
+        decoupled=decoupled,
+        batches=member.max_batch_size > 0,
+        ranks={name: len(_shape(member, inputs[name])) for name in step.input_map},
+        optional=frozenset(name for name in step.input_map if inputs[name].optional),
+        scope=scope,
+        opens=index + 1 if decoupled else scope,
+    )
+
+
+def _member_problems(
+    config: ModelConfig, steps: Sequence[EnsembleStep], members: Sequence[ModelConfig]
+) -> Iterator[str]:
+    """Where the steps' models do not have what is asked of them, or do not fit each other."""
+    name = clip(config.name)
+    for step, member in zip(steps, members, strict=True):
+        model = clip(member.name)
+        called = f"in ensemble {name}, ensemble tensor"
+        # A model that does not batch is given one row at a time: what it takes is seen at run time.
+        if 0 < member.max_batch_size < config.max_batch_size:
+            yield (
+                f"ensemble {name} allows maximum batch size {config.max_batch_size}, but it contains model {model} "
+                f"which only allows maximum batch size to be {member.max_batch_size}"
+            )
+        known = {tensor.name for tensor in member.input}
+        for key, tensor in step.input_map.items():
+            if key not in known:
+                yield f"{called} {clip(tensor)} is mapping to non-existing input {clip(key)} in model {model}"
+        known = {tensor.name for tensor in member.output}
+        for key, tensor in step.output_map.items():
+            if key not in known:
+                yield f"{called} {clip(tensor)} is mapped from non-existing output {clip(key)} in model {model}"
+        for model_input in member.input:
+            if not model_input.optional and model_input.name not in step.input_map:
+                yield (
+                    f"in ensemble {name}, input {clip(model_input.name)} in model {model} is not mapped to any "
+                    "ensemble tensors"
+                )
+    for tensor, said in _said(config, steps, members).items():
+        yield from _disagreement(name, tensor, said)
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a model's configuration says of a tensor of the ensemble."""
+
+    model: str
+    batches: bool
+    datatype: DataType
+    dims: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (-1, *self.dims) if self.batches else self.dims
+
+
+def _said(config: ModelConfig, steps: Sequence[EnsembleStep], members: Sequence[ModelConfig]) -> dict[str, list[_Said]]:
+    """By the ensemble's tensor: first what the ensemble says, then its maker, then its users."""
+    said: dict[str, list[_Said]] = {}
+
+    def add(model: ModelConfig, about: Sequence[ModelInput | ModelOutput], mapped: Mapping[str, str] | None) -> None:
+        for tensor in about:
+            name = tensor.name if mapped is None else mapped.get(tensor.name)
+            if name is not None:
+                words = _Said(clip(model.name), model.max_batch_size > 0, tensor.data_type, tensor.dims)
+                said.setdefault(name, []).append(words)
+
+    add(config, config.input, None)
+    add(config, config.output, None)
+    for step, member in zip(steps, members, strict=True):
+        add(member, member.output, step.output_map)
+    for step, member in zip(steps, members, strict=True):
+        add(member, member.input, step.input_map)
+    return said
+
+
+def _disagreement(name: str, tensor: str, said: Sequence[_Said]) -> Iterator[str]:
+    """The first two that do not say the same of a tensor."""
+    called = f"in ensemble {name}, ensemble tensor {clip(tensor)}"
+    first = said[0]
+    for other in said[1:]:
+        if other.datatype is not first.datatype:
+            yield (
+                f"{called}: inconsistent data type: {first.datatype.config_name} is inferred from model {first.model} "
+                f"while {other.datatype.config_name} is inferred from model {other.model}"
+            )
+            return
+    for i, other in enumerate(said):
+        for earlier in said[:i]:
+            if not _shapes_fit(earlier, other):
+                yield (
+                    f"{called}: inconsistent shape: {_text(earlier.shape)} is inferred from model {earlier.model} "
+                    f"while {_text(other.shape)} is inferred from model {other.model}"
+                )
+                return
+
+
+def _shapes_fit(one: _Said, other: _Said) -> bool:
+    """Whether some tensor is right for both, if need be with a batch dimension of 1 more or less."""
+    return _match(one.shape, other.shape) or (one.batches != other.batches and _match(one.dims, other.dims))
+
+
+def _match(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _shape(config: ModelConfig, tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
+    return (-1, *tensor.dims) if config.max_batch_size > 0 else tensor.dims
+
+
+def _datatypes(
+    config: ModelConfig, steps: Sequence[EnsembleStep], members: Sequence[ModelConfig]
+) -> dict[str, DataType]:
+    return {tensor: said[0].datatype for tensor, said in _said(config, steps, members).items()}
+
+
+def _make_plan(graph: Graph, outputs: tuple[str, ...]) -> Plan:
+    steps = graph.steps
+    maker = {tensor: step for step in steps for tensor in step.outputs.values()}
+    wanted = dict.fromkeys(outputs)
+    queue = list(wanted)
+    active: set[int] = set()
+    while queue:
+        step = maker.get(queue.pop())
+        if step is not None and step.index not in active:
+            active.add(step.index)
+            queue += step.tensors
+    answer = len(steps)
+    waited: list[tuple[str, ...]] = [step.tensors if step.index in active else () for step in steps]
+    waited.append(tuple(wanted))
+    scope_of = {tensor: maker[tensor].opens if tensor in maker else 0 for tensors in waited for tensor in tensors}
+    scopes = [step.scope for step in steps]
+    scopes.append(max((scope_of[tensor] for tensor in wanted), default=0))
+    users: dict[str, tuple[int, ...]] = {}
+    for user, tensors in enumerate(waited):
+        for tensor in tensors:
+            users[tensor] = (*users.get(tensor, ()), user)
+    uses: dict[int, dict[str, int]] = {}
+    shared: dict[int, dict[str, tuple[int, ...]]] = {}
+    undecided: dict[int, int] = {}
+    for tensor, its_users in users.items():
+        scope = scope_of[tensor]
+        here = sum(scopes[user] == scope for user in its_users)
+        uses.setdefault(scope, {})[tensor] = here + (here < len(its_users))
+        for user in its_users:
+            if scopes[user] != scope:
+                there = shared.setdefault(scopes[user], {})
+                there[tensor] = (*there.get(tensor, ()), user)
+    for user, tensors in enumerate(waited):
+        if tensors:
+            undecided[scopes[user]] = undecided.get(scopes[user], 0) + 1
+    return Plan(
+        outputs=tuple(wanted),
+        answer=answer,
+        needed=tuple(
+            tuple(key for key, tensor in step.outputs.items() if step.index in active and tensor in users)
+            for step in steps
+        ),
+        users=users,
+        scope_of=scope_of,
+        waits=tuple(map(len, waited)),
+        scopes=tuple(scopes),
+        uses=uses,
+        shared=shared,
+        lent=tuple(dict.fromkeys(tensor for there in shared.values() for tensor in there)),
+        undecided=undecided,
+    )

@@ -1,0 +1,206 @@
+"""Whether a step's condition is met, and whether it can be: what is compared must be of one kind.
+
+The first element of a tensor, a dimension and a parameter are a number, a text, or true or false; nothing is converted.
+What is absent equals nothing, as NaN does: every comparison with it is false but `!=`, which is true. A condition
+decides for a whole request, all rows of its batch.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from halimede.core.config.condition import (
+    AllOf,
+    AnyOf,
+    Comparison,
+    Condition,
+    Dimension,
+    Element,
+    Expression,
+    Literal,
+    Not,
+    Operand,
+    Parameter,
+    Present,
+    Truth,
+)
+from halimede.core.types import DataType, ErrorCode, InferenceError, ParameterValue, Tensor
+from halimede.core.types.error import clip
+
+MAX_TEXT_BYTES = 64 << 10
+"""The longest element of a BYTES tensor that is compared."""
+
+
+class Kind(Enum):
+    NUMBER = "a number"
+    TEXT = "a text"
+    TRUTH = "true or false"
+
+
+def is_met(
+    condition: Condition, tensors: Mapping[str, Tensor | None], parameters: Mapping[str, ParameterValue]
+) -> bool:
+    """Whether the step runs. `tensors` has each that the condition names, None where it is absent.
+
+    INVALID_ARG where kinds differ, or a tensor has no first element or not that dimension.
+    """
+    return _holds(condition.expression, tensors, parameters)
+
+
+def kind_problems(condition: Condition, datatypes: Mapping[str, DataType]) -> list[str]:
+    """What can be said of the kinds before any request; `datatypes` has each tensor that the condition names."""
+    return list(_kind_problems(condition.expression, datatypes))
+
+
+_SIGNS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def _holds(
+    expression: Expression, tensors: Mapping[str, Tensor | None], parameters: Mapping[str, ParameterValue]
+) -> bool:
+    match expression:
+        case AllOf(parts):
+            return all(_holds(part, tensors, parameters) for part in parts)
+        case AnyOf(parts):
+            return any(_holds(part, tensors, parameters) for part in parts)
+        case Not(inner):
+            return not _holds(inner, tensors, parameters)
+        case Truth(operand):
+            value = _value(operand, tensors, parameters)
+            if value is None:
+                return False
+            if not isinstance(value, bool):
+                raise _invalid(_no_truth(operand, _kind_of_value(value)))
+            return value
+        case Comparison(sign, left, right):
+            ours, theirs = _value(left, tensors, parameters), _value(right, tensors, parameters)
+            if ours is None or theirs is None:
+                return sign == "!="
+            if problem := _mismatch(sign, left, _kind_of_value(ours), right, _kind_of_value(theirs)):
+                raise _invalid(problem)
+            return _SIGNS[sign](ours, theirs)
+
+
+def _value(
+    operand: Operand, tensors: Mapping[str, Tensor | None], parameters: Mapping[str, ParameterValue]
+) -> ParameterValue | None:
+    match operand:
+        case Literal(value):
+            return value
+        case Parameter(key):
+            return parameters.get(key)
+        case Present(name):
+            return tensors[name] is not None
+        case Element(name):
+            tensor = tensors[name]
+            return None if tensor is None else _first_element(name, tensor)
+        case Dimension(name, index):
+            tensor = tensors[name]
+            if tensor is None:
+                return None
+            if index >= len(tensor.shape):
+                raise _invalid(f"tensor '{clip(name)}' has {len(tensor.shape)} dimensions, none with number {index}")
+            return tensor.shape[index]
+
+
+def _first_element(name: str, tensor: Tensor) -> ParameterValue:
+    data, datatype = tensor.data, tensor.datatype
+    if datatype is DataType.BYTES:
+        if len(data) < 4:
+            raise _invalid(f"tensor '{clip(name)}' is empty and has no first element")
+        size = int.from_bytes(data[:4], "little")
+        if size > MAX_TEXT_BYTES:
+            raise _invalid(
+                f"the first element of tensor '{clip(name)}' has {size} bytes, at most {MAX_TEXT_BYTES} are compared"
+            )
+        return bytes(data[4 : 4 + size]).decode("utf-8", "replace")
+    if len(data) < datatype.itemsize:
+        raise _invalid(f"tensor '{clip(name)}' is empty and has no first element")
+    first = np.frombuffer(data, datatype.dtype, count=1)
+    if datatype is DataType.BF16:  # the upper half of an FP32
+        first = (first.astype("<u4") << 16).view("<f4")
+    value: ParameterValue = first[0].item()
+    return value
+
+
+def _kind_of_value(value: ParameterValue) -> Kind:
+    if isinstance(value, bool):
+        return Kind.TRUTH
+    return Kind.TEXT if isinstance(value, str) else Kind.NUMBER
+
+
+def _kind_problems(expression: Expression, datatypes: Mapping[str, DataType]) -> Iterator[str]:
+    match expression:
+        case AllOf(parts) | AnyOf(parts):
+            for part in parts:
+                yield from _kind_problems(part, datatypes)
+        case Not(inner):
+            yield from _kind_problems(inner, datatypes)
+        case Truth(operand):
+            kind = _kind(operand, datatypes)
+            if kind not in (None, Kind.TRUTH):
+                yield _no_truth(operand, kind)
+        case Comparison(sign, left, right):
+            ours, theirs = _kind(left, datatypes), _kind(right, datatypes)
+            if ours is not None and theirs is not None and (problem := _mismatch(sign, left, ours, right, theirs)):
+                yield problem
+
+
+def _kind(operand: Operand, datatypes: Mapping[str, DataType]) -> Kind | None:
+    """What kind the operand will be of; None for a parameter, of which only a request can say it."""
+    match operand:
+        case Literal(value):
+            return _kind_of_value(value)
+        case Parameter():
+            return None
+        case Present():
+            return Kind.TRUTH
+        case Dimension():
+            return Kind.NUMBER
+        case Element(name):
+            datatype = datatypes[name]
+            if datatype is DataType.BYTES:
+                return Kind.TEXT
+            return Kind.TRUTH if datatype is DataType.BOOL else Kind.NUMBER
+
+
+def _mismatch(sign: str, left: Operand, ours: Kind, right: Operand, theirs: Kind) -> str | None:
+    if ours is not theirs:
+        return f"{_words(left)} is {ours.value} and {_words(right)} is {theirs.value}, which '{sign}' does not compare"
+    if ours is Kind.TRUTH and sign not in ("==", "!="):
+        return f"{_words(left)} and {_words(right)} are true or false, which '{sign}' does not compare"
+    return None
+
+
+def _no_truth(operand: Operand, kind: Kind | None) -> str:
+    return (
+        f"{_words(operand)} is {kind.value if kind else 'unknown'}, neither true nor false; compare it with something"
+    )
+
+
+def _words(operand: Operand) -> str:
+    match operand:
+        case Literal(value):
+            return clip(repr(value).lower() if isinstance(value, bool) else repr(value))
+        case Parameter(key):
+            return f"parameter '{clip(key)}'"
+        case Present(name):
+            return f"'{clip(name)}.present'"
+        case Element(name):
+            return f"the first element of tensor '{clip(name)}'"
+        case Dimension(name, index):
+            return f"dimension {index} of tensor '{clip(name)}'"
+
+
+def _invalid(problem: str) -> InferenceError:
+    return InferenceError(ErrorCode.INVALID_ARG, problem)

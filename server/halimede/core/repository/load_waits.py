@@ -1,0 +1,45 @@
+"""Which loads wait for which others: an ensemble's for those of its steps' models, and a model's that loads another.
+
+A load that would wait for itself, directly or through others, would wait for ever. Such a circle can only be closed by
+a new wait, so that it is looked for before one begins.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+
+class LoadWaits:
+    """Names of models that wait, and for what. One may wait for another several times over."""
+
+    __slots__ = ("_waits",)
+
+    def __init__(self) -> None:
+        self._waits: defaultdict[str, list[str]] = defaultdict(list)
+
+    def add(self, waiting: str, names: Iterable[str]) -> None:
+        """From now on the load of `waiting` waits for those of `names`."""
+        self._waits[waiting].extend(names)
+
+    def remove(self, waiting: str, names: Iterable[str]) -> None:
+        """It waits no longer, once for each."""
+        for name in names:
+            self._waits[waiting].remove(name)
+        if not self._waits[waiting]:
+            del self._waits[waiting]
+
+    def path(self, waiting: str, name: str) -> tuple[str, ...]:
+        """How `waiting` waits for `name`: both, with those between them; () where it does not."""
+        before: dict[str, str] = {}
+        pending = [waiting]
+        while pending:
+            at = pending.pop()
+            for other in self._waits.get(at, ()):
+                if other == name:
+                    way = [name, at]
+                    while way[-1] != waiting:
+                        way.append(before[way[-1]])
+                    return tuple(reversed(way))
+                if other not in before:
+                    before[other] = at
+                    pending.append(other)
+        return ()

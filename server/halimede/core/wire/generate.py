@@ -1,0 +1,340 @@
+"""`generate` and `generate_stream`: requests and answers as flat JSON objects, by the model's own names.
+
+A member with the name of an input is that input: a value, or a list of them. Its datatype is the configuration's, and
+so is its shape, as far as the number of values leaves a choice. Every other member is a parameter of the request; those
+in the object `parameters` count as if they stood beside it, and `id` is the request's id. No name is reserved: what is
+called `priority` or `timeout` is the model's to read, as in Triton, whose texts these are.
+
+A document of at most `SMALL_JSON_BYTES` is parsed at once, a larger one in slices.
+"""
+
+import re
+from dataclasses import dataclass, field
+from math import inf, nan, prod
+from typing import Any
+
+import orjson
+
+from halimede.core.config.model_config import ModelInput
+from halimede.core.config.model_view import ModelView
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
+from halimede.core.types.error import clip
+from halimede.core.types.kv_cache import KvCache
+from halimede.core.types.tensor import Buffer
+from halimede.core.wire.http_infer import (
+    ALL_JSON,
+    HALF,
+    SMALL_JSON_BYTES,
+    check_outputs,
+    half_input,
+    half_output,
+    join_chunks,
+    parameter_value,
+    parameters_json,
+)
+from halimede.core.wire.json_members import MemberLayout, scan_members_steps
+from halimede.core.wire.json_tensor import (
+    BLOCK_BYTES,
+    JSON_SPACE,
+    MAX_SKELETON_BYTES,
+    Steps,
+    check_depth,
+    load_json,
+    malformed,
+    pack,
+    pack_steps,
+    print_steps,
+    run,
+    skeleton_error,
+)
+
+NOT_ONE_RESPONSE = InferenceError(
+    ErrorCode.INVALID_ARG,
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number"
+    " of responses",
+)
+
+LOAD_FORMATS = (b"text", b"json")
+"""What `endpoint-load-metrics-format` may say."""
+
+# What stands for these tokens in a document that is parsed without them; null stands for NaN.
+_INFINITY = [None]
+_MINUS_INFINITY = [None, None]
+
+
+# ---- Requests
+
+
+def decode_generate(view: ModelView, body: Buffer, version: str = "") -> InferenceRequest:
+    """The request in a body. INVALID_ARG for what is wrong."""
+    return run(decode_generate_steps(view, body, version))
+
+
+def decode_generate_steps(view: ModelView, body: Buffer, version: str = "") -> Steps[InferenceRequest]:
+    """As `decode_generate`, in steps of at most about 10 ms each."""
+    if len(body) <= SMALL_JSON_BYTES:
+        return decode_small(view, body, version)
+    return (yield from decode_large_steps(view, body, version))
+
+
+def decode_small(view: ModelView, body: Buffer, version: str = "") -> InferenceRequest:
+    """Decode a document at once."""
+    raw = bytes(body)
+    if not raw.strip(JSON_SPACE):
+        raise malformed("The document is empty", 0)
+    check_depth(raw)
+    try:
+        document = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        # JSON has no such tokens, but Triton takes them in data.
+        if b"NaN" in raw or b"Infinity" in raw:
+            return run(decode_large_steps(view, raw, version))
+        document = load_json(raw)
+    return run(_read_steps(document, view, version, _Parsed()))
+
+
+def decode_large_steps(
+    view: ModelView,
+    body: Buffer,
+    version: str = "",
+    block_bytes: int = BLOCK_BYTES,
+    skeleton_limit: int = MAX_SKELETON_BYTES,
+) -> Steps[InferenceRequest]:
+    """Decode a document in steps, with the verdict of `decode_small`.
+
+    Beside its inputs it may have `skeleton_limit` bytes.
+    """
+    layout = yield from scan_members_steps(body, block_bytes, skeleton_limit)
+    text, has_tokens = _without_tokens(layout.skeleton)
+    document = load_json(text)
+    yield
+    source = _Placed(memoryview(body), layout, block_bytes, skeleton_limit - len(text), has_tokens)
+    request = yield from _read_steps(document, view, version, source)
+    # A member that stands there twice counts the last time, and must have been JSON the first time too.
+    for place in set(range(len(layout.spans))) - source.used:
+        source.parse(place)
+    return request
+
+
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|-?Infinity|NaN|null', re.DOTALL)
+
+
+def _without_tokens(skeleton: bytes) -> tuple[bytes, bool]:
+    """The skeleton with what stands for NaN, Infinity and -Infinity, and whether it had any.
+
+    The arrays were taken out of it, and null is an error wherever it may be: both are free to stand for them.
+    """
+    if b"NaN" not in skeleton and b"Infinity" not in skeleton:
+        return skeleton, False
+    words = {match[0] for match in _TOKEN.finditer(skeleton)}
+    if words.isdisjoint((b"NaN", b"Infinity", b"-Infinity")):
+        return skeleton, False
+    if b"null" in words:
+        raise _invalid("Unable to parse 'data': attempt to access JSON non-number as double")
+    stands = {b"NaN": b"null", b"Infinity": orjson.dumps(_INFINITY), b"-Infinity": orjson.dumps(_MINUS_INFINITY)}
+    return _TOKEN.sub(lambda match: stands.get(match[0], match[0]), skeleton), True
+
+
+class _Parsed:
+    """Values of a document that was parsed whole."""
+
+    def count_steps(self, value: Any) -> Steps[int]:
+        yield from ()
+        return len(value) if type(value) is list else 1
+
+    def data_steps(self, declared: ModelInput, count: int, value: Any) -> Steps[Buffer]:
+        yield from ()
+        return pack(declared.name, declared.data_type, count, value if type(value) is list else [value])
+
+    def plain(self, value: Any) -> Any:
+        return value
+
+
+@dataclass(slots=True)
+class _Placed:
+    """Values of a document whose arrays and long strings lie elsewhere: a list of one number says where.
+
+    `room` is how many bytes of them may yet be parsed in one step, `used` are those that were read.
+    """
+
+    body: memoryview
+    layout: MemberLayout
+    block_bytes: int
+    room: int
+    has_tokens: bool
+    used: set[int] = field(default_factory=set)
+
+    def count_steps(self, value: Any) -> Steps[int]:
+        """How many values there are, without looking into lists in lists."""
+        place = _place(value)
+        if place is None or (commas := self.layout.commas[place]) is None:
+            return 1
+        if commas:
+            return commas + 1
+        opened, closed = self.layout.spans[place]
+        for at in range(opened + 1, closed, self.block_bytes):
+            if bytes(self.body[at : min(at + self.block_bytes, closed)]).strip(JSON_SPACE):
+                return 1
+            yield
+        return 0
+
+    def data_steps(self, declared: ModelInput, count: int, value: Any) -> Steps[Buffer]:
+        name, datatype, place = declared.name, declared.data_type, _place(value)
+        if place is None:
+            return pack(name, datatype, count, [self._scalar(value)])
+        self.used.add(place)
+        span = self.layout.spans[place]
+        return (yield from pack_steps(name, datatype, count, self.body, self.layout, span, self.block_bytes))
+
+    def plain(self, value: Any) -> Any:
+        """A value that is no input's: a long string is put back; an array has no use there, whatever is in it."""
+        place = _place(value)
+        if place is None or self.layout.commas[place] is not None:
+            return value
+        self.used.add(place)
+        return self.parse(place)
+
+    def parse(self, place: int) -> Any:
+        """An array or a long string as it stands there, for which there must be room."""
+        first, last = self.layout.spans[place]
+        self.room -= last - first
+        if self.room < 0:
+            raise skeleton_error(MAX_SKELETON_BYTES)
+        if self.layout.commas[place] is None:
+            return load_json(self.body[first + 1 : last], first + 1)
+        return load_json(self.body[first : last + 1], first)
+
+    def _scalar(self, value: Any) -> Any:
+        if not self.has_tokens:
+            return value
+        return nan if value is None else inf if value == _INFINITY else -inf if value == _MINUS_INFINITY else value
+
+
+def _place(value: Any) -> int | None:
+    """Which span stands where this is in a skeleton."""
+    if type(value) is list and type(value[0]) is int:
+        place: int = value[0]
+        return place
+    return None
+
+
+def _read_steps(document: Any, view: ModelView, version: str, source: _Parsed | _Placed) -> Steps[InferenceRequest]:
+    if type(document) is not dict:
+        raise _invalid("attempt to get members for non-object")
+    inputs = {each.name: each for each in view.config.input}
+    reader = _Reader(InferenceRequest(view.name, version), inputs, view.config.max_batch_size > 0, source)
+    request = reader.request
+    if "id" in document and "id" not in inputs:
+        request.id = _text(source.plain(document["id"]))
+    for key, value in document.items():
+        if key == "parameters":
+            yield from _nested_steps(reader, value)
+        elif key != "id" or key in inputs:
+            yield from reader.member_steps(key, value)
+    check_outputs(view, request, ALL_JSON)
+    return request
+
+
+def _nested_steps(reader: "_Reader", members: Any) -> Steps[None]:
+    if "parameters" in reader.inputs:
+        raise _invalid("Keyword 'parameters' for nested schema also given as input tensor name")
+    if type(members) is not dict:
+        raise _invalid("Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object")
+    try:
+        for key, value in members.items():
+            yield from reader.member_steps(key, value)
+    except InferenceError as error:
+        raise InferenceError(error.code, f"Converting keyword: 'parameters': {error.message}") from None
+
+
+@dataclass(slots=True)
+class _Reader:
+    """A request that its members are put into."""
+
+    request: InferenceRequest
+    inputs: dict[str, ModelInput]
+    batches: bool
+    source: _Parsed | _Placed
+
+    def member_steps(self, key: str, value: Any) -> Steps[None]:
+        declared = self.inputs.get(key)
+        if declared is None:
+            self.request.parameters[key] = parameter_value(key, self.source.plain(value))
+            return
+        if declared.data_type in HALF:
+            raise half_input(key, declared.data_type)
+        count = yield from self.source.count_steps(value)
+        shape = tensor_shape(declared, self.batches, count)
+        data = yield from self.source.data_steps(declared, count, value)
+        self.request.inputs.append(Tensor(key, declared.data_type, shape, data))
+
+
+def tensor_shape(declared: ModelInput, batches: bool, count: int) -> tuple[int, ...]:
+    """The shape of an input that has so many values. INVALID_ARG where there is none.
+
+    Fixed dimensions must divide the number; what is left is the innermost open dimension, of which the batch's is the
+    outermost, and the other open ones are 1.
+    """
+    dims = (-1, *declared.dims) if batches else declared.dims
+    fixed = prod(dim for dim in dims if dim >= 0)
+    rest, odd = divmod(count, fixed) if fixed else (count, 0)
+    open_dims = [at for at, dim in enumerate(dims) if dim < 0]
+    if odd or (rest != 1 and not open_dims):
+        raise _invalid(f"The schema can not convert input '{clip(declared.name)}' to tensor with proper shape")
+    innermost = open_dims[-1] if open_dims else -1
+    return tuple(dim if dim >= 0 else rest if at == innermost else 1 for at, dim in enumerate(dims))
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise _invalid("Unable to parse 'id': attempt to access JSON non-string as string")
+    return value
+
+
+def _invalid(message: str) -> InferenceError:
+    return InferenceError(ErrorCode.INVALID_ARG, message)
+
+
+# ---- Responses
+
+
+def encode_generate_steps(response: InferenceResponse) -> Steps[list[Buffer]]:
+    """A response that has no error, as a JSON object with its members in alphabetical order, in chunks.
+
+    An output of one element is its value, any other the flat list of its values. INVALID_ARG for what JSON cannot say.
+    """
+    members: dict[str, list[Buffer]] = {
+        key: [parameters_json(response, value)] for key, value in response.parameters.items()
+    }
+    for output in response.outputs:
+        if output.datatype in HALF:
+            raise half_output(output.name, output.datatype)
+        chunks = yield from print_steps(output)
+        members[output.name] = _unwrapped(chunks) if prod(output.shape) == 1 else chunks
+    members["model_name"] = [orjson.dumps(response.model_name)]
+    members["model_version"] = [orjson.dumps(response.model_version)]
+    if response.id:
+        members["id"] = [orjson.dumps(response.id)]
+    body: list[Buffer] = []
+    for name in sorted(members):
+        body += (b"," if body else b"{", orjson.dumps(name), b":", *members[name])
+    body.append(b"}")
+    return join_chunks(body)
+
+
+def _unwrapped(chunks: list[Buffer]) -> list[Buffer]:
+    """An array of one element without its brackets, which are the first character and the last."""
+    if len(chunks) == 1:
+        return [chunks[0][1:-1]]
+    return [chunks[0][1:], *chunks[1:-1]]
+
+
+def load_metrics(form: bytes, cache: KvCache) -> bytes:
+    """The value of `endpoint-load-metrics`, in one of `LOAD_FORMATS`."""
+    if form == b"json":
+        named = {"kv_cache_utilization": cache.utilization, "max_token_capacity": cache.max_tokens}
+        return b"JSON " + orjson.dumps({"named_metrics": named})
+    return (
+        f"TEXT named_metrics.kv_cache_utilization={cache.utilization:.6f}, "
+        f"named_metrics.max_token_capacity={cache.max_tokens}"
+    ).encode()

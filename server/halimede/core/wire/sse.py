@@ -1,0 +1,59 @@
+"""Server-sent events: one `data:` line of JSON per answer, in which a line never ends early."""
+
+from dataclasses import replace
+
+from halimede.core.config.model_view import ModelView
+from halimede.core.types import InferenceResponse
+from halimede.core.types.tensor import Buffer
+from halimede.core.wire.http_control import error_json
+from halimede.core.wire.http_infer import JSON, OutputFormat, ResponseFormat, encode_infer_steps
+from halimede.core.wire.json_tensor import Steps
+
+MEDIA_TYPE = "text/event-stream"
+
+
+def accepts_events(accept: str) -> bool:
+    """Whether a client that sends this `Accept` wants events: it names them, and does not like JSON better."""
+    weights: dict[str, float] = {}
+    for item in accept.lower().split(","):
+        name, *parameters = (part.strip() for part in item.split(";"))
+        weights[name] = next((_weight(each[2:]) for each in parameters if each.startswith("q=")), 1.0)
+    wanted = weights.get(MEDIA_TYPE, 0.0)
+    return wanted > 0.0 and wanted >= weights.get("application/json", 0.0)
+
+
+def _weight(text: str) -> float:
+    """A q-value; a malformed one is a refusal."""
+    try:
+        weight = float(text)
+    except ValueError:
+        return 0.0
+    return weight if 0.0 <= weight <= 1.0 else 0.0
+
+
+def event(json: list[Buffer]) -> list[Buffer]:
+    """The event of a JSON document in chunks."""
+    return [b"data: ", *json, b"\n\n"]
+
+
+def error_event(message: str) -> list[Buffer]:
+    return event([error_json(message)])
+
+
+def json_only(form: ResponseFormat) -> ResponseFormat:
+    """The same wishes where nothing binary can be sent."""
+    if not form.outputs:
+        return ResponseFormat()
+    outputs = {name: OutputFormat(binary=False, classes=wish.classes) for name, wish in form.outputs.items()}
+    return ResponseFormat(JSON, outputs)
+
+
+def encode_event_steps(
+    response: InferenceResponse, form: ResponseFormat, view: ModelView, *, tells_final: bool
+) -> Steps[list[Buffer]]:
+    """A response as the JSON of `infer`, in chunks. `tells_final`: it says, as over gRPC, whether it is the last."""
+    if tells_final:
+        parameters = {**response.parameters, "triton_final_response": response.final}
+        response = replace(response, parameters=parameters)
+    encoded = yield from encode_infer_steps(response, form, view)
+    return encoded.chunks

@@ -1,0 +1,56 @@
+"""What the handlers of inference requests have in common: errors as answers, and what is too long for one step."""
+
+import re
+
+from halimede.core.config.model_view import ModelView
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, ParameterValue
+from halimede.core.wire.forwarding import forwarded_parameters
+from halimede.core.wire.http_control import error_json
+from halimede.core.wire.status_map import HTTP_STATUS
+from halimede.frontends.http.framing import Head
+from halimede.frontends.http.protocol import JSON, RETRY_LATER, Exchange
+
+IN_STEPS_ABOVE = 64 << 10
+"""JSON of more bytes than this is read, and tensors of more bytes are written as JSON, in steps."""
+
+Parameters = dict[str, ParameterValue]
+
+
+def respond_error(exchange: Exchange, error: InferenceError, fields: bytes = b"") -> None:
+    """Answer with an error's status and text."""
+    exchange.respond(HTTP_STATUS[error.code], JSON + fields, (error_json(error.message),))
+
+
+def respond_infer_error(exchange: Exchange, error: InferenceError) -> None:
+    """As `respond_error`, to a client that may try again."""
+    respond_error(exchange, error, RETRY_LATER if error.code is ErrorCode.UNAVAILABLE else b"")
+
+
+def is_decoupled(view: ModelView) -> bool:
+    """Whether a request to the model may have any number of answers."""
+    policy = view.config.model_transaction_policy
+    return policy is not None and policy.decoupled
+
+
+def size_of(response: InferenceResponse) -> int:
+    """Bytes of its outputs."""
+    return sum(len(output.data) for output in response.outputs)
+
+
+def forwarded(pattern: re.Pattern[str], head: Head) -> Parameters:
+    """The parameters that a request's headers bring."""
+    sent = ((name.decode("latin-1"), _text(value)) for name, value in head.sent_headers.items())
+    return forwarded_parameters(pattern, sent)
+
+
+def add_forwarded(request: InferenceRequest, parameters: Parameters) -> None:
+    """Give a request what its headers bring; what its body says goes first."""
+    request.parameters = {**parameters, **request.parameters}
+
+
+def _text(value: bytes) -> str:
+    """A header's value: UTF-8, which clients send, or else what the standard once said it is."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

@@ -1,0 +1,162 @@
+"""POST …/generate and …/generate_stream: JSON objects by the model's own names, answered once or as events."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from functools import partial
+
+from halimede.core.config.model_view import ModelView
+from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.wire.generate import (
+    LOAD_FORMATS,
+    NOT_ONE_RESPONSE,
+    decode_generate,
+    decode_generate_steps,
+    encode_generate_steps,
+    load_metrics,
+)
+from halimede.core.wire.json_tensor import run
+from halimede.frontends.http.answers import (
+    IN_STEPS_ABOVE,
+    Parameters,
+    add_forwarded,
+    forwarded,
+    is_decoupled,
+    respond_infer_error,
+    size_of,
+)
+from halimede.frontends.http.compression import IDENTITY
+from halimede.frontends.http.protocol import JSON, Exchange
+from halimede.frontends.http.sse import EventCall
+from halimede.frontends.http.steps import StepQueue
+from halimede.runtime.server import Server
+
+
+class GenerateHandler:
+    """Serves both on whole requests. `on_crash` gets any exception that is no InferenceError."""
+
+    def __init__(
+        self,
+        server: Server,
+        steps: StepQueue,
+        *,
+        forward: re.Pattern[str] | None = None,
+        on_crash: Callable[[Exchange, Exception], None],
+    ) -> None:
+        self.server = server
+        self.steps = steps
+        self.on_crash = on_crash
+        self._forward = forward
+
+    def handle(self, exchange: Exchange, model: str, version: str, *, streams: bool) -> None:
+        """Start an inference; it answers the exchange, now or later, once or as events."""
+        try:
+            view = self.server.model(model, version)
+            coding = exchange.head.headers.get(b"content-encoding", b"").strip().lower()
+            if coding not in {b"", IDENTITY.encode()}:
+                raise InferenceError(
+                    ErrorCode.INVALID_ARG, f"Unsupported content-encoding, only '{IDENTITY}' is supported."
+                )
+            parameters = {} if self._forward is None else forwarded(self._forward, exchange.head)
+            infer = partial(self._infer, exchange, view, parameters, streams)
+            if len(exchange.body) > IN_STEPS_ABOVE:
+                steps = decode_generate_steps(view, exchange.body, version)
+                self.steps.run(exchange, steps, infer, partial(respond_infer_error, exchange))
+                return
+            request = decode_generate(view, exchange.body, version)
+        except InferenceError as error:
+            respond_infer_error(exchange, error)
+        else:
+            infer(request)
+
+    def _infer(
+        self, exchange: Exchange, view: ModelView, parameters: Parameters, streams: bool, request: InferenceRequest
+    ) -> None:
+        if parameters:
+            add_forwarded(request, parameters)
+        if not streams:
+            _SoleCall(self, exchange, view).start(request)
+            return
+        EventCall(
+            self.server,
+            self.steps,
+            exchange,
+            encode_generate_steps,
+            is_decoupled=is_decoupled(view),
+            fields=partial(self.load_fields, exchange, view.name),
+            on_crash=self.on_crash,
+        ).start(request)
+
+    def load_fields(self, exchange: Exchange, model: str) -> bytes:
+        """What a load balancer wants to know, if it asks and the model tells."""
+        form = exchange.head.headers.get(b"endpoint-load-metrics-format", b"")
+        cache = self.server.kv_cache(model) if form in LOAD_FORMATS else None
+        return b"" if cache is None else b"endpoint-load-metrics: %b\r\n" % load_metrics(form, cache)
+
+
+class _SoleCall:
+    """One inference that must have one answer, however its model gives it."""
+
+    __slots__ = ("answer", "exchange", "handler", "is_over", "ticket", "view")
+
+    def __init__(self, handler: GenerateHandler, exchange: Exchange, view: ModelView) -> None:
+        self.handler = handler
+        self.exchange = exchange
+        self.view = view
+        self.ticket = 0
+        self.answer: InferenceResponse | None = None
+        self.is_over = False
+
+    def start(self, request: InferenceRequest) -> None:
+        self.ticket = self.handler.server.infer(request, self.take_response)
+        if not self.is_over:
+            self.exchange.on_gone = self.cancel
+
+    def cancel(self) -> None:
+        self.is_over = True
+        self.handler.server.cancel(self.ticket)
+
+    def take_response(self, response: InferenceResponse) -> None:
+        """Keep the answer until it is known to be the only one."""
+        if self.is_over:
+            return
+        if not response.final:
+            self.handler.server.acknowledge(self.ticket)
+        # A model that is not decoupled may have answered with nothing; of any other that is the end.
+        is_end = response.final and response.is_empty and (is_decoupled(self.view) or self.answer is not None)
+        if response.error is not None:
+            self._fail(response.error, response.final)
+        elif is_end and self.answer is not None:
+            self._respond(self.answer)
+        elif is_end or self.answer is not None:
+            self._fail(NOT_ONE_RESPONSE, response.final)
+        elif response.final:
+            self._respond(response)
+        else:
+            self.answer = response
+
+    def _fail(self, error: InferenceError, is_final: bool) -> None:
+        self.is_over = True
+        self.answer = self.exchange.on_gone = None
+        respond_infer_error(self.exchange, error)
+        if not is_final:
+            # Not here: the server is in the middle of handing out an answer.
+            asyncio.get_running_loop().call_soon(self.cancel)
+
+    def _respond(self, response: InferenceResponse) -> None:
+        self.is_over = True
+        self.exchange.on_gone = None
+        on_error = partial(respond_infer_error, self.exchange)
+        try:
+            steps = encode_generate_steps(response)
+            if size_of(response) > IN_STEPS_ABOVE:
+                self.handler.steps.run(self.exchange, steps, self._send, on_error)
+                return
+            self._send(run(steps))
+        except InferenceError as error:
+            on_error(error)
+        except Exception as error:  # noqa: BLE001 -- it must fail this request, not the batch that it was part of
+            self.handler.on_crash(self.exchange, error)
+
+    def _send(self, body: list[Buffer]) -> None:
+        self.exchange.respond(200, JSON + self.handler.load_fields(self.exchange, self.view.name), body)

@@ -1,0 +1,176 @@
+"""One inference whose answers leave as server-sent events, one each, as the model makes them.
+
+Before the first answer nobody knows whether there is one: an error that comes first is an answer with its own status, a
+later one is the last event. An answer is acknowledged to its model once the connection has room for more, so that a
+client that does not read stalls that model alone. What comes nevertheless waits here, and counts as unsent.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from halimede.core.types import Buffer, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.wire.json_tensor import run
+from halimede.core.wire.sse import MEDIA_TYPE, error_event, event
+from halimede.frontends.http.answers import IN_STEPS_ABOVE, respond_infer_error, size_of
+from halimede.frontends.http.protocol import Exchange, Stream
+from halimede.frontends.http.steps import StepQueue, Steps
+from halimede.runtime.server import Server
+
+# Proxies are asked not to keep an answer, nor to collect it before they pass it on.
+_FIELDS = f"Content-Type: {MEDIA_TYPE}; charset=utf-8\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n".encode()
+
+Encode = Callable[[InferenceResponse], Steps[list[Buffer]]]
+"""Makes the JSON of an answer's event, in chunks."""
+
+
+class EventCall:
+    """One inference on its way through the server, from `start` to the last event."""
+
+    def __init__(
+        self,
+        server: Server,
+        steps: StepQueue,
+        exchange: Exchange,
+        encode: Encode,
+        *,
+        is_decoupled: bool,
+        sends_empty_final: bool = False,
+        fields: Callable[[], bytes] = bytes,
+        on_crash: Callable[[Exchange, Exception], None],
+    ) -> None:
+        """`fields` are further header lines, asked for when the answer begins; `on_crash` gets faults of ours."""
+        self._server = server
+        self._steps = steps
+        self._exchange = exchange
+        self._encode = encode
+        self._is_decoupled = is_decoupled
+        self._sends_empty_final = sends_empty_final
+        self._fields = fields
+        self._on_crash = on_crash
+        self._stream: Stream | None = None
+        self._ticket = 0
+        # Answers that wait for room, or for the one before them to be encoded.
+        self._waiting: deque[InferenceResponse] = deque()
+        self._waiting_bytes = 0
+        self._is_encoding = False
+        self._unacknowledged = 0
+        self._has_final = False
+        self._is_over = False
+
+    def start(self, request: InferenceRequest) -> None:
+        self._ticket = self._server.infer(request, self._take)
+        if not self._is_over:
+            (self._stream or self._exchange).on_gone = self._end
+
+    def _take(self, response: InferenceResponse) -> None:
+        self._has_final = response.final
+        if self._is_over:
+            return
+        self._waiting.append(response)
+        self._waiting_bytes += size_of(response)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Send what waits, as far as there is room, and give others their turn after a step's worth of it."""
+        sent_bytes = 0
+        try:
+            self._acknowledge()
+            while self._waiting and self._has_room() and not self._is_encoding:
+                if sent_bytes > IN_STEPS_ABOVE:
+                    asyncio.get_running_loop().call_soon(self._go_on)
+                    break
+                response = self._waiting.popleft()
+                size = size_of(response)
+                self._waiting_bytes -= size
+                sent_bytes += size
+                self._pass_on(response, size)
+        except Exception as error:  # noqa: BLE001 -- it must fail this request, not the batch that it was part of
+            self._crash(error)
+        if self._stream is not None:
+            self._stream.hold(self._waiting_bytes)
+
+    def _has_room(self) -> bool:
+        return self._stream is None or self._stream.has_room
+
+    def _pass_on(self, response: InferenceResponse, size: int) -> None:
+        if response.error is not None:
+            self._fail(response.error)
+            return
+        # A model that is not decoupled may have answered with nothing; of any other that is the end.
+        is_end = response.final and response.is_empty and (self._is_decoupled or self._stream is not None)
+        if is_end and not self._sends_empty_final:
+            self._send((), is_last=True)
+            return
+        if size <= IN_STEPS_ABOVE:
+            try:
+                json = run(self._encode(response))
+            except InferenceError as error:
+                self._fail(error)
+            else:
+                self._send(event(json), is_last=response.final)
+            return
+        self._is_encoding = True
+        work = self._stream or self._exchange
+        self._steps.run(work, self._encode_steps(response), partial(self._encoded, response.final), self._fail)
+
+    def _encode_steps(self, response: InferenceResponse) -> Steps[list[Buffer]]:
+        try:
+            return (yield from self._encode(response))
+        except InferenceError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- the inference must end, whatever it was
+            self._crash(error)
+            return []
+
+    def _encoded(self, is_last: bool, json: list[Buffer]) -> None:
+        if self._is_over:
+            return
+        self._is_encoding = False
+        self._send(event(json), is_last=is_last)
+        self._go_on()
+
+    def _send(self, part: "list[Buffer] | tuple[()]", *, is_last: bool) -> None:
+        stream = self._stream
+        if stream is None:
+            stream = self._stream = self._exchange.stream(200, _FIELDS + self._fields())
+            stream.on_room = self._go_on
+        stream.send(part, is_last=is_last)
+        if is_last:
+            self._end()
+            return
+        self._unacknowledged += 1
+        self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        if self._unacknowledged and self._has_room():
+            self._server.acknowledge(self._ticket, self._unacknowledged)
+            self._unacknowledged = 0
+
+    def _fail(self, error: InferenceError) -> None:
+        if self._is_over:
+            return
+        if self._stream is None:
+            respond_infer_error(self._exchange, error)
+        else:
+            self._stream.send(error_event(error.message), is_last=True)
+        self._end()
+
+    def _crash(self, error: Exception) -> None:
+        self._on_crash(self._stream or self._exchange, error)
+        self._end()
+
+    def _end(self) -> None:
+        """The client has gone, or knows all that it will be told."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        if not self._has_final:
+            # Not here: the server may be in the middle of handing out an answer.
+            asyncio.get_running_loop().call_soon(self._cancel)
+
+    def _cancel(self) -> None:
+        self._server.cancel(self._ticket)

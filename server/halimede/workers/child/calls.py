@@ -1,0 +1,310 @@
+"""Inferences that the model's code asks of the server: the worker's end.
+
+| where a call is | its answers |
+|---|---|
+| waits, because as many as may be are under way | none: it is sent as its first answer is received |
+| under way | kept until they are received, by whichever thread reads |
+| over | what is left of them is received still |
+
+There is one record per call in the table of those under way, and one handle that the model's code has; when the handle
+is collected before the final answer has come, the server is told that nobody waits for it. Nothing is sent from the
+child of a fork: the calls are its parent's.
+
+Standard library and numpy only, for any CPython from 3.10 on.
+"""
+
+import asyncio
+import os
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar
+
+from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.workers import frames
+from halimede.workers.child.channel import Channel, ServerGoneError
+from halimede.workers.frames import Kind, Locate, Place
+
+batch_of_task: ContextVar[int] = ContextVar("batch_of_task", default=0)
+"""The batch that this task, or the main thread, executes; 0 on the threads that a model starts."""
+
+TAKEN_TOGETHER = 8
+"""Answers that are acknowledged at once, at most, while more of them wait to be received."""
+
+_Waiter = tuple["asyncio.Future[None]", asyncio.AbstractEventLoop, int]
+
+
+class _Record:
+    """One call, for whoever reads its answers. `number` is 0, and `request` what is to be sent, before it is sent."""
+
+    __slots__ = (
+        "answers",
+        "batch",
+        "has_ended",
+        "is_cancelled",
+        "is_dropped",
+        "number",
+        "request",
+        "untold",
+        "waiters",
+    )
+
+    def __init__(self, request: InferenceRequest, batch: int) -> None:
+        self.number = 0
+        self.request: InferenceRequest | None = request
+        self.batch = batch
+        self.answers: deque[InferenceResponse] = deque()
+        self.has_ended = False
+        """The final answer has come."""
+        self.is_cancelled = False
+        self.is_dropped = False
+        """Nobody will receive anything."""
+        self.untold = 0
+        """Answers that were received and are not acknowledged."""
+        self.waiters: deque[_Waiter] = deque()
+
+    def has_news(self) -> bool:
+        return bool(self.answers) or self.has_ended
+
+
+class Calls:
+    """All calls of this process. Thread-safe."""
+
+    def __init__(self, channel: Channel, place: Place, locate: Locate, take_wanted: Callable[[], int]) -> None:
+        """`place` and `locate`: see `frames`; a block that was located counts as retained. `take_wanted`: the bytes
+        that found no room, which are told now."""
+        self._channel = channel
+        self._place = place
+        self._locate = locate
+        self._take_wanted = take_wanted
+        self._under_way: dict[int, _Record] = {}
+        self._last = 0
+        self._starting = threading.Lock()
+        self._waiting_for_room: deque[_Waiter] = deque()
+        self._process = os.getpid()
+        self._is_gone = False
+        channel.on_call_answer = self._on_answer
+        channel.on_gone = self._on_gone
+
+    def __repr__(self) -> str:
+        return f"<Calls {len(self._under_way)} under way>"
+
+    def infer(self, request: InferenceRequest) -> "InferenceCall":
+        """See `hosting.Host.infer`."""
+        self._check_process()
+        record = _Record(request, batch_of_task.get())
+        self._try_send(record)
+        return InferenceCall(self, record)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            text = "only the process that hosts a model can call other models, not one that it has forked"
+            raise InferenceError(ErrorCode.UNSUPPORTED, text)
+
+    def _try_send(self, record: _Record) -> bool:
+        """Whether it is sent, now or before; not while as many as may be are under way. InferenceError when it cannot
+        be sent at all."""
+        with self._starting:
+            request = record.request
+            if request is None:
+                return True
+            if len(self._under_way) >= frames.MAX_CALLS:
+                return False
+            record.request = None
+            number = self._last = self._last % 0xFFFFFFFF + 1
+            while number in self._under_way:
+                number = self._last = self._last % 0xFFFFFFFF + 1
+            self._under_way[number] = record
+        try:
+            frame = self._encode(number, record.batch, request)
+        except BaseException:
+            del self._under_way[number]
+            self._wake_for_room()
+            raise
+        record.number = number
+        self._channel.send(frame)
+        if record.is_cancelled:
+            self._send_cancel(record)
+        return True
+
+    def _send_at_last(self, record: _Record) -> bool:
+        """Send what there was no room for as it was made; what cannot be sent is answered."""
+        try:
+            return self._try_send(record)
+        except InferenceError as error:
+            self._end(record, error)
+            return True
+
+    def _encode(self, number: int, batch: int, request: InferenceRequest) -> Buffer:
+        try:
+            return frames.encode_infer(number, batch, request, self._place, self._take_wanted)
+        except (ValueError, TypeError, OverflowError, struct.error) as error:
+            text = f"a request for model '{request.model_name:.100}' cannot be sent: {error}"
+            raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+
+    def wait(self, record: _Record) -> None:
+        """Until it has news, or may."""
+        self._check_process()
+        if record.request is not None and not self._send_at_last(record):
+            self._channel.wait_for(self._has_room)
+            return
+        # Without looking for a while first, as the server and a waiting worker do: here it keeps those off who answer.
+        self._channel.wait_for(record.has_news)
+
+    async def wait_async(self, record: _Record) -> None:
+        """The same, without blocking the running loop."""
+        self._check_process()
+        if record.request is None or self._send_at_last(record):
+            await self._wait_on_loop(record.waiters, record.has_news)
+            return
+        try:
+            await self._wait_on_loop(self._waiting_for_room, self._has_room)
+        finally:
+            # One is woken for each call that ends: it may be cancelled meanwhile, and there may be room for more.
+            if self._has_room():
+                self._wake_for_room()
+
+    def _has_room(self) -> bool:
+        return len(self._under_way) < frames.MAX_CALLS
+
+    async def _wait_on_loop(self, waiters: deque[_Waiter], has_come: Callable[[], bool]) -> None:
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future(), loop, threading.get_ident()
+        waiters.append(waiter)
+        try:
+            # It may have come before anybody knew that it is waited for.
+            if not has_come() and not self._is_gone:
+                with self._channel.reading_on(loop):
+                    await waiter[0]
+        finally:
+            with suppress(ValueError):
+                waiters.remove(waiter)
+        if self._is_gone:
+            raise ServerGoneError
+
+    def take(self, record: _Record) -> InferenceResponse | None:
+        """The next answer that has come, if there is one."""
+        try:
+            response = record.answers.popleft()
+        except IndexError:
+            return None
+        if not response.final:
+            record.untold += 1
+            if not record.has_ended and (record.untold >= TAKEN_TOGETHER or not record.answers):
+                count, record.untold = record.untold, 0
+                self._channel.send(frames.frame(Kind.TAKEN, frames.TAKEN.pack(record.number, count)))
+        return response
+
+    def cancel(self, record: _Record) -> None:
+        """See `hosting.Call.cancel`."""
+        with self._starting:
+            request, record.request = record.request, None
+        if request is not None:
+            self._end(record, InferenceError(ErrorCode.CANCELLED, "request was cancelled"))
+            return
+        record.is_cancelled = True
+        self._send_cancel(record)
+
+    def _send_cancel(self, record: _Record) -> None:
+        if record.number and not record.has_ended:
+            self._channel.send(frames.frame(Kind.CANCEL_CALL, frames.CALL.pack(record.number)))
+
+    def _end(self, record: _Record, error: InferenceError) -> None:
+        """Answer what is not sent."""
+        record.answers.append(InferenceResponse("", "", error=error))
+        record.has_ended = True
+        while record.waiters:
+            _wake(record.waiters)
+
+    def drop(self, record: _Record) -> None:
+        """Nobody has it any more. Called by a finalizer, in the middle of anything: takes no lock."""
+        record.is_dropped = True
+        record.answers.clear()
+        if record.number and not record.has_ended:
+            self._channel.send_later(frames.frame(Kind.CANCEL_CALL, frames.CALL.pack(record.number)))
+
+    def _on_answer(self, body: memoryview) -> None:
+        number, final = frames.call_of(body)
+        record = self._under_way.get(number)
+        # Decoded all the same when nobody wants it: its blocks are given back by what looks at them.
+        response = frames.decode_call_answer(body, self._locate)
+        if record is None:
+            return
+        if not record.is_dropped:
+            record.answers.append(response)
+        if final:
+            record.has_ended = True
+            self._under_way.pop(number, None)
+            if self._waiting_for_room:
+                self._wake_for_room()
+        while record.waiters:
+            _wake(record.waiters)
+
+    def _wake_for_room(self) -> None:
+        if self._waiting_for_room:
+            _wake(self._waiting_for_room)
+
+    def _on_gone(self) -> None:
+        self._is_gone = True
+        for waiters in (self._waiting_for_room, *(record.waiters for record in list(self._under_way.values()))):
+            while waiters:
+                _wake(waiters)
+
+
+def _wake(waiters: deque[_Waiter]) -> None:
+    """The first of those that wait on loops."""
+    try:
+        future, loop, thread = waiters.popleft()
+    except IndexError:
+        return  # another thread was faster
+    if thread == threading.get_ident():
+        _settle(future)
+        return
+    with suppress(RuntimeError):  # its loop has ended, and it with it
+        loop.call_soon_threadsafe(_settle, future)
+
+
+def _settle(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class InferenceCall:
+    """Implements `hosting.Call`."""
+
+    __slots__ = ("__weakref__", "_calls", "_record")
+
+    def __init__(self, calls: Calls, record: _Record) -> None:
+        self._calls = calls
+        self._record = record
+
+    def __repr__(self) -> str:
+        return f"<InferenceCall {self._record.number or 'not sent'}>"
+
+    def __del__(self) -> None:
+        self._calls.drop(self._record)
+
+    def receive(self) -> InferenceResponse | None:
+        """See `hosting.Call`."""
+        calls, record = self._calls, self._record
+        while (response := calls.take(record)) is None:
+            # In this order: the final answer is there before it is said to be.
+            if record.has_ended and not record.answers:
+                return None
+            calls.wait(record)
+        return response
+
+    async def receive_async(self) -> InferenceResponse | None:
+        """See `hosting.Call`."""
+        calls, record = self._calls, self._record
+        while (response := calls.take(record)) is None:
+            if record.has_ended and not record.answers:
+                return None
+            await calls.wait_async(record)
+        return response
+
+    def cancel(self) -> None:
+        """See `hosting.Call`."""
+        self._calls.cancel(self._record)

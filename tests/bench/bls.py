@@ -1,0 +1,112 @@
+"""What a model's call of another model costs: the CPU time of the server's, the caller's and the target's main threads."""
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import uvloop
+from models import PYTHON_IDENTITY, config, python_identity_config
+
+from halimede.core.inventory import Inventory
+from halimede.core.observe.custom_metrics import CustomMetrics
+from halimede.core.types import DataType, InferenceRequest, InferenceResponse, Tensor
+from halimede.runtime.core_server import CoreServer
+from halimede.runtime.lifecycle import ModelLifecycle
+from halimede.runtime.prepare import LoadOptions
+from halimede.runtime.repository import ModelRepository
+from halimede.runtime.sampler import make_sampler
+from halimede.runtime.services import ModelServices
+from halimede.settings import ModelControlMode
+
+ROUNDS = 5
+WARM_UP = 300
+
+CALLER = """import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        size, calls = requests[0].inputs()[0].as_numpy()[0]
+        data = np.zeros((1, size // 4), np.float32)
+        for _ in range(calls):
+            request = pb_utils.InferenceRequest(
+                model_name="target", requested_output_names=["OUT"], inputs=[pb_utils.Tensor("IN", data)]
+            )
+            answer = request.exec()
+            if answer.has_error():
+                raise RuntimeError(answer.error().message())
+            pb_utils.get_output_tensor_by_name(answer, "OUT").as_numpy()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros((1, 1), np.float32))])]
+"""
+
+
+def bls_us(size_bytes: int, calls: int, target: str = "python") -> list[float]:
+    """Microseconds of CPU per call with a tensor of this size, one after the other, all processes, by round.
+
+    `target` is the backend that answers with what it got.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        repository = Path(folder)
+        made = {
+            "caller": config("caller", "python", ("IN", "OUT"), "2", 1).replace("TYPE_FP32", "TYPE_INT32", 1),
+            "target": python_identity_config("target", "-1").replace('"python"', f'"{target}"'),
+        }
+        for name, text in made.items():
+            version = repository / name / "1"
+            version.mkdir(parents=True)
+            (version.parent / "config.pbtxt").write_text(text)
+        (repository / "caller" / "1" / "model.py").write_text(CALLER)
+        if target == "python":
+            (repository / "target" / "1" / "model.py").write_text(PYTHON_IDENTITY)
+        return uvloop.run(_rounds(repository, size_bytes, calls))
+
+
+def _cpu_ns() -> int:
+    """CPU time of the main threads of this process and of all below it, in nanoseconds; threads of models count too."""
+    processes, found = [os.getpid()], []
+    while processes:
+        pid = processes.pop()
+        found.append(pid)
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            processes += map(int, children.read_text().split())
+    return sum(
+        int(task.read_text().split()[0]) for pid in found for task in Path(f"/proc/{pid}/task").glob("*/schedstat")
+    )
+
+
+async def _rounds(repository: Path, size_bytes: int, calls: int) -> list[float]:
+    services = ModelServices(CustomMetrics())
+    core = CoreServer(
+        ModelLifecycle(
+            ModelRepository((repository,)), LoadOptions(Inventory(()), {}, autocomplete=True), 1, services=services
+        ),
+        make_sampler(1000, cpu=False, gpu=False),
+        server_id="bench",
+        control_mode=ModelControlMode.NONE,
+        strict_readiness=True,
+        counter_latencies=True,
+        dropped_log_lines=lambda: 0,
+        custom_metrics=services.metrics,
+    )
+    services.models = core
+    if failed := await core.start(None):
+        raise RuntimeError(f"{failed} did not load")
+
+    async def play(count: int) -> None:
+        answered: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
+        asked = Tensor("IN", DataType.INT32, (1, 2), np.array([size_bytes, count], np.int32).tobytes())
+        core.infer(InferenceRequest("caller", inputs=[asked]), answered.set_result)
+        if (error := (await answered).error) is not None:
+            raise error
+
+    await play(WARM_UP)
+    samples = []
+    for _ in range(ROUNDS):
+        before = _cpu_ns()
+        await play(calls)
+        samples.append((_cpu_ns() - before) / calls / 1000)
+    await core.close()
+    return samples

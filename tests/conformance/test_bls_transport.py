@@ -1,0 +1,239 @@
+"""Calls between models in circles, under load, and with processes that die on either side of them."""
+
+import random
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as grpcclient
+
+from support.background import in_background
+from support.calling import CALLS, COUNT_METHODS, PATIENT, add_script, each, run
+from support.calls import executing
+from support.processes import resident_bytes
+from support.served import Stage, add_python, infer, workers
+from support.server import Start, wait_until
+
+MIB = 1 << 20
+
+FORWARD = """
+n = value(requests[0])
+if n == 0: return [answer(requests[0])]
+response = ask("{}", row(n - 1)).exec()
+if response.has_error(): return [pb_utils.InferenceResponse(error=response.error())]
+return [pb_utils.InferenceResponse(response.output_tensors())]
+"""
+"""Asks the other model with one less, until nothing is left."""
+
+
+def put_up_circle(stage: Stage, count: int) -> None:
+    stage.put_up("ping", FORWARD.format("pong"), head=CALLS, count=count, max_batch_size=1)
+    stage.put_up("pong", FORWARD.format("ping"), head=CALLS, count=count, max_batch_size=1)
+
+
+def test_models_that_call_each_other_need_an_instance_for_each_turn(stage: Stage) -> None:
+    put_up_circle(stage, 2)
+    assert [infer(stage.server, "ping", n) for n in range(4)] == [(200, [0])] * 4
+    status, text = infer(stage.server, "ping", 4)
+    assert (status, "all its instances wait for the answer" in str(text)) == (503, True), text
+    assert infer(stage.server, "pong", 3) == (200, [0])
+
+
+def test_a_circle_that_many_clients_close_at_once_is_an_error_and_no_hang(stage: Stage) -> None:
+    """Each model has one instance, which waits for the other's: only some of the calls can be served."""
+    put_up_circle(stage, 1)
+    server = stage.server
+    with ThreadPoolExecutor(12) as clients:
+        asked = [clients.submit(infer, server, name, 1) for _ in range(60) for name in ("ping", "pong")]
+        outcomes = [each.result(60) for each in asked]
+    for status, told in outcomes:
+        assert (status, told) == (200, [0]) or (status == 503 and "all its instances wait" in str(told))
+    assert (200, [0]) in outcomes
+    assert executing(server, "ping") == executing(server, "pong") == 0
+
+
+SELF_ON_A_THREAD = """
+for request in requests:
+    threading.Thread(target=self.work, args=(request.get_response_sender(), request.inputs()[0].as_numpy())).start()
+"""
+SELF_ON_A_THREAD_METHODS = """
+def work(self, sender, array):
+    note("called")
+    *_, last = ask("circle", tensor(array)).exec(decoupled=True)
+    error = last.error()
+    sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+SELF_ON_A_LOOP = """
+for request in requests:
+    note("called")
+    async for response in await ask("circle", *request.inputs()).async_exec(decoupled=True):
+        last = response
+    sender = request.get_response_sender()
+    sender.send(pb_utils.InferenceResponse(error=last.error()), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("execute", "methods", "how"),
+    [(SELF_ON_A_THREAD, SELF_ON_A_THREAD_METHODS, "def"), (SELF_ON_A_LOOP, "", "async def")],
+    ids=["thread", "loop"],
+)
+def test_circles_of_decoupled_models_end_too(stage: Stage, execute: str, methods: str, how: str) -> None:
+    """Their batches are over before their code calls."""
+    stage.put_up("circle", execute, methods=methods, head=CALLS, how=how, decoupled=True, max_batch_size=0)
+    add_script(stage)
+    assert "at most 32 deep" in str(
+        run(stage.server, "return said(list(ask('circle', tensor(np.float32([1]))).exec(decoupled=True))[-1])")
+    )
+    # The script, and 31 calls within one another; the next is refused.
+    assert len(stage.notes("circle")) == 32
+    wait_until(lambda: executing(stage.server, "circle") == 0, "the end of all", stage.server)
+
+
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["exit", "kill"])
+def test_calls_of_a_process_that_dies_are_cancelled(stage: Stage, end: str) -> None:
+    server = stage.server
+    stage.put_up("patient", PATIENT, count=2)
+    sign = stage.repository.parent / "mortal.die"
+    sign.unlink(missing_ok=True)
+    mortal = f"""
+if value(requests[0]) == 0: return [answer(requests[0])]
+for _ in range(2): threading.Thread(target=lambda: ask("patient", row(1)).exec(), daemon=True).start()
+while not os.path.exists({str(sign)!r}): time.sleep(0.005)
+{end}
+"""
+    stage.put_up("mortal", mortal, head=CALLS)
+    asked = in_background(lambda: infer(server, "mortal", 1))
+    wait_until(lambda: stage.notes("patient") == ["begun"] * 2, "both calls", server)
+    sign.touch()
+    assert asked.result(30)[0] == 500
+    wait_until(lambda: stage.notes("patient")[2:] == ["cancelled"] * 2, "the called model to see it", server)
+    assert infer(server, "mortal", 0) == (200, [0])
+    wait_until(lambda: executing(server, "patient") == 0, "the end of the calls", server)
+
+
+def test_a_decoupled_model_that_dies_ends_its_answers_with_an_error(stage: Stage) -> None:
+    stage.put_up(
+        "count",
+        "for r in requests: threading.Thread(target=self.count, args=(r.get_response_sender(), 5, 0)).start()",
+        methods=COUNT_METHODS.replace("    sender.send(flags", "    os._exit(9)\n    sender.send(flags"),
+        decoupled=True,
+        max_batch_size=0,
+    )
+    add_script(stage)
+    *answers, last = run(
+        stage.server, "return [said(r) for r in ask('count', tensor(np.float32([1]))).exec(decoupled=True)]"
+    )  # type: ignore[misc]
+    assert answers == [[[n]] for n in range(5)]
+    assert "exit code 9" in str(last)
+
+
+def test_a_client_of_a_decoupled_model_that_leaves_cancels_the_calls_made_for_it(stage: Stage) -> None:
+    server = stage.server
+    stage.put_up("patient", PATIENT)
+    execute = """
+for request in requests:
+    response = await ask("patient", row(1)).async_exec()
+    note(said(response))
+    request.get_response_sender().send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    stage.put_up("caller", execute, head=CALLS, how="async def", decoupled=True, max_batch_size=0)
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        client.start_stream(lambda result, error: None)  # noqa: ARG005  it names them
+        given = grpcclient.InferInput("IN", [1], "FP32")
+        given.set_data_from_numpy(np.ones(1, np.float32))
+        client.async_stream_infer("caller", [given])
+        wait_until(lambda: stage.notes("patient") == ["begun"], "the call", server)
+        client.stop_stream(cancel_requests=True)
+    wait_until(lambda: stage.notes("patient") == ["begun", "cancelled"], "the called model to see it", server)
+    wait_until(lambda: stage.notes("caller"), "the caller to get its answer", server)
+
+
+def test_answers_that_a_caller_does_not_take_are_not_kept_without_bound(stage: Stage) -> None:
+    server = stage.server
+    stage.put_up(
+        "large",
+        "for r in requests: threading.Thread(target=self.count, args=(r.get_response_sender(), 100, 0)).start()",
+        methods=COUNT_METHODS.replace("np.array([number], np.float32)", "np.full(1 << 19, number, np.float32)").replace(
+            "        time.sleep(pause)", "        note(number)"
+        ),
+        decoupled=True,
+        max_batch_size=0,
+    )
+    add_script(stage)
+    before = resident_bytes(server)
+    code = """
+model.responses = ask("large", tensor(np.float32([1]))).exec(decoupled=True)
+return [next(model.responses).output_tensors()[0].as_numpy()[0].item() for _ in range(3)]
+"""
+    assert run(server, code) == [0, 1, 2]
+    wait_until(lambda: len(stage.notes("large")) >= 5, "what may be ahead", server)
+    time.sleep(0.3)  # for more, which would be too many
+    # Three of 2 MiB are taken, and 8 MiB may be on their way.
+    assert len(stage.notes("large")) <= 3 + 8
+    assert resident_bytes(server) - before < 100 * MIB
+    rest = "return [r.output_tensors()[0].as_numpy()[-1].item() for r in model.responses if r.output_tensors()]"
+    # The iterator keeps what it gave.
+    assert run(server, rest)[-2:] == [98, 99]  # type: ignore[index]
+
+
+def test_calls_outlive_the_deaths_of_both_sides_under_load(stage: Stage) -> None:
+    """Every request has an outcome, whoever dies in the middle of it, and nothing is left of any."""
+    server = stage.server
+    stage.put_up("double", each("2 * x"), count=2)
+    caller = """
+found = []
+for request in requests:
+    responses = [ask("double", *request.inputs()) for _ in range(3)]
+    answers = [response.exec() for response in responses]
+    errors = [answer.error() for answer in answers if answer.has_error()]
+    found.append(pb_utils.InferenceResponse(answers[0].output_tensors() if not errors else [], errors[0] if errors else None))
+return found
+"""
+    stage.put_up("caller", caller, head=CALLS, count=2)
+    stop_at = time.monotonic() + 4
+    outcomes: list[tuple[int, object]] = []
+
+    def client(number: int) -> None:
+        while time.monotonic() < stop_at:
+            outcomes.append(infer(server, "caller", number))
+
+    choose = random.Random(5)
+    clients = [in_background(lambda n=n: client(n)) for n in range(8)]
+    # Fewer than park a model: five in a minute.
+    for model in ("double", "caller", "double", "caller"):
+        with suppress(psutil.NoSuchProcess, IndexError):
+            choose.choice(workers(server, model)).kill()
+        time.sleep(0.8)
+    for each_client in clients:
+        each_client.result(30)
+    assert {status for status, _ in outcomes} <= {200, 500, 503}
+    good = [told for status, told in outcomes if status == 200]
+    assert all(told in ([2.0 * n] for n in range(8)) for told in good)
+    assert len(good) > 20
+    wait_until(lambda: infer(server, "caller", 3) == (200, [6]), "both models to be back", server)
+    wait_until(lambda: executing(server, "double") == executing(server, "caller") == 0, "the end of all", server)
+
+
+def test_what_is_in_the_midst_of_its_calls_is_answered_while_the_server_drains(start: Start, repository: Path) -> None:
+    add_python(repository, "double", each("2 * x"))
+    caller = """
+note("begun")
+for _ in range(20):
+    time.sleep(0.05)
+    response = ask("double", *requests[0].inputs()).exec()
+    if response.has_error(): return [pb_utils.InferenceResponse(error=response.error())]
+return [pb_utils.InferenceResponse(response.output_tensors())]
+"""
+    add_python(repository, "caller", caller, head=CALLS)
+    server = start("--model-repository", repository)
+    asked = in_background(lambda: infer(server, "caller", 4))
+    wait_until((repository.parent / "caller.notes").exists, "the request", server)
+    server.process.send_signal(signal.SIGTERM)
+    assert asked.result(30) == (200, [8])
+    assert server.process.wait(30) == 0

@@ -1,0 +1,449 @@
+"""Ensembles of python, identity and ONNX models, as clients see them over HTTP, gRPC and streams."""
+
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
+
+from support.calls import canceled, executing, index, load, metric, unload
+from support.ensemble_models import Step, Tensors, add_ensemble, add_plus, chain
+from support.models import add_identity, add_scaled
+from support.open_loop import Phase, Stream, run_phases
+from support.served import add_python, body, infer, parameter, workers
+from support.server import RunningServer, Start, start_server, wait_until
+
+REPEAT = """
+for request in requests:
+    sender = request.get_response_sender()
+    array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+    for number in range(int(array.flat[0])):
+        if sender.is_cancelled():
+            break
+        values = np.full_like(array, number)
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values)]))
+    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def write_models(models: Path) -> None:
+    add_plus(models, "plus")
+    add_identity(models, "ident", dims="4")
+    add_scaled(models, "scaled", 3)
+    add_python(models, "repeat", REPEAT, dims="4", decoupled=True)
+    add_identity(models, "slow", dims="4", extra=parameter("execute_delay_ms", "300"))
+    add_identity(
+        models,
+        "narrow",
+        dims="4",
+        extra=parameter("execute_delay_ms", "30")
+        + "instance_group { count: 1 } dynamic_batching { default_queue_policy { max_queue_size: 1 } }",
+    )
+    add_identity(models, "named", dims="4", max_batch_size=4)
+    config = models / "named" / "config.pbtxt"
+    config.write_text(config.read_text().replace('name: "OUT"', 'name: "OUT" label_filename: "labels.txt"'))
+    (models / "named" / "labels.txt").write_text("zero\none\ntwo\nthree\n")
+
+    add_ensemble(models, "pipe", chain("plus", "ident", "scaled"))
+    add_ensemble(models, "nested", chain("pipe", "plus"))
+    branches = [
+        Step("plus", {"IN": "IN"}, {"OUT": "left"}),
+        Step("scaled", {"IN": "IN"}, {"OUT": "right"}),
+        Step("plus", {"IN": "left"}, {"OUT": "PLUS_TWO"}),
+        Step("ident", {"IN": "right"}, {"OUT": "TIMES_THREE"}),
+    ]
+    add_ensemble(models, "branches", branches, outputs=Tensors(["PLUS_TWO", "TIMES_THREE"]))
+    add_ensemble(models, "stream", chain("repeat", "plus"))
+    add_ensemble(models, "streams", chain("plus", "stream"))
+    add_ensemble(models, "flat", chain("plus", "scaled"), max_batch_size=0)
+    add_ensemble(models, "labelled", chain("plus", "named"))
+    add_ensemble(models, "waiting", chain("ident", "slow"))
+    add_ensemble(models, "tight", chain("ident", "narrow"))
+    add_ensemble(models, "capped", chain("ident", "slow"), max_inflight_requests=1)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ensembles") / "models"
+    path.mkdir()
+    write_models(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    arguments = ["--model-repository", models, "--model-control-mode=explicit", "--load-model=*"]
+    running = start_server(tmp_path_factory.mktemp("log"), arguments)
+    yield running
+    for name in ("pipe", "nested", "branches", "stream", "streams", "flat", "labelled", "waiting", "tight", "capped"):
+        wait_until(lambda name=name: executing(running, name) == 0, f"nothing in flight in '{name}'", running)
+    assert running.stop() == 0, running.log
+
+
+def row(value: float = 1.0, rows: int = 1, *, batch: bool = True, client: Any = triton) -> list[Any]:
+    array = np.full((rows, 4) if batch else (4,), value, np.float32)
+    made = client.InferInput("IN", list(array.shape), "FP32")
+    made.set_data_from_numpy(array)
+    return [made]
+
+
+def counted(server: RunningServer, *names: str) -> list[int]:
+    return [int(metric(server, "nv_inference_request_success", name)) for name in names]
+
+
+def reason(name: str) -> str:
+    return f'reason="{name}",'
+
+
+def failures(server: RunningServer, model: str, why: str) -> float:
+    return metric(server, "nv_inference_request_failure", model, reason(why))
+
+
+class Answers:
+    """A gRPC stream, whose answers are taken one by one."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self.client = triton.InferenceServerClient(server.grpc_url)
+        self.queue: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self.client.start_stream(lambda result, error: self.queue.put((result, error)))
+
+    def __enter__(self) -> "Answers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.stop_stream(cancel_requests=True)
+        self.client.close()
+
+    def next(self) -> Any:
+        result, error = self.queue.get(timeout=20)
+        assert error is None, error
+        return result
+
+    def values_to_the_end(self) -> list[float]:
+        values = []
+        while True:
+            result = self.next()
+            if result.as_numpy("OUT") is not None:
+                values.append(float(result.as_numpy("OUT").flat[0]))
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                return values
+
+
+def test_three_steps_give_one_answer_over_every_protocol(server: RunningServer) -> None:
+    with triton_http.InferenceServerClient(server.http_url) as http:
+        over_http = http.infer("pipe", row(rows=3, client=triton_http), request_id="mine")
+        assert over_http.as_numpy("OUT").tolist() == [[6.0] * 4] * 3
+        document = over_http.get_response()
+        assert (document["model_name"], document["model_version"], document["id"]) == ("pipe", "1", "mine")
+        assert document["parameters"]["sequence_end"] is False
+    with triton.InferenceServerClient(server.grpc_url) as grpc:
+        over_grpc = grpc.infer("pipe", row(rows=3), request_id="mine")
+        assert over_grpc.as_numpy("OUT").tolist() == [[6.0] * 4] * 3
+        assert (over_grpc.get_response().model_name, over_grpc.get_response().id) == ("pipe", "mine")
+        metadata = grpc.get_model_metadata("pipe")
+        assert (metadata.platform, [each.name for each in metadata.inputs]) == ("ensemble", ["IN"])
+    with Answers(server) as stream:
+        for value in range(20):
+            stream.client.async_stream_infer("pipe", row(value), request_id=f"{value}")
+        found = {(each := stream.next()).get_response().id: each.as_numpy("OUT").flat[0] for _ in range(20)}
+        assert found == {f"{value}": (value + 1) * 3 for value in range(20)}
+
+
+def test_branches_run_side_by_side_and_only_for_the_outputs_that_are_asked_for(server: RunningServer) -> None:
+    with triton_http.InferenceServerClient(server.http_url) as client:
+        result = client.infer("branches", row(5, client=triton_http))
+        assert (result.as_numpy("PLUS_TWO").flat[0], result.as_numpy("TIMES_THREE").flat[0]) == (7, 15)
+        before = counted(server, "plus", "scaled", "ident")
+        wanted = [triton_http.InferRequestedOutput("TIMES_THREE")]
+        result = client.infer("branches", row(5, client=triton_http), outputs=wanted)
+        assert (result.as_numpy("PLUS_TWO"), result.as_numpy("TIMES_THREE").flat[0]) == (None, 15)
+        after = counted(server, "plus", "scaled", "ident")
+        assert [now - was for was, now in zip(before, after, strict=True)] == [0, 1, 1]
+
+
+def test_an_ensemble_is_a_step_like_any_model(server: RunningServer) -> None:
+    assert infer(server, "nested", 1, 1, 1, 1) == (200, [7.0] * 4)
+
+
+def test_a_decoupled_step_makes_the_ensemble_decoupled(server: RunningServer) -> None:
+    config = server.get("/v2/models/streams/config").json
+    assert config["model_transaction_policy"] == {"decoupled": True}
+    assert server.get("/v2/models/pipe/config").json["model_transaction_policy"] == {"decoupled": False}
+    assert infer(server, "stream", 1, 1, 1, 1) == (
+        501,
+        "HTTP end point doesn't support models with decoupled transaction policy",
+    )
+    with Answers(server) as stream:
+        for count in (3, 0):
+            stream.client.async_stream_infer("stream", row(count), enable_empty_final_response=True)
+            assert stream.values_to_the_end() == [number + 1 for number in range(count)]
+        # More answers than may be on their way, through an ensemble of ensembles.
+        stream.client.async_stream_infer("streams", row(299), enable_empty_final_response=True)
+        assert stream.values_to_the_end() == [number + 1 for number in range(300)]
+
+
+def test_a_client_that_leaves_ends_a_stream_of_answers(server: RunningServer) -> None:
+    with Answers(server) as stream:
+        stream.client.async_stream_infer("stream", row(1_000_000))
+        stream.next()
+    wait_until(lambda: executing(server, "stream") == executing(server, "repeat") == 0, "both to end", server)
+    assert canceled(server, "stream") >= 1
+
+
+def test_a_client_that_leaves_ends_the_step_under_way(server: RunningServer) -> None:
+    before = canceled(server, "waiting")
+    request = b"POST /v2/models/waiting/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s"
+    content = b'{"inputs":[{"name":"IN","shape":[1,4],"datatype":"FP32","data":[1,1,1,1]}]}'
+    with socket.create_connection(("127.0.0.1", server.http_port)) as client:
+        client.sendall(request % (len(content), content))
+        wait_until(lambda: executing(server, "slow") == 1, "the second step to run", server)
+    wait_until(lambda: executing(server, "waiting") == 0, "the end of the request", server)
+    assert canceled(server, "waiting") == before + 1
+
+
+def test_a_batch_dimension_comes_and_goes(server: RunningServer) -> None:
+    with triton_http.InferenceServerClient(server.http_url) as client:
+        assert client.infer("flat", row(1, batch=False, client=triton_http)).as_numpy("OUT").tolist() == [6.0] * 4
+
+
+def test_classes_have_the_labels_of_the_model_that_made_them(server: RunningServer) -> None:
+    with triton_http.InferenceServerClient(server.http_url) as client:
+        inputs = [triton_http.InferInput("IN", [1, 4], "FP32")]
+        inputs[0].set_data_from_numpy(np.array([[1, 9, 5, 3]], np.float32))
+        outputs = [triton_http.InferRequestedOutput("OUT", class_count=2)]
+        classes = client.infer("labelled", inputs, outputs=outputs).as_numpy("OUT")
+        assert classes.tolist() == [[b"10.000000:1:one", b"6.000000:2:two"]]
+
+
+def test_a_step_that_fails_is_the_answer_and_counts_once_at_each(server: RunningServer) -> None:
+    before = [failures(server, "pipe", "OTHER"), counted(server, "scaled")]
+    assert infer(server, "pipe", -1, 0, 0, 0) == (500, "in ensemble 'pipe', negative")
+    assert infer(server, "nested", -1, 0, 0, 0) == (500, "in ensemble 'nested', in ensemble 'pipe', negative")
+    # The steps behind it were not run.
+    assert [failures(server, "pipe", "OTHER"), counted(server, "scaled")] == [before[0] + 2, before[1]]
+
+
+def test_fifty_requests_for_a_step_with_a_queue_of_one_are_all_answered(server: RunningServer) -> None:
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(lambda _: infer(server, "tight", 1, 1, 1, 1), range(50)))
+    said = {answer for status, answer in answers if status == 503}
+    assert said == {"in ensemble 'tight', [request id: <id_unknown>] Exceeds maximum queue size"}
+    assert {status for status, _ in answers} == {200, 503}
+    assert [metric(server, "halimede_executing_requests", name) for name in ("tight", "narrow")] == [0, 0]
+    assert metric(server, "nv_inference_pending_request_count", "tight") == 0
+
+
+def test_a_cap_on_calls_of_a_step_delays_and_refuses_nobody(server: RunningServer) -> None:
+    begun = time.monotonic()
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: infer(server, "capped", 1, 1, 1, 1), range(3)))
+    assert [status for status, _ in answers] == [200] * 3
+    assert time.monotonic() - begun > 0.8  # one after the other, 300 ms each
+    assert metric(server, "nv_inference_queue_duration_us", "capped") > 500_000
+
+
+def test_the_time_to_live_in_a_queue_holds_before_the_cap_too(server: RunningServer) -> None:
+    request = {**body(1, 1, 1, 1), "parameters": {"timeout": 50_000}}
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(infer, server, "capped", 1, 1, 1, 1)
+        wait_until(lambda: executing(server, "slow") == 1, "the first one's second step", server)
+        answer = pool.submit(server.post, "/v2/models/capped/infer", request).result()
+        assert (answer.status, answer.error) == (
+            503,
+            "in ensemble 'capped', [request id: <id_unknown>] Request timeout expired",
+        )
+        assert first.result()[0] == 200
+
+
+def test_statistics_count_requests_of_the_ensemble_and_leave_the_computing_to_its_steps(server: RunningServer) -> None:
+    def figures(name: str) -> Any:
+        return server.get(f"/v2/models/{name}/stats").json["model_stats"][0]
+
+    before, steps = figures("flat"), figures("plus")
+    with triton_http.InferenceServerClient(server.http_url) as client:
+        for _ in range(3):
+            client.infer("flat", row(1, batch=False, client=triton_http))
+    after = figures("flat")
+    for name in ("inference_count", "execution_count"):
+        assert after[name] - before[name] == 3
+    success = after["inference_stats"]["success"]
+    assert success["count"] - before["inference_stats"]["success"]["count"] == 3
+    assert success["ns"] > before["inference_stats"]["success"]["ns"]
+    assert after["inference_stats"]["queue"]["count"] == success["count"]
+    assert after["inference_stats"]["compute_infer"] == {"count": success["count"], "ns": 0}
+    assert figures("plus")["inference_count"] - steps["inference_count"] == 3
+    assert after["last_inference"] >= before["last_inference"] > 0 or before["last_inference"] == 0
+
+
+def test_a_step_that_is_unloaded_while_requests_flow_costs_each_at_most_one_clear_error(
+    models: Path, server: RunningServer
+) -> None:
+    add_identity(models, "loose", dims="4", max_batch_size=4)
+    add_ensemble(models, "flowing", chain("plus", "loose", "plus"))
+    assert load(server, "flowing") == (200, "")
+    ends = threading.Event()
+    answers: list[tuple[int, object]] = []
+
+    def flow() -> None:
+        while not ends.is_set():
+            answers.append(infer(server, "flowing", 1, 1, 1, 1))
+
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(8):
+            pool.submit(flow)
+        try:
+            for _ in range(3):
+                there = len(answers)
+                wait_until(lambda there=there: len(answers) > there + 30, "some answers", server)
+                assert unload(server, "loose") == 200
+                assert load(server, "loose") == (200, "")
+        finally:
+            ends.set()
+    gone = "Request for unknown model: 'flowing' has no available versions"
+    assert {(status, answer if status != 200 else 3.0) for status, answer in answers if status != 404} == {(200, 3.0)}
+    assert {answer for status, answer in answers if status == 404} <= {gone}
+    assert infer(server, "flowing", 1, 1, 1, 1) == (200, [3.0] * 4)
+    assert executing(server, "flowing") == 0
+    assert (
+        server.post("/v2/repository/models/flowing/unload", {"parameters": {"unload_dependents": True}}).status == 200
+    )
+    # Both were loaded by name, and not for the ensemble's sake.
+    assert [index(server)[name, "1"] for name in ("loose", "plus")] == [("READY", "")] * 2
+    unload(server, "loose")
+
+
+def test_an_ensemble_goes_and_comes_with_a_step_and_the_server_stays_ready(models: Path, server: RunningServer) -> None:
+    add_identity(models, "member", dims="4", max_batch_size=4)
+    add_ensemble(models, "club", chain("member"))
+    assert load(server, "club") == (200, "")
+    assert unload(server, "member") == 200
+    wait_until(lambda: index(server)["club", "1"] == ("UNAVAILABLE", "unloaded"), "the ensemble to be gone", server)
+    assert infer(server, "club", 1, 1, 1, 1) == (404, "Request for unknown model: 'club' has no available versions")
+    assert server.get("/v2/models/club/ready").status == 400
+    assert server.get("/v2/health/ready").status == 200
+    assert load(server, "club") == (200, "")
+    assert index(server)["member", "1"] == ("READY", "")
+    assert infer(server, "club", 1, 1, 1, 1) == (200, [1.0] * 4)
+    unload(server, "club")
+    unload(server, "member")
+
+
+WRONG = {
+    "lost": ([Step("nowhere", {"IN": "IN"}, {"OUT": "OUT"})], "contains models that are not available or ambiguous"),
+    "twice": (
+        [Step("plus", {"IN": "IN"}, {"OUT": "OUT"}), Step("ident", {"IN": "IN"}, {"OUT": "OUT"})],
+        "OUT",
+    ),
+    "circle": (
+        [Step("plus", {"IN": "back"}, {"OUT": "OUT"}), Step("plus", {"IN": "OUT"}, {"OUT": "back"})],
+        "circular dependency",
+    ),
+    "unused": ([Step("plus", {"IN": "other"}, {"OUT": "OUT"})], "is not used"),
+    "loop": ([Step("loop", {"IN": "IN"}, {"OUT": "OUT"})], "circular dependency between ensembles: loop -> loop"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_graph_is_refused_with_what_is_wrong(models: Path, server: RunningServer, name: str) -> None:
+    steps, text = WRONG[name]
+    add_ensemble(models, name, steps)
+    status, error = load(server, name)
+    assert status in (400, 500)
+    assert text in error
+
+
+def test_a_batch_size_beyond_that_of_a_step_is_refused(models: Path, server: RunningServer) -> None:
+    add_ensemble(models, "wide", chain("plus", "scaled"), max_batch_size=100)
+    status, error = load(server, "wide")
+    assert status == 400
+    assert error.startswith("load failed for model 'wide': ")
+    for member, size in (("plus", 8), ("scaled", 4)):
+        assert (
+            f"ensemble wide allows maximum batch size 100, but it contains model {member} which only allows maximum batch "
+            f"size to be {size}"
+        ) in error
+
+
+def test_an_unknown_output_is_refused_by_the_ensemble(server: RunningServer) -> None:
+    with (
+        triton.InferenceServerClient(server.grpc_url) as client,
+        pytest.raises(InferenceServerException, match="unexpected inference output 'NOPE' for model 'pipe'"),
+    ):
+        client.infer("pipe", row(), outputs=[triton.InferRequestedOutput("NOPE")])
+
+
+def test_a_stop_answers_what_was_accepted_with_all_its_steps(repository: Path, start: Start) -> None:
+    add_identity(repository, "slow", dims="4", extra=parameter("execute_delay_ms", "400"))
+    add_plus(repository, "plus")
+    add_ensemble(repository, "e", chain("slow", "plus", "plus"))
+    add_ensemble(repository, "outer", chain("e", "plus"))
+    server = start("--model-repository", repository)
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(infer, server, name, 1, 1, 1, 1) for name in ("e", "outer") * 2]
+        wait_until(lambda: executing(server, "e") == 4, "all to be accepted", server)
+        server.process.send_signal(signal.SIGTERM)
+        assert sorted(answer.result()[1][0] for answer in answers) == [3.0, 3.0, 4.0, 4.0]  # type: ignore[index]
+    assert server.process.wait(20) == 0
+
+
+def dying_steps(repository: Path, start: Start, seconds: float, every_s: float, growth_mib: float) -> None:
+    """64 callers of an ensemble of 8 steps, of which one loses its process every few seconds."""
+    names = [f"step{number}" for number in range(8)]
+    for name in names:
+        add_plus(repository, name)
+    add_ensemble(repository, "e", chain(*names))
+    server = start("--model-repository", repository)
+    with ThreadPoolExecutor(1) as pool:
+
+        def run(length: float) -> Any:
+            stream = Stream("e", server.http_port, "/v2/models/e/infer", content, callers=64)
+            return pool.submit(run_phases, [Phase(length, (stream,))])
+
+        content = '{"inputs":[{"name":"IN","shape":[1,4],"datatype":"FP32","data":[1,1,1,1]}]}'
+        run(2).result()
+        process = psutil.Process(server.process.pid)
+        before = process.memory_info().rss
+        under_way = run(seconds)
+        begun = time.monotonic()
+        for name in (names * 100)[: int(seconds / every_s)]:
+            while not (alive := workers(server, name)):
+                time.sleep(0.01)
+            os.kill(alive[0].pid, signal.SIGKILL)
+            time.sleep(every_s)
+            assert time.monotonic() < begun + 3 * seconds + 30
+        (phase,) = under_way.result()
+    outcome = phase["e"]
+    assert set(outcome.latencies_ms) <= {"200", "500", "503"}, set(outcome.latencies_ms)
+    assert sum(len(each) for each in outcome.latencies_ms.values()) == outcome.sent
+    assert outcome.count(200) > outcome.count(500) + outcome.count(503)
+    assert "in ensemble 'e', " in outcome.bodies.get("500", "in ensemble 'e', ")
+    wait_until(lambda: executing(server, "e") == 0, "nothing in flight", server)
+    for name in names:
+        wait_until(lambda name=name: executing(server, name) == 0, f"nothing in flight in {name}", server)
+    assert (process.memory_info().rss - before) / 2**20 < growth_mib
+    # The client counts what was answered in time; the warm-up and what was still under way come on top.
+    assert metric(server, "nv_inference_request_success", "e") >= outcome.count(200)
+    wait_until(lambda: infer(server, "e", 1, 1, 1, 1)[0] == 200, "all steps to be back", server)
+    assert server.stop() == 0
+
+
+def test_steps_that_die_leave_no_request_unanswered(repository: Path, start: Start) -> None:
+    dying_steps(repository, start, seconds=3, every_s=1, growth_mib=40)
+
+
+@pytest.mark.load
+@pytest.mark.timeout(300)
+def test_steps_that_die_for_a_minute_leave_no_request_unanswered(repository: Path, start: Start) -> None:
+    dying_steps(repository, start, seconds=60, every_s=5, growth_mib=40)

@@ -1,0 +1,482 @@
+"""Requests that a model makes to other models: what is asked, and what the model gets for it."""
+
+import asyncio
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from halimede.backends.python.utils import module
+from halimede.backends.python.utils.calls import ResponseIterator
+from halimede.backends.python.utils.errors import TritonError, TritonModelException
+from halimede.backends.python.utils.request import (
+    InferenceRequest,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
+    get_input_tensor_by_name,
+)
+from halimede.backends.python.utils.response import InferenceResponse, reply_of
+from halimede.backends.python.utils.session import Session
+from halimede.backends.python.utils.tensor import Tensor
+from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.types import InferenceRequest as Asked
+from halimede.core.types import InferenceResponse as Answered
+from halimede.core.types import Tensor as CoreTensor
+from support.python_models import FakeCall, FakeHost, asked, body, fp32, runner_of, values
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    host = FakeHost(infers=lambda request: [answer(request.inputs[0])])
+    session = Session(host, "/models/m/1", False, ("OUT",))
+    session.serves = True
+    module.install(session)
+    return host
+
+
+def answer(*outputs: CoreTensor, final: bool = True, **fields) -> Answered:
+    return Answered("other", "3", outputs=list(outputs), final=final, **fields)
+
+
+def failed(code: ErrorCode, text: str, version: str = "3") -> Answered:
+    return Answered("other", version, error=InferenceError(code, text))
+
+
+def several(count: int):
+    """A decoupled model: answers [0], [1] ..., and an empty one at the end."""
+    for number in range(count):
+        yield answer(fp32("OUT", [number]), final=False)
+    yield answer()
+
+
+def request(**changes) -> InferenceRequest:
+    ones = Tensor("IN", np.ones(2, np.float32))
+    return InferenceRequest(**{"model_name": "other", "inputs": [ones], "requested_output_names": ["OUT"]} | changes)
+
+
+def said(response: InferenceResponse) -> list | str:
+    error = response.error()
+    if error is not None:
+        return f"{error.code().name}: {error.message()}"
+    return [tensor.as_numpy().tolist() for tensor in response.output_tensors()]
+
+
+def test_all_that_a_request_says_is_asked(host):
+    whole = request(
+        request_id="r1",
+        correlation_id="c",
+        requested_output_names=["B", b"A", "B"],
+        model_version=4,
+        flags=3,
+        timeout=1500,
+        preferred_memory=PreferredMemory(MemoryType.TRITONSERVER_MEMORY_GPU, 1),
+        trace=InferenceTrace(),
+        parameters={"a": 1, "b": "x", "c": True},
+    )
+    whole.exec()
+    request(correlation_id=5, flags=1).exec()
+    request(requested_output_names=[], flags=2).exec()
+    inputs = [whole.inputs()[0]._core]
+    for core in host.inferred:
+        assert core.inputs == inputs
+        core.inputs = []
+    assert list(host.inferred) == [
+        Asked(
+            "other",
+            "4",
+            "r1",
+            outputs=("B", "A"),
+            parameters={"a": 1, "b": "x", "c": True},
+            timeout_us=1500,
+            sequence_id="c",
+            sequence_start=True,
+            sequence_end=True,
+        ),
+        Asked("other", outputs=("OUT",), sequence_id=5, sequence_start=True),
+        Asked("other", sequence_end=True),
+    ]
+
+
+def test_a_request_tells_what_it_is_made_of(host):
+    tensor = Tensor("IN", np.zeros(1))
+    whole = request(inputs=(tensor,), correlation_id="s", flags=1, timeout=np.int64(7), parameters={"a": 1})
+    assert get_input_tensor_by_name(whole, "IN") is tensor
+    assert get_input_tensor_by_name(whole, "X") is None
+    assert (whole.correlation_id(), whole.flags(), whole.timeout()) == ("s", 1, 7)
+    assert (whole.parameters(), whole.requested_output_names(), whole.is_cancelled()) == ('{"a":1}', {"OUT"}, False)
+
+
+def test_flags_that_are_set_later_are_asked(host):
+    later = request()
+    later.set_flags(1)
+    later.exec()
+    assert host.inferred[0].sequence_start
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"inputs": None}, TypeError, "'inputs' must be a list of Tensor"),
+        ({"inputs": [np.ones(1)]}, TypeError, r"'inputs\[0\]' must be Tensor, not ndarray"),
+        ({"inputs": [None], "request_id": "r"}, TritonModelException, "Input tensor for request with id 'r' and model name 'other' should not be empty."),
+        ({"requested_output_names": None}, TypeError, "'requested_output_names' must be a list of str"),
+        ({"requested_output_names": "OUT"}, TypeError, "'requested_output_names' must be a list of str"),
+        ({"requested_output_names": [1]}, TypeError, r"'requested_output_names\[0\]' must be str, not int"),
+        ({"model_name": None}, TypeError, "'model_name' must be str, not NoneType"),
+        ({"model_version": "1"}, TypeError, "'model_version' must be int, not str"),
+        ({"request_id": 1}, TypeError, "'request_id' must be str, not int"),
+        ({"correlation_id": 1.5}, TritonModelException, "Correlation ID must be integer or string"),
+        ({"correlation_id": -1}, TypeError, "'correlation_id' must be from 0"),
+        ({"flags": -1}, TypeError, "'flags' must be from 0"),
+        ({"timeout": -1}, TypeError, "'timeout' must be from 0"),
+        ({"timeout": 1.5}, TypeError, "'timeout' must be int"),
+        ({"preferred_memory": 0}, TypeError, "'preferred_memory' must be PreferredMemory"),
+        ({"trace": 1}, TypeError, "'trace' must be InferenceTrace"),
+        ({"nonsense": 1}, TypeError, "unexpected keyword argument 'nonsense'"),
+        ({"parameters": {"a": [1]}}, TritonModelException, "Expect parameters values to have type bool/int/float/str, found type <class 'list'>"),
+        ({"parameters": {1: 1}}, TritonModelException, "Expect parameters keys to have type str, found type <class 'int'>"),
+    ],
+)  # fmt: skip
+def test_what_a_request_cannot_say_is_refused_as_it_is_made(host, changes, error, text):
+    with pytest.raises(error, match=text):
+        request(**changes)
+
+
+@pytest.mark.parametrize("how", ["exec", "async_exec"])
+def test_decoupled_is_a_truth(host, how):
+    async def ask(decoupled):
+        return getattr(request(), how)(decoupled)
+
+    with pytest.raises(TypeError, match=r"'decoupled' must be bool, not str"):
+        asyncio.run(ask("no"))
+
+
+def test_a_response_has_views_of_what_came_and_its_parameters(host):
+    memory = bytearray(np.array([2, 3], np.float32).tobytes())
+    out = CoreTensor("OUT", DataType.FP32, (2,), memoryview(memory))
+    host.infers = lambda _: [answer(out, parameters={"a": 1})]
+    response = request().exec()
+    [tensor] = response.output_tensors()
+    tensor.as_numpy()[0] = 9
+    assert (response.has_error(), response.error(), response.parameters()) == (False, None, '{"a":1}')
+    assert np.frombuffer(memory, np.float32).tolist() == [9, 3]
+    assert tensor._core.data is out.data
+
+
+def test_an_output_goes_on_as_it_is(host):
+    out = CoreTensor("OUT", DataType.BF16, (2,), memoryview(b"\0\1\2\3"))
+    host.infers = lambda _: [answer(out)]
+    [tensor] = request().exec().output_tensors()
+    request(inputs=[tensor]).exec()
+    assert host.inferred[1].inputs[0].data is out.data
+    assert reply_of(InferenceResponse([tensor]), ("OUT",)).outputs[0].data is out.data
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        # What the model that ran says is told as it is.
+        (failed(ErrorCode.NOT_FOUND, "no such row"), "NOT_FOUND: no such row"),
+        (failed(ErrorCode.UNAVAILABLE, "model 'other' is not ready: dead"), "UNAVAILABLE: model 'other' is not ready: dead"),
+        (
+            failed(ErrorCode.NOT_FOUND, "it is unknown", ""),
+            "NOT_FOUND: Model other - Error when running inference: Failed for execute the inference request."
+            " Model 'other' is not ready. it is unknown",
+        ),
+        (
+            failed(ErrorCode.INVALID_ARG, "unexpected inference output 'X'", ""),
+            "INVALID_ARG: Model other - Error when running inference: unexpected inference output 'X'",
+        ),
+        (
+            answer(fp32("OUT", [1]), final=False),
+            "INTERNAL: Model other - Error when running inference: Model other is using the decoupled. The current BLS"
+            " request call doesn't support models using the decoupled transaction policy. Please use 'decoupled=True'"
+            " argument to the 'exec' or 'async_exec' calls for decoupled models.'",
+        ),
+    ],
+)  # fmt: skip
+def test_what_goes_wrong_is_the_responses_error(host, given, text):
+    host.infers = lambda _: [given]
+    response = request().exec()
+    assert response.has_error()
+    assert response.output_tensors() == []
+    assert said(response) == text
+
+    async def ask():
+        return await request().async_exec()
+
+    assert said(asyncio.run(ask())) == text
+    host.infers = lambda _: [given]
+    if given.final:
+        assert [said(each) for each in request().exec(decoupled=True)] == [text]
+
+
+def test_what_cannot_be_sent_is_an_error_of_the_response_too(host):
+    def refuse(_):
+        raise InferenceError(ErrorCode.INVALID_ARG, "too many inputs")
+
+    host.infers = refuse
+    text = "INVALID_ARG: Model other - Error when running inference: too many inputs"
+
+    async def ask():
+        return said(await request().async_exec())
+
+    assert said(request().exec()) == text
+    assert [said(each) for each in request().exec(decoupled=True)] == [text]
+    assert asyncio.run(ask()) == text
+
+
+def test_a_call_that_turns_out_to_be_decoupled_is_cancelled(host):
+    calls = []
+    infer = host.infer
+    host.infers = lambda _: several(3)
+    host.infer = lambda core: calls.append(infer(core)) or calls[-1]
+    request().exec()
+    assert [call.cancelled for call in calls] == [True]
+
+
+def test_responses_are_iterated_as_they_come_and_again_from_the_beginning(host):
+    came = []
+
+    def model(_):
+        for each in several(2):
+            came.append(each)
+            yield each
+
+    host.infers = model
+    responses = request().exec(decoupled=True)
+    assert isinstance(responses, ResponseIterator)
+    assert came == []
+    assert said(next(responses)) == [[0.0]]
+    assert len(came) == 1
+    # Whoever asks before the end goes on where it is.
+    assert [said(each) for each in responses] == [[[1.0]], []]
+    for _ in range(2):
+        assert [said(each) for each in responses] == [[[0.0]], [[1.0]], []]
+    with pytest.raises(StopIteration, match=r"Iteration is done for the responses\."):
+        next(responses)
+
+
+def test_an_error_among_responses_does_not_end_them(host):
+    middle = failed(ErrorCode.NOT_FOUND, "mid")
+    middle.final = False
+    host.infers = lambda _: [answer(fp32("OUT", [1]), final=False), middle, answer(fp32("OUT", [2]))]
+    assert [said(each) for each in request().exec(decoupled=True)] == [[[1.0]], "NOT_FOUND: mid", [[2.0]]]
+
+
+def test_responses_can_be_awaited_one_by_one(host):
+    host.infers = lambda _: several(2)
+
+    async def ask():
+        responses = await request().async_exec(decoupled=True)
+        first = [said(each) async for each in responses]
+        return first, [said(each) async for each in responses], [said(each) for each in responses]
+
+    assert asyncio.run(ask()) == ([[[0.0]], [[1.0]], []],) * 3
+
+
+def test_threads_that_share_an_iterator_get_each_response_once(host):
+    host.infers = lambda _: several(100)
+    responses = request().exec(decoupled=True)
+    got = []
+
+    def take():
+        got.extend(map(str, map(said, responses)))
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Who finds the end of the responses and asks once more begins anew: that is another iteration.
+    assert {f"[[{number}.0]]" for number in range(100)} <= set(got)
+    assert len(got) % 101 == 0
+
+
+def kept_calls(host: FakeHost) -> list[FakeCall]:
+    calls: list[FakeCall] = []
+    infer = host.infer
+    host.infer = lambda core: calls.append(infer(core)) or calls[-1]
+    return calls
+
+
+def test_a_cancelled_iterator_still_gives_what_comes_and_its_end(host):
+    host.infers = lambda _: several(2)
+    calls = kept_calls(host)
+    responses = request().exec(decoupled=True)
+    next(responses)
+    assert responses.cancel() is None
+    assert calls[0].cancelled
+    assert [said(each) for each in responses] == [[[1.0]], []]
+    responses.cancel()
+
+
+def test_an_iterator_that_is_dropped_lets_go_of_its_call(host):
+    host.infers = lambda _: several(2)
+    calls = kept_calls(host)
+    responses = request().exec(decoupled=True)
+    next(responses)
+    watched = weakref.ref(calls.pop())
+    del responses
+    gc.collect()
+    assert watched() is None
+
+
+def test_a_finished_iterator_lets_go_of_its_call(host):
+    host.infers = lambda _: several(2)
+    calls = kept_calls(host)
+    responses = request().exec(decoupled=True)
+    list(responses)
+    watched = weakref.ref(calls.pop())
+    gc.collect()
+    assert watched() is None
+
+
+class Slow(FakeCall):
+    """Answers when it is told to, without holding up the loop."""
+
+    def __init__(self, core: Asked, gate: asyncio.Event) -> None:
+        super().__init__(core, [answer(fp32("OUT", [1]))])
+        self.gate = gate
+
+    async def receive_async(self):
+        await self.gate.wait()
+        return self.receive()
+
+
+def test_futures_are_on_their_way_before_they_are_awaited_and_wait_together(host):
+    async def ask():
+        gate = asyncio.Event()
+        host.infer = lambda core: host.inferred.append(core) or Slow(core, gate)
+        futures = [request(request_id=str(number)).async_exec() for number in range(3)]
+        assert [core.id for core in host.inferred] == ["0", "1", "2"]
+        assert all(isinstance(future, asyncio.Future) for future in futures)
+        asyncio.get_running_loop().call_later(0, gate.set)
+        return [said(response) for response in await asyncio.gather(*futures)]
+
+    assert asyncio.run(ask()) == [[[1.0]]] * 3
+
+
+@pytest.mark.parametrize("first_steps", [0, 1])
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_cancelled_future_cancels_its_call(host, first_steps, decoupled):
+    async def ask():
+        calls = []
+        host.infer = lambda core: calls.append(Slow(core, asyncio.Event())) or calls[-1]
+        future = request().async_exec(decoupled=decoupled)
+        for _ in range(first_steps):
+            await asyncio.sleep(0)
+        assert future.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await future
+        return calls[0].cancelled
+
+    assert asyncio.run(ask())
+
+
+def test_a_future_that_nobody_keeps_goes_on(host):
+    async def ask():
+        gate, came = asyncio.Event(), asyncio.Event()
+
+        class Told(Slow):
+            async def receive_async(self):
+                received = await super().receive_async()
+                came.set()
+                return received
+
+        host.infer = lambda core: Told(core, gate)
+        request().async_exec()
+        gc.collect()
+        gate.set()
+        await asyncio.wait_for(came.wait(), 10)
+
+    asyncio.run(ask())
+
+
+def test_without_a_running_loop_there_is_no_future(host):
+    with pytest.raises(RuntimeError, match=r"^no running event loop$"):
+        request().async_exec()
+    assert not host.inferred
+
+
+ASK = """
+def ask():
+    one = pb.Tensor("IN", np.ones(1, np.float32))
+    return pb.InferenceRequest(model_name="other", inputs=[one], requested_output_names=["OUT"])
+def tell(what):
+    try:
+        pb.Logger.log_info(what())
+    except pb.TritonModelException as error:
+        pb.Logger.log_info(str(error))
+"""
+
+
+def test_only_while_a_model_serves_it_may_ask_others(tmp_path):
+    host = FakeHost(infers=lambda _: [answer(fp32("OUT", [1]))])
+    code = (
+        ASK
+        + body("tell(lambda: str(ask().exec().has_error()))\nreturn [pb.InferenceResponse([]) for r in requests]")
+        + """
+    def initialize(self, args):
+        tell(lambda: str(ask().exec()))
+        tell(lambda: str(ask().exec(decoupled=True)))
+    def finalize(self):
+        tell(lambda: str(ask().exec()))
+"""
+    )
+    runner = runner_of(tmp_path, code, host)
+    runner.execute([asked()])
+    runner.close()
+    refusal = "BLS is only supported during the 'execute' function."
+    assert [line for _, line in host.logs] == [refusal, refusal, "False", refusal]
+    assert len(host.inferred) == 1
+
+
+def test_a_model_may_ask_on_behalf_of_each_request_of_a_batch_and_pass_outputs_on(tmp_path):
+    host = FakeHost(infers=lambda core: [answer(CoreTensor("OUT", DataType.FP32, (1, 2), core.inputs[0].data))])
+    code = body(
+        """
+        told = []
+        for r in requests:
+            asked = pb.InferenceRequest(request_id=r.request_id(), model_name="other", inputs=r.inputs(),
+                                        requested_output_names=["OUT"], trace=r.trace())
+            told.append(pb.InferenceResponse(asked.exec().output_tensors()))
+        return told
+        """
+    )
+    replies = runner_of(tmp_path, code, host).execute([asked(5, id="a"), asked(7, id="b")])
+    assert [values(reply) for reply in replies] == [{"OUT": [[1.0, 5.0]]}, {"OUT": [[1.0, 7.0]]}]
+    assert [core.id for core in host.inferred] == ["a", "b"]
+    assert replies[0].outputs[0].data is host.inferred[0].inputs[0].data
+
+
+def test_the_error_of_a_response_may_be_the_models_own(tmp_path):
+    host = FakeHost(infers=lambda _: [failed(ErrorCode.UNAVAILABLE, "busy")])
+    code = body(
+        """
+        asked = pb.InferenceRequest(model_name="other", inputs=requests[0].inputs(), requested_output_names=[])
+        return [pb.InferenceResponse(error=asked.exec().error())]
+        """
+    )
+    assert runner_of(tmp_path, code, host).execute([asked()]) == [InferenceError(ErrorCode.UNAVAILABLE, "busy")]
+
+
+def test_a_request_that_came_can_be_asked_again_and_goes_to_the_model_itself(tmp_path):
+    host = FakeHost(infers=lambda core: [answer(core.inputs[0])])
+    code = body("requests[0].set_flags(2)\nrequests[0].exec()\nreturn [pb.InferenceResponse([])]")
+    hosted = asked(3, id="x", parameters={"a": 1}, sequence_id=4, sequence_start=True)
+    runner_of(tmp_path, code, host).execute([hosted])
+    [core] = host.inferred
+    assert core == Asked(
+        "m", id="x", inputs=hosted.request.inputs, parameters={"a": 1}, sequence_id=4, sequence_end=True
+    )
+
+
+def test_an_error_of_a_call_is_a_triton_error(host):
+    host.infers = lambda _: [failed(ErrorCode.CANCELLED, "gone")]
+    error = request().exec().error()
+    assert isinstance(error, TritonError)
+    assert (error.code(), error.message()) == (TritonError.CANCELLED, "gone")

@@ -1,0 +1,429 @@
+"""An ensemble's requests between clients that note their answers and a server that the test plays."""
+
+import asyncio
+import functools
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from halimede.core.config.check_request import Checked
+from halimede.core.config.model_config import (
+    EnsembleStep,
+    ModelConfig,
+    ModelEnsembling,
+    ModelInput,
+    ModelOutput,
+    ModelTransactionPolicy,
+)
+from halimede.core.ensemble.admission import MAX_WAITING
+from halimede.core.ensemble.graph import make_graph
+from halimede.core.observe.stats import ModelStats
+from halimede.core.schedule.waits import Waits
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
+from halimede.core.types.caller import Caller
+from halimede.core.types.statistics import FailureReason
+from halimede.runtime.clock import monotonic_ns
+from halimede.runtime.ensemble import MAX_REQUESTS, Ensemble
+from halimede.runtime.pump import STOPPING, LiveRequests
+from halimede.runtime.server import OnResponse
+
+BROKEN = InferenceError(ErrorCode.INTERNAL, "it broke")
+CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
+
+
+@dataclass
+class Call:
+    request: InferenceRequest
+    on_response: OnResponse
+    caller: Caller | None
+
+    def answer(self, error: InferenceError | None = None, *, final: bool = True) -> None:
+        outputs = [] if error is not None else [Tensor("OUT", DataType.FP32, (1,), b"\0" * 4)]
+        name = self.request.model_name
+        self.on_response(InferenceResponse(name, "1", self.request.id, outputs, error=error, final=final))
+
+    def end(self) -> None:
+        """The end of a decoupled model's answers."""
+        self.on_response(InferenceResponse(self.request.model_name, "1", self.request.id))
+
+
+@dataclass
+class PlayedServer:
+    """Keeps calls by ticket until the test answers them, or answers at once with what `at_once` says."""
+
+    calls: dict[int, Call] = field(default_factory=dict)
+    cancelled: list[int] = field(default_factory=list)
+    acknowledged: list[int] = field(default_factory=list)
+    at_once: Callable[[InferenceRequest], InferenceError | None] | None = None
+    tickets: int = 1000
+
+    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
+        self.tickets += 1
+        call = Call(request, on_response, caller)
+        if self.at_once is not None:
+            call.answer(self.at_once(request))
+        else:
+            self.calls[self.tickets] = call
+        return self.tickets
+
+    def cancel(self, ticket: int) -> None:
+        self.cancelled.append(ticket)
+
+    def acknowledge(self, ticket: int, responses: int = 1) -> None:
+        self.acknowledged += [ticket] * responses
+
+    def take(self, model: str = "") -> Call:
+        """The oldest call that is not answered, of a model or of any."""
+        ticket = next(ticket for ticket, call in self.calls.items() if model in ("", call.request.model_name))
+        return self.calls.pop(ticket)
+
+    @property
+    def called(self) -> list[str]:
+        return [call.request.model_name for call in self.calls.values()]
+
+
+def tensors(kind: type, *names: str) -> tuple[Any, ...]:
+    return tuple(kind(name=name, data_type=DataType.FP32, dims=(1,)) for name in names)
+
+
+def member(name: str, *, decoupled: bool = False) -> ModelConfig:
+    policy = ModelTransactionPolicy(decoupled=decoupled)
+    return ModelConfig(
+        name=name, input=tensors(ModelInput, "IN"), output=tensors(ModelOutput, "OUT"), model_transaction_policy=policy
+    )
+
+
+class Bench:
+    """An ensemble IN -> OUT of one model after the other, or of two side by side (`OUT`, `MORE`)."""
+
+    def __init__(
+        self, *models: str, side_by_side: bool = False, limit: int = 0, decoupled: tuple[str, ...] = ()
+    ) -> None:
+        outputs = ("OUT", "MORE") if side_by_side else ("OUT",)
+        names = ["IN", *(f"between{at}" for at in range(1, len(models))), "OUT"]
+        ways = [("IN", output) for output in outputs] if side_by_side else list(pairwise(names))
+        steps = tuple(
+            EnsembleStep(model, -1, {"IN": source}, {"OUT": target})
+            for model, (source, target) in zip(models, ways, strict=True)
+        )
+        config = ModelConfig(
+            name="e",
+            platform="ensemble",
+            input=tensors(ModelInput, "IN"),
+            output=tensors(ModelOutput, *outputs),
+            ensemble_scheduling=ModelEnsembling(steps, limit),
+        )
+        graph = make_graph(config, [member(model, decoupled=model in decoupled) for model in models])
+        self.server = PlayedServer()
+        self.live = LiveRequests()
+        self.stats = ModelStats("e", "1", decoupled=graph.decoupled)
+        loop = asyncio.get_running_loop()
+        self.ensemble = Ensemble("1", graph, self.stats, self.live, self.server, list, loop)
+        self.responses: list[tuple[int, InferenceResponse]] = []
+
+    def submit(self, *keys: int, caller: Caller | None = None, timeout_us: int = 0, size_bytes: int = 4) -> None:
+        for key in keys:
+            inputs = [Tensor("IN", DataType.FP32, (1,), b"\0" * 4)]
+            request = InferenceRequest("e", id=str(key), inputs=inputs, timeout_us=timeout_us)
+
+            def note(response: InferenceResponse, key: int = key) -> None:
+                assert response.id == str(key)
+                self.responses.append((key, response))
+
+            self.ensemble.submit(key, request, Checked(1, size_bytes), note, monotonic_ns(), caller)
+
+    @property
+    def answers(self) -> list[tuple[int, InferenceError | str, bool]]:
+        """What clients were told: an error, `ok` or `end`, and whether it was the last."""
+        return [(key, each.error or ("end" if each.is_empty else "ok"), each.final) for key, each in self.responses]
+
+    def failures(self) -> dict[FailureReason, int]:
+        return {reason: count for reason, count in self.stats.failures.items() if count}
+
+    def assert_at_rest(self) -> None:
+        """Nothing is left of any request."""
+        assert (self.ensemble.executing, self.live.by_ticket, self.live.size_bytes) == (0, {}, 0)
+        asyncio.get_running_loop().create_task(self.ensemble.drained()).cancel()
+
+
+def of_e(error: InferenceError) -> InferenceError:
+    return InferenceError(error.code, f"in ensemble 'e', {error.message}")
+
+
+def refused(text: str, key: int) -> InferenceError:
+    return InferenceError(ErrorCode.UNAVAILABLE, f"[request id: {key}] {text}")
+
+
+def story(tell: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine, run in an event loop of its own."""
+
+    @functools.wraps(tell)
+    def run(**fixtures: object) -> None:
+        async def within_time() -> None:
+            async with asyncio.timeout(20):
+                await tell(**fixtures)
+
+        asyncio.run(within_time())
+
+    return run
+
+
+@story
+async def test_a_request_goes_through_its_steps_and_is_answered_once() -> None:
+    bench = Bench("a", "b")
+    bench.submit(1)
+    assert bench.server.called == ["a"]
+    bench.server.take().answer()
+    assert (bench.server.called, bench.ensemble.executing) == (["b"], 1)
+    bench.server.take().answer()
+    assert bench.answers == [(1, "ok", True)]
+    response = bench.responses[0][1]
+    assert (response.model_name, response.model_version) == ("e", "1")
+    snapshot = bench.stats.snapshot()
+    assert (snapshot.inference_count, snapshot.execution_count, snapshot.inference.success.count) == (1, 1, 1)
+    assert snapshot.inference.compute_infer.ns == 0
+    bench.assert_at_rest()
+    await bench.ensemble.drained()
+
+
+@story
+async def test_the_first_error_is_the_answer_once_the_other_branch_is_over() -> None:
+    bench = Bench("a", "b", side_by_side=True)
+    bench.submit(1)
+    bench.server.take("b").answer(BROKEN)
+    assert bench.answers == []
+    bench.server.take("a").answer()
+    assert bench.answers == [(1, of_e(BROKEN), True)]
+    assert bench.failures() == {FailureReason.OTHER: 1}
+    bench.assert_at_rest()
+
+
+@story
+async def test_answers_that_come_at_once_make_no_deeper_stack() -> None:
+    models = [f"m{number}" for number in range(2000)]
+    bench = Bench(*models)
+    bench.server.at_once = lambda _: None
+    depth = sys.getrecursionlimit()
+    sys.setrecursionlimit(200)
+    try:
+        bench.submit(1)
+    finally:
+        sys.setrecursionlimit(depth)
+    assert bench.answers == [(1, "ok", True)]
+    bench.assert_at_rest()
+
+
+@story
+async def test_a_client_that_leaves_ends_the_steps_under_way_and_begins_no_more() -> None:
+    bench = Bench("a", "b")
+    bench.submit(1)
+    (ticket,) = bench.server.calls
+    bench.ensemble.cancel(1)
+    bench.ensemble.cancel(1)
+    assert (bench.server.cancelled, bench.answers) == ([ticket], [])
+    bench.server.take().answer()  # it was too late
+    assert bench.server.called == []
+    assert bench.answers == [(1, CANCELLED, True)]
+    assert bench.failures() == {FailureReason.CANCELED: 1}
+    bench.assert_at_rest()
+
+
+@story
+async def test_steps_know_how_deep_they_lie_and_what_waits_for_them() -> None:
+    bench = Bench("a")
+    for key, caller in ((1, None), (2, Caller(3)), (3, Caller(3, "a batch"))):
+        bench.submit(key, caller=caller)
+        assert bench.server.take().caller == (Caller(1), Caller(4), Caller(4, 3))[key - 1]
+    assert bench.ensemble.place_of(3) == Waits(3)
+    assert bench.ensemble.place_of(4) is None
+
+
+@story
+async def test_a_full_ensemble_refuses_what_is_over_its_bounds() -> None:
+    bench = Bench("a")
+    bench.submit(*range(1, MAX_REQUESTS + 2))
+    assert bench.answers == [(MAX_REQUESTS + 1, refused("Exceeds maximum queue size", MAX_REQUESTS + 1), True)]
+    assert bench.failures() == {FailureReason.REJECTED: 1}
+    for call in list(bench.server.calls.values()):
+        call.answer()
+    bench.assert_at_rest()
+
+
+@story
+async def test_a_request_too_many_bytes_is_refused_as_by_any_model() -> None:
+    bench = Bench("a")
+    bench.submit(1, size_bytes=bench.live.limit_bytes)
+    bench.submit(2, size_bytes=1)
+    ((key, error, final),) = bench.answers
+    assert (key, final) == (2, True)
+    assert isinstance(error, InferenceError)
+    assert error.message.startswith("[request id: 2] Exceeds maximum queue size: requests in flight hold")
+
+
+@story
+async def test_no_more_calls_of_a_step_than_allowed_are_under_way_and_the_rest_go_in_their_order() -> None:
+    bench = Bench("a", "b", limit=1)
+    bench.submit(1, 2, 3)
+    assert bench.server.called == ["a"]
+    bench.server.take().answer()
+    # The first one's second step has a gate of its own.
+    assert [(call.request.model_name, call.request.id) for call in bench.server.calls.values()] == [
+        ("b", "1"),
+        ("a", "2"),
+    ]
+    while bench.server.calls:
+        bench.server.take().answer()
+    assert bench.answers == [(1, "ok", True), (2, "ok", True), (3, "ok", True)]
+    assert bench.stats.queue_ns > 0
+    bench.assert_at_rest()
+
+
+@story
+async def test_a_full_gate_fails_the_request_and_lets_go_of_its_calls() -> None:
+    bench = Bench("many", "a", limit=1, decoupled=("many",))
+    bench.submit(1)
+    many = bench.server.take("many")
+    for _ in range(1 + MAX_WAITING):
+        many.answer(final=False)
+    assert bench.answers == []
+    many.answer(final=False)
+    bench.server.take("a").answer()
+    many.end()
+    assert bench.answers[-1] == (1, of_e(refused("Exceeds maximum queue size", 1)), True)
+    bench.assert_at_rest()
+    bench.submit(2)
+    bench.server.take("many").answer(final=False)
+    assert bench.server.called == ["a"]
+
+
+@story
+async def test_a_cancelled_request_leaves_the_gate() -> None:
+    bench = Bench("a", limit=1)
+    bench.submit(1, 2, 3)
+    bench.ensemble.cancel(2)
+    assert bench.answers == [(2, CANCELLED, True)]
+    bench.server.take().answer()
+    assert [call.request.id for call in bench.server.calls.values()] == ["3"]
+    bench.server.take().answer()
+    bench.assert_at_rest()
+
+
+@story
+async def test_a_request_that_has_failed_waits_at_no_gate() -> None:
+    bench = Bench("a", "b", side_by_side=True, limit=1)
+    bench.submit(1)
+    bench.server.take("a").answer()
+    bench.submit(2)  # its step `b` waits behind that of 1
+    bench.server.take("a").answer(BROKEN)
+    assert bench.answers == [(2, of_e(BROKEN), True)]
+    bench.server.take("b").answer()
+    assert bench.server.called == []
+    bench.assert_at_rest()
+
+
+@story
+async def test_the_time_in_the_gate_counts_towards_the_queue_timeout() -> None:
+    bench = Bench("a", limit=1)
+    bench.submit(1)
+    bench.submit(2, timeout_us=1_000)
+    bench.submit(3, timeout_us=60_000_000)
+    bench.submit(4)
+    while not bench.answers:
+        await asyncio.sleep(0.001)
+    assert bench.answers == [(2, of_e(refused("Request timeout expired", 2)), True)]
+    await asyncio.sleep(0.002)
+    bench.server.take().answer()
+    (call,) = bench.server.calls.values()
+    assert (call.request.id, call.request.timeout_us < 60_000_000) == ("3", True)
+    while bench.server.calls:
+        bench.server.take().answer()
+    bench.assert_at_rest()
+
+
+@story
+async def test_a_call_that_a_models_own_code_waits_for_passes_the_gate() -> None:
+    bench = Bench("a", limit=1)
+    bench.submit(1)
+    bench.submit(2, caller=Caller(1, "a batch"))
+    bench.submit(3, caller=Caller(1))
+    assert [call.request.id for call in bench.server.calls.values()] == ["1", "2"]
+    bench.server.take().answer()
+    assert [call.request.id for call in bench.server.calls.values()] == ["2"]
+    bench.server.take().answer()
+    assert [call.request.id for call in bench.server.calls.values()] == ["3"]
+    bench.server.take().answer()
+    bench.assert_at_rest()
+
+
+@story
+async def test_answers_of_a_decoupled_step_are_taken_as_the_client_takes_the_ensembles() -> None:
+    bench = Bench("many", "a", decoupled=("many",))
+    bench.submit(1)
+    (ticket,) = bench.server.calls
+    many = bench.server.take("many")
+    for _ in range(3):
+        many.answer(final=False)
+        bench.server.take("a").answer()
+    assert bench.answers == [(1, "ok", False)] * 3
+    assert bench.server.acknowledged == []
+    bench.ensemble.acknowledge(1, 2)
+    assert bench.server.acknowledged == [ticket] * 2
+    bench.ensemble.acknowledge(1, 1)
+    assert bench.server.acknowledged == [ticket] * 3
+    many.end()
+    assert bench.answers == [*[(1, "ok", False)] * 3, (1, "end", True)]
+    assert [each.success.count for each in bench.stats.snapshot().responses] == [1, 1, 1, 0]
+    bench.assert_at_rest()
+
+
+@story
+async def test_a_stop_answers_every_request_once_and_what_its_steps_do_then_is_unheard() -> None:
+    bench = Bench("a", "b", limit=1)
+    bench.submit(1, 2, 3)
+    bench.ensemble.abort()
+    assert bench.answers == [(key, STOPPING, True) for key in (1, 2, 3)]
+    bench.assert_at_rest()
+    bench.server.take().answer()
+    assert (bench.server.called, len(bench.answers)) == ([], 3)
+    bench.submit(4)
+    assert bench.server.called == ["a"]
+
+
+@story
+async def test_a_client_whose_callback_fails_costs_nobody_else_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench("a")
+
+    def fail(_: InferenceResponse) -> None:
+        raise ValueError("the client's own")
+
+    inputs = [Tensor("IN", DataType.FP32, (1,), b"\0" * 4)]
+    bench.ensemble.submit(1, InferenceRequest("e", inputs=inputs), Checked(1, 4), fail, monotonic_ns())
+    bench.submit(2)
+    bench.server.take().answer()
+    bench.server.take().answer()
+    assert bench.answers == [(2, "ok", True)]
+    assert "answering a request of ensemble 'e' failed" in caplog.text
+    bench.assert_at_rest()
+
+
+@story
+async def test_a_defect_in_the_server_fails_the_one_request(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench("a", "b")
+    bench.submit(1, 2)
+
+    def break_down(_: InferenceRequest) -> InferenceError | None:
+        raise ValueError("a defect")
+
+    bench.server.at_once = break_down
+    bench.server.take().answer()
+    bench.server.at_once = None
+    bench.server.take().answer()
+    bench.server.take().answer()
+    defect = InferenceError(ErrorCode.INTERNAL, "in ensemble 'e', the server failed")
+    assert bench.answers == [(1, defect, True), (2, "ok", True)]
+    assert "ensemble 'e': a request failed in the server" in caplog.text
+    bench.assert_at_rest()

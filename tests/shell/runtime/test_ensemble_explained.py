@@ -1,0 +1,52 @@
+"""`halimede explain-config` of an ensemble: its own configuration, and whether it fits its steps' models."""
+
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from halimede.commands.explain_config import explain_config
+from support.ensemble_models import Step, add_ensemble, chain
+from support.models import add_identity, add_scaled
+
+
+def explain(model: Path) -> Result:
+    return CliRunner().invoke(explain_config, [str(model)])
+
+
+def test_it_is_shown_as_it_is_served(tmp_path: Path) -> None:
+    add_scaled(tmp_path, "two", 2)
+    decoupled = (
+        'parameters { key: "ISOLATION" value { string_value: "process" } } model_transaction_policy { decoupled: true }'
+    )
+    add_identity(tmp_path, "many", dims="4", extra=decoupled)
+    add_ensemble(tmp_path, "inner", chain("many"))
+    add_ensemble(tmp_path, "e", chain("two", "inner"))
+    result = explain(tmp_path / "e")
+    assert (result.exit_code, result.exception) == (0, None)
+    said = [line.split("#") for line in result.stdout.splitlines() if "decoupled" in line]
+    assert [[part.strip() for part in line] for line in said] == [["decoupled: true", "the steps' models"]]
+    assert 'platform: "ensemble"' in result.stdout
+
+
+def test_what_does_not_fit_is_said_and_ends_with_one(tmp_path: Path) -> None:
+    add_scaled(tmp_path, "two", 2)
+    for name, steps, text in (
+        ("lost", chain("nowhere"), "ensemble lost contains models that are not available or ambiguous: nowhere"),
+        ("future", [Step("two", {"IN": "IN"}, {"OUT": "OUT"}, version=7)], "whose required version 7 is not loaded."),
+        ("misfit", [Step("two", {"IN": "IN"}, {"OTHER": "OUT"})], "non-existing output OTHER in model two"),
+        ("unused", [Step("two", {"IN": "other"}, {"OUT": "OUT"})], "unused/config.pbtxt:3:"),
+        ("loop", chain("pool"), "circular dependency between ensembles: loop -> ... -> pool -> loop"),
+    ):
+        add_ensemble(tmp_path, name, steps)
+        add_ensemble(tmp_path, "pool", chain("loop"))
+        result = explain(tmp_path / name)
+        assert (result.exit_code, result.stdout) == (1, ""), name
+        assert text in result.stderr, name
+
+
+def test_what_is_wrong_with_a_steps_model_is_said_with_its_place(tmp_path: Path) -> None:
+    add_identity(tmp_path, "step", extra="nonsense: 1")
+    add_ensemble(tmp_path, "e", chain("step"))
+    result = explain(tmp_path / "e")
+    assert result.exit_code == 1
+    assert "step/config.pbtxt:" in result.stderr

@@ -1,0 +1,496 @@
+"""Ensembles that come and go with the models of their steps: in one process, where order is certain."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halimede.backends.discover import installed_backend
+from halimede.core.inventory import Inventory
+from halimede.core.observe.custom_metrics import CustomMetrics
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types.tensor import tensor_from_array
+from halimede.runtime.core_server import CoreServer
+from halimede.runtime.lifecycle import ModelLifecycle
+from halimede.runtime.prepare import LoadOptions
+from halimede.runtime.repository import ModelRepository
+from halimede.runtime.sampler import make_sampler
+from halimede.runtime.services import ModelServices
+from halimede.settings import ModelControlMode
+from support.ensemble_models import Step, Tensors, add_ensemble, chain
+from support.models import add_identity, add_scaled
+from support.plugin import FaultyBackend
+
+UNLOADED = ("UNAVAILABLE", "unloaded")
+READY = ("READY", "")
+
+
+@dataclass
+class House:
+    """A server without front ends, over a repository of the test's own."""
+
+    repository: Path
+    load_threads: int = 4
+    lifecycle: ModelLifecycle = field(init=False)
+    core: CoreServer = field(init=False)
+
+    def __post_init__(self) -> None:
+        options = LoadOptions(Inventory(()), {}, autocomplete=True)
+        services = ModelServices(CustomMetrics())
+        self.lifecycle = ModelLifecycle(
+            ModelRepository((self.repository,)), options, self.load_threads, services=services
+        )
+        self.core = CoreServer(
+            self.lifecycle,
+            make_sampler(1000, cpu=False, gpu=False),
+            server_id="test",
+            control_mode=ModelControlMode.EXPLICIT,
+            strict_readiness=True,
+            counter_latencies=True,
+            dropped_log_lines=lambda: 0,
+            custom_metrics=services.metrics,
+        )
+        services.models = self.core
+
+    async def load(self, *names: str) -> None:
+        for name in names:
+            await self.core.load_model(name, {})
+
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
+        await self.core.unload_model(name, dependents)
+
+    async def refused(self, name: str) -> str:
+        """What a load says that fails."""
+        with pytest.raises(InferenceError) as error:
+            await self.load(name)
+        assert error.value.code is ErrorCode.INVALID_ARG
+        return error.value.message.removeprefix(f"load failed for model '{name}': ")
+
+    async def states(self) -> dict[str, tuple[str, str]]:
+        """By the name of each model that was ever loaded."""
+        index = await self.core.repository_index(False)
+        return {entry.name: (entry.state.value, entry.reason) for entry in index if entry.state is not None}
+
+    def ask(self, name: str = "e", value: float = 1.0) -> "asyncio.Future[InferenceResponse]":
+        answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
+        inputs = [tensor_from_array("IN", DataType.FP32, np.full((1, 4), value, np.float32))]
+        self.core.infer(InferenceRequest(name, inputs=inputs), answer.set_result)
+        return answer
+
+    async def value(self, name: str = "e", value: float = 1.0) -> float | InferenceError:
+        return value_of(await self.ask(name, value))
+
+
+def value_of(response: InferenceResponse) -> float | InferenceError:
+    return response.error or float(response.outputs[0].array().flat[0])
+
+
+def in_a_loop(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine, run in an event loop of its own."""
+
+    @functools.wraps(story)
+    def run(**fixtures: object) -> None:
+        async def within_time() -> None:
+            async with asyncio.timeout(60):
+                await story(**fixtures)
+
+        asyncio.run(within_time())
+
+    return run
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyBackend]:
+    backend = FaultyBackend.install(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    installed_backend.cache_clear()
+    yield backend
+    installed_backend.cache_clear()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Look again every few milliseconds, with a bound."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def until_rest(house: House) -> None:
+    await until(lambda: house.lifecycle.busy()[1] == sum(len(r.versions) for r in house.lifecycle.records.values()))
+
+
+def unknown(name: str) -> InferenceError:
+    return InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' has no available versions")
+
+
+@in_a_loop
+async def test_loading_an_ensemble_loads_its_steps_and_what_they_need(repository: Path) -> None:
+    add_scaled(repository, "two", 2)
+    add_scaled(repository, "three", 3)
+    add_ensemble(repository, "e", chain("two", "three"))
+    add_ensemble(repository, "outer", chain("e", "two"))
+    house = House(repository)
+    await house.load("outer")
+    assert await house.states() == dict.fromkeys(["e", "outer", "three", "two"], READY)
+    assert (await house.value("e"), await house.value("outer")) == (6, 12)
+    await house.core.close()
+
+
+@in_a_loop
+async def test_a_start_loads_ensembles_and_models_side_by_side_through_one_slot(repository: Path) -> None:
+    for number in range(3):
+        add_scaled(repository, f"m{number}", 2)
+    for name in ("a_first", "z_last"):
+        add_ensemble(repository, name, chain("m0", "m1", "m2"))
+    add_ensemble(repository, "outer", chain("z_last", "a_first"))
+    house = House(repository, load_threads=1)
+    assert await house.core.start(None) == []
+    assert house.core.is_ready()
+    assert await house.value("outer") == 64
+    await house.core.close()
+
+
+@in_a_loop
+async def test_a_step_that_serves_already_is_not_loaded_again(repository: Path, faulty: FaultyBackend) -> None:
+    faulty.add_model(repository, "step")
+    add_ensemble(repository, "e", chain("step", "step"))
+    add_ensemble(repository, "other", chain("step"))
+    house = House(repository)
+    await house.load("step", "e", "other")
+    assert faulty.events("step").count("load step") == 1
+    await house.core.close()
+
+
+@in_a_loop
+async def test_what_is_wrong_with_the_steps_is_said(repository: Path, faulty: FaultyBackend) -> None:
+    add_scaled(repository, "fine", 2)
+    faulty.add_model(repository, "broken", faults={"load": "ValueError"})
+    add_ensemble(repository, "lost", chain("fine", "nowhere"))
+    add_ensemble(repository, "weak", chain("fine", "broken"))
+    add_ensemble(repository, "future", [Step("fine", {"IN": "IN"}, {"OUT": "OUT"}, version=7)])
+    add_ensemble(repository, "misfit", [Step("fine", {"IN": "IN"}, {"OTHER": "OUT"})])
+    house = House(repository)
+    assert await house.refused("lost") == ("ensemble lost contains models that are not available or ambiguous: nowhere")
+    assert (await house.refused("weak")).startswith(
+        "ensemble 'weak' depends on 'broken' which has no loaded version. Model 'broken' loading failed with error: "
+        "version 1 is at UNAVAILABLE state: Internal: ValueError: as the test wants it"
+    )
+    assert (
+        await house.refused("future") == "ensemble 'future' depends on 'fine' whose required version 7 is not loaded."
+    )
+    assert "OTHER" in await house.refused("misfit")
+    assert {name: state for name, (state, _) in (await house.states()).items()} == {
+        "broken": "UNAVAILABLE",
+        "fine": "READY",
+    }
+    assert house.lifecycle.all_ready()  # a call that failed takes no server out of service
+    await house.core.close()
+
+
+@in_a_loop
+async def test_a_start_fails_with_the_models_that_failed_each_tried_once(
+    repository: Path, faulty: FaultyBackend
+) -> None:
+    faulty.add_model(repository, "broken", faults={"load": "ValueError"})
+    add_ensemble(repository, "a_first", chain("broken"))
+    add_ensemble(repository, "z_last", chain("broken"))
+    house = House(repository)
+    assert sorted(await house.core.start(None)) == ["a_first", "broken", "z_last"]
+    # Whoever comes upon a load that is under way takes its end for an answer.
+    assert faulty.events("broken").count("load broken") <= 2
+
+
+@in_a_loop
+async def test_what_is_wrong_with_an_ensembles_configuration_is_said_with_its_place(repository: Path) -> None:
+    add_scaled(repository, "fine", 2)
+    add_ensemble(repository, "e", [Step("fine", {"IN": "IN"}, {"OUT": "elsewhere"})])
+    house = House(repository)
+    with pytest.raises(InferenceError) as error:
+        await house.load("e")
+    assert "e/config.pbtxt:4:" in error.value.message
+    assert "fine" not in await house.states()
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@in_a_loop
+async def test_ensembles_in_a_circle_are_an_error_that_shows_it(repository: Path, at_once: bool) -> None:
+    for name, step in (("c1", "c2"), ("c2", "c3"), ("c3", "c1"), ("own", "own")):
+        add_ensemble(repository, name, chain(step))
+    house = House(repository, load_threads=1)
+    if at_once:
+        assert sorted(await house.core.start(None)) == ["c1", "c2", "c3", "own"]
+    else:
+        circle = "circular dependency between ensembles: "
+        assert await house.refused("c1") == f"{circle}c1 -> c2 -> c3 -> c1"
+        assert await house.refused("c3") == f"{circle}c3 -> c1 -> c2 -> c3"
+        assert await house.refused("own") == f"{circle}own -> own"
+
+
+@in_a_loop
+async def test_a_circle_that_a_reload_would_close_leaves_what_serves_alone(repository: Path) -> None:
+    add_scaled(repository, "two", 2)
+    add_ensemble(repository, "inner", chain("two"))
+    add_ensemble(repository, "outer", chain("inner"))
+    house = House(repository)
+    await house.load("outer")
+    add_ensemble(repository, "inner", chain("outer"), extra="# changed")
+    assert await house.refused("inner") == "circular dependency between ensembles: inner -> outer -> inner"
+    assert await house.value("outer") == 2
+    await house.core.close()
+
+
+@in_a_loop
+async def test_an_ensemble_goes_with_its_step_and_comes_back_with_it(repository: Path) -> None:
+    add_scaled(repository, "two", 2)
+    add_scaled(repository, "three", 3)
+    add_ensemble(repository, "e", chain("two", "three"))
+    add_ensemble(repository, "outer", chain("e"))
+    house = House(repository)
+    await house.load("outer")
+    await house.unload("three")
+    assert (await house.value("e"), await house.value("outer")) == (unknown("e"), unknown("outer"))
+    await until_rest(house)
+    assert await house.states() == {"e": UNLOADED, "outer": UNLOADED, "three": UNLOADED, "two": READY}
+    assert house.lifecycle.all_ready()
+    await house.load("three")
+    assert await house.states() == dict.fromkeys(["e", "outer", "three", "two"], READY)
+    assert await house.value("outer") == 6
+    await house.core.close()
+
+
+@in_a_loop
+async def test_an_ensemble_that_was_unloaded_stays_away(repository: Path) -> None:
+    add_scaled(repository, "two", 2)
+    add_ensemble(repository, "e", chain("two"))
+    house = House(repository)
+    await house.load("e")
+    await house.unload("two")
+    await house.unload("e")
+    await house.load("two")
+    assert (await house.states())["e"] == UNLOADED
+    await house.load("e")
+    assert await house.value() == 2
+    await house.core.close()
+
+
+@in_a_loop
+async def test_an_ensemble_follows_a_step_whose_configuration_has_changed(repository: Path) -> None:
+    add_identity(repository, "step", dims="4")
+    add_ensemble(repository, "e", chain("step"))
+    add_ensemble(repository, "outer", chain("e"))
+    house = House(repository)
+    await house.load("outer")
+    before = house.core.model("e")
+    add_identity(repository, "step", dims="-1", max_batch_size=16)
+    await house.load("step")
+    assert house.core.model("e") is not before
+    assert await house.value("outer") == 1
+    add_identity(repository, "step", dims="5")
+    await house.load("step")
+    assert await house.value("outer") == unknown("outer")
+    await until_rest(house)
+    states = await house.states()
+    assert (states["step"], states["outer"]) == (READY, UNLOADED)
+    assert states["e"][0] == "UNAVAILABLE"
+    assert states["e"][1].startswith("Invalid argument: ")
+    assert not house.lifecycle.all_ready()
+    add_identity(repository, "step", dims="4")
+    await house.load("step")
+    assert await house.value("outer") == 1
+    assert house.lifecycle.all_ready()
+    await house.core.close()
+
+
+@in_a_loop
+async def test_a_reload_that_changes_nothing_for_the_ensemble_leaves_it_as_it_is(repository: Path) -> None:
+    add_scaled(repository, "step", 2)
+    add_ensemble(repository, "e", chain("step"))
+    house = House(repository)
+    await house.load("e")
+    await house.value()
+    add_scaled(repository, "step", 5)
+    await house.load("step")
+    assert await house.value() == 5
+    assert house.core.statistics("e")[0].inference_count == 2
+    await house.core.close()
+
+
+@in_a_loop
+async def test_a_request_under_way_finishes_although_its_next_step_is_unloaded(
+    repository: Path, faulty: FaultyBackend
+) -> None:
+    faulty.add_model(repository, "slow", faults={"run": "hang"})
+    faulty.add_model(repository, "next")
+    add_ensemble(repository, "e", chain("slow", "next"))
+    add_ensemble(repository, "outer", chain("e", "next"))
+    house = House(repository)
+    await house.load("outer")
+    answer = house.ask("outer")
+    await until(lambda: "run slow_0_0" in faulty.events("slow"))
+    await house.unload("next")
+    assert await house.value("next") == unknown("next")
+    assert await house.value("outer") == unknown("outer")
+    assert "close_model next" not in faulty.events("next")
+    faulty.release("slow")
+    assert value_of(await answer) == 1
+    await until(lambda: "closed_model next" in faulty.events("next"))
+    await until_rest(house)
+    assert await house.states() == {"e": UNLOADED, "next": UNLOADED, "outer": UNLOADED, "slow": READY}
+    await house.core.close()
+
+
+@in_a_loop
+async def test_a_stop_waits_for_all_steps_of_what_was_accepted(repository: Path, faulty: FaultyBackend) -> None:
+    faulty.add_model(repository, "slow", faults={"run": "hang"})
+    for name in ("a_next", "z_next"):
+        faulty.add_model(repository, name)
+    add_ensemble(repository, "e", chain("slow", "a_next", "z_next"))
+    house = House(repository)
+    await house.load("e")
+    answer = house.ask()
+    await until(lambda: "run slow_0_0" in faulty.events("slow"))
+    house.core.begin_drain()
+    closing = asyncio.create_task(house.core.close())
+    assert await asyncio.wait((closing,), timeout=0.05) == (set(), {closing})
+    faulty.release("slow")
+    assert value_of(await answer) == 1
+    await closing
+    assert "closed_model z_next" in faulty.events("z_next")
+
+
+@in_a_loop
+async def test_a_stop_that_is_out_of_time_answers_each_request_once(repository: Path, faulty: FaultyBackend) -> None:
+    faulty.add_model(repository, "slow", faults={"run": "hang"})
+    add_ensemble(repository, "e", chain("slow", "slow"))
+    add_ensemble(repository, "outer", chain("e"))
+    house = House(repository)
+    await house.load("outer")
+    answers = [house.ask(name) for name in ("e", "outer") for _ in range(3)]
+    await until(lambda: "run slow_0_0" in faulty.events("slow"))
+    house.core.abort()
+    errors = {value_of(await answer) for answer in answers}
+    assert {type(error) for error in errors} == {InferenceError}
+    assert all("Server is stopping" in str(error) for error in errors)
+    assert house.lifecycle.busy()[0] == 0
+    faulty.release("slow")
+
+
+@in_a_loop
+async def test_an_unload_with_dependents_takes_the_steps_that_nobody_else_wants(repository: Path) -> None:
+    for name in ("alone", "asked", "shared"):
+        add_scaled(repository, name, 2)
+    add_ensemble(repository, "inner", chain("alone"))
+    add_ensemble(repository, "e", chain("inner", "asked", "shared"))
+    add_ensemble(repository, "other", chain("shared"))
+    house = House(repository)
+    await house.load("asked", "e", "other")
+    await house.unload("e", dependents=True)
+    await until_rest(house)
+    assert await house.states() == {
+        "alone": UNLOADED,
+        "asked": READY,
+        "e": UNLOADED,
+        "inner": UNLOADED,
+        "other": READY,
+        "shared": READY,
+    }
+    await house.unload("other")
+    await until_rest(house)
+    assert (await house.states())["shared"] == READY
+    await house.core.close()
+
+
+@in_a_loop
+async def test_an_unload_ends_a_load_that_waits_for_a_step(repository: Path, faulty: FaultyBackend) -> None:
+    faulty.add_model(repository, "hung", faults={"load": "hang"})
+    add_ensemble(repository, "e", chain("hung"))
+    house = House(repository)
+    loading = asyncio.create_task(house.load("e"))
+    await until(lambda: faulty.events("hung") == ["load hung"])
+    async with asyncio.timeout(20):
+        await house.unload("e")
+        with pytest.raises(InferenceError, match="the model was unloaded while it was loading"):
+            await loading
+    faulty.release("hung")
+
+
+@in_a_loop
+async def test_an_ensemble_is_ready_as_its_steps_are(repository: Path) -> None:
+    add_scaled(repository, "two", 2)
+    add_ensemble(repository, "e", chain("two"))
+    house = House(repository)
+    await house.load("e")
+    assert await house.core.is_model_ready("e")
+    await house.unload("two")
+    assert not await house.core.is_model_ready("e")
+    await house.core.close()
+
+
+@in_a_loop
+async def test_labels_come_from_the_model_that_makes_the_output_or_are_the_ensembles_own(repository: Path) -> None:
+    for name in ("step", "other"):
+        add_identity(repository, name, dims="4", max_batch_size=4)
+        config = (repository / name / "config.pbtxt").read_text()
+        (repository / name / "config.pbtxt").write_text(
+            config.replace('name: "OUT"', 'name: "OUT" label_filename: "labels.txt"')
+        )
+        (repository / name / "labels.txt").write_text(f"{name}0\n{name}1\n")
+    outputs = Tensors(["OUT", "OWN"], extra={"OWN": 'label_filename: "own.txt"'})
+    steps = [Step("step", {"IN": "IN"}, {"OUT": "OUT"}), Step("other", {"IN": "IN"}, {"OUT": "OWN"})]
+    add_ensemble(repository, "e", steps, outputs=outputs)
+    add_ensemble(repository, "outer", chain("e"))
+    (repository / "e" / "own.txt").write_text("mine\n")
+    house = House(repository)
+    await house.load("outer")
+    assert house.core.model("e").labels == {"OUT": ("step0", "step1"), "OWN": ("mine",)}
+    assert house.core.model("outer").labels == {"OUT": ("step0", "step1")}
+    await house.core.close()
+
+
+@in_a_loop
+async def test_versions_of_an_ensemble_and_of_its_steps(repository: Path) -> None:
+    add_scaled(repository, "scaled", 2, version=1)
+    add_scaled(repository, "scaled", 3, version=2)
+    (repository / "scaled" / "config.pbtxt").write_text("version_policy { all { } }")
+    first = Step("scaled", {"IN": "IN"}, {"OUT": "OUT"}, version=1)
+    add_ensemble(repository, "e", [first], extra="version_policy { all { } }")
+    (repository / "e" / "4").mkdir()
+    add_ensemble(repository, "latest", chain("scaled"))
+    house = House(repository)
+    await house.load("e", "latest")
+    response = await house.ask("e")
+    assert (response.model_name, response.model_version, value_of(response)) == ("e", "4", 2)
+    assert await house.value("latest") == 3
+    assert house.core.model("e").versions == ("1", "4")
+    (repository / "scaled" / "config.pbtxt").write_text("version_policy { latest { num_versions: 1 } }")
+    await house.load("scaled")
+    assert (await house.value("e"), await house.value("latest")) == (unknown("e"), 3)
+    await house.core.close()
+
+
+@in_a_loop
+async def test_calls_within_one_another_are_bounded(repository: Path) -> None:
+    add_scaled(repository, "two", 1)
+    names = ["two", *(f"e{number:02}" for number in range(33))]
+    for step, name in pairwise(names):
+        add_ensemble(repository, name, chain(step))
+    house = House(repository)
+    await house.load(names[-1])
+    assert await house.value("e31") == 1
+    error = await house.value("e32")
+    assert isinstance(error, InferenceError)
+    assert error.message.endswith("model 'two' is not called: calls within one another are at most 32 deep")
+    await house.core.close()

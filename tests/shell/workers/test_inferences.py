@@ -1,0 +1,609 @@
+"""Calls of a model's code to other models: the worker's own code on a thread, and a server that the test plays."""
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from halimede.backends.hosting import Answer, Call, Host, HostedRequest, Reply
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
+from halimede.workers.child.channel import ServerGoneError
+from halimede.workers.frames import MAX_CALLS
+from support.channel import (
+    ARENA_BYTES,
+    LIMIT_S,
+    Asked,
+    HonestWorker,
+    Script,
+    Stage,
+    item,
+    stage,
+    tensor,
+)
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class Caller:
+    """A model whose code the test gives, and its host."""
+
+    def __init__(self, each: Stage, worker: HonestWorker) -> None:
+        self.stage = each
+        self.worker = worker
+        self.heard = each.heard
+
+    async def executed(self, *sizes: int, key: int = 1, slot: int = 0) -> list[Reply]:
+        """Have it execute one request, to the end; its replies."""
+        before = len(self.heard.done)
+        self.stage.connection.execute([item(key, *(sizes or (10,)))], slot)
+        await self.stage.until(lambda: len(self.heard.done) > before, "the batch")
+        return self.heard.done[-1][1].replies
+
+    async def until(self, condition: Callable[[], object], what: str) -> None:
+        await self.stage.until(lambda: self.worker.failure or condition(), what)
+        if self.worker.failure is not None:
+            raise self.worker.failure
+
+    async def nothing_is_held(self) -> None:
+        """All memory is free again, on both sides, once the worker has said so."""
+        self.heard.asked.clear()
+        self.heard.done.clear()
+        gc.collect()
+
+        async def is_so() -> bool:
+            # The server looks for what is free when it needs a block.
+            await self.executed(20 * KIB)
+            self.heard.done.clear()
+            return " 0 blocks" in repr(self.stage.connection) and not self.worker.memory.outbound.blocks.blocks
+
+        for _ in range(100):
+            if await is_so():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{self.stage.connection!r}, {self.worker.memory.outbound.blocks!r}")
+
+
+Execute = Callable[[Host, Sequence[HostedRequest]], Any]
+
+
+@asynccontextmanager
+async def calling(
+    execute: Execute, *, on_ask: Callable[[Asked], None] | None = None, is_async: bool = False, arena: int = ARENA_BYTES
+) -> AsyncIterator[Caller]:
+    """With a worker that runs these lines for each batch, and ends well."""
+    async with stage(arena) as each:
+        each.heard.on_ask = on_ask
+        worker = HonestWorker(
+            os.dup(each.theirs.fileno()), lambda host: Script(lambda requests: execute(host, requests), is_async)
+        )
+        each.theirs.close()
+        caller = Caller(each, worker)
+        try:
+            yield caller
+            assert each.lost == []
+            await asyncio.wait_for(each.connection.stop(), LIMIT_S)
+        finally:
+            each.connection.close()
+            await asyncio.to_thread(worker.join, LIMIT_S)
+        assert worker.failure is None
+        assert not worker.is_alive()
+        each.heard.done.clear()
+        each.heard.asked.clear()
+        del worker.memory, worker.channel, worker.host, caller.worker
+
+
+def doubled(asked: Asked) -> None:
+    """Answer at once with each input twice over."""
+    asked.answer(
+        *(Tensor(f"2{x.name}", x.datatype, (2 * len(x.data),), bytes(x.data) * 2) for x in asked.request.inputs)
+    )
+
+
+def ask(host: Host, *sizes: int, first: int = 0, **fields: Any) -> Call:
+    inputs = [tensor(f"x{at}", size, first) for at, size in enumerate(sizes)]
+    return host.infer(InferenceRequest("other", inputs=inputs, **fields))
+
+
+def received(call: Call) -> InferenceResponse:
+    response = call.receive()
+    assert response is not None
+    if response.error is not None:
+        raise response.error
+    return response
+
+
+@pytest.mark.parametrize("size", [0, 64, 16 * KIB, 16 * KIB + 1, 600 * KIB, 5 * MIB, 20 * MIB])
+@pytest.mark.parametrize("arena", [ARENA_BYTES, 0], ids=["shared memory", "frames"])
+def test_tensors_of_any_size_go_there_and_back(size: int, arena: int):
+    def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
+        for first in range(3):
+            sent = bytes(tensor("x", size, first).data)
+            response = received(ask(host, size, 5, first=first, id="a", parameters={"k": 1}))
+            assert (response.model_name, response.model_version, response.id) == ("other", "3", "a")
+            assert [(each.name, each.shape) for each in response.outputs] == [("2x0", (2 * size,)), ("2x1", (10,))]
+            assert response.outputs[0].data == sent * 2
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute, on_ask=doubled, arena=arena) as caller:
+            assert await caller.executed() == [Answer([])]
+            assert [asked.request.parameters for asked in caller.heard.asked] == [{"k": 1}] * 3
+            caller.heard.asked.clear()
+            caller.heard.on_ask = doubled
+
+    asyncio.run(main())
+
+
+def test_memory_is_given_back_when_the_arrays_are_gone():
+    kept: list[InferenceResponse] = []
+
+    def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
+        if requests[0].key == 7:
+            kept.extend(received(ask(host, 100 * KIB)) for _ in range(10))
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute, on_ask=doubled) as caller:
+            await caller.executed(key=7)
+            assert " 10 blocks" in repr(caller.stage.connection)
+            assert all(len(response.outputs[0].data) == 200 * KIB for response in kept)
+            kept.clear()
+            await caller.nothing_is_held()
+
+    asyncio.run(main())
+
+
+def test_what_came_from_the_server_goes_back_without_a_copy():
+    """A request's own input, and the answer of one call as the input of the next."""
+
+    def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
+        inputs = requests[0].request.inputs
+        if len(inputs[0].data) < 50 * KIB:
+            return [Answer([])]
+        first = received(host.infer(InferenceRequest("other", inputs=list(inputs))))
+        received(host.infer(InferenceRequest("other", inputs=first.outputs)))
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute, on_ask=doubled) as caller:
+            await caller.executed(100 * KIB)
+            assert not caller.worker.memory.outbound.map.sizes(), "nothing was put into the worker's own memory"
+            first, second = (asked.request.inputs[0] for asked in caller.heard.asked)
+            assert (first.data, second.data) == (
+                tensor("", 100 * KIB, 1).data,
+                bytes(tensor("", 100 * KIB, 1).data) * 2,
+            )
+            del first, second
+            await caller.nothing_is_held()
+
+    asyncio.run(main())
+
+
+def test_large_requests_get_shared_memory_for_the_next_ones():
+    def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
+        while not ask_large(host):
+            pass
+        return [Answer([])]
+
+    def ask_large(host: Host) -> bool:
+        received(ask(host, 100 * KIB))
+        return bool(memory[0].outbound.map.sizes())
+
+    memory: list[Any] = []
+
+    async def main() -> None:
+        async with calling(execute, on_ask=lambda asked: asked.answer()) as caller:
+            memory.append(caller.worker.memory)
+            await caller.executed()
+            memory.clear()
+
+    asyncio.run(main())
+
+
+def test_answers_keep_their_order_whatever_their_size():
+    sizes = [9 * MIB, 10, 100 * KIB, 12 * MIB, 0, 50]
+
+    def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
+        if requests[0].key == 7:
+            call = ask(host, 10)
+            got = [len(response.outputs[0].data) for response in iter(call.receive, None)]
+            assert got == sizes, got
+        return [Answer([])]
+
+    def answer(asked: Asked) -> None:
+        for at, size in enumerate(sizes):
+            asked.answer(tensor("y", size), final=at == len(sizes) - 1)
+
+    async def main() -> None:
+        async with calling(execute, on_ask=answer) as caller:
+            assert await caller.executed(key=7) == [Answer([])]
+            await caller.nothing_is_held()
+
+    asyncio.run(main())
+
+
+def on_threads(count: int, work: Callable[[int], None]) -> None:
+    """Until all are done; the first failure is raised."""
+    failures: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive(), "a call waits for ever"
+    if failures:
+        raise failures[0]
+
+
+def test_threads_call_side_by_side_and_each_gets_its_own():
+    def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
+        def work(number: int) -> None:
+            for turn in range(20):
+                size = 20 * KIB if turn % 5 == 0 else 40
+                sent = bytes(tensor("x", size, number).data)
+                assert received(ask(host, size, first=number)).outputs[0].data == sent * 2
+
+        on_threads(12, work)
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute, on_ask=doubled) as caller:
+            assert await caller.executed() == [Answer([])]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("method", ["infer", "call"])
+def test_more_calls_than_the_server_takes_wait_for_one_another(method: str):
+    """The server answers none of them before all that may be are under way."""
+    count = MAX_CALLS + 60
+
+    def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
+        def work(number: int) -> None:
+            if method == "infer":
+                assert received(ask(host, 40, first=number)).outputs[0].data == bytes(tensor("", 40, number).data) * 2
+            else:
+                assert host.call("ask", {"give": number}) == number
+
+        on_threads(count, work)
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute) as caller:
+            heard = caller.heard
+            heard.hold_calls = asyncio.Event()
+            caller.stage.connection.execute([item(1, 10)], 0)
+            seen = heard.asked if method == "infer" else heard.calls
+            await caller.until(lambda: len(seen) == MAX_CALLS, "all that may be")
+            await asyncio.sleep(0.05)  # for more, which would end the worker
+            assert len(seen) == MAX_CALLS
+            heard.hold_calls.set()
+            heard.on_ask = doubled
+            for asked in heard.asked[:MAX_CALLS]:
+                doubled(asked)
+            await caller.until(lambda: heard.done, "the batch")
+            assert heard.done[0][1].replies == [Answer([])]
+
+    asyncio.run(main())
+
+
+def test_a_loop_makes_as_many_calls_as_it_likes_and_goes_on():
+    turns = []
+
+    async def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
+        async def tick() -> None:
+            while True:
+                turns.append(time.monotonic())
+                await asyncio.sleep(0)
+
+        async def one(number: int) -> None:
+            call = ask(host, 40, first=number)
+            response = await call.receive_async()
+            assert response is not None
+            assert response.outputs[0].data == bytes(tensor("", 40, number).data) * 2
+            assert await call.receive_async() is None
+
+        ticking = asyncio.ensure_future(tick())
+        await asyncio.gather(*(one(number) for number in range(3 * MAX_CALLS)))
+        ticking.cancel()
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute, is_async=True) as caller:
+            caller.stage.connection.execute([item(1, 10)], 0)
+            await caller.until(lambda: len(caller.heard.asked) == MAX_CALLS, "all that may be")
+            before = len(turns)
+            await caller.until(lambda: len(turns) > before + 100, "the loop, which goes on")
+            caller.heard.on_ask = doubled
+            for asked in caller.heard.asked[:MAX_CALLS]:
+                doubled(asked)
+            await caller.until(lambda: caller.heard.done, "the batch")
+            assert caller.heard.done[0][1].replies == [Answer([])]
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_wait_for_room_leaves_the_room_to_the_others():
+    async def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
+        calls = [ask(host, 10) for _ in range(MAX_CALLS)]
+        waiting = [asyncio.ensure_future(ask(host, 10).receive_async()) for _ in range(20)]
+        await asyncio.sleep(0)
+        host.call("answer", {})
+        for task in waiting[:10]:
+            task.cancel()
+        for call in calls:
+            assert (await call.receive_async()) is not None
+        assert None not in await asyncio.gather(*waiting[10:])
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute, is_async=True) as caller:
+            caller.heard.hold_calls = asyncio.Event()
+            caller.stage.connection.execute([item(1, 10)], 0)
+            await caller.until(lambda: caller.heard.calls, "that all are made")
+            caller.heard.on_ask = doubled
+            for asked in list(caller.heard.asked):
+                doubled(asked)
+            caller.heard.hold_calls.set()
+            await caller.until(lambda: caller.heard.done, "the batch")
+            assert caller.heard.done[0][1].replies == [Answer([])]
+            assert len(caller.heard.asked) == MAX_CALLS + 10
+
+    asyncio.run(main())
+
+
+def test_any_other_loop_may_wait_too():
+    """A model that is not asynchronous runs a loop of its own, on the main thread or on another."""
+
+    def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
+        async def one(number: int) -> None:
+            for _ in range(5):
+                response = await ask(host, 40, first=number).receive_async()
+                assert response is not None
+                assert response.outputs[0].data == bytes(tensor("", 40, number).data) * 2
+
+        async def several() -> None:
+            await asyncio.gather(*map(one, range(5)))
+
+        asyncio.run(several())
+        on_threads(4, lambda number: asyncio.run(several()) if number else asyncio.run(one(9)))
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute, on_ask=doubled) as caller:
+            assert await caller.executed() == [Answer([])]
+
+    asyncio.run(main())
+
+
+def test_answers_of_a_decoupled_model_are_acknowledged_as_they_are_received():
+    got = []
+    go_on = threading.Event()
+
+    def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
+        call = ask(host, 10)
+        for response in iter(call.receive, None):
+            got.append((len(response.outputs), response.final))
+            if len(got) == 5:
+                go_on.wait(LIMIT_S)
+        assert call.receive() is None
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute) as caller:
+            caller.stage.connection.execute([item(1, 10)], 0)
+            await caller.until(lambda: caller.heard.asked, "the call")
+            [asked] = caller.heard.asked
+            for number in range(30):
+                asked.answer(tensor("y", 30 * KIB if number % 2 else 10), final=False)
+
+            def told() -> int:
+                assert {ticket for ticket, _ in caller.heard.taken} <= {asked.ticket}
+                return sum(count for _, count in caller.heard.taken)
+
+            await caller.until(lambda: len(got) == 5, "five of them")
+            assert told() <= 5
+            go_on.set()
+            await caller.until(lambda: told() == 30, "all of them")
+            asked.answer()
+            await caller.until(lambda: caller.heard.done, "the batch")
+            assert got == [(1, False)] * 30 + [(0, True)]
+
+    asyncio.run(main())
+
+
+def test_cancelling_asks_the_server_and_the_last_answer_still_comes():
+    def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
+        call = ask(host, 10)
+        call.cancel()
+        with pytest.raises(InferenceError, match="request was cancelled"):
+            received(call)
+        call.cancel()
+        assert call.receive() is None
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute) as caller:
+            caller.stage.connection.execute([item(1, 10)], 0)
+            await caller.until(lambda: caller.heard.uncalled, "the cancellation")
+            [asked] = caller.heard.asked
+            assert caller.heard.uncalled == [asked.ticket]
+            asked.answer(error=InferenceError(ErrorCode.CANCELLED, "request was cancelled"))
+            await caller.until(lambda: caller.heard.done, "the batch")
+            assert caller.heard.done[0][1].replies == [Answer([])]
+            assert caller.heard.uncalled == [asked.ticket]
+
+    asyncio.run(main())
+
+
+def test_a_call_that_waits_for_room_can_be_cancelled():
+    def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
+        calls = [ask(host, 10) for _ in range(MAX_CALLS + 1)]
+        calls[-1].cancel()
+        with pytest.raises(InferenceError, match="request was cancelled"):
+            received(calls[-1])
+        assert calls[-1].receive() is None
+        host.call("answer", {})
+        for call in calls[:-1]:
+            received(call)
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute) as caller:
+            caller.stage.connection.execute([item(1, 10)], 0)
+            await caller.until(lambda: caller.heard.calls, "that all are made")
+            for asked in caller.heard.asked:
+                doubled(asked)
+            await caller.until(lambda: caller.heard.done, "the batch")
+            assert (len(caller.heard.asked), caller.heard.uncalled) == (MAX_CALLS, [])
+
+    asyncio.run(main())
+
+
+def test_a_call_that_is_dropped_before_its_end_is_cancelled_and_leaves_nothing():
+    def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
+        if requests[0].key == 7:
+            ask(host, 10)
+            call = ask(host, 10)
+            call.receive()
+            del call
+            received(ask(host, 10, id="whole"))
+        return [Answer([])]
+
+    def answer(asked: Asked) -> None:
+        asked.answer(tensor("y", 100 * KIB), final=asked.request.id == "whole")
+
+    async def main() -> None:
+        async with calling(execute, on_ask=answer) as caller:
+            await caller.executed(key=7)
+            first, second, _ = caller.heard.asked
+            await caller.until(lambda: len(caller.heard.uncalled) == 2, "both to be cancelled")
+            assert caller.heard.uncalled == [first.ticket, second.ticket]
+            for asked in (first, second):
+                asked.answer(tensor("y", 100 * KIB), final=False)
+                asked.answer(error=InferenceError(ErrorCode.CANCELLED, "request was cancelled"))
+            await caller.nothing_is_held()
+
+    asyncio.run(main())
+
+
+def test_the_server_knows_from_which_batch_a_call_is_made():
+    here: dict[int, asyncio.Event] = {}
+
+    async def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
+        key = requests[0].key
+        await ask(host, 10, id=f"{key} itself").receive_async()
+        await asyncio.gather(*(ask(host, 10, id=f"{key} task").receive_async() for _ in range(2)))
+        await asyncio.to_thread(lambda: ask(host, 10, id=f"{key} thread with context").receive())
+        if key == 1:
+            thread = threading.Thread(target=lambda: ask(host, 10, id="thread").receive())
+            thread.start()
+            await asyncio.to_thread(thread.join)
+        event = here[key] = asyncio.Event()
+        await event.wait()
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute, on_ask=doubled, is_async=True) as caller:
+            for key in (1, 2):
+                caller.stage.connection.execute([item(key, 10)], key)
+            await caller.until(lambda: len(here) == 2, "both batches")
+            asked = {(each.request.id, each.batch, each.slot) for each in caller.heard.asked}
+            whats = ("itself", "task", "thread with context")
+            assert asked == {(f"{key} {what}", key, key) for key in (1, 2) for what in whats} | {("thread", 0, None)}
+            for event in here.values():
+                caller.worker.channel._loop.call_soon_threadsafe(event.set)  # type: ignore[union-attr]
+            await caller.until(lambda: len(caller.heard.done) == 2, "their ends")
+
+    asyncio.run(main())
+
+
+def test_the_one_batch_that_runs_is_that_of_any_thread():
+    def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
+        received(ask(host, 10))
+        on_threads(1, lambda _: received(ask(host, 10)) and None)
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute, on_ask=doubled) as caller:
+            await caller.executed(slot=5)
+            assert [(each.batch, each.slot) for each in caller.heard.asked] == [(1, 5), (1, 5)]
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_sent_is_the_callers_error_and_takes_no_room():
+    def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
+        for _ in range(MAX_CALLS + 1):
+            with pytest.raises(InferenceError, match="a request for model 'other' cannot be sent: ") as caught:
+                ask(host, 10, priority=-1)
+            assert caught.value.code is ErrorCode.INVALID_ARG
+        received(ask(host, 10))
+        # One that waits for room is told as it is received.
+        calls = [ask(host, 10) for _ in range(MAX_CALLS)]
+        wrong = ask(host, 10, priority=-1)
+        for call in calls:
+            received(call)
+        with pytest.raises(InferenceError, match="cannot be sent"):
+            received(wrong)
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute, on_ask=doubled) as caller:
+            assert await caller.executed() == [Answer([])]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["on threads", "on the loop"])
+def test_calls_end_with_the_server(is_async: bool):
+    ends: list[BaseException] = []
+
+    def wait(host: Host) -> None:
+        try:
+            ask(host, 10).receive()
+        except ServerGoneError as error:
+            ends.append(error)
+
+    async def wait_on_loop(host: Host) -> list[Reply]:
+        results = await asyncio.gather(*(ask(host, 10).receive_async() for _ in range(5)), return_exceptions=True)
+        ends.extend(each for each in results if isinstance(each, ServerGoneError))
+        return [Answer([])]
+
+    def execute(host: Host, _: Sequence[HostedRequest]) -> Any:
+        if is_async:
+            return wait_on_loop(host)
+        on_threads(5, lambda _: wait(host))
+        return [Answer([])]
+
+    async def main() -> None:
+        async with stage() as each:
+            worker = HonestWorker(
+                os.dup(each.theirs.fileno()), lambda host: Script(lambda requests: execute(host, requests), is_async)
+            )
+            each.theirs.close()
+            each.connection.execute([item(1, 10)], 0)
+            await each.until(lambda: len(each.heard.asked) == 5, "the calls")
+            each.connection.close()
+            await asyncio.to_thread(worker.join, LIMIT_S)
+            assert not worker.is_alive()
+            assert worker.failure is None
+            assert len(ends) == 5
+            assert sorted(each.heard.uncalled) == [asked.ticket for asked in each.heard.asked]
+            each.heard.asked.clear()
+            del worker.memory, worker.channel, worker.host
+
+    asyncio.run(main())

@@ -1,0 +1,192 @@
+"""How an ensemble's steps are connected, from its configuration alone."""
+
+import pytest
+
+from halimede.core.config.dataflow import check_dataflow
+from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.validate import validate
+from halimede.core.ensemble.graph import check_graph
+from support.graphs import ensemble, model
+
+A = model("a")
+TWO = model("two", inputs=("IN", "IN2"))
+PAIR = model("pair", outputs=("OUT", "OUT2"))
+STEP = "ensemble_scheduling.step"
+
+
+def problems(config: ModelConfig) -> list[tuple[str, str]]:
+    return [(problem.message, problem.path) for problem in check_dataflow(config)]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ensemble([(A, {"IN": "x"}, {"OUT": "y"})]),
+        # In any order; a tensor for two steps, and one that is an output as well.
+        ensemble([(TWO, {"IN": "m", "IN2": "x"}, {"OUT": "y"}), (A, {"IN": "x"}, {"OUT": "m"})], outputs=("y", "m")),
+        # An input that is passed on.
+        ensemble([(A, {"IN": "x"}, {"OUT": "y"})], outputs=("y", "x")),
+        # A tensor that only a condition uses, an input likewise.
+        ensemble(
+            [(A, {"IN": "x"}, {"OUT": "m"}), (A, {"IN": "x"}, {"OUT": "y"}, "m > 0 and z > 0")], inputs=("x", "z")
+        ),
+        ModelConfig(name="m", backend="python"),
+    ],
+)
+def test_what_is_connected_has_no_problems(config):
+    assert problems(config) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        (
+            ensemble([(A, {"IN": "x"}, {"OUT": "y"}), (A, {"IN": "x"}, {"OUT": "y"})]),
+            [
+                (
+                    "ensemble tensor 'y' can appear in an output map only once for ensemble 'e' step 1",
+                    f'{STEP}[1].output_map["OUT"]',
+                )
+            ],
+        ),
+        (
+            ensemble([(PAIR, {"IN": "x"}, {"OUT": "y", "OUT2": "y"})]),
+            [
+                (
+                    "ensemble tensor 'y' can appear in an output map only once for ensemble 'e' step 0",
+                    f'{STEP}[0].output_map["OUT2"]',
+                )
+            ],
+        ),
+        (
+            ensemble([(PAIR, {"IN": "x"}, {"OUT": "y", "OUT2": "x"})]),
+            [
+                (
+                    "ensemble input 'x' can not appear in an output map for ensemble 'e' step 0",
+                    f'{STEP}[0].output_map["OUT2"]',
+                )
+            ],
+        ),
+        (
+            ensemble([(PAIR, {"IN": "x"}, {"OUT": "y", "OUT2": "m"})]),
+            [("ensemble tensor 'm' is unused in ensemble 'e'", f"{STEP}[0].output_map")],
+        ),
+        (
+            ensemble([(A, {"IN": "x"}, {"OUT": "y"})], inputs=("x", "z")),
+            [("ensemble input 'z' for ensemble e' is not used", "input[1].name")],
+        ),
+        (
+            ensemble([(A, {"IN": "x"}, {"OUT": "y"})], outputs=("y", "z")),
+            [("ensemble output 'z' for ensemble e' is not used", "output[1].name")],
+        ),
+        (
+            ensemble([(TWO, {"IN": "x", "IN2": "n"}, {"OUT": "y"})]),
+            [
+                (
+                    "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, 'n', is not "
+                    "connected",
+                    "output[0].name",
+                )
+            ],
+        ),
+        (
+            ensemble([(TWO, {"IN": "x", "IN2": "y"}, {"OUT": "y"})]),
+            [
+                ("output 'y' for ensemble 'e' is not written", "output[0].name"),
+                ("circular dependency between tensors of ensemble 'e': 'y' -> 'y'", f"{STEP}[0].input_map"),
+            ],
+        ),
+        # A circle that leads to an output, and one beside.
+        (
+            ensemble(
+                [
+                    (TWO, {"IN": "x", "IN2": "b"}, {"OUT": "a"}),
+                    (A, {"IN": "a"}, {"OUT": "b"}),
+                    (A, {"IN": "a"}, {"OUT": "y"}),
+                ]
+            ),
+            [
+                (
+                    "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, 'a', is not "
+                    "connected",
+                    "output[0].name",
+                ),
+                ("circular dependency between tensors of ensemble 'e': 'b' -> 'a' -> 'b'", f"{STEP}[1].input_map"),
+            ],
+        ),
+        (
+            ensemble(
+                [
+                    (A, {"IN": "x"}, {"OUT": "y"}),
+                    (A, {"IN": "a"}, {"OUT": "b"}),
+                    (A, {"IN": "b"}, {"OUT": "a"}),
+                ]
+            ),
+            [("circular dependency between tensors of ensemble 'e': 'b' -> 'a' -> 'b'", f"{STEP}[1].input_map")],
+        ),
+        # A tensor that nobody makes, on no way to an output.
+        (
+            ensemble([(A, {"IN": "x"}, {"OUT": "y"}), (A, {"IN": "n"}, {"OUT": "m"})]),
+            [
+                (
+                    "ensemble tensor 'n' is not written: it is no input of ensemble 'e' and stands in no output map",
+                    f"{STEP}[1].input_map",
+                ),
+                ("ensemble tensor 'm' is unused in ensemble 'e'", f"{STEP}[1].output_map"),
+            ],
+        ),
+        # Conditions.
+        (
+            ensemble([(A, {"IN": "x"}, {"OUT": "y"}, "OUT > 0")]),
+            [
+                (
+                    "the condition of step 0 of ensemble 'e' names 'OUT', which is none of its tensors: it must be an "
+                    "input or stand in an output map",
+                    f"{STEP}[0].when",
+                )
+            ],
+        ),
+        (
+            ensemble([(A, {"IN": "x"}, {"OUT": "y"}, "x >")]),
+            [
+                (
+                    "the condition of step 0 of ensemble 'e' cannot be read: at character 4: the condition ends; allowed "
+                    "here: a tensor's name (in backticks where it is not a word), <tensor>.present, "
+                    "<tensor>.shape[<number>], parameters.<name>, a number, a text in quotes, true or false",
+                    f"{STEP}[0].when",
+                )
+            ],
+        ),
+        (
+            ensemble([(A, {"IN": "x"}, {"OUT": "y"}, "y > 0")]),
+            [
+                ("output 'y' for ensemble 'e' is not written", "output[0].name"),
+                ("circular dependency between tensors of ensemble 'e': 'y' -> 'y'", f"{STEP}[0].input_map"),
+            ],
+        ),
+        (
+            ensemble([(A, {"IN": "x", "": "x"}, {"OUT": "y"})]),
+            [
+                (
+                    "'input_map' in step 0 of ensemble 'e' must name a tensor on both sides, got '' and 'x'",
+                    f'{STEP}[0].input_map[""]',
+                )
+            ],
+        ),
+    ],
+)
+def test_what_is_not_connected_is_told(config, found):
+    assert problems(config) == found
+    # It is a part of what a load checks.
+    assert check_graph(config) == check_dataflow(config)
+    assert [(p.message, p.path) for p in validate(config)] == found
+
+
+def test_a_long_chain_that_hangs_in_the_air_is_told_of_in_a_moment():
+    count = 20_000
+    steps = [(A, {"IN": f"t{i}"}, {"OUT": f"t{i + 1}"}) for i in range(count)]
+    config = ensemble([(A, {"IN": "x"}, {"OUT": "y"}), *steps], outputs=("y", f"t{count}"))
+    assert len(problems(config)) == 1
+    circle = ensemble([(A, {"IN": "x"}, {"OUT": "y"}), *steps, (A, {"IN": f"t{count}"}, {"OUT": "t0"})])
+    (found,) = problems(circle)
+    assert found[0].endswith(" -> ...")

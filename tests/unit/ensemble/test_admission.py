@@ -1,0 +1,65 @@
+"""The gate before a step: who goes on, who waits, who is told to leave."""
+
+import pytest
+
+from halimede.core.ensemble.admission import STALE_DEADLINES, Gate
+from halimede.core.types import ErrorCode, InferenceError
+
+
+def test_calls_go_on_up_to_the_limit_and_then_in_their_order() -> None:
+    gate = Gate(2)
+    assert [gate.try_enter((ticket, 1), None) for ticket in range(4)] == [True, True, False, False]
+    assert (gate.under_way, gate.waiting) == (2, 2)
+    assert [gate.leave(), gate.leave(), gate.leave(), gate.leave()] == [(2, 1), (3, 1), None, None]
+    assert (gate.under_way, gate.waiting) == (0, 0)
+
+
+def test_one_that_goes_on_over_the_limit_lets_nobody_else_in() -> None:
+    gate = Gate(1)
+    assert gate.try_enter((1, 1), None)
+    gate.enter()
+    assert not gate.try_enter((2, 1), None)
+    assert gate.leave() is None
+    assert gate.leave() == (2, 1)
+
+
+def test_no_more_than_so_many_wait() -> None:
+    gate = Gate(1, max_waiting=1)
+    assert [gate.try_enter((ticket, 1), None) for ticket in range(2)] == [True, False]
+    with pytest.raises(InferenceError) as refused:
+        gate.try_enter((3, 1), None)
+    assert refused.value == InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+
+
+def test_a_call_that_is_removed_is_passed_over() -> None:
+    gate = Gate(1)
+    for ticket in range(3):
+        gate.try_enter((ticket, 1), None)
+    assert gate.try_remove((1, 1))
+    assert not gate.try_remove((1, 1))
+    assert gate.leave() == (2, 1)
+
+
+def test_calls_expire_at_their_deadlines() -> None:
+    gate = Gate(1)
+    gate.try_enter((0, 1), 5)  # does not wait, and so does not expire
+    for ticket, deadline in ((1, 30), (2, None), (3, 10), (4, 10)):
+        gate.try_enter((ticket, 1), deadline)
+    assert gate.wake_at() == 10
+    assert gate.expire(9) == []
+    assert gate.expire(10) == [(3, 1), (4, 1)]
+    assert gate.wake_at() == 30
+    assert gate.leave() == (1, 1)
+    assert gate.wake_at() is None
+    assert gate.expire(100) == []
+
+
+def test_deadlines_of_calls_that_are_gone_do_not_pile_up() -> None:
+    gate = Gate(1)
+    gate.try_enter((0, 1), None)
+    gate.try_enter((1, 1), 10**12)
+    for ticket in range(2, 10_000):
+        gate.try_enter((ticket, 1), 10**12 + ticket)
+        gate.try_remove((ticket, 1))
+    assert gate.deadlines <= STALE_DEADLINES + 3
+    assert gate.wake_at() == 10**12

@@ -1,0 +1,628 @@
+"""The way of one request through an ensemble, played by hand."""
+
+import gc
+import weakref
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from halimede.core.config.model_config import ModelEnsembling
+from halimede.core.ensemble.graph import Graph, make_graph
+from halimede.core.ensemble.run import Acknowledge, Answer, Call, CancelCall, EnsembleRun, RunAction
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
+from support.graphs import ensemble, graph, model, tensor
+
+A = model("a")
+B = model("b")
+C = model("c")
+TWO = model("two", inputs=("IN", "IN2"))
+OPTIONAL = model("optional", inputs=("IN", "IN2?"))
+PAIR = model("pair", outputs=("OUT", "OUT2"))
+MANY = model("many", decoupled=True)
+MORE = model("more", decoupled=True)
+
+CHAIN = graph([(A, {"IN": "x"}, {"OUT": "m"}), (B, {"IN": "m"}, {"OUT": "y"})])
+FORK = graph(
+    [
+        (A, {"IN": "x"}, {"OUT": "m"}),
+        (B, {"IN": "x"}, {"OUT": "n"}),
+        (TWO, {"IN": "m", "IN2": "n"}, {"OUT": "y"}),
+    ]
+)
+STREAM = graph([(MANY, {"IN": "x"}, {"OUT": "m"}), (A, {"IN": "m"}, {"OUT": "y"})])
+
+
+@dataclass
+class Player:
+    """A run and all that it did, in order; what was done by one step of it is in `last`."""
+
+    graph: Graph
+    request: InferenceRequest = field(default_factory=lambda: InferenceRequest("e", inputs=[tensor("x")]))
+    last: list[RunAction] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.run = EnsembleRun(self.graph, self.request)
+        self.last = self.run.begin()
+
+    def answer(self, call: int, *outputs: Tensor, final: bool = True, **more) -> list[RunAction]:
+        self.last = self.run.on_response(call, InferenceResponse("m", "1", outputs=list(outputs), final=final, **more))
+        return self.last
+
+    def fail(self, call: int, message: str = "boom", *, final: bool = True) -> list[RunAction]:
+        error = InferenceError(ErrorCode.NOT_FOUND, message)
+        self.last = self.run.on_response(call, InferenceResponse("m", "1", error=error, final=final))
+        return self.last
+
+    @property
+    def called(self) -> list[tuple[int, int]]:
+        """Call and step of the last calls."""
+        return [(action.call, action.step) for action in self.last if isinstance(action, Call)]
+
+    @property
+    def requests(self) -> list[InferenceRequest]:
+        return [action.request for action in self.last if isinstance(action, Call)]
+
+    @property
+    def response(self) -> InferenceResponse:
+        """The only answer among the last actions."""
+        (answer,) = [action for action in self.last if isinstance(action, Answer)]
+        return answer.response
+
+
+def values(response: InferenceResponse) -> dict[str, float]:
+    return {t.name: float(t.array().flat[0]) for t in response.outputs}
+
+
+SEQUENCE = {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
+
+
+def test_a_step_follows_the_one_that_makes_its_input():
+    play = Player(CHAIN)
+    assert play.called == [(1, 0)]
+    play.answer(1, tensor("OUT", 2.0))
+    assert play.called == [(2, 1)]
+    assert play.requests == [InferenceRequest("b", inputs=[tensor("IN", 2.0)], outputs=("OUT",))]
+    assert play.answer(2, tensor("OUT", 3.0)) == [
+        Answer(InferenceResponse("e", "", outputs=[tensor("y", 3.0)], parameters=SEQUENCE))
+    ]
+    assert play.run.held == ()
+
+
+def test_steps_that_do_not_need_each_other_run_side_by_side():
+    play = Player(FORK)
+    assert play.called == [(1, 0), (2, 1)]
+    assert play.answer(2, tensor("OUT", 5.0)) == []
+    play.answer(1, tensor("OUT", 4.0))
+    assert play.called == [(3, 2)]
+    assert {t.name: float(t.array().flat[0]) for t in play.requests[0].inputs} == {"IN": 4.0, "IN2": 5.0}
+
+
+def test_every_step_is_told_what_the_client_said():
+    request = InferenceRequest(
+        "e", "", "id7", [tensor("x")], (), {"lang": "de"}, priority=2, timeout_us=5000, sequence_id=42,
+        sequence_start=True,
+    )  # fmt: skip
+    play = Player(CHAIN, request)
+    expected = InferenceRequest(
+        "a", "", "id7", [tensor("IN")], ("OUT",), {"lang": "de"}, priority=2, timeout_us=5000, sequence_id=42,
+        sequence_start=True,
+    )  # fmt: skip
+    assert play.requests == [expected]
+    # What a step's model does to its parameters is not seen by the next.
+    play.requests[0].parameters["lang"] = "en"
+    play.answer(1, tensor("OUT"))
+    assert play.requests[0].parameters == {"lang": "de"}
+    play.answer(2, tensor("OUT"))
+    assert play.response.id == "id7"
+    assert play.response.parameters == {"sequence_id": 42, "sequence_start": True, "sequence_end": False}
+
+
+def test_sequence_parameters_of_an_answer_hold_from_there_on():
+    play = Player(
+        graph([(A, {"IN": "x"}, {"OUT": "m"}), (B, {"IN": "m"}, {"OUT": "n"}), (C, {"IN": "n"}, {"OUT": "y"})])
+    )
+    play.answer(1, tensor("OUT"), parameters={"sequence_id": "s", "sequence_end": True, "else": 1})
+    assert (play.requests[0].sequence_id, play.requests[0].sequence_start, play.requests[0].sequence_end) == (
+        "s",
+        False,
+        True,
+    )
+    assert play.requests[0].parameters == {}
+    play.answer(2, tensor("OUT"))
+    assert play.requests[0].sequence_id == "s"
+    play.answer(3, tensor("OUT"), parameters={"sequence_end": False})
+    assert play.response.parameters == {"sequence_id": "s", "sequence_start": False, "sequence_end": False}
+
+
+def test_a_step_with_a_version_asks_for_it():
+    latest = ensemble([(A, {"IN": "x"}, {"OUT": "y"})])
+    step = latest.ensemble_scheduling.step[0]
+    seventh = replace(latest, ensemble_scheduling=ModelEnsembling((replace(step, model_version=7),)))
+    assert Player(make_graph(latest, [A])).requests[0].model_version == ""
+    assert Player(make_graph(seventh, [A])).requests[0].model_version == "7"
+
+
+# --- what runs ---
+
+
+def test_only_what_the_wanted_outputs_need_is_run():
+    made = graph(
+        [
+            (PAIR, {"IN": "x"}, {"OUT": "y", "OUT2": "m"}),
+            (B, {"IN": "m"}, {"OUT": "z"}),
+            (C, {"IN": "x"}, {"OUT": "w"}),
+        ],
+        outputs=("y", "z", "w"),
+    )
+    play = Player(made, InferenceRequest("e", inputs=[tensor("x")], outputs=("y",)))
+    assert play.called == [(1, 0)]
+    # The step is asked for what is needed of it, and no more.
+    assert play.requests[0].outputs == ("OUT",)
+    play.answer(1, tensor("OUT", 2.0))
+    assert values(play.response) == {"y": 2.0}
+
+    play = Player(made, InferenceRequest("e", inputs=[tensor("x")], outputs=("z", "y")))
+    play.answer(1, tensor("OUT", 2.0), tensor("OUT2", 3.0))
+    play.answer(2, tensor("OUT", 4.0))
+    # In the order in which they were asked for.
+    assert [t.name for t in play.response.outputs] == ["z", "y"]
+    assert len(Player(made).called) == 2
+
+
+def test_an_output_that_is_an_input_is_passed_on():
+    made = graph([(A, {"IN": "x"}, {"OUT": "y"})], outputs=("y", "x"))
+    play = Player(made, InferenceRequest("e", inputs=[tensor("x", 7.0)], outputs=("x",)))
+    assert values(play.response) == {"x": 7.0}
+    assert play.called == []
+
+
+def test_an_optional_input_that_is_absent_is_left_out():
+    made = graph([(OPTIONAL, {"IN": "x", "IN2": "z"}, {"OUT": "y"})], inputs=("x", "z?"))
+    assert [t.name for t in Player(made).requests[0].inputs] == ["IN"]
+    both = InferenceRequest("e", inputs=[tensor("z"), tensor("x")])
+    assert [t.name for t in Player(made, both).requests[0].inputs] == ["IN", "IN2"]
+
+
+def test_an_output_that_did_not_come_is_absent_for_the_next_step_and_in_the_answer():
+    made = graph(
+        [(PAIR, {"IN": "x"}, {"OUT": "m", "OUT2": "n"}), (OPTIONAL, {"IN": "m", "IN2": "n"}, {"OUT": "y"})],
+        outputs=("y", "n"),
+    )
+    play = Player(made)
+    play.answer(1, tensor("OUT"))
+    assert [t.name for t in play.requests[0].inputs] == ["IN"]
+    play.answer(2, tensor("OUT", 2.0))
+    assert values(play.response) == {"y": 2.0}
+
+
+def test_an_answer_without_outputs_has_no_parameters():
+    play = Player(graph([(A, {"IN": "x"}, {"OUT": "y"})]))
+    assert play.answer(1) == [Answer(InferenceResponse("e", ""))]
+
+
+def test_a_model_is_asked_also_without_an_input_that_it_must_have_and_says_so_itself():
+    play = Player(CHAIN)
+    play.answer(1)
+    assert play.requests[0].inputs == []
+    play.fail(2, "expected 1 inputs but got 0 inputs for model 'b'")
+    assert play.response.error is not None
+    assert play.response.error.message == "in ensemble 'e', expected 1 inputs but got 0 inputs for model 'b'"
+
+
+# --- conditions ---
+
+WHEN = graph(
+    [
+        (A, {"IN": "x"}, {"OUT": "score"}),
+        (B, {"IN": "x"}, {"OUT": "y"}, "score > 0.5 and parameters.go != false"),
+        (C, {"IN": "y"}, {"OUT": "z"}),
+        (OPTIONAL, {"IN": "x", "IN2": "z"}, {"OUT": "w"}),
+    ],
+    outputs=("y", "z", "w"),
+)
+
+
+def test_a_step_with_a_condition_waits_for_what_it_names():
+    play = Player(WHEN)
+    assert play.called == [(1, 0)]
+    play.answer(1, tensor("OUT", 0.75))
+    assert play.called == [(2, 1)]
+
+
+def test_a_step_whose_condition_is_false_is_skipped_and_so_is_what_must_have_its_outputs():
+    play = Player(WHEN)
+    play.answer(1, tensor("OUT", 0.25))
+    assert play.called == [(2, 3)]
+    assert [t.name for t in play.requests[0].inputs] == ["IN"]
+    play.answer(2, tensor("OUT", 9.0))
+    assert values(play.response) == {"w": 9.0}
+    assert play.run.held == ()
+
+
+def test_a_condition_may_look_at_the_parameters():
+    play = Player(WHEN, InferenceRequest("e", inputs=[tensor("x")], parameters={"go": False}))
+    play.answer(1, tensor("OUT", 0.75))
+    assert play.called == [(2, 3)]
+
+
+def test_when_every_output_is_skipped_the_answer_is_empty():
+    made = graph([(A, {"IN": "x"}, {"OUT": "y"}, "x > 5")])
+    assert Player(made).last == [Answer(InferenceResponse("e", ""))]
+
+
+def test_a_condition_that_cannot_be_decided_is_the_requests_error_and_says_which():
+    play = Player(WHEN, InferenceRequest("e", inputs=[tensor("x")], parameters={"go": "yes"}))
+    play.answer(1, tensor("OUT", 0.75))
+    assert play.last == [
+        Answer(
+            InferenceResponse(
+                "e",
+                "",
+                error=InferenceError(
+                    ErrorCode.INVALID_ARG,
+                    "in ensemble 'e', step 1 of model 'b', condition \"score > 0.5 and parameters.go != false\": "
+                    "parameter 'go' is a text and false is true or false, which '!=' does not compare",
+                ),
+            )
+        )
+    ]
+
+
+def test_a_step_decided_in_the_same_breath_as_an_error_is_not_called():
+    made = graph(
+        [
+            (A, {"IN": "x"}, {"OUT": "y"}),
+            (B, {"IN": "x"}, {"OUT": "z"}, "parameters.go"),
+            (C, {"IN": "x"}, {"OUT": "w"}),
+        ],
+        outputs=("y", "z", "w"),
+    )
+    play = Player(made, InferenceRequest("e", inputs=[tensor("x")], parameters={"go": 1}))
+    assert play.called == []
+    assert play.response.error is not None
+    assert play.run.held == ()
+
+
+# --- shapes ---
+
+
+@pytest.mark.parametrize(
+    ("batches", "given", "seen"),
+    [
+        (8, (1, 4), (1, 4)),
+        (8, (4,), (1, 4)),
+        (0, (1, 4), (4,)),
+        (0, (4,), (4,)),
+        # Neither can be helped: the model's own check says what is wrong.
+        (0, (2, 4), (2, 4)),
+        (8, (1, 1, 4), (1, 1, 4)),
+    ],
+)
+def test_a_batch_dimension_of_one_is_added_or_removed(batches, given, seen):
+    step = model("a", batch=batches, dims=(4,))
+    made = graph([(step, {"IN": "x"}, {"OUT": "y"})], dims=(4,), batch=8 if len(given) > 1 else 0)
+    data = np.arange(float(np.prod(given)), dtype="<f4").tobytes()
+    play = Player(made, InferenceRequest("e", inputs=[Tensor("x", DataType.FP32, given, data)]))
+    (sent,) = play.requests[0].inputs
+    assert sent.shape == seen
+    assert sent.data is data
+
+
+def test_an_answer_has_the_shapes_of_the_ensemble():
+    step = model("a", batch=0, dims=(4,))
+    play = Player(
+        graph([(step, {"IN": "x"}, {"OUT": "y"})], dims=(4,)),
+        InferenceRequest("e", inputs=[Tensor("x", DataType.FP32, (1, 4), bytes(16))]),
+    )
+    play.answer(1, Tensor("OUT", DataType.FP32, (4,), bytes(16)))
+    assert [t.shape for t in play.response.outputs] == [(1, 4)]
+
+
+# --- memory ---
+
+
+def test_a_tensor_is_never_copied_and_never_shared_as_an_object():
+    data = bytearray(4)
+    request = InferenceRequest("e", inputs=[Tensor("x", DataType.FP32, (1, 1), data)])
+    play = Player(FORK, request)
+    sent = [r.inputs[0] for r in play.requests]
+    assert all(t.data is data for t in sent)
+    # A model's check may give its input another shape.
+    sent[0].shape = (1,)
+    assert sent[1].shape == request.inputs[0].shape == (1, 1)
+
+
+def test_a_tensor_is_let_go_when_its_last_user_has_started():
+    made = graph(
+        [
+            (A, {"IN": "x"}, {"OUT": "m"}),
+            (B, {"IN": "m"}, {"OUT": "n"}),
+            (TWO, {"IN": "m", "IN2": "n"}, {"OUT": "y"}),
+        ]
+    )
+    play = Player(made)
+    assert play.run.held == ()
+    play.answer(1, tensor("OUT"))
+    assert play.run.held == ("m",)
+    play.answer(2, tensor("OUT"))
+    assert play.run.held == ()
+    play.answer(3, tensor("OUT"))
+    assert play.run.held == ()
+
+
+def test_what_the_last_user_has_got_is_freed_with_its_call():
+    class Bytes(bytearray):
+        pass
+
+    data = Bytes(4)
+    seen = weakref.ref(data)
+    run = EnsembleRun(CHAIN, InferenceRequest("e", inputs=[tensor("x")]))
+    run.begin()
+    response = InferenceResponse("a", "1", outputs=[Tensor("OUT", DataType.FP32, (1, 1), data)])
+    actions = run.on_response(1, response)
+    del data, response
+    assert seen() is not None
+    del actions
+    gc.collect()
+    assert seen() is None
+
+
+def test_a_tensor_that_nobody_needs_is_not_held():
+    made = graph([(PAIR, {"IN": "x"}, {"OUT": "y"}), (A, {"IN": "y"}, {"OUT": "z"})], outputs=("y", "z"))
+    play = Player(made)
+    play.answer(1, tensor("OUT"), tensor("OUT2"), tensor("OUT3"))
+    assert play.run.held == ("y",)
+
+
+# --- errors and cancellation ---
+
+
+def test_the_first_failing_step_is_the_answer_when_all_calls_are_over():
+    play = Player(FORK, InferenceRequest("e", id="i", inputs=[tensor("x")]))
+    assert play.fail(2, "first") == []
+    assert play.run.held == ()
+    error = InferenceError(ErrorCode.NOT_FOUND, "in ensemble 'e', first")
+    assert play.fail(1, "second") == [Answer(InferenceResponse("e", "", "i", error=error))]
+    assert play.run.cancel() == []
+
+
+def test_nothing_is_called_after_an_error():
+    play = Player(
+        graph(
+            [
+                (A, {"IN": "x"}, {"OUT": "y"}),
+                (B, {"IN": "x"}, {"OUT": "m"}),
+                (C, {"IN": "m"}, {"OUT": "z"}),
+            ],
+            outputs=("y", "z"),
+        )
+    )
+    play.fail(1)
+    assert [type(action) for action in play.answer(2, tensor("OUT"))] == [Answer]
+
+
+def test_an_error_within_an_inner_ensemble_names_both():
+    play = Player(CHAIN)
+    play.fail(1, "in ensemble 'inner', boom")
+    assert play.response.error == InferenceError(ErrorCode.NOT_FOUND, "in ensemble 'e', in ensemble 'inner', boom")
+
+
+def test_a_cancelled_run_cancels_its_calls_and_ends_when_they_have():
+    play = Player(FORK)
+    assert play.run.cancel() == [CancelCall(1), CancelCall(2)]
+    assert play.run.held == ()
+    assert play.run.cancel() == []
+    assert play.answer(1, tensor("OUT")) == []
+    play.fail(2)
+    assert play.response.error == InferenceError(ErrorCode.CANCELLED, "request was cancelled")
+    assert play.run.cancel() == []
+
+
+def test_a_run_that_is_cancelled_before_it_began_ends_at_once():
+    run = EnsembleRun(CHAIN, InferenceRequest("e", inputs=[tensor("x")]))
+    (answer,) = run.cancel()
+    assert isinstance(answer, Answer)
+    assert run.begin() == []
+    assert run.held == ()
+
+
+def test_cancelling_after_an_error_keeps_the_error():
+    play = Player(FORK)
+    play.fail(1)
+    assert play.run.cancel() == [CancelCall(2)]
+    play.fail(2, "request was cancelled")
+    assert play.response.error == InferenceError(ErrorCode.NOT_FOUND, "in ensemble 'e', boom")
+
+
+def test_a_model_that_has_become_decoupled_is_an_error_and_not_a_second_answer():
+    play = Player(CHAIN)
+    play.answer(1, tensor("OUT"), final=False)
+    assert play.last == [Acknowledge(1), CancelCall(1)]
+    play.answer(1, tensor("OUT"), final=False)
+    assert play.last == [Acknowledge(1)]
+    play.answer(1)
+    assert play.response.error is not None
+    assert play.response.error.code is ErrorCode.INTERNAL
+
+
+# --- decoupled steps ---
+
+
+def answers(play: Player) -> list[tuple[dict[str, float], bool]]:
+    return [(values(a.response), a.response.final) for a in play.last if isinstance(a, Answer)]
+
+
+def test_every_answer_of_a_decoupled_step_goes_its_own_way():
+    play = Player(STREAM)
+    play.answer(1, tensor("OUT", 1.0), final=False)
+    assert play.called == [(2, 1)]
+    play.answer(1, tensor("OUT", 2.0), final=False)
+    assert play.called == [(3, 1)]
+    # In the order in which they are done, each acknowledged when it is.
+    play.answer(3, tensor("OUT", 20.0))
+    assert (answers(play), play.last[-1]) == ([({"y": 20.0}, False)], Acknowledge(1))
+    play.answer(2, tensor("OUT", 10.0))
+    assert (answers(play), play.last[-1]) == ([({"y": 10.0}, False)], Acknowledge(1))
+    assert play.answer(1) == [Answer(InferenceResponse("e", ""))]
+    assert play.run.held == ()
+
+
+def test_the_last_answer_may_say_that_it_is_the_last():
+    play = Player(STREAM)
+    play.answer(1, tensor("OUT", 1.0))
+    assert play.called == [(2, 1)]
+    play.answer(2, tensor("OUT", 2.0))
+    assert answers(play) == [({"y": 2.0}, False), ({}, True)]
+
+
+def test_no_answers_are_an_empty_final_one():
+    assert Player(STREAM).answer(1) == [Answer(InferenceResponse("e", ""))]
+
+
+def test_the_end_waits_for_what_the_answers_set_going():
+    play = Player(STREAM)
+    play.answer(1, tensor("OUT", 1.0), final=False)
+    assert play.answer(1) == []
+    play.answer(2, tensor("OUT", 2.0))
+    # Who has given its last answer needs no acknowledgement.
+    assert [type(action) for action in play.last] == [Answer, Answer]
+
+
+JOINED = graph(
+    [
+        (MANY, {"IN": "x"}, {"OUT": "m"}),
+        (A, {"IN": "x"}, {"OUT": "n"}),
+        (TWO, {"IN": "m", "IN2": "n"}, {"OUT": "y"}),
+    ],
+    outputs=("y", "n"),
+)
+
+
+def test_what_there_is_once_is_shared_by_all_answers_whoever_comes_first():
+    play = Player(JOINED)
+    play.answer(1, tensor("OUT", 1.0), final=False)
+    assert play.called == []
+    play.answer(2, tensor("OUT", 5.0))
+    assert play.called == [(3, 2)]
+    play.answer(1, tensor("OUT", 2.0), final=False)
+    assert play.called == [(4, 2)]
+    assert values(InferenceResponse("", "", outputs=play.requests[0].inputs)) == {"IN": 2.0, "IN2": 5.0}
+    play.answer(3, tensor("OUT", 10.0))
+    assert answers(play) == [({"y": 10.0, "n": 5.0}, False)]
+    assert play.run.held == ("n",)
+    play.answer(4, tensor("OUT", 20.0))
+    assert answers(play) == [({"y": 20.0, "n": 5.0}, False)]
+    assert play.answer(1) == [Answer(InferenceResponse("e", ""))]
+    assert play.run.held == ()
+
+
+def test_what_is_shared_is_let_go_when_no_more_answers_can_come():
+    made = graph(
+        [
+            (MANY, {"IN": "x"}, {"OUT": "m"}),
+            (A, {"IN": "x"}, {"OUT": "n"}),
+            (B, {"IN": "n"}, {"OUT": "o"}),
+            (TWO, {"IN": "m", "IN2": "n"}, {"OUT": "y"}),
+        ],
+        outputs=("y", "o"),
+    )
+    play = Player(made)
+    play.answer(2, tensor("OUT"))
+    assert play.run.held == ("n",)
+    play.answer(1)
+    assert play.run.held == ()
+    # Nothing is kept for answers that will not come, but step 2 is still under way.
+    assert answers(play) == []
+    assert answers_after(play, 3) == [({}, True)]
+    assert play.run.held == ()
+
+
+def answers_after(play: Player, call: int) -> list[tuple[dict[str, float], bool]]:
+    play.answer(call, tensor("OUT"))
+    return answers(play)
+
+
+def test_a_decoupled_step_behind_another_answers_for_each_of_its_answers():
+    made = graph([(MANY, {"IN": "x"}, {"OUT": "m"}), (MORE, {"IN": "m"}, {"OUT": "y"})])
+    play = Player(made)
+    play.answer(1, tensor("OUT", 1.0), final=False)
+    play.answer(1, tensor("OUT", 2.0), final=False)
+    play.answer(1)
+    assert answers(play) == []
+    play.answer(2, tensor("OUT", 10.0), final=False)
+    assert play.last[-1] == Acknowledge(2)
+    assert answers(play) == [({"y": 10.0}, False)]
+    play.answer(3, tensor("OUT", 20.0), final=False)
+    assert answers(play) == [({"y": 20.0}, False)]
+    play.answer(3)
+    play.answer(2, tensor("OUT", 11.0))
+    assert answers(play) == [({"y": 11.0}, False), ({}, True)]
+
+
+def test_an_answer_is_acknowledged_when_all_that_follows_from_it_is_over():
+    made = graph([(MANY, {"IN": "x"}, {"OUT": "m"}), (MORE, {"IN": "m"}, {"OUT": "y"})])
+    play = Player(made)
+    play.answer(1, tensor("OUT", 1.0), final=False)
+    play.answer(2, tensor("OUT", 10.0), final=False)
+    assert play.last.count(Acknowledge(1)) == 0
+    assert play.answer(2) == [Acknowledge(1)]
+
+
+def test_a_decoupled_ensemble_of_which_only_other_outputs_are_wanted_gives_one_answer_and_the_end():
+    play = Player(JOINED, InferenceRequest("e", inputs=[tensor("x")], outputs=("n",)))
+    assert play.called == [(1, 1)]
+    play.answer(1, tensor("OUT", 5.0))
+    assert answers(play) == [({"n": 5.0}, False), ({}, True)]
+
+
+def test_a_decoupled_step_that_is_skipped_leaves_one_answer_without_its_outputs():
+    made = graph(
+        [(MANY, {"IN": "x"}, {"OUT": "y"}, "x > 5"), (A, {"IN": "x"}, {"OUT": "n"})],
+        outputs=("y", "n"),
+    )
+    play = Player(made)
+    assert play.called == [(1, 1)]
+    play.answer(1, tensor("OUT", 5.0))
+    assert answers(play) == [({"n": 5.0}, False), ({}, True)]
+    assert play.run.held == ()
+
+
+def test_a_condition_is_asked_once_per_answer():
+    made = graph([(MANY, {"IN": "x"}, {"OUT": "m"}), (A, {"IN": "m"}, {"OUT": "y"}, "m > 1")])
+    play = Player(made)
+    play.answer(1, tensor("OUT", 1.0), final=False)
+    assert play.last == [Answer(InferenceResponse("e", "", final=False)), Acknowledge(1)]
+    play.answer(1, tensor("OUT", 2.0), final=False)
+    assert play.called == [(2, 1)]
+
+
+def test_an_error_after_some_answers_ends_the_stream_and_its_model():
+    play = Player(STREAM)
+    play.answer(1, tensor("OUT", 1.0), final=False)
+    play.answer(1, tensor("OUT", 2.0), final=False)
+    play.answer(2, tensor("OUT", 10.0))
+    # What was not used up is given back, or its sender would wait for ever.
+    assert play.fail(3) == [Acknowledge(1), CancelCall(1)]
+    assert play.run.held == ()
+    assert play.answer(1, tensor("OUT", 3.0), final=False) == [Acknowledge(1)]
+    play.answer(1)
+    assert play.response.error == InferenceError(ErrorCode.NOT_FOUND, "in ensemble 'e', boom")
+    assert play.response.final
+
+
+def test_an_error_that_is_not_the_last_answer_of_its_step_is_the_last_of_the_ensemble():
+    play = Player(STREAM)
+    assert play.fail(1, final=False) == [Acknowledge(1), CancelCall(1)]
+    play.answer(1)
+    assert play.response.error == InferenceError(ErrorCode.NOT_FOUND, "in ensemble 'e', boom")
+
+
+def test_a_stream_that_is_cancelled_ends_with_its_steps():
+    play = Player(STREAM)
+    play.answer(1, tensor("OUT", 1.0), final=False)
+    assert play.run.cancel() == [Acknowledge(1), CancelCall(1), CancelCall(2)]
+    play.answer(2, tensor("OUT"))
+    assert play.last == []
+    play.answer(1)
+    assert play.response.error == InferenceError(ErrorCode.CANCELLED, "request was cancelled")
