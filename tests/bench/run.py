@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import bls
 import hop
 import micro
 import models
@@ -207,6 +208,7 @@ ON_A_SERVER: dict[str, Callable[[ServerProcess], list[Row]]] = {
 ALONE: dict[str, Callable[[Path], list[Row]]] = {
     "micro": lambda _: micro_rows(),
     "hop": lambda _: hop_rows(),
+    "bls": lambda _: bls_rows(),
     "start": start_rows,
 }
 
@@ -227,6 +229,16 @@ def hop_rows() -> list[Row]:
     return [
         row("worker-hop-64", "us per batch", hop.hop_us(64, 5_000), note),
         row("worker-hop-600k", "us per batch", hop.hop_us(600_000, 1_000), note),
+    ]
+
+
+def bls_rows() -> list[Row]:
+    """A model that calls another one, again and again."""
+    note = "CPU of server, caller and called model together, of a python model that calls one"
+    return [
+        row("bls-64", "us per call", bls.bls_us(64, 5_000), note),
+        row("bls-600k", "us per call", bls.bls_us(600_000, 1_000), note),
+        row("bls-64-thread", "us per call", bls.bls_us(64, 5_000, "identity"), "the called model on a thread"),
     ]
 
 

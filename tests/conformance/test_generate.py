@@ -6,10 +6,9 @@ import json
 import random
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import urllib3
 
 from support.calls import canceled, executing, metric
 from support.models import add_identity, write_config
+from support.served import workers
 from support.server import RunningServer, Start, start_server, wait_until
 
 MODEL = '''
@@ -73,6 +73,19 @@ instance_group { kind: KIND_CPU count: 1 }
 """
 
 
+ENSEMBLE = """
+platform: "ensemble"
+input { name: "COUNT" data_type: TYPE_INT32 dims: 1 }
+output { name: "TOKEN" data_type: TYPE_STRING dims: 1 }
+ensemble_scheduling {
+  step {
+    model_name: "tokens" model_version: -1
+    input_map { key: "N" value: "COUNT" } output_map { key: "TEXT" value: "TOKEN" }
+  }
+}
+"""
+
+
 def write_repository(models: Path) -> None:
     for name in ("tokens", "stalled"):
         write_config(models / name, CONFIG)
@@ -80,6 +93,8 @@ def write_repository(models: Path) -> None:
         (models / name / "1" / "model.py").write_text(MODEL)
     add_identity(models, "ident", datatype="FP32", dims="-1")
     add_identity(models, "text", datatype="BYTES", dims="1")
+    (models / "pipeline" / "1").mkdir(parents=True)
+    write_config(models / "pipeline", ENSEMBLE)
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +178,16 @@ def test_errors_have_their_status_before_the_first_event_and_are_the_last_one_af
     idle(server)
 
 
+def test_an_ensemble_generates_as_its_models_do(server: RunningServer) -> None:
+    told = stream(server, {"COUNT": 40, "id": "e"}, "pipeline")
+    assert [each["TOKEN"] for each in told] == [f"é\n{number}" for number in range(40)]
+    assert {(each["id"], each["model_name"]) for each in told} == {("e", "pipeline")}
+    assert stream(server, {"COUNT": 0}, "pipeline") == []
+    assert server.post("/v2/models/pipeline/generate", {"COUNT": 1}).json["TOKEN"] == "é\n0"
+    assert server.post("/v2/models/pipeline/generate", {"COUNT": 2}).status == 400
+    assert "boom" in server.post("/v2/models/pipeline/generate_stream", {"COUNT": 2, "fail_at": 0}).error
+
+
 def test_a_load_balancer_learns_of_the_models_cache(server: RunningServer) -> None:
     for verb in ("generate", "generate_stream"):
         answer = server.post(f"/v2/models/tokens/{verb}", {"N": 1}, {"endpoint-load-metrics-format": "json"})
@@ -203,17 +228,13 @@ def test_infer_as_events(server: RunningServer) -> None:
 
 def test_aiohttp_gets_events_as_they_are_made(server: RunningServer) -> None:
     async def story() -> list[float]:
-        at: list[float] = []
         url = f"http://{server.http_url}/v2/models/tokens/generate_stream"
         async with (
             aiohttp.ClientSession() as session,
             session.post(url, json={"N": 4, "pause_ms": 150}) as response,
         ):
             assert response.status == 200
-            async for line in response.content:
-                if line.startswith(b"data: "):
-                    at.append(time.monotonic())
-        return at
+            return [time.monotonic() async for line in response.content if line.startswith(b"data: ")]
 
     at = asyncio.run(story())
     assert len(at) == 4
@@ -340,37 +361,49 @@ def draining(start: Start, tmp_path: Path) -> RunningServer:
     return start("--model-repository", models, "--exit-timeout-secs=3")
 
 
-def begin(server: RunningServer, document: object) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+@contextmanager
+def begun(server: RunningServer, document: object) -> Iterator[http.client.HTTPResponse]:
+    """A stream of which the first event has come."""
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
-    connection.request("POST", "/v2/models/tokens/generate_stream", json.dumps(document))
-    response = connection.getresponse()
-    assert response.readline().startswith(b"data: ")
-    assert response.readline() == b"\n"
-    return connection, response
+    with closing(connection):
+        connection.request("POST", "/v2/models/tokens/generate_stream", json.dumps(document))
+        response = connection.getresponse()
+        assert response.readline().startswith(b"data: ")
+        assert response.readline() == b"\n"
+        yield response
 
 
 def test_a_stop_lets_streams_finish(draining: RunningServer) -> None:
-    connection, response = begin(draining, {"N": 10, "pause_ms": 100})
-    draining.process.send_signal(signal.SIGTERM)
-    assert [each["OUT"] for each in events(response.read())] == list(range(1, 10))
+    with begun(draining, {"N": 10, "pause_ms": 100}) as response:
+        draining.process.send_signal(signal.SIGTERM)
+        assert [each["OUT"] for each in events(response.read())] == list(range(1, 10))
     assert draining.process.wait(20) == 0, draining.log
-    connection.close()
 
 
 def test_at_the_limit_a_stream_ends_with_an_error_event(draining: RunningServer) -> None:
-    connection, response = begin(draining, {"N": 100_000, "pause_ms": 50})
-    draining.process.send_signal(signal.SIGTERM)
-    *_, last = events(response.read())
+    with begun(draining, {"N": 100_000, "pause_ms": 50}) as response:
+        draining.process.send_signal(signal.SIGTERM)
+        *_, last = events(response.read())
     assert "Server is stopping" in last["error"]
     assert draining.process.wait(20) == 1
-    connection.close()
 
 
-def test_a_worker_that_dies_is_the_last_event(draining: RunningServer) -> None:
-    connection, response = begin(draining, {"N": 100_000, "pause_ms": 5})
-    workers = [each for each in psutil.Process(draining.process.pid).children(recursive=True)]
-    killer = threading.Timer(0.1, lambda: [each.kill() for each in workers if "tokens" in " ".join(each.cmdline())])
-    killer.start()
-    *_, last = events(response.read())
+def test_the_death_of_a_worker_is_the_last_event(draining: RunningServer) -> None:
+    with begun(draining, {"N": 100_000, "pause_ms": 5}) as response:
+        for worker in workers(draining, "tokens"):
+            worker.kill()
+        *_, last = events(response.read())
     assert "is not healthy" in last["error"]
-    connection.close()
+
+
+def test_restrictions_and_forwarded_headers_are_those_of_inference(start: Start, repository: Path) -> None:
+    write_repository(repository)
+    server = start(
+        *("--model-repository", repository, "--http-restricted-api=inference:key=secret"),
+        "--http-header-forward-pattern=x-.*",
+    )
+    for verb in ("generate", "generate_stream"):
+        refused = server.post(f"/v2/models/tokens/{verb}", {"N": 1})
+        assert (refused.status, refused.error) == (403, "This API is restricted, expecting header 'key'")
+        answer = server.post(f"/v2/models/tokens/{verb}", {"N": 1, "x-b": 2}, {"key": "secret", "X-A": "1", "x-b": "0"})
+        assert json.loads(json.loads(answer.body.removeprefix(b"data: "))["told"]) == {"X-A": "1", "x-b": 2}

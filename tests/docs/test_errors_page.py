@@ -45,12 +45,16 @@ PYTHON_MODELS = {
     "parks": "    def execute(self, requests): os._exit(3)",
     "hangs": "    def execute(self, requests): time.sleep(60)",
     "streams": "    def execute(self, requests): pass",
+    "quiet": "    def execute(self, requests):\n"
+    "        for request in requests:\n"
+    "            request.get_response_sender().send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)",
     "startraises": "    def initialize(self, args): 1 / 0\n    def execute(self, requests): pass",
     "startdies": "    def initialize(self, args): os._exit(3)\n    def execute(self, requests): pass",
 }
 PYTHON_SETTINGS = {
     "hangs": 'parameters { key: "EXECUTION_TIMEOUT_MS" value: { string_value: "200" } }',
     "streams": "model_transaction_policy { decoupled: true }",
+    "quiet": "model_transaction_policy { decoupled: true }",
 }
 
 
@@ -131,6 +135,11 @@ PROVOKED = {
     "an execution takes longer than `EXECUTION_TIMEOUT_MS`": ask_python("hangs"),
     "every instance has died five times within a minute": ask_python("parks", 6),
     "a decoupled model is asked over HTTP": ask_python("streams"),
+    "`generate` of a model that does not answer exactly once": lambda s: s.post(
+        "/v2/models/python_quiet/generate", {"IN": [1, 2, 3, 4]}
+    ),
+    "`generate` with values that fit no shape of the input": lambda s: s.post("/v2/models/m/generate", {"IN": [1, 2]}),
+    "`generate` with a compressed body": lambda s: s.post("/v2/models/m/generate", {}, {"Content-Encoding": "gzip"}),
     "load: a python model's `initialize` raises": lambda s: s.post("/v2/repository/models/python_startraises/load"),
     "load: the process dies in `initialize`": lambda s: s.post("/v2/repository/models/python_startdies/load"),
     "a restricted call without its header": lambda s: s.get("/v2/logging"),

@@ -2,8 +2,15 @@
 
 import pytest
 
+from halimede.core.config.check_request import Checked
 from halimede.core.observe.custom_metrics import CustomMetrics
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types.caller import Caller
+from halimede.runtime.clock import monotonic_ns
+from halimede.runtime.pump import SLOT_STRIDE
+from halimede.runtime.server import OnResponse
 from halimede.runtime.services import ModelServices
+from support.pumping import Bench, story
 
 
 def test_thousands_of_updates_that_fail_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -15,3 +22,57 @@ def test_thousands_of_updates_that_fail_are_one_line_of_the_log(caplog: pytest.L
     assert metrics.value("m#1", metric) == 5
     [line] = [record.getMessage() for record in caplog.records]
     assert (line.startswith("model 'm': "), line.endswith(" (3999 more updates failed)")) == (True, True)
+
+
+class Played:
+    """A server that keeps who asked for what."""
+
+    def __init__(self) -> None:
+        self.callers: list[Caller | None] = []
+
+    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
+        self.callers.append(caller)
+        return len(self.callers)
+
+
+def test_a_call_says_what_waits_for_it_and_how_deep_it_lies() -> None:
+    async def tell() -> None:
+        bench = Bench(concurrency=2, preferred_batch_size=(1,))
+        services, server = ModelServices(CustomMetrics()), Played()
+        services.models = server  # type: ignore[assignment]  # all that a call needs of it
+        services.register("m#1", bench.pump)
+        request = InferenceRequest("m", id="1")
+        bench.pump.submit(1, request, Checked(1, 4, ()), lambda _: None, monotonic_ns(), Caller(4))
+        bench.submit(2)
+        await bench.turn()
+
+        def ask(slot: int | None, *requests: int) -> Caller | None:
+            services.infer("m#1", 0, slot, requests, InferenceRequest("other"), lambda _: None)
+            return server.callers[-1]
+
+        first, second = bench.pump.batch_on(0), bench.pump.batch_on(SLOT_STRIDE)
+        assert (ask(0), ask(1)) == (Caller(5, first), Caller(1, second))
+        # Of open requests, whose batch is over: as deep as any of them that is left.
+        assert (ask(None, 1, 2), ask(None, 2), ask(None, 99), ask(None)) == (Caller(5), Caller(1), Caller(1), Caller(1))
+
+    story(tell)
+
+
+def test_a_call_of_a_model_that_is_not_there_any_more_is_refused() -> None:
+    async def tell() -> None:
+        services, answers = ModelServices(CustomMetrics()), list[InferenceResponse]()
+        pump = Bench().pump
+
+        def ask() -> InferenceError | None:
+            assert services.infer("m#1", 0, 0, (), InferenceRequest("other", id="a"), answers.append) == 0
+            return answers[-1].error
+
+        refusal = InferenceError(ErrorCode.UNAVAILABLE, "the server is not up yet")
+        services.register("m#1", pump)
+        assert ask() == refusal
+        services.models = Played()  # type: ignore[assignment]  # all that a call needs of it
+        services.forget("m#1")
+        assert ask() == refusal
+        assert [(answer.model_name, answer.id, answer.final) for answer in answers] == [("other", "a", True)] * 2
+
+    story(tell)

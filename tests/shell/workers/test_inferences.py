@@ -425,6 +425,35 @@ def test_answers_of_a_decoupled_model_are_acknowledged_as_they_are_received():
     asyncio.run(main())
 
 
+def test_threads_may_share_the_answers_of_one_call():
+    """Each gets some of them, all are acknowledged once, and all hear of the end."""
+    got: list[int] = []
+
+    def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
+        call = ask(host, 10)
+
+        def work(_: int) -> None:
+            for response in iter(call.receive, None):
+                got.extend(int(output.shape[0]) for output in response.outputs)
+
+        on_threads(4, work)
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute) as caller:
+            heard = caller.heard
+            caller.stage.connection.execute([item(1, 10)], 0)
+            await caller.until(lambda: heard.asked, "the call")
+            for size in range(1, 1001):
+                await caller.until(lambda s=size: s - sum(count for _, count in heard.taken) < 32, "room")  # type: ignore[misc]
+                heard.asked[0].answer(tensor("y", size), final=False)
+            heard.asked[0].answer()
+            await caller.until(lambda: heard.done, "the batch")
+            assert sorted(got) == list(range(1, 1001))
+
+    asyncio.run(main())
+
+
 def test_cancelling_asks_the_server_and_the_last_answer_still_comes():
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         call = ask(host, 10)

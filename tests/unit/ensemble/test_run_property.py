@@ -256,6 +256,8 @@ class Driver:
         request.parameters = dict(case.parameters)
         self.run = EnsembleRun(graph, request)
         self.chance = random.Random(case.seed)
+        slow = Slow(case)
+        self.needed = {*slow.wanted, *(t for i in slow.needs(slow.wanted) for t in slow.tensors(i))}
         self.open: dict[int, tuple[int, dict[str, float], int]] = {}
         self.calls: list[tuple[int, tuple[tuple[str, float], ...]]] = []
         self.owed: Counter[int] = Counter()
@@ -286,6 +288,8 @@ class Driver:
                     assert self.first_error is None
                     inputs = {t.name: single(t.data) for t in request.inputs}
                     assert request.model_name == f"m{step}"
+                    asked = {self.case.parts[step].outputs[key] for key in request.outputs}
+                    assert asked <= self.needed
                     self.open[call] = (step, inputs, 0)
                     self.calls.append((step, tuple(sorted(inputs.items()))))
                 case CancelCall(call):

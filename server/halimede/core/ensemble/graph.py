@@ -27,9 +27,9 @@ _SHOWN_PROBLEMS = 16
 class Step:
     """One call of a model. `inputs` and `outputs` say which of the ensemble's tensors each of the model's is.
 
-    `version` -1 is the highest at the time of the call. `ranks` has the dimensions that the model wants of each input,
-    the batch dimension counted where it `batches`. `scope` is the one that it runs in, `opens` the one of its outputs:
-    the same but for a decoupled step.
+    `version` -1 is the highest at the time of the call. `tensors` are those that it waits for, each once. `ranks` has
+    the dimensions that the model wants of each input, the batch dimension counted where it `batches`. `scope` is the
+    one that it runs in, `opens` the one of its outputs: the same but for a decoupled step.
     """
 
     index: int
@@ -38,18 +38,13 @@ class Step:
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     when: Condition | None
+    tensors: tuple[str, ...]
     decoupled: bool
     batches: bool
     ranks: Mapping[str, int]
     optional: frozenset[str]
     scope: int
     opens: int
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """The tensors that it waits for, each once."""
-        named = self.when.tensors if self.when is not None else ()
-        return tuple(dict.fromkeys([*self.inputs.values(), *named]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +207,7 @@ def _order(config: ModelConfig, steps: Sequence[EnsembleStep], conditions: Seque
 
 def _make_step(index: int, step: EnsembleStep, member: ModelConfig, condition: Condition | None, scope: int) -> Step:
     inputs = {tensor.name: tensor for tensor in member.input}
+    named = condition.tensors if condition is not None else ()
     policy = member.model_transaction_policy
     decoupled = policy is not None and policy.decoupled
     return Step(
@@ -222,6 +218,7 @@ def _make_step(index: int, step: EnsembleStep, member: ModelConfig, condition: C
         inputs={tensor.name: step.input_map[tensor.name] for tensor in member.input if tensor.name in step.input_map},
         outputs={o.name: step.output_map[o.name] for o in member.output if o.name in step.output_map},
         when=condition,
+        tensors=tuple(dict.fromkeys([*step.input_map.values(), *named])),
         decoupled=decoupled,
         batches=member.max_batch_size > 0,
         ranks={name: len(_shape(member, inputs[name])) for name in step.input_map},

@@ -81,7 +81,7 @@ class Calls:
         self._take_wanted = take_wanted
         self._under_way: dict[int, _Record] = {}
         self._last = 0
-        self._starting = threading.Lock()
+        self._lock = threading.Lock()
         self._waiting_for_room: deque[_Waiter] = deque()
         self._process = os.getpid()
         self._is_gone = False
@@ -106,7 +106,7 @@ class Calls:
     def _try_send(self, record: _Record) -> bool:
         """Whether it is sent, now or before; not while as many as may be are under way. InferenceError when it cannot
         be sent at all."""
-        with self._starting:
+        with self._lock:
             request = record.request
             if request is None:
                 return True
@@ -191,15 +191,19 @@ class Calls:
         except IndexError:
             return None
         if not response.final:
-            record.untold += 1
-            if not record.has_ended and (record.untold >= TAKEN_TOGETHER or not record.answers):
-                count, record.untold = record.untold, 0
+            with self._lock:
+                record.untold += 1
+                tells = not record.has_ended and (record.untold >= TAKEN_TOGETHER or not record.answers)
+                count = record.untold
+                if tells:
+                    record.untold = 0
+            if tells:
                 self._channel.send(frames.frame(Kind.TAKEN, frames.TAKEN.pack(record.number, count)))
         return response
 
     def cancel(self, record: _Record) -> None:
         """See `hosting.Call.cancel`."""
-        with self._starting:
+        with self._lock:
             request, record.request = record.request, None
         if request is not None:
             self._end(record, InferenceError(ErrorCode.CANCELLED, "request was cancelled"))

@@ -236,8 +236,10 @@ class WorkerHost:
         return self._channel.call(method, arguments)
 
     def infer(self, request: InferenceRequest) -> InferenceCall:
+        call = self._inferences.infer(request)
+        # Afterwards: the server works meanwhile.
         self.give_back()
-        return self._inferences.infer(request)
+        return call
 
     def update_metric(self, metric: int, operation: str, value: float) -> None:
         packed = frames.METRIC.pack(metric, frames.METRIC_OPERATIONS.index(operation), value)
