@@ -25,6 +25,9 @@ class Asker(Protocol):
         `slot` is where the batch runs that it is made from, None when that is over or not known.
         """
 
+    def on_told(self) -> None:
+        """The model's code was sent an answer."""
+
     def on_cancel_call(self, ticket: int) -> None:
         """Nobody waits for it any more."""
 
@@ -74,6 +77,7 @@ class Inferences:
         else:
             inference.untaken += 1
         self._send(inference.number, response)
+        self._asker.on_told()
 
     def cancel(self, number: int) -> None:
         inference = self._under_way.get(number)

@@ -139,6 +139,9 @@ class ProcessWorker:
         self._last_took_ns = WATCH_NS
         """How long the last batch took there and back."""
         self._watches_until: int | None = None
+        self._is_watching = False
+        self._told_ns = 0
+        self._asks_soon = False
         self._limits: dict[int, asyncio.TimerHandle] = {}
         self._kept: list[Batch] = []
         """Batches that the last process had not even read: the next one gets them first."""
@@ -192,8 +195,7 @@ class ProcessWorker:
         number = life.connection.execute(items, slot)
         now = self._dispatched[number] = time.monotonic_ns()
         if self._watches_until is None and is_worth_watching(self._processors, self._last_took_ns, len(items)):
-            self._watches_until = now + WATCH_NS
-            self._loop.call_soon(self._watch)
+            self._look(now)
         if self._program.execution_timeout_ms:
             self._limit(number, life)
 
@@ -410,6 +412,12 @@ class ProcessWorker:
         self._last_took_ns = times.end - times.start
         self._on_event(BatchDone(self, batch.items, replies, times, done.failed, batch.slot, parameters))
 
+    def _look(self, now: int) -> None:
+        self._watches_until = now + WATCH_NS
+        if not self._is_watching:
+            self._is_watching = True
+            self._loop.call_soon(self._watch)
+
     def _watch(self) -> None:
         """Have the loop look for the answer in turn after turn, others before it, instead of sleeping."""
         until = self._watches_until
@@ -418,6 +426,7 @@ class ProcessWorker:
             self._loop.call_soon(self._watch)
         else:
             self._watches_until = None
+            self._is_watching = False
 
     def on_response(self, response: frames.Response) -> None:
         """See `connection.Owner`."""
@@ -460,6 +469,8 @@ class ProcessWorker:
         """See `inferences.Asker`."""
         request = infer.request
         requests: Collection[int] = ()
+        self._asks_soon = time.monotonic_ns() - self._told_ns < WATCH_NS and self._processors > 1
+        self._watches_until = None
         if slot is None:
             # For which of its open requests code asks that runs beside the batches, it alone knows.
             requests = [key for key, number in self._opened.items() if number == infer.batch] or self._items.keys()
@@ -470,6 +481,12 @@ class ProcessWorker:
             failure = InferenceError(ErrorCode.INTERNAL, f"the server failed at a call of model '{request.model_name}'")
             on_response(InferenceResponse(request.model_name, "", request.id, error=failure))
             return 0
+
+    def on_told(self) -> None:
+        """See `inferences.Asker`."""
+        self._told_ns = time.monotonic_ns()
+        if self._asks_soon:
+            self._look(self._told_ns)
 
     def on_cancel_call(self, ticket: int) -> None:
         """See `inferences.Asker`."""
@@ -631,6 +648,9 @@ class _NoOwner:
         error = InferenceError(ErrorCode.UNSUPPORTED, "models cannot be called from auto_complete_config")
         on_response(InferenceResponse(request.model_name, "", request.id, error=error))
         return 0
+
+    def on_told(self) -> None:
+        """There are no calls."""
 
     def on_cancel_call(self, ticket: int) -> None:
         """There are no calls."""

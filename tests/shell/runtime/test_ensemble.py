@@ -122,7 +122,8 @@ class Bench:
         self.live = LiveRequests()
         self.stats = ModelStats("e", "1", decoupled=graph.decoupled)
         loop = asyncio.get_running_loop()
-        self.ensemble = Ensemble("1", graph, self.stats, self.live, self.server, list, loop)
+        self.members: list[Any] = []
+        self.ensemble = Ensemble("1", graph, self.stats, self.live, self.server, lambda: self.members, loop)
         self.responses: list[tuple[int, InferenceResponse]] = []
 
     def submit(self, *keys: int, caller: Caller | None = None, timeout_us: int = 0, size_bytes: int = 4) -> None:
@@ -391,6 +392,39 @@ async def test_a_stop_answers_every_request_once_and_what_its_steps_do_then_is_u
     assert (bench.server.called, len(bench.answers)) == ([], 3)
     bench.submit(4)
     assert bench.server.called == ["a"]
+
+
+@dataclass
+class Member:
+    """What takes the requests of a step's model, as far as readiness goes."""
+
+    up: bool = True
+    says_ready: bool = True
+    refusal: InferenceError | None = None
+
+    def is_available(self) -> bool:
+        return self.up
+
+    async def is_ready(self) -> bool:
+        return self.up and self.says_ready
+
+
+@story
+async def test_an_ensemble_is_as_ready_as_all_of_its_members() -> None:
+    bench = Bench("a", "b")
+    for member_b, available, ready in (
+        (Member(), True, True),
+        (Member(says_ready=False), True, False),
+        (Member(up=False), False, False),
+        (None, False, False),
+    ):
+        bench.members[:] = [Member(), member_b]
+        assert (bench.ensemble.is_available(), await bench.ensemble.is_ready()) == (available, ready)
+        assert bench.ensemble.refusal is None
+    bench.members[:] = [Member(), Member(refusal=InferenceError(ErrorCode.UNAVAILABLE, "model 'b' is not ready: dead"))]
+    assert bench.ensemble.refusal == InferenceError(
+        ErrorCode.UNAVAILABLE, "ensemble 'e' is not ready: model 'b' is not ready: dead"
+    )
 
 
 @story

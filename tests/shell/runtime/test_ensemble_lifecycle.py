@@ -15,10 +15,12 @@ from halimede.backends.discover import installed_backend
 from halimede.core.inventory import Inventory
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types.caller import Caller
 from halimede.core.types.tensor import tensor_from_array
 from halimede.runtime.core_server import CoreServer
 from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.prepare import LoadOptions
+from halimede.runtime.pump import Pump
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.sampler import make_sampler
 from halimede.runtime.services import ModelServices
@@ -359,7 +361,7 @@ async def test_a_stop_waits_for_all_steps_of_what_was_accepted(repository: Path,
         faulty.add_model(repository, name)
     add_ensemble(repository, "e", chain("slow", "a_next", "z_next"))
     house = House(repository)
-    await house.load("e")
+    await house.load("a_next", "e")
     answer = house.ask()
     await until(lambda: "run slow_0_0" in faulty.events("slow"))
     house.core.begin_drain()
@@ -493,4 +495,31 @@ async def test_calls_within_one_another_are_bounded(repository: Path) -> None:
     error = await house.value("e32")
     assert isinstance(error, InferenceError)
     assert error.message.endswith("model 'two' is not called: calls within one another are at most 32 deep")
+    await house.core.close()
+
+
+@in_a_loop
+async def test_an_ensemble_called_by_the_one_instance_that_its_step_needs_is_an_error_at_once(
+    repository: Path, faulty: FaultyBackend
+) -> None:
+    faulty.add_model(repository, "busy", faults={"run": "hang"})
+    add_scaled(repository, "two", 2)
+    add_ensemble(repository, "e", chain("two", "busy"))
+    add_ensemble(repository, "outer", chain("e"))
+    house = House(repository)
+    await house.load("outer")
+    caller = house.ask("busy")
+    await until(lambda: "run busy_0_0" in faulty.events("busy"))
+    pump = house.lifecycle.records["busy"].versions[1].pump
+    assert isinstance(pump, Pump)
+    answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
+    inputs = [tensor_from_array("IN", DataType.FP32, np.ones((1, 4), np.float32))]
+    # As the busy model's own code would call it from within that batch.
+    house.core.infer(InferenceRequest("outer", inputs=inputs), answer.set_result, Caller(1, pump.batch_on(0)))
+    error = (await answer).error
+    assert error is not None
+    assert error.message.startswith("in ensemble 'outer', in ensemble 'e', ")
+    assert "model 'busy' is not called: all its instances wait for the answer" in error.message
+    faulty.release("busy")
+    assert value_of(await caller) == 1
     await house.core.close()
