@@ -362,6 +362,9 @@ class _Owner:
         on_response(InferenceResponse(request.model_name, "1", request.id, final=final))
         return len(self.heard)
 
+    def on_told(self) -> None:
+        """Nobody looks for the next call here."""
+
     def on_cancel_call(self, ticket: int) -> None:
         # Those that are under way when the worker is given up are cancelled in any case.
         self.cancelled.append(ticket)

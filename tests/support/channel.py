@@ -96,6 +96,9 @@ class Heard:
             self.on_ask(asked)
         return ticket
 
+    def on_told(self) -> None:
+        """Nobody looks for the next call here."""
+
     def on_cancel_call(self, ticket: int) -> None:
         self.uncalled.append(ticket)
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import socket
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,8 +57,16 @@ _RECEIVE_BYTES = 256 << 10
 _KINDS = {kind.value: kind for kind in Kind}
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
 
-_buffer = memoryview(bytearray(_RECEIVE_BYTES))
-"""One for all connections: nothing stays in it between two turns of the loop."""
+
+class _Received(threading.local):
+    """What is being received: one buffer for all connections of a loop, which is one thread's, because nothing stays
+    in it between two turns of the loop. Loads have loops of their own."""
+
+    def __init__(self) -> None:
+        self.buffer = memoryview(bytearray(_RECEIVE_BYTES))
+
+
+_received = _Received()
 
 
 class Owner(Asker, Protocol):
@@ -107,6 +116,7 @@ class Connection:
         self._socket = channel
         self._socket.setblocking(False)
         self._descriptor = channel.fileno()
+        self._buffer = _received.buffer
         self._spec = spec
         self._inputs = {name: position for position, name in enumerate(inputs)}
         self._outputs = tuple(outputs)
@@ -456,7 +466,7 @@ class Connection:
 
     def _readable(self) -> None:
         try:
-            got = self._socket.recv_into(_buffer)
+            got = self._socket.recv_into(self._buffer)
         except BlockingIOError:
             return
         except ConnectionResetError:
@@ -471,10 +481,10 @@ class Connection:
             self._lose("it closed its channel")
             return
         if self._partial:
-            self._partial += _buffer[:got]
+            self._partial += self._buffer[:got]
             self._take(memoryview(self._partial), self._partial)
         else:
-            self._take(_buffer[:got], None)
+            self._take(self._buffer[:got], None)
 
     def _take(self, data: memoryview, held: bytearray | None) -> None:
         """Handle the whole frames of `data`, and keep the rest. `held` is what `data` is a view of, if it is ours."""

@@ -142,6 +142,7 @@ class ProcessWorker:
         self._is_watching = False
         self._told_ns = 0
         self._asks_soon = False
+        """Whether the model made its last call soon after the answer to the one before, sent at `_told_ns`."""
         self._limits: dict[int, asyncio.TimerHandle] = {}
         self._kept: list[Batch] = []
         """Batches that the last process had not even read: the next one gets them first."""
@@ -413,6 +414,7 @@ class ProcessWorker:
         self._on_event(BatchDone(self, batch.items, replies, times, done.failed, batch.slot, parameters))
 
     def _look(self, now: int) -> None:
+        """Watch for what the process has to say."""
         self._watches_until = now + WATCH_NS
         if not self._is_watching:
             self._is_watching = True

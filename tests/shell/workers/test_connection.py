@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -474,3 +475,27 @@ def test_calls_are_answered_each_with_its_own_and_errors_are_too():
                 assert caught.value.code is code
 
     asyncio.run(main())
+
+
+def test_connections_on_loops_of_their_own_hear_their_own_workers() -> None:
+    """A load asks a model to complete its configuration on a thread of its own, while batches are answered."""
+    frame_count, updates_per_frame = 600, 500
+
+    async def hear(number: int) -> set[int]:
+        # Not with `stage`, which counts what the whole process has open.
+        each = Stage(asyncio.get_running_loop(), ARENA_BYTES)
+        try:
+            said = frames.METRIC.pack(number, 0, 1.0) * updates_per_frame
+            for _ in range(frame_count):
+                await each.say(frames.frame(Kind.METRICS, said))
+            wanted = frame_count * updates_per_frame
+            await each.until(lambda: each.lost or len(each.heard.metrics) >= wanted, "what was said")
+            assert each.lost == []
+            return {metric for metric, _, _ in each.heard.metrics}
+        finally:
+            each.close()
+
+    numbers = [1, 2, 3, 4]
+    with ThreadPoolExecutor(len(numbers)) as threads:
+        heard = list(threads.map(lambda number: asyncio.run(hear(number)), numbers))
+    assert heard == [{number} for number in numbers]
