@@ -18,33 +18,15 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from support.background import in_background
+from support.calling import COUNT, COUNT_METHODS
 from support.calls import canceled, executing, metric
 from support.h2client import STREAM_INFER, H2Client, grpc_message
 from support.processes import resident_bytes
 from support.served import ECHO, Stage, body, infer, workers
 from support.server import RunningServer, wait_until
 
-REPEAT = """
-for request in requests:
-    sender = request.get_response_sender()
-    count, pause = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().ravel()[:2]
-    threading.Thread(target=self.repeat, args=(sender, int(count), float(pause))).start()
-return None
-"""
-METHODS = """
-def repeat(self, sender, count, pause):
-    for number in range(count):
-        if sender.is_cancelled():
-            note("cancelled")
-            break
-        tensor = pb_utils.Tensor("OUT", np.array([number], np.float32))
-        sender.send(pb_utils.InferenceResponse([tensor], parameters={"number": number}))
-        time.sleep(pause)
-    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
 
-
-def put_up(stage: Stage, name: str, execute: str = REPEAT, methods: str = METHODS, **how: object) -> None:
+def put_up(stage: Stage, name: str, execute: str = COUNT, methods: str = COUNT_METHODS, **how: object) -> None:
     stage.put_up(name, execute, methods=methods, decoupled=True, max_batch_size=0, **how)
 
 
@@ -119,7 +101,7 @@ def test_answers_of_many_requests_side_by_side_each_come_in_order(stage: Stage) 
 
 def test_an_error_is_an_answer_among_others(stage: Stage) -> None:
     methods = """
-        def repeat(self, sender, count, pause):
+        def count(self, sender, count, pause):
             tensor = pb_utils.Tensor("OUT", np.ones(1, np.float32))
             sender.send(pb_utils.InferenceResponse([tensor]))
             sender.send(pb_utils.InferenceResponse([], error=pb_utils.TritonError("not this one")))

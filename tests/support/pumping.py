@@ -11,7 +11,8 @@ from halimede.core.observe.stats import ModelStats
 from halimede.core.schedule.make import make_scheduler
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.runtime.clock import monotonic_ns
-from halimede.runtime.pump import LiveRequests, Pump
+from halimede.runtime.live import LiveRequests
+from halimede.runtime.pump import Pump
 from halimede.workers.worker import (
     BatchDone,
     BatchItem,

@@ -29,7 +29,8 @@ from halimede.core.types.error import of_request
 from halimede.core.types.statistics import FailureReason, ResponseOutcome
 from halimede.runtime.acceptor import Acceptor
 from halimede.runtime.clock import monotonic_ns, wall_ms
-from halimede.runtime.pump import CANCELLED, LONGEST_SLEEP_MS, STOPPING, InFlight, LiveRequests
+from halimede.runtime.live import Account, InFlight, LiveRequests
+from halimede.runtime.pump import CANCELLED, LONGEST_SLEEP_MS, STOPPING
 from halimede.runtime.server import OnResponse
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Waiting:
 Decide = Callable[..., Sequence[RunAction]]
 
 
-class Ensemble:
+class Ensemble(Account):
     """Implements `runtime.acceptor.Acceptor`. `members` are the acceptors of the steps' models, None for one that does
     not serve."""
 
@@ -99,11 +100,11 @@ class Ensemble:
         members: Callable[[], Sequence[Acceptor | None]],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        super().__init__(live)
         self._name = graph.name
         self._version = version
         self._graph = graph
         self._stats = stats
-        self._live = live
         self._inferences = inferences
         self._members = members
         self._loop = loop
@@ -114,9 +115,6 @@ class Ensemble:
         self._timer_at: int | None = None
         self._events: deque[tuple[EnsembleRequest, Decide, tuple[Any, ...]]] = deque()
         self._is_acting = False
-        self._live_count = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     def __repr__(self) -> str:
         waiting = f" waiting={len(self._waiting)}" if self._gates else ""
@@ -151,17 +149,6 @@ class Ensemble:
         members = self._members()
         asked = [member.is_ready() for member in members if member is not None]
         return all(await asyncio.gather(*asked)) and len(asked) == len(members)
-
-    def hold(self, size_bytes: int) -> None:
-        self._live.check_room(size_bytes)
-        self._live.size_bytes += size_bytes
-        self._live_count += 1
-        self._idle.clear()
-
-    def release(self, size_bytes: int) -> None:
-        self._live.size_bytes -= size_bytes
-        self._live_count -= 1
-        self._rest()
 
     def submit(
         self,
@@ -200,10 +187,7 @@ class Ensemble:
             run,
             steps_caller,
         )
-        self._live.add(key, flight)
-        self._live_count += 1
-        if self._live_count == 1:
-            self._idle.clear()
+        self._accept(key, flight)
         self._act(flight, run.begin)
 
     def cancel(self, key: int) -> None:
@@ -236,10 +220,6 @@ class Ensemble:
             if flight.pump is self and isinstance(flight, EnsembleRequest):
                 flight.cancelled = True
                 self._answer(flight, self._failure(flight, STOPPING))
-
-    async def drained(self) -> None:
-        """Wait until every accepted request is answered."""
-        await self._idle.wait()
 
     async def close(self) -> None:
         """Wait until every accepted request is answered."""
@@ -478,11 +458,6 @@ class Ensemble:
         except Exception:
             about = {"model": self._name, "version": self._version, "request_id": response.id}
             log.exception("answering a request of ensemble '%s' failed", self._name, extra=about)
-
-    def _rest(self) -> None:
-        """Say that nothing is in flight, once the answers are out."""
-        if not self._live_count:
-            self._idle.set()
 
     def _failure(self, flight: EnsembleRequest, error: InferenceError) -> InferenceResponse:
         return InferenceResponse(self._name, self._version, flight.request.id, error=error)

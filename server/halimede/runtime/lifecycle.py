@@ -28,10 +28,10 @@ from halimede.core.repository.lifecycle import Event, next_state, reason, retry_
 from halimede.core.types import ErrorCode, InferenceError, ModelIndexEntry, ModelReadyState
 from halimede.runtime.acceptor import Acceptor
 from halimede.runtime.ensemble import Inferences
+from halimede.runtime.live import LiveRequests
 from halimede.runtime.malloc import release_free_memory
 from halimede.runtime.model import Labels, ModelVersion, Parts, make_ensemble, start_version
 from halimede.runtime.prepare import ConfigError, LoadOptions, NoVersionError, PreparedModel, VersionError, load_model
-from halimede.runtime.pump import LiveRequests
 from halimede.runtime.repository import Listing, ModelEntry, ModelRepository
 from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread

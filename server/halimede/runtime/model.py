@@ -14,8 +14,9 @@ from halimede.core.observe.stats import ModelStats
 from halimede.core.schedule.make import make_scheduler
 from halimede.runtime.acceptor import Acceptor
 from halimede.runtime.ensemble import Ensemble, Inferences
+from halimede.runtime.live import LiveRequests
 from halimede.runtime.prepare import PreparedVersion, ensemble_graph
-from halimede.runtime.pump import LiveRequests, Pump
+from halimede.runtime.pump import Pump
 from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
 from halimede.workers.launcher import Launcher

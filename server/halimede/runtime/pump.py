@@ -33,8 +33,8 @@ from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, Inf
 from halimede.core.types.caller import Caller
 from halimede.core.types.error import of_request
 from halimede.core.types.statistics import FailureReason, ResponseOutcome
-from halimede.runtime.acceptor import Acceptor
 from halimede.runtime.clock import monotonic_ns, wall_ms
+from halimede.runtime.live import Account, InFlight, LiveRequests
 from halimede.runtime.server import OnResponse
 from halimede.workers.worker import (
     BatchDone,
@@ -54,21 +54,6 @@ CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
 STOPPING = InferenceError(
     ErrorCode.UNAVAILABLE, "Server is stopping, scheduler for model has stopped accepting new inference requests"
 )
-
-
-@dataclass(slots=True)
-class InFlight(BatchItem):
-    """One accepted request: what the worker gets, and who waits for it. Times are monotonic nanoseconds.
-
-    One object for both, because one of each per request would cost more than all else that the pump does.
-    """
-
-    pump: Acceptor
-    on_response: OnResponse
-    received_ns: int
-    queued_ns: int
-    size_bytes: int
-    caller: Caller | None
 
 
 class RunningBatch(NamedTuple):
@@ -96,45 +81,11 @@ class Open:
 SLOT_STRIDE = 256
 """A scheduler knows one instance per slot of a worker, ordinal + slot * SLOT_STRIDE: no model has more instances."""
 
-MAX_IN_FLIGHT_BYTES = 1 << 30
 LONGEST_SLEEP_MS = 3_600_000
 """A request's own timeout may be thousands of years, which no timer takes."""
 
 
-class LiveRequests:
-    """Every request in flight, of all models, by ticket, and the bytes of input that they hold together.
-
-    The queue of each model is bounded; this bounds their sum and what executes. One request alone may be larger.
-    """
-
-    __slots__ = ("by_ticket", "limit_bytes", "size_bytes")
-
-    def __init__(self, limit_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
-        self.by_ticket: dict[int, InFlight] = {}
-        self.size_bytes = 0
-        self.limit_bytes = limit_bytes
-
-    def check_room(self, size_bytes: int) -> None:
-        """UNAVAILABLE when a request of this size would go over the bound."""
-        if self.size_bytes + size_bytes > self.limit_bytes and self.by_ticket:
-            raise InferenceError(
-                ErrorCode.UNAVAILABLE,
-                f"Exceeds maximum queue size: requests in flight hold {self.size_bytes} bytes, "
-                f"and with {size_bytes} more would go over {self.limit_bytes}",
-            )
-
-    def add(self, ticket: int, flight: InFlight) -> None:
-        self.by_ticket[ticket] = flight
-        self.size_bytes += flight.size_bytes
-
-    def take(self, ticket: int) -> InFlight | None:
-        flight = self.by_ticket.pop(ticket, None)
-        if flight is not None:
-            self.size_bytes -= flight.size_bytes
-        return flight
-
-
-class Pump:
+class Pump(Account):
     """Requests of one model version, from acceptance to their one final answer."""
 
     def __init__(
@@ -149,6 +100,7 @@ class Pump:
         *,
         preserve_ordering: bool = False,
     ) -> None:
+        super().__init__(live)
         self._name = name
         self._version = version
         self._scheduler = scheduler
@@ -166,13 +118,9 @@ class Pump:
         self._running: dict[int, list[InFlight]] = {}
         self._capacity = 0
         self._open: dict[int, Open] = {}
-        self._live = live
-        self._live_count = 0
         self._polls_soon = False
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
         self._timer_at: int | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     def __repr__(self) -> str:
         return (
@@ -232,19 +180,6 @@ class Pump:
         """An instance that is loaded and never scheduled: its backend uses it."""
         self._passive.append(worker)
 
-    def hold(self, size_bytes: int) -> None:
-        """Stay open for a request that is on its way, and count its bytes; UNAVAILABLE when there are too many."""
-        self._live.check_room(size_bytes)
-        self._live.size_bytes += size_bytes
-        self._live_count += 1
-        self._idle.clear()
-
-    def release(self, size_bytes: int) -> None:
-        """The request that `hold` was for is here, or will not come."""
-        self._live.size_bytes -= size_bytes
-        self._live_count -= 1
-        self._rest()
-
     def submit(
         self,
         key: int,
@@ -282,13 +217,8 @@ class Pump:
             return
         if self._order is not None:
             self._order.enqueued(key)
-        self._live_count += 1
         size_bytes = checked.size_bytes
-        self._live.add(
-            key, InFlight(key, request, rows, False, self, on_response, received_ns, now, size_bytes, caller)
-        )
-        if self._live_count == 1:
-            self._idle.clear()
+        self._accept(key, InFlight(key, request, rows, False, self, on_response, received_ns, now, size_bytes, caller))
         if len(self._running) < self._capacity:
             self._poll_soon()
         elif self._scheduler.may_expire:
@@ -383,10 +313,6 @@ class Pump:
             if flight.pump is self:
                 flight.cancelled = True
                 self._fail(key, STOPPING, FailureReason.OTHER)
-
-    async def drained(self) -> None:
-        """Wait until every accepted request is answered."""
-        await self._idle.wait()
 
     async def close(self) -> None:
         """Wait until every accepted request is answered, then stop the workers, side by side: one may take long."""
@@ -660,11 +586,6 @@ class Pump:
             if self._open:
                 self._open.pop(key, None)
         return flight
-
-    def _rest(self) -> None:
-        """Say that nothing is in flight, once the answers are out."""
-        if not self._live_count:
-            self._idle.set()
 
     def _send(self, key: int, flight: InFlight, response: InferenceResponse) -> None:
         if self._order is None:

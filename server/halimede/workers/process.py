@@ -471,7 +471,7 @@ class ProcessWorker:
         """See `inferences.Asker`."""
         request = infer.request
         requests: Collection[int] = ()
-        self._asks_soon = time.monotonic_ns() - self._told_ns < WATCH_NS and self._processors > 1
+        self._asks_soon = is_worth_watching(self._processors, time.monotonic_ns() - self._told_ns, 1)
         self._watches_until = None
         if slot is None:
             # For which of its open requests code asks that runs beside the batches, it alone knows.

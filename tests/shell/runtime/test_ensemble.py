@@ -28,7 +28,8 @@ from halimede.core.types.caller import Caller
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.ensemble import MAX_REQUESTS, Ensemble
-from halimede.runtime.pump import STOPPING, LiveRequests
+from halimede.runtime.live import LiveRequests
+from halimede.runtime.pump import STOPPING
 from halimede.runtime.server import OnResponse
 
 BROKEN = InferenceError(ErrorCode.INTERNAL, "it broke")

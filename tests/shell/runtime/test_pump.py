@@ -19,7 +19,8 @@ from halimede.core.schedule.make import make_scheduler
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns
-from halimede.runtime.pump import LiveRequests, Pump
+from halimede.runtime.live import LiveRequests
+from halimede.runtime.pump import Pump
 from halimede.workers.worker import BatchDone, BatchItem, BatchTimes
 from support.pumping import story as scenario
 

@@ -5,7 +5,6 @@ import pytest
 from halimede.core.config.dataflow import check_dataflow
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.validate import validate
-from halimede.core.ensemble.graph import check_graph
 from support.graphs import ensemble, model
 
 A = model("a")
@@ -178,7 +177,6 @@ def test_what_is_connected_has_no_problems(config):
 def test_what_is_not_connected_is_told(config, found):
     assert problems(config) == found
     # It is a part of what a load checks.
-    assert check_graph(config) == check_dataflow(config)
     assert [(p.message, p.path) for p in validate(config)] == found
 
 

@@ -68,10 +68,9 @@ def test_an_open_request_holds_nothing_up():
 
 def test_calls_that_are_answered_are_forgotten():
     calls = graph({1: Queued(["a"])}, a=[1])
-    assert calls.calls_of("a") == (1,)
+    assert len(calls) == 1
 
     calls.remove(1)
     calls.remove(1)
 
-    assert calls.calls_of("a") == ()
     assert len(calls) == 0

@@ -14,7 +14,7 @@ from halimede.core.config.condition import Condition, parse_condition
 from halimede.core.config.dataflow import check_dataflow
 from halimede.core.config.model_config import EnsembleStep, ModelConfig, ModelInput, ModelOutput
 from halimede.core.ensemble.when import kind_problems
-from halimede.core.types import DataType, ErrorCode, InferenceError, Problem
+from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
 MAX_PLANS = 64
@@ -101,11 +101,6 @@ def members_of(config: ModelConfig) -> tuple[tuple[str, int], ...]:
     if config.ensemble_scheduling is None:
         return ()
     return tuple((step.model_name, step.model_version) for step in config.ensemble_scheduling.step)
-
-
-def check_graph(config: ModelConfig) -> list[Problem]:
-    """What is wrong in an ensemble's configuration alone; `core.config.validate` finds this too."""
-    return check_dataflow(config)
 
 
 def make_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> Graph:

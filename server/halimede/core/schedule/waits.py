@@ -65,10 +65,6 @@ class WaitGraph:
         if not calls:
             del self._calls[waiter]
 
-    def calls_of(self, waiter: Hashable) -> tuple[int, ...]:
-        """The calls that it waits for."""
-        return tuple(self._calls.get(waiter, ()))
-
     def is_stuck(self, ticket: int) -> bool:
         """Whether nothing that can happen will answer this call."""
         place = self._place_of(ticket)
