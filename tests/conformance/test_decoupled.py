@@ -166,7 +166,7 @@ def test_unary_calls_to_a_decoupled_model_are_refused(stage: Stage) -> None:
 
 def test_an_answer_after_the_end_is_refused_and_reaches_nobody(stage: Stage) -> None:
     methods = """
-        def repeat(self, sender, count, pause):
+        def count(self, sender, count, pause):
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             for _ in range(2):
                 try:
@@ -187,7 +187,7 @@ def test_an_answer_after_the_end_is_refused_and_reaches_nobody(stage: Stage) -> 
 
 def test_a_request_that_the_model_never_ends_stays_open_until_its_client_goes(stage: Stage) -> None:
     methods = """
-        def repeat(self, sender, count, pause):
+        def count(self, sender, count, pause):
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones(1, np.float32))]))
             self.kept = getattr(self, "kept", []) + [sender]
         """
@@ -337,7 +337,7 @@ def test_streams_that_are_left_at_any_moment_leave_nothing_behind(stage: Stage, 
 
 def test_a_client_that_does_not_read_holds_back_its_model_alone(stage: Stage) -> None:
     methods = """
-        def repeat(self, sender, count, pause):
+        def count(self, sender, count, pause):
             tensor = pb_utils.Tensor("OUT", np.ones(1 << 18, np.float32))
             for number in range(count):
                 sender.send(pb_utils.InferenceResponse([tensor]))
