@@ -26,6 +26,7 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.ensemble.graph import members_of
 from halimede.core.repository.lifecycle import Event, next_state, reason, retry_pause_secs
 from halimede.core.types import ErrorCode, InferenceError, ModelIndexEntry, ModelReadyState
+from halimede.core.types.caller import MAX_DEPTH
 from halimede.runtime.acceptor import Acceptor
 from halimede.runtime.ensemble import Inferences
 from halimede.runtime.live import LiveRequests
@@ -658,7 +659,21 @@ class ModelLifecycle:
                     f"ensemble '{ensemble}' depends on '{name}' whose required version {version} is not loaded."
                 )
             members.append((serving.config, serving.labels))
-        return Parts(prepared.config, prepared.labels, tuple(members))
+        if (depth := self._depth(prepared)) > MAX_DEPTH:
+            raise EnsembleError(
+                f"ensemble '{ensemble}' nests ensembles {depth} deep: calls within one another are at most {MAX_DEPTH}"
+            )
+        return Parts(prepared.config, prepared.labels, tuple(members), depth)
+
+    def _depth(self, prepared: PreparedModel) -> int:
+        """How many calls lie within one another in a request of an ensemble that is in no circle."""
+        depth = 0
+        level = {name for name, _ in members_of(prepared.config)}
+        while level:
+            depth += 1
+            records = [self.records.get(name) for name in level]
+            level = {step for record in records if record is not None for step, _ in record.steps()}
+        return depth
 
     def _way(self, name: str, to: str) -> tuple[str, ...]:
         """How steps lead from an ensemble to a model: both, with those between them; () where they do not."""

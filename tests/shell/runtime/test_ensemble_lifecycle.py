@@ -490,11 +490,26 @@ async def test_calls_within_one_another_are_bounded(repository: Path) -> None:
     for step, name in pairwise(names):
         add_ensemble(repository, name, chain(step))
     house = House(repository)
-    await house.load(names[-1])
+    deep = "nests ensembles 33 deep: calls within one another are at most 32"
+    assert (await house.refused("e32")).endswith(f"ensemble 'e32' {deep}")
     assert await house.value("e31") == 1
-    error = await house.value("e32")
-    assert isinstance(error, InferenceError)
-    assert error.message.endswith("model 'two' is not called: calls within one another are at most 32 deep")
+    await house.core.close()
+
+
+@in_a_loop
+async def test_a_reload_that_makes_an_ensemble_too_deep_takes_it_out_of_service(repository: Path) -> None:
+    add_scaled(repository, "two", 1)
+    names = ["two", *(f"e{number:02}" for number in range(32))]
+    for step, name in pairwise(names):
+        add_ensemble(repository, name, chain(step))
+    house = House(repository)
+    await house.load("e31")
+    add_ensemble(repository, "between", chain("two"))
+    add_ensemble(repository, "e00", chain("between"))
+    await house.load("e00")
+    state, reason = (await house.states())["e31"]
+    assert (state, "nests ensembles 33 deep" in reason) == ("UNAVAILABLE", True)
+    assert await house.value("e30") == 1
     await house.core.close()
 
 
