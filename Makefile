@@ -5,6 +5,7 @@ BIN := .venv/bin
 ACCELERATOR ?= cpu
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGE ?= halimede:$(VERSION)$(if $(filter gpu,$(ACCELERATOR)),-gpu)
+OPERATOR_IMAGE ?= halimede-operator:$(VERSION)
 ENGINE ?= $(shell for engine in docker podman buildah; do $$engine info >/dev/null 2>&1 && echo $$engine && break; done)
 # Docker's format alone has a health check; chroot works where buildah itself runs in a container.
 FLAGS_podman := --format docker
@@ -13,8 +14,14 @@ FLAGS_buildah := --format docker --layers --isolation chroot
 BUILD_FLAGS = $(foreach name,PIP_INDEX_URL http_proxy https_proxy no_proxy,$(if $($(name)),--build-arg $(name))) \
   $(if $(PIP_CERT),--secret id=certificates$(,)src=$(PIP_CERT))
 , := ,
+# $(call build,Dockerfile,name of the image,more flags)
+define build
+[ -n "$(ENGINE)" ] || { echo "An image is made by docker, podman or buildah, and none of them works here"; exit 1; }; \
+DOCKER_BUILDKIT=1 $(ENGINE) build $(FLAGS_$(ENGINE)) --file $(1) \
+  --tag $(2) --build-arg VERSION=$(VERSION) $(3) $(BUILD_FLAGS) .
+endef
 
-.PHONY: demo test check bench load fuzz docs image .venv
+.PHONY: demo test check bench load fuzz docs image image-operator cluster cluster-down .venv
 
 demo: .venv  ## train a small model, serve it, measure it; python models, one of them killed
 	$(BIN)/python -m halimede.demo
@@ -32,9 +39,16 @@ load: .venv  ## the tests that take minutes: overload, many connections, many mo
 	$(BIN)/python -m pytest -m load
 
 image:  ## the server as an image; ACCELERATOR=gpu for NVIDIA's GPUs
-	@[ -n "$(ENGINE)" ] || { echo "An image is made by docker, podman or buildah, and none of them works here"; exit 1; }
-	DOCKER_BUILDKIT=1 $(ENGINE) build $(FLAGS_$(ENGINE)) --file Dockerfile.server \
-	  --tag $(IMAGE) --build-arg VERSION=$(VERSION) --build-arg ACCELERATOR=$(ACCELERATOR) $(BUILD_FLAGS) .
+	@$(call build,Dockerfile.server,$(IMAGE),--build-arg ACCELERATOR=$(ACCELERATOR))
+
+image-operator:  ## the operator as an image
+	@$(call build,Dockerfile.operator,$(OPERATOR_IMAGE))
+
+cluster: .venv  ## a whole Kubernetes on this machine, with the operator and a model; cluster-down ends it
+	$(BIN)/python tests/cluster/run.py up
+
+cluster-down: .venv
+	$(BIN)/python tests/cluster/run.py down
 
 fuzz: .venv  ## atheris on every decoder, SECONDS each; what it finds goes to tests/fuzz/corpus
 	$(BIN)/python -m pip install --quiet --require-hashes -r tests/fuzz/requirements.lock

@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
@@ -39,8 +39,12 @@ from halimede.runtime.sampler import make_sampler
 from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
 from halimede.settings import ModelControlMode, Settings
-from halimede.startup import AGENTS, BACKENDS, MODELS, OPTIONS, backend_rows, model_rows, option_rows
+from halimede.startup import AGENTS, BACKENDS, MODELS, OPTIONS, backend_rows, failed_loads, model_rows, option_rows
+from halimede.termination import tell
 from halimede.workers.launcher import Launcher
+
+if TYPE_CHECKING:
+    from halimede.fetch.served import StoreRepository
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +138,10 @@ class App:
             log_verbose=settings.log_verbose,
         )
         services = ModelServices(CustomMetrics())
-        repository = ModelRepository(settings.model_repository, settings.model_file, settings.model_config_name)
+        self._stores = _stores(settings)
+        repository = self._stores or ModelRepository(
+            _directories(settings), settings.model_file, settings.model_config_name
+        )
         self._lifecycle = ModelLifecycle(
             repository,
             options,
@@ -210,6 +217,7 @@ class App:
         await self._say_what_is_served()
         if loading.result() and self._settings.exit_on_error:
             log.error("creating server: Internal - failed to load all models: %s", ", ".join(loading.result()))
+            tell(failed_loads(await self._core.repository_index(ready_only=False)))
             stopping.cancel()
             await self._drain(delay_secs=0)
             return 1
@@ -230,6 +238,8 @@ class App:
             closing.append(self._grpc.stop(0))
         # Its end is not needed: what it started ends with it when our process does.
         closing.append(run_in_thread("close-launcher", self._launcher.close))
+        if self._stores is not None:
+            closing.append(run_in_thread("remove-fetched", self._stores.close))
         try:
             async with asyncio.timeout(CLOSE_SECS):
                 await asyncio.gather(*closing)
@@ -325,6 +335,23 @@ class App:
             await asyncio.sleep(ANSWER_SECS)
             return 1
         return 0
+
+
+def _directories(settings: Settings) -> tuple[Path, ...]:
+    return tuple(each for each in settings.model_repository if isinstance(each, Path))
+
+
+def _stores(settings: Settings) -> "StoreRepository | None":
+    """The repository where a part of it lies in stores."""
+    uris = [each for each in settings.model_repository if isinstance(each, str)]
+    if not uris:
+        return None
+    # Imported here: the libraries of stores are for those who have one.
+    from halimede.fetch.served import StoreRepository
+    from halimede.fetch.uri import parse_uri
+
+    stores = tuple(map(parse_uri, uris))
+    return StoreRepository(_directories(settings), stores, settings.model_config_name, dict(os.environ))
 
 
 @asynccontextmanager

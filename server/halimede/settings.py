@@ -35,7 +35,8 @@ class Settings:
     """Ports are TCP ports, 0 for any free one (the log says which). Addresses may be `unix:<path>`, and then have no
     port. Times are seconds where the name does not say otherwise, gRPC's are milliseconds as in Triton."""
 
-    model_repository: tuple[Path, ...] = ()
+    model_repository: tuple[Path | str, ...] = ()
+    """Directories, and URIs of stores whose models are fetched before they are loaded."""
     model_file: Path | None = None
     model_control_mode: ModelControlMode = ModelControlMode.NONE
     load_model: tuple[str, ...] = ()

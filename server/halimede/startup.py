@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
 from halimede.backends.discover import GROUP
-from halimede.core.types import ModelIndexEntry, ServerMetadata
+from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.settings import Settings
 
 Rows = list[tuple[str, ...]]
@@ -35,6 +35,15 @@ def model_rows(index: Sequence[ModelIndexEntry]) -> Rows:
         for entry in index
         if entry.state is not None
     ]
+
+
+def failed_loads(index: Sequence[ModelIndexEntry]) -> str:
+    """Why the server does not start: a line for each version that could not be loaded."""
+    return "\n".join(
+        f"{' version '.join(filter(None, (entry.name, entry.version)))}: {entry.reason}"
+        for entry in index
+        if entry.state is ModelReadyState.UNAVAILABLE and entry.reason
+    )
 
 
 def option_rows(settings: Settings, metadata: ServerMetadata) -> Rows:

@@ -1,7 +1,9 @@
-"""The two locks fit together: what the GPU image adds is of the versions that everything else is tested with."""
+"""The locks fit together: images are of the versions that everything is tested with."""
 
 import re
 from pathlib import Path
+
+import pytest
 
 REPOSITORY_ROOT = Path(__file__).parents[2]
 
@@ -17,3 +19,10 @@ def test_both_kinds_of_image_run_the_same_onnxruntime() -> None:
 
 def test_no_package_is_pinned_twice() -> None:
     assert pins("server/gpu.lock").keys() & pins("requirements.lock").keys() == set()
+
+
+@pytest.mark.parametrize("lock", ["server/server.lock", "operator/operator.lock"])
+def test_images_have_what_is_tested(lock: str) -> None:
+    image = pins(lock)
+    assert image
+    assert image.items() <= pins("requirements.lock").items()

@@ -359,7 +359,8 @@ def test_an_api_in_two_groups_is_an_error() -> None:
     ("mistake", "says"),
     [
         ("--model-repository=/no/where", "repository path is not a valid directory: /no/where"),
-        ("--model-repository=s3://bucket/models", "s3://bucket/models is not supported yet; right is a directory"),
+        ("--model-repository=ftp://host/models", "ftp:// names no repository; right are a directory, s3://"),
+        ("--model-repository=s3:///models", "'s3:///models' begins with no name of a bucket or container"),
         ("--model-repository=", "repository path is not a valid directory: "),
         ("--allow-http=yes", "Invalid option value. Got yes; right are true, on, 1, false, off, 0"),
         ("--http-port=x", "Invalid option value. Got x; right is an integer"),

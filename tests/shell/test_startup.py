@@ -6,7 +6,8 @@ from pathlib import Path
 import halimede.backends.identity
 from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.settings import ModelControlMode, Settings
-from halimede.startup import backend_rows, model_rows, option_rows
+from halimede.startup import backend_rows, failed_loads, model_rows, option_rows
+from halimede.termination import MAX_BYTES, tell
 
 
 def test_options_have_the_names_of_tritons_table() -> None:
@@ -63,3 +64,22 @@ def test_a_model_that_nobody_asked_for_has_no_row() -> None:
     assert model_rows([ModelIndexEntry("never"), ModelIndexEntry("a", "1", ModelReadyState.READY)]) == [
         ("a", "1", "READY")
     ]
+
+
+def test_last_words_name_each_version_that_failed_and_why() -> None:
+    failed = ModelReadyState.UNAVAILABLE
+    index = [
+        ModelIndexEntry("a", "1", ModelReadyState.READY),
+        ModelIndexEntry("a", "2", failed, "broken"),
+        ModelIndexEntry("b", "", failed, "no version"),
+        ModelIndexEntry("c", "1", failed, ""),
+    ]
+    assert failed_loads(index) == "a version 2: broken\nb: no version"
+
+
+def test_last_words_go_where_a_kubelet_looks_and_are_short(tmp_path: Path) -> None:
+    tell("nobody asks", tmp_path / "missing")
+    assert not (tmp_path / "missing").exists()
+    (tmp_path / "log").touch()
+    tell("é" * MAX_BYTES, tmp_path / "log")
+    assert (tmp_path / "log").read_bytes() == "é".encode() * (MAX_BYTES // 2)

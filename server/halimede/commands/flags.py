@@ -136,7 +136,7 @@ WHOLE_SECONDS = Kind("SECONDS", integer_reader(0, INT32_MAX))
 VERBOSITY = Kind("LEVEL", read_verbosity, bare="1")
 CONTROL_MODE = Kind("MODE", read_control_mode)
 CAPABILITY = Kind("MAJOR.MINOR", read_compute_capability)
-REPOSITORY = Kind("DIR", read_repository)
+REPOSITORY = Kind("DIR|URI", read_repository)
 DIRECTORY = Kind("DIR", read_directory)
 CONFIG_NAME = Kind("NAME", read_config_name)
 FILE = Kind("FILE", read_file)
@@ -299,7 +299,7 @@ VERSION = Flag(("--version",), SWITCH, "Show the version and exit.")
 
 GROUPS: Mapping[str, tuple[Flag, ...]] = {
     "Models": (
-        _repeatable("--model-repository --model-store", REPOSITORY, "A folder of models."),
+        _repeatable("--model-repository --model-store", REPOSITORY, "A folder of models, also one in a store."),
         _honoured(
             "--model-control-mode",
             CONTROL_MODE,

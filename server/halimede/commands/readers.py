@@ -23,7 +23,7 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MAX_DIGITS = 32
 
-CLOUD_SCHEMES = ("s3://", "gs://", "as://")
+STORES = ("s3://", "gs://", "az://", "as://")
 UNIX = "unix:"
 MAX_SOCKET_PATH_BYTES = 107
 """What fits into Linux's sockaddr_un with its closing zero."""
@@ -145,9 +145,17 @@ def read_compute_capability(text: str) -> tuple[int, int]:
 # Questions about files are os.path's: pathlib's raise where a directory must not be entered.
 
 
-def read_repository(text: str) -> Path:
-    if text.startswith(CLOUD_SCHEMES):
-        raise ValueError(f"{text} is not supported yet; right is a directory, into which the models were copied")
+def read_repository(text: str) -> Path | str:
+    """A directory, or the URI of a store."""
+    if text.startswith(STORES):
+        from halimede.fetch.uri import parse_uri
+
+        parse_uri(text)
+        return text
+    if "://" in text:
+        raise ValueError(
+            f"{text.partition('://')[0]}:// names no repository; right are a directory, {', '.join(STORES)}…"
+        )
     if not os.path.isdir(text):
         raise ValueError(f"repository path is not a valid directory: {text}")
     return Path(text)

@@ -1,0 +1,58 @@
+{{- define "halimede.name" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 46 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 46 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "halimede.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "halimede.name" .) }}
+{{- end }}
+
+{{- define "halimede.selector" -}}
+app.kubernetes.io/name: halimede-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "halimede.labels" -}}
+{{ include "halimede.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/component: operator
+app.kubernetes.io/part-of: halimede
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{/* An image: (list of the root, its values, what stands behind an empty tag) */}}
+{{- define "halimede.image" -}}
+{{- $root := index . 0 }}{{ $image := index . 1 -}}
+{{ $image.repository }}:{{ $image.tag | default (printf "%s%s" $root.Chart.AppVersion (index . 2)) }}
+{{- end }}
+
+{{/* What the operator may do with the objects of the namespaces that it watches. */}}
+{{- define "halimede.rules" -}}
+- apiGroups: [halimede.dev]
+  resources: [inferencemodels, modelensembles]
+  verbs: [get, list, watch]
+- apiGroups: [halimede.dev]
+  resources: [inferencemodels/status, modelensembles/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [configmaps, serviceaccounts, services]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [replicasets]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end }}

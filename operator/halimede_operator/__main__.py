@@ -1,0 +1,3 @@
+from halimede_operator.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""The API server and the pods: calls, what watches told, events."""

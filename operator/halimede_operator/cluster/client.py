@@ -1,0 +1,262 @@
+"""Calls to the API server: objects as dicts, one field manager, errors that say what to do next."""
+
+import datetime
+import email.utils
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlencode
+
+import aiohttp
+import orjson
+
+from halimede_operator.cluster.connection import Connection
+from halimede_operator.cluster.kinds import BY_KIND, EVENTS, LEASES, NODES, Resource
+from halimede_operator.core.platform import FIELD_MANAGER
+from halimede_operator.core.snapshot import Object
+
+STATUS_MANAGER = f"{FIELD_MANAGER}-status"
+TIMEOUT_S = 30.0
+RETRY_AFTER_MAX_S = 600.0
+
+
+class NotLeaderError(Exception):
+    """A write was not made: somebody else may hold the lease."""
+
+
+@dataclass(slots=True, eq=False)
+class ApiError(Exception):
+    """The API server refused, or could not be asked (status 0)."""
+
+    verb: str
+    path: str
+    status: int
+    reason: str
+    message: str
+    retry_after_s: float | None = None
+    causes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.path}: {self.status or 'no answer'} {self.reason}: {self.message}"
+
+    @property
+    def is_conflict(self) -> bool:
+        return self.status == 409
+
+    @property
+    def is_refusal(self) -> bool:
+        """Asking again does not help: what was sent is wrong, or we may not."""
+        return 400 <= self.status < 500 and self.status not in (401, 408, 409, 429)
+
+    @property
+    def says_namespace_goes(self) -> bool:
+        return self.status == 403 and ("NamespaceTerminating" in self.causes or "being terminated" in self.message)
+
+
+class KubeApi(Protocol):
+    """What a reconcile asks of the API server. All raise ApiError, writes NotLeaderError."""
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object | None: ...
+
+    async def apply(self, value: Object) -> Object:
+        """Server-side apply; returns the object as it is now."""
+        ...
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+        """Of that uid alone; that it is gone, or another one, is no error."""
+        ...
+
+    async def patch_status(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object: ...
+
+    async def create_event(self, namespace: str, event: Object) -> None: ...
+
+    async def list_nodes(self) -> tuple[Object, ...]: ...
+
+
+class KubeClient:
+    """KubeApi, and the Lease, over `kubernetes.aio`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        may_write: Callable[[], bool],
+        count_write: Callable[[str, str, int], None] = lambda _verb, _kind, _status: None,
+    ) -> None:
+        """may_write: asked just before every write but the Lease's. count_write: told verb, kind and status of every
+        write."""
+        self._connection = connection
+        self._may_write = may_write
+        self._count_write = count_write
+        self._rest = connection.rest()
+
+    async def close(self) -> None:
+        await self._rest.close()
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        return await self._get(resource.path(namespace, name))
+
+    async def apply(self, value: Object) -> Object:
+        resource = BY_KIND[value["kind"]]
+        metadata = value["metadata"]
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        path = resource.path(metadata["namespace"], metadata["name"])
+        return await self._write("PATCH", resource, path, value, query, "application/apply-patch+yaml")
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+        body = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "preconditions": {"uid": uid},
+            "propagationPolicy": "Background",
+        }
+        try:
+            await self._write("DELETE", resource, resource.path(namespace, name), body)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def patch_status(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:
+        path = resource.path(namespace, name, "status")
+        return await self._write(
+            "PATCH", resource, path, patch, {"fieldManager": STATUS_MANAGER}, "application/merge-patch+json"
+        )
+
+    async def create_event(self, namespace: str, event: Object) -> None:
+        await self._write("POST", EVENTS, EVENTS.path(namespace), event)
+
+    async def list_nodes(self) -> tuple[Object, ...]:
+        # From the API server's cache: it need not be of this moment.
+        answer = await self._call("GET", NODES.path(None), query={"resourceVersion": "0"})
+        return tuple(answer.get("items") or ())
+
+    async def has_kinds(self, root: str, plurals: frozenset[str]) -> bool:
+        """Whether the API server serves these kinds of a group's version."""
+        answer = await self._get(root)
+        return answer is not None and plurals <= {entry["name"] for entry in answer.get("resources") or ()}
+
+    async def get_lease(self, namespace: str, name: str, timeout_s: float) -> Object | None:
+        return await self._get(LEASES.path(namespace, name), timeout_s)
+
+    async def write_lease(self, namespace: str, lease: Object, timeout_s: float) -> Object:
+        """Create it where it has no resourceVersion, else replace that version."""
+        name = lease["metadata"]["name"]
+        if "resourceVersion" in lease["metadata"]:
+            return await self._call("PUT", LEASES.path(namespace, name), lease, timeout_s=timeout_s)
+        return await self._call("POST", LEASES.path(namespace), lease, timeout_s=timeout_s)
+
+    async def _get(self, path: str, timeout_s: float = TIMEOUT_S) -> Object | None:
+        try:
+            return await self._call("GET", path, timeout_s=timeout_s)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def _write(
+        self,
+        verb: str,
+        resource: Resource,
+        path: str,
+        body: Object,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        if not self._may_write():
+            raise NotLeaderError
+        try:
+            status, answer = await self._request(verb, path, body, query, content_type)
+        except ApiError as error:
+            self._count_write(verb, resource.kind, error.status)
+            raise
+        self._count_write(verb, resource.kind, status)
+        return answer
+
+    async def _call(
+        self,
+        verb: str,
+        path: str,
+        body: Object | None = None,
+        query: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Object:
+        return (await self._request(verb, path, body, query, timeout_s=timeout_s))[1]
+
+    async def _request(
+        self,
+        verb: str,
+        path: str,
+        body: Object | None,
+        query: Mapping[str, str] | None,
+        content_type: str = "application/json",
+        timeout_s: float = TIMEOUT_S,
+    ) -> tuple[int, Object]:
+        status, headers, data = await self._send(verb, path, body, query, content_type, timeout_s)
+        if status == 401:
+            # The token may have been renewed in the file since we read it.
+            try:
+                await self._connection.refresh()
+            except Exception as error:
+                raise ApiError(verb, path, 401, "Unauthorized", f"credentials cannot be read: {error}") from error
+            status, headers, data = await self._send(verb, path, body, query, content_type, timeout_s)
+        if 200 <= status < 300:
+            try:
+                value: Object = orjson.loads(data)
+            except orjson.JSONDecodeError as error:
+                raise ApiError(verb, path, 0, "Malformed", "the answer is no JSON") from error
+            return status, value
+        raise error_of(verb, path, status, headers, data)
+
+    async def _send(
+        self,
+        verb: str,
+        path: str,
+        body: Object | None,
+        query: Mapping[str, str] | None,
+        content_type: str,
+        timeout_s: float,
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        url = self._connection.host + path + (f"?{urlencode(query)}" if query else "")
+        headers = await self._connection.headers()
+        headers |= {"Content-Type": content_type, "User-Agent": FIELD_MANAGER, "Accept": "application/json"}
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, 5.0))
+        try:
+            # The library's request has no types.
+            response = await self._rest.request(  # type: ignore[no-untyped-call]
+                verb, url, headers=headers, body=body, _request_timeout=timeout
+            )
+            data: bytes = await response.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise ApiError(verb, path, 0, "Unreachable", str(error) or type(error).__name__) from error
+        return response.status, response.headers, data
+
+
+def error_of(verb: str, path: str, status: int, headers: Mapping[str, str], data: bytes) -> ApiError:
+    """The error that an answer is; `data` is a Status as JSON, or what a proxy in between had to say."""
+    now = datetime.datetime.now(datetime.UTC)
+    retry_after_s = retry_after(headers.get("Retry-After"), now)
+    try:
+        answer = orjson.loads(data)
+        details = answer.get("details") or {}
+        reason, message = str(answer.get("reason") or "Unknown"), str(answer.get("message") or "")
+        causes = tuple(str(cause.get("reason")) for cause in details.get("causes") or ())
+    except (orjson.JSONDecodeError, AttributeError):
+        reason, message, causes = "Unknown", data[:256].decode(errors="replace"), ()
+    return ApiError(verb, path, status, reason, message, retry_after_s, causes)
+
+
+def retry_after(value: str | None, now: datetime.datetime) -> float | None:
+    """Seconds to wait by a Retry-After header: seconds, with a fraction or without, or a date; None where it says
+    nothing."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            date = email.utils.parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        seconds = (date.replace(tzinfo=date.tzinfo or datetime.UTC) - now).total_seconds()
+    if seconds != seconds:  # noqa: PLR0124 - nan
+        return None
+    return min(max(seconds, 0.0), RETRY_AFTER_MAX_S)

@@ -1,0 +1,55 @@
+"""Events on our objects."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from halimede_operator.cluster.client import ApiError, KubeApi
+from halimede_operator.core.api.spec import Key
+from halimede_operator.core.events import EventDraft, EventLimit
+from halimede_operator.core.snapshot import Object
+
+log = logging.getLogger(__name__)
+
+LONGEST_MESSAGE = 1024
+COMPONENT = "halimede.dev/operator"
+
+
+class Events:
+    def __init__(self, api: KubeApi, instance: str, clock: Callable[[], float]) -> None:
+        self._api = api
+        self._instance = instance
+        self._clock = clock
+        self._limit = EventLimit()
+
+    async def post(self, key: Key, about: Object, drafts: Sequence[EventDraft], now: str) -> None:
+        """That an event cannot be posted is no error: the status says the same."""
+        metadata = about["metadata"]
+        for draft in drafts:
+            if not self._limit.try_send(key, draft, self._clock()):
+                continue
+            event = {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+                "involvedObject": {
+                    "apiVersion": about["apiVersion"],
+                    "kind": about["kind"],
+                    "namespace": metadata["namespace"],
+                    "name": metadata["name"],
+                    "uid": metadata["uid"],
+                    "resourceVersion": metadata["resourceVersion"],
+                },
+                "type": draft.type,
+                "reason": draft.reason,
+                "message": draft.message[:LONGEST_MESSAGE],
+                "count": 1,
+                "firstTimestamp": now,
+                "lastTimestamp": now,
+                "source": {"component": COMPONENT},
+                "reportingComponent": COMPONENT,
+                "reportingInstance": self._instance,
+            }
+            try:
+                await self._api.create_event(metadata["namespace"], event)
+            except ApiError as error:
+                log.info("no event %s for %s/%s: %s", draft.reason, metadata["namespace"], metadata["name"], error)

@@ -1,0 +1,71 @@
+"""The kinds that the operator watches, and where the API server has them."""
+
+from dataclasses import dataclass
+
+from halimede_operator.core.api.spec import GROUP, VERSION, Kind
+from halimede_operator.core.labels import MANAGED_BY
+
+SELECTOR = f"app.kubernetes.io/managed-by={MANAGED_BY}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    group: str
+    version: str
+    kind: str
+    plural: str
+    ours: bool = False
+    """Our own kind, watched whole; of the others, those with our label."""
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def root(self) -> str:
+        return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+
+    def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
+        parts = [self.root]
+        if namespace is not None:
+            parts.append(f"namespaces/{namespace}")
+        parts.extend(part for part in (self.plural, name, subresource) if part is not None)
+        return "/".join(parts)
+
+
+MODELS = Resource(GROUP, VERSION, Kind.INFERENCE_MODEL, Kind.INFERENCE_MODEL.plural, ours=True)
+ENSEMBLES = Resource(GROUP, VERSION, Kind.MODEL_ENSEMBLE, Kind.MODEL_ENSEMBLE.plural, ours=True)
+DEPLOYMENTS = Resource("apps", "v1", "Deployment", "deployments")
+REPLICA_SETS = Resource("apps", "v1", "ReplicaSet", "replicasets")
+PODS = Resource("", "v1", "Pod", "pods")
+WATCHED = (
+    MODELS,
+    ENSEMBLES,
+    DEPLOYMENTS,
+    REPLICA_SETS,
+    PODS,
+    Resource("", "v1", "Service", "services"),
+    Resource("", "v1", "ConfigMap", "configmaps"),
+    Resource("", "v1", "ServiceAccount", "serviceaccounts"),
+    Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
+)
+NODES = Resource("", "v1", "Node", "nodes")
+EVENTS = Resource("", "v1", "Event", "events")
+LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")
+
+BY_KIND = {resource.kind: resource for resource in WATCHED}
+"""Kinds' names are different in all groups that we have to do with."""
+
+
+def resource_of(path: str) -> tuple[Resource, str | None] | None:
+    """Which collection of which namespace (None: all) a request of a path is for; None: of no watched kind."""
+    for resource in WATCHED:
+        if not path.startswith(resource.root + "/"):
+            continue
+        parts = path[len(resource.root) + 1 :].split("/")
+        if parts == [resource.plural]:
+            return resource, None
+        if len(parts) == 3 and parts[0] == "namespaces" and parts[2] == resource.plural:
+            return resource, parts[1]
+    return None

@@ -1,0 +1,57 @@
+"""Conditions as Kubernetes' API conventions have them (metav1.Condition)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    type: str
+    status: str
+    """TRUE, FALSE or UNKNOWN."""
+    reason: str
+    message: str
+    observed_generation: int = 0
+    last_transition_time: str = ""
+    """RFC 3339; `merged` sets it."""
+
+
+def merged(old: Sequence[Mapping[str, Any]], new: Sequence[Condition], now: str) -> list[dict[str, Any]]:
+    """The new conditions in their order, as JSON; each keeps the old one's time unless its status changed.
+
+    Old conditions that are not among the new ones are gone: all of a status' conditions are ours.
+    """
+    return [_as_json(condition, _transition_time(old, condition, now)) for condition in new]
+
+
+def _transition_time(old: Sequence[Mapping[str, Any]], new: Condition, now: str) -> str:
+    for condition in old:
+        if condition.get("type") == new.type and condition.get("status") == new.status:
+            time = condition.get("lastTransitionTime")
+            return time if isinstance(time, str) and _is_time(time) else now
+    return now
+
+
+def _is_time(text: str) -> bool:
+    """An API server refuses a status with another text there."""
+    if len(text) < 20 or text[10] != "T":
+        return False
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
+
+
+def _as_json(condition: Condition, time: str) -> dict[str, Any]:
+    return {
+        "type": condition.type,
+        "status": condition.status,
+        "reason": condition.reason,
+        "message": condition.message,
+        "observedGeneration": condition.observed_generation,
+        "lastTransitionTime": time,
+    }

@@ -1,0 +1,167 @@
+"""`spec.podTemplate`: what may be laid over the pods, so that who may write a model gains nothing on the nodes by it.
+
+The bounds are those of the `restricted` Pod Security standard, and what the operator finds the pods by. All else is the
+user's, and the API server checks it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from halimede_operator.core.api.reading import LABEL_NAME, LABEL_VALUE, Field, Rule, shown
+from halimede_operator.core.api.spec import GROUP, Json
+
+PORT_NAMES = ("http", "grpc", "metrics")
+FETCH = "fetch"
+"""The init container that fetches models."""
+NVIDIA_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+DEVICES_ARE_ASKED_FOR = (
+    f"must not be {NVIDIA_DEVICES}, which would open devices of others; spec.accelerator asks for GPUs"
+)
+
+_VOLUMES = (
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "image",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+)
+_ELSEWHERE = {
+    "serviceAccountName": "must not be here: spec.serviceAccountName says it",
+    "serviceAccount": "must not be here: spec.serviceAccountName says it",
+    "nodeName": "must not be set, which would pass the scheduler by: spec.scheduling says where pods may run",
+    "ephemeralContainers": "must not be in a template",
+}
+_RESERVED_DOMAINS = ("app.kubernetes.io", GROUP)
+_ANNOTATION_NAME = Rule(LABEL_NAME.pattern, "must be the name of an annotation, for instance example.com/owner", 317)
+
+
+def read_overlay(template: Field, ports: Iterable[int]) -> Json:
+    """The overlay with `metadata.labels`, `metadata.annotations` and `spec`, as far as they are there.
+
+    `ports` are those of the server's container.
+    """
+    metadata = template.section("metadata")
+    labels = {
+        key: field.text("", LABEL_VALUE, empty=True)
+        for key, field in metadata.section("labels").entries().items()
+        if _key_is_free(key, field, LABEL_NAME)
+    }
+    annotations = {
+        key: field.text("", max_length=65536, empty=True)
+        for key, field in metadata.section("annotations").entries().items()
+        if _key_is_free(key, field, _ANNOTATION_NAME)
+    }
+    spec = template.free_section("spec")
+    _check_plain(spec)
+    _check_pod(spec, frozenset(ports))
+    meta = {name: values for name, values in (("labels", labels), ("annotations", annotations)) if values}
+    return {name: part for name, part in (("metadata", meta), ("spec", spec.json())) if part}
+
+
+def _key_is_free(key: str, field: Field, rule: Rule) -> bool:
+    domain = key.partition("/")[0] if "/" in key else ""
+    if not rule.pattern.fullmatch(key):
+        field.refuse(rule.message)
+    elif key == "pod-template-hash" or any(domain == d or domain.endswith(f".{d}") for d in _RESERVED_DOMAINS):
+        field.refuse("must not be changed: the operator sets it")
+    elif domain.endswith(("apparmor.security.beta.kubernetes.io", "seccomp.security.alpha.kubernetes.io")):
+        field.refuse("must not be set: the pods keep the runtime's default profile")
+    else:
+        return True
+    return False
+
+
+def _check_plain(spec: Field) -> None:
+    """No null and no directive, which would take away what the operator set."""
+    waiting = [spec] if spec.given else []
+    while waiting:
+        field = waiting.pop()
+        match field.value:
+            case None:
+                field.refuse("must not be null: leave out what is not to be changed")
+            case Mapping():
+                for key, value in field.value.items():
+                    inner = Field(f"{field.path}.{key}", value, field.problems)
+                    if str(key).startswith("$"):
+                        inner.refuse("must not be a directive: an overlay adds and changes, and takes nothing away")
+                    else:
+                        waiting.append(inner)
+            case list() | tuple():
+                waiting += [Field(f"{field.path}[{i}]", value, field.problems) for i, value in enumerate(field.value)]
+
+
+def _check_pod(spec: Field, ports: frozenset[int]) -> None:
+    for name in ("hostNetwork", "hostPID", "hostIPC"):
+        _refuse_unless(spec.get(name), False, "must not be set: pods have no access to what is the node's")
+    for name, message in _ELSEWHERE.items():
+        if spec.get(name).given:
+            spec.get(name).refuse(message)
+    _refuse_unless(spec.get("restartPolicy"), "Always", "must be Always")
+    _check_security(spec.section("securityContext"))
+    if spec.section("securityContext").get("sysctls").given:
+        spec.section("securityContext").get("sysctls").refuse(
+            "must not be set: pods have no access to what is the node's"
+        )
+    for volume in spec.get("volumes").objects("name"):
+        for kind in volume.value:
+            if kind not in ("name", *_VOLUMES):
+                volume.get(str(kind)).refuse(f"must not be a volume of this kind; allowed are {', '.join(_VOLUMES)}")
+    for name in ("initContainers", "containers"):
+        for container in spec.get(name).objects("name"):
+            _check_container(container, ports)
+            if name == "initContainers" and container.get("name").value == FETCH:
+                for part in ("command", "args", "restartPolicy"):
+                    if container.get(part).given:
+                        container.get(part).refuse(f"must not be changed: it is how '{FETCH}' fetches models")
+
+
+def _check_container(container: Field, ports: frozenset[int]) -> None:
+    container.get("name").required("overlays of containers merge by name").text(None)
+    security = container.section("securityContext")
+    _check_security(security)
+    _refuse_unless(security.get("privileged"), False, "must not be true: containers run without privileges")
+    _refuse_unless(
+        security.get("allowPrivilegeEscalation"), False, "must not be true: containers run without privileges"
+    )
+    _refuse_unless(security.get("procMount"), "Default", "must be Default")
+    capabilities = security.section("capabilities")
+    if capabilities.get("add").items():
+        capabilities.get("add").refuse("must not be set: containers run without capabilities")
+    if capabilities.get("drop").given and "ALL" not in [entry.value for entry in capabilities.get("drop").items()]:
+        capabilities.get("drop").refuse("must have ALL: containers run without capabilities")
+    for variable in container.get("env").objects("name"):
+        if variable.get("name").value == NVIDIA_DEVICES:
+            variable.get("name").refuse(DEVICES_ARE_ASKED_FOR)
+    for port in container.get("ports").objects():
+        if port.get("name").value in PORT_NAMES:
+            port.get("name").refuse(f"must not be one of {', '.join(PORT_NAMES)}: clients find the server by them")
+        number = port.get("containerPort").value
+        if isinstance(number, int) and number in ports:
+            port.get("containerPort").refuse(f"must not be {shown(number)}: spec.serving.ports has it")
+        for name in ("hostPort", "hostIP"):
+            if port.get(name).given:
+                port.get(name).refuse("must not be set: pods have no access to what is the node's")
+
+
+def _check_security(context: Field) -> None:
+    """What pods' and containers' security contexts have in common."""
+    user = context.get("runAsUser")
+    if user.given and user.value == 0:
+        user.refuse("must not be 0: containers do not run as root")
+    _refuse_unless(context.get("runAsNonRoot"), True, "must not be false: containers do not run as root")
+    for profile in ("seccompProfile", "appArmorProfile"):
+        kind = context.section(profile).get("type")
+        if kind.given and kind.value not in ("RuntimeDefault", "Localhost"):
+            kind.refuse(f"must be RuntimeDefault or Localhost, got {shown(kind.value)}")
+    for name in ("seLinuxOptions", "windowsOptions"):
+        if context.get(name).given:
+            context.get(name).refuse("must not be set: pods keep the node's own settings")
+
+
+def _refuse_unless(field: Field, allowed: Any, message: str) -> None:
+    if field.given and (field.value != allowed or type(field.value) is not type(allowed)):
+        field.refuse(message)

@@ -1,0 +1,335 @@
+"""What both kinds say of their pods: objects to `Workload`."""
+
+import ipaddress
+import math
+import re
+from fractions import Fraction
+from typing import Any
+
+from halimede_operator.core.api.overlay import DEVICES_ARE_ASKED_FOR, NVIDIA_DEVICES, PORT_NAMES, read_overlay
+from halimede_operator.core.api.reading import (
+    DNS_NAME,
+    INT32_MAX,
+    INT64_MAX,
+    LABEL_NAME,
+    LABEL_VALUE,
+    Field,
+    Rule,
+    shown,
+    without_none,
+)
+from halimede_operator.core.api.spec import (
+    Accelerator,
+    AcceleratorType,
+    Cache,
+    CacheMedium,
+    Image,
+    Json,
+    Scheduling,
+    Serving,
+    TopologySpread,
+    Workload,
+)
+from halimede_operator.core.platform import Platform
+
+_MIG_PROFILE = Rule(
+    re.compile(r"[0-9]+g\.[0-9]+gb(\+[a-z]+(\.[a-z]+)*|-[a-z]+)?", re.ASCII),
+    "must be a MIG profile such as 1g.10gb, 3g.40gb or 1g.10gb+me",
+    32,
+)
+_IMAGE = Rule(
+    re.compile(r"[A-Za-z0-9][-A-Za-z0-9._/:@+]*", re.ASCII),
+    "must be an image such as registry.example.com/halimede:1.0",
+    512,
+)
+_VARIABLE = Rule(
+    re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*", re.ASCII),
+    "must be of letters, digits, '_', '-' and '.', and not start with a digit",
+    256,
+)
+_PERCENT = re.compile(r"(100|[0-9]{1,2})%", re.ASCII)
+_CIDR = re.compile(r"[0-9a-fA-F.:]+/[0-9]{1,3}", re.ASCII)
+_MAX_GPUS = 64
+
+
+def read_workload(spec: Field, namespace: str, platform: Platform) -> Workload:
+    serving = _serving(spec.section("serving"))
+    account = spec.get("serviceAccountName")
+    service_account_name = account.text(None, DNS_NAME)
+    if service_account_name is not None and namespace == platform.operator_namespace:
+        account.refuse(f"must not be set in namespace {namespace}, where the operator's own ServiceAccount is")
+    network = spec.section("networkPolicy")
+    network_policy = network.get("enabled").boolean(False)
+    allow_from = tuple(_peer(peer) for peer in network.get("allowFrom").objects())
+    if allow_from and not network_policy:
+        network.get("allowFrom").refuse("needs spec.networkPolicy.enabled: true")
+    return Workload(
+        replicas=spec.get("replicas").integer(1, 0),
+        suspend=spec.get("suspend").boolean(False),
+        accelerator=_accelerator(spec.section("accelerator")),
+        resources=_resources(spec.section("resources")),
+        scheduling=_scheduling(spec.section("scheduling")),
+        serving=serving,
+        cache=_cache(spec.section("cache")),
+        image=_image(spec.section("image")),
+        env=tuple(_variable(variable) for variable in spec.get("env").objects("name")),
+        service_account_name=service_account_name,
+        pod_template=read_overlay(
+            spec.section("podTemplate"), (serving.http_port, serving.grpc_port, serving.metrics_port)
+        ),
+        max_unavailable=_max_unavailable(spec.section("disruption")),
+        network_policy=network_policy,
+        allow_from=allow_from,
+    )
+
+
+def _accelerator(field: Field) -> Accelerator:
+    kind = field.get("type")
+    if field.given:
+        kind.required("None, GPU or MIG")
+    wanted = kind.member(AcceleratorType.NONE)
+    count = field.get("count").integer(1, 1, _MAX_GPUS)
+    mig = field.section("mig")
+    profile = mig.get("profile").text(None, _MIG_PROFILE)
+    if wanted is AcceleratorType.MIG:
+        mig.get("profile").required("the slice of a GPU, for instance 1g.10gb")
+        if count != 1:
+            field.get("count").refuse(f"must be 1 with type MIG: a pod can use one MIG device, got {count}")
+    elif mig.given and kind.given:
+        mig.refuse(f"needs type MIG, got {wanted}")
+    if wanted is AcceleratorType.NONE and kind.given and field.get("count").given:
+        field.get("count").refuse("needs type GPU, got None")
+    return Accelerator(wanted, count, profile)
+
+
+def _resources(field: Field) -> Json:
+    limits = _amounts(field.section("limits"))
+    requests = _amounts(field.section("requests"))
+    for name, amount in requests.items():
+        if name in limits and amount > limits[name]:
+            request, limit = field.get("requests").value[name], field.get("limits").value[name]
+            field.get("requests").entries()[name].refuse(
+                f"must not be above the limit, which is {shown(limit)}, got {shown(request)}"
+            )
+    # As they were written: what is handed on is not changed.
+    parts = {name: field.get(name).json() for name in ("requests", "limits")}
+    return {name: dict(part) for name, part in parts.items() if part}
+
+
+def _amounts(field: Field) -> dict[str, Fraction]:
+    amounts = {}
+    for name, entry in field.entries().items():
+        if name.startswith("nvidia.com/"):
+            entry.refuse("must not be a resource of nvidia.com; spec.accelerator asks for GPUs")
+        amount = entry.quantity("a quantity such as 500m or 8Gi")
+        if amount is not None and amount < 0:
+            entry.refuse(f"must not be negative, got {shown(entry.value)}")
+        elif amount is not None:
+            amounts[name] = amount
+    return amounts
+
+
+def _scheduling(field: Field) -> Scheduling:
+    affinity = field.section("affinity")
+    return Scheduling(
+        node_selector={
+            key: value.text("", LABEL_VALUE, empty=True)
+            for key, value in field.section("nodeSelector").entries().items()
+            if _is_label(key, value)
+        },
+        tolerations=tuple(_toleration(toleration) for toleration in field.get("tolerations").objects()),
+        affinity={
+            name: affinity.free_section(name).json()
+            for name in ("nodeAffinity", "podAffinity", "podAntiAffinity")
+            if affinity.get(name).given
+        },
+        topology_spread=field.get("topologySpread").member(TopologySpread.NONE),
+        priority_class_name=field.get("priorityClassName").text(None, DNS_NAME),
+        runtime_class_name=field.get("runtimeClassName").text(None, DNS_NAME),
+        scheduler_name=field.get("schedulerName").text(None, DNS_NAME),
+    )
+
+
+def _is_label(key: str, field: Field) -> bool:
+    if LABEL_NAME.pattern.fullmatch(key):
+        return True
+    field.refuse(LABEL_NAME.message)
+    return False
+
+
+def _toleration(field: Field) -> Json:
+    operator = field.get("operator").choice(None, "Equal", "Exists")
+    key = field.get("key").text(None, LABEL_NAME)
+    value = field.get("value").text(None, LABEL_VALUE, empty=True)
+    effect = field.get("effect").choice(None, "NoSchedule", "PreferNoSchedule", "NoExecute")
+    seconds = field.get("tolerationSeconds").integer(None, -INT64_MAX, INT64_MAX)
+    if key is None and operator != "Exists":
+        field.get("operator").refuse("must be Exists where there is no key")
+    if operator == "Exists" and value:
+        field.get("value").refuse("must not be set with operator Exists")
+    if seconds is not None and effect != "NoExecute":
+        field.get("tolerationSeconds").refuse("needs effect NoExecute")
+    return without_none(key=key, operator=operator, value=value, effect=effect, tolerationSeconds=seconds)
+
+
+def _serving(field: Field) -> Serving:
+    protocols = [entry.choice("http", "http", "grpc") for entry in field.get("protocols").items(least=1)]
+    ports = field.section("ports")
+    http = ports.get("http").integer(8000, 1024, 65535)
+    grpc = ports.get("grpc").integer(8001, 1024, 65535)
+    metrics = ports.get("metrics").integer(8002, 1024, 65535)
+    if len({http, grpc, metrics}) < len(PORT_NAMES):
+        ports.refuse(f"must be three different ports, got http {http}, grpc {grpc}, metrics {metrics}")
+    size = field.get("maxMessageSize").quantity("a quantity such as 64Mi")
+    if size is not None and not 1024 <= size <= INT32_MAX:
+        field.get("maxMessageSize").refuse(
+            f"must be from 1Ki to 2147483647 (just below 2Gi), got {shown(field.get('maxMessageSize').value)}"
+        )
+    drain = field.get("drainTimeout").microseconds("1h")
+    return Serving(
+        http="http" in protocols or not protocols,
+        grpc="grpc" in protocols or not protocols,
+        http_port=http,
+        grpc_port=grpc,
+        metrics_port=metrics,
+        max_message_bytes=None if size is None else math.ceil(size),
+        drain_seconds=Serving().drain_seconds if drain is None else math.ceil(drain / 1_000_000),
+    )
+
+
+def _cache(field: Field) -> Cache:
+    medium = field.get("medium").member(CacheMedium.EMPTY_DIR)
+    pvc = field.section("pvc")
+    claim = pvc.get("claimName").text(None, DNS_NAME)
+    sub_path = pvc.get("subPath").text(None)
+    if sub_path is not None and (sub_path.startswith("/") or ".." in sub_path.split("/")):
+        pvc.get("subPath").refuse(
+            f"must be a path within the volume, without a leading '/' and without '..', got {shown(sub_path)}"
+        )
+    if medium is CacheMedium.PVC:
+        pvc.get("claimName").required("the PersistentVolumeClaim of the cache")
+    elif pvc.given:
+        pvc.refuse(f"needs medium PVC, got {medium}")
+    limit = field.get("sizeLimit")
+    size = limit.quantity("a quantity such as 50Gi")
+    if size is not None and size <= 0:
+        limit.refuse(f"must be above 0, got {shown(limit.value)}")
+    return Cache(medium, claim, sub_path, None if size is None else str(limit.value))
+
+
+def _image(field: Field) -> Image:
+    secrets = field.get("pullSecrets").objects("name")
+    return Image(
+        reference=field.get("reference").text(None, _IMAGE),
+        pull_policy=field.get("pullPolicy").choice(None, "Always", "IfNotPresent", "Never"),
+        pull_secrets=tuple(secret.get("name").required("the Secret's name").text("", DNS_NAME) for secret in secrets),
+    )
+
+
+def _variable(field: Field) -> Json:
+    name = field.get("name").required("the variable's name").text("", _VARIABLE)
+    if name == NVIDIA_DEVICES:
+        field.get("name").refuse(DEVICES_ARE_ASKED_FOR)
+    value = field.get("value").text(None, max_length=32768, empty=True)
+    source = field.section("valueFrom")
+    if source.given and field.get("value").given:
+        source.refuse("must not be there beside a value")
+    return without_none(name=name, value=value, valueFrom=_source(source) if source.given else None)
+
+
+def _source(field: Field) -> Json:
+    given = [name for name in ("secretKeyRef", "configMapKeyRef", "fieldRef") if field.get(name).given]
+    if len(given) != 1:
+        field.refuse(f"must have exactly one of secretKeyRef, configMapKeyRef and fieldRef, got {len(given)}")
+    sources: dict[str, Any] = {}
+    for name in given:
+        source = field.section(name)
+        if name == "fieldRef":
+            path = source.get("fieldPath").required("the pod's field, for instance status.podIP").text("")
+            sources[name] = {"fieldPath": path}
+            continue
+        optional = source.get("optional")
+        sources[name] = without_none(
+            name=source.get("name").required("the object that has it").text("", DNS_NAME),
+            key=source.get("key").required("the key in it").text("", max_length=253),
+            optional=optional.boolean(False) if optional.given else None,
+        )
+    return sources
+
+
+def _max_unavailable(field: Field) -> int | str | None:
+    disabled = field.get("disabled").boolean(False)
+    most = field.get("maxUnavailable")
+    if disabled:
+        if most.given:
+            most.refuse("has no meaning with disabled: true")
+        return None
+    if not isinstance(most.value, str):
+        return most.integer(1, 0)
+    if not _PERCENT.fullmatch(most.value):
+        most.refuse(f"must be a whole number or a share such as 25%, got {shown(most.value)}")
+    return most.value
+
+
+def _peer(field: Field) -> Json:
+    selectors = {
+        name: _selector(field.section(name)) for name in ("podSelector", "namespaceSelector") if field.get(name).given
+    }
+    block = field.section("ipBlock")
+    if block.given == bool(selectors):
+        field.refuse("must have either ipBlock or selectors (podSelector, namespaceSelector)")
+    return without_none(**selectors, ipBlock=_block(block) if block.given else None)
+
+
+def _selector(field: Field) -> Json:
+    labels = {
+        key: value.text("", LABEL_VALUE, empty=True)
+        for key, value in field.section("matchLabels").entries().items()
+        if _is_label(key, value)
+    }
+    expressions = [_expression(expression) for expression in field.get("matchExpressions").objects()]
+    return without_none(matchLabels=labels or None, matchExpressions=expressions or None)
+
+
+def _expression(field: Field) -> Json:
+    key = field.get("key").required("the label's name").text("", LABEL_NAME)
+    operator = field.get("operator").required("In, NotIn, Exists or DoesNotExist")
+    kind = operator.choice("Exists", "In", "NotIn", "Exists", "DoesNotExist")
+    values = [value.text("", LABEL_VALUE, empty=True) for value in field.get("values").items()]
+    if (kind in ("In", "NotIn")) != bool(values):
+        field.get("values").refuse("must be there for In and NotIn, and for no other operator")
+    return without_none(key=key, operator=kind, values=values or None)
+
+
+def _block(field: Field) -> Json:
+    whole = _network(field.get("cidr").required("a block of addresses such as 10.0.0.0/8"))
+    holes = []
+    for entry in field.get("except").items():
+        hole = _network(entry)
+        if hole is not None and whole is not None and not _within(hole, whole):
+            entry.refuse(f"must be a smaller block within {whole}, got {shown(entry.value)}")
+        holes.append(entry.value)
+    return without_none(cidr=field.get("cidr").value, **{"except": holes or None})
+
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def _network(field: Field) -> Network | None:
+    text = field.text(None, max_length=64)
+    if text is None:
+        return None
+    try:
+        if _CIDR.fullmatch(text):
+            return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        pass
+    field.refuse(f"must be a block of addresses such as 10.0.0.0/8, got {shown(text)}")
+    return None
+
+
+def _within(hole: Network, whole: Network) -> bool:
+    """Whether a block is a part of another, and smaller."""
+    if hole.version != whole.version or hole.prefixlen <= whole.prefixlen:
+        return False
+    return hole.supernet(new_prefix=whole.prefixlen) == whole

@@ -1,0 +1,40 @@
+"""The ConfigMap with the fetch plan. Its name has a hash of its content, so that it never changes: a new content is a
+new ConfigMap, and so a new pod template, while pods of the old one still find theirs."""
+
+import math
+from typing import Any
+
+from halimede_operator.core.api.quantities import quantity
+from halimede_operator.core.api.spec import CacheMedium, Json, Key, Workload
+from halimede_operator.core.children.content import Content
+from halimede_operator.core.children.metadata import metadata
+from halimede_operator.core.children.source import Source, stores
+from halimede_operator.core.names import canonical_json, child_name, hash_of
+from halimede_operator.core.platform import Platform
+
+PLAN_FILE = "plan.json"
+CACHE = "/cache"
+
+
+def fetch_plan(content: Content, sources: tuple[Source, ...], workload: Workload, platform: Platform) -> str:
+    """The plan that `halimede fetch` reads, as canonical JSON; what says nothing is left out."""
+    plan: dict[str, Any] = {"models": [source.plan for source in sources]}
+    if content.ensembles:
+        plan["ensembles"] = [{"name": each.name, "config": each.config} for each in content.ensembles]
+    if (known := stores(platform)) is not None:
+        plan["stores"] = known
+    if workload.cache.medium is not CacheMedium.EMPTY_DIR:
+        plan["cache"] = {"path": CACHE}
+        if workload.cache.size_limit is not None and (limit := quantity(workload.cache.size_limit)) is not None:
+            plan["cache"]["size_limit_bytes"] = math.ceil(limit)
+    return canonical_json(plan)
+
+
+def config_map(key: Key, uid: str, plan: str) -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(key, uid, child_name(key.name, f"config-{hash_of(plan)}")),
+        "immutable": True,
+        "data": {PLAN_FILE: plan},
+    }

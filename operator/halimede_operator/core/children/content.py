@@ -1,0 +1,80 @@
+"""What a pod serves: the models to fetch and the ensembles that are made of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from halimede_operator.core.api.spec import EnsembleSpec, Json, Model, ModelSpec, Problem, Spec
+from halimede_operator.core.children.ensemble_config import ensemble_config
+
+
+@dataclass(frozen=True, slots=True)
+class Ensemble:
+    name: str
+    config: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Models in the order of their names."""
+
+    models: tuple[Model, ...]
+    ensembles: tuple[Ensemble, ...] = ()
+
+
+def content_of(spec: Spec, members: Mapping[str, ModelSpec]) -> Content:
+    """`members` are an ensemble's models by the names of their objects, all of them, without `member_problems`."""
+    if isinstance(spec, ModelSpec):
+        return Content((spec.model,))
+    models = {name: members[name].model for name in sorted({step.model for step in spec.steps})}
+    chosen = {name: _versions(spec, name, model) for name, model in models.items()}
+    config = ensemble_config(
+        spec, {name: model.name for name, model in models.items()}, {name: each.newest for name, each in chosen.items()}
+    )
+    served = [replace(model, config=chosen[name].config(model)) for name, model in models.items()]
+    return Content(tuple(sorted(served, key=lambda model: model.name)), (Ensemble(spec.name, config),))
+
+
+def member_problems(spec: EnsembleSpec, members: Mapping[str, ModelSpec]) -> tuple[Problem, ...]:
+    """What keeps these models from being served in one pod: names of which one repository can have one."""
+    problems: list[Problem] = []
+    served: dict[str, str] = {}
+    for i, step in enumerate(spec.steps):
+        name = members[step.model].model.name
+        path = f"spec.steps[{i}].modelRef.name"
+        if name == spec.name:
+            text = f"InferenceModel '{step.model}' is served as '{name}', which is the ensemble's own name"
+            problems.append(Problem(path, f"{text}; give its spec.model.name or the ensemble another one"))
+        elif served.setdefault(name, step.model) != step.model:
+            text = f"InferenceModels '{served[name]}' and '{step.model}' are both served as '{name}'"
+            problems.append(Problem(path, f"{text}; give one of them another spec.model.name"))
+    return tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class _Versions:
+    """A member's `version_policy` in the ensemble's pod, None for its own. `newest` is the version that steps mean
+    which name none, None for the highest that there is."""
+
+    policy: Json | None = None
+    newest: int | None = None
+
+    def config(self, model: Model) -> Json:
+        return model.config if self.policy is None else {**model.config, "version_policy": self.policy}
+
+
+def _versions(spec: EnsembleSpec, name: str, model: Model) -> _Versions:
+    """The versions that the steps name have to be there, and the model's own for steps that name none.
+
+    Where a model has both kinds of steps and serves its latest versions, all are fetched: no policy says "the latest,
+    and 2".
+    """
+    steps = [step for step in spec.steps if step.model == name]
+    named = {step.version for step in steps if step.version is not None}
+    if not named:
+        return _Versions()
+    if all(step.version is not None for step in steps):
+        return _Versions({"specific": {"versions": sorted(named)}})
+    own = (model.config.get("version_policy") or {}).get("specific")
+    if own is None:
+        return _Versions({"all": {}})
+    return _Versions({"specific": {"versions": sorted(named.union(own["versions"]))}}, max(own["versions"]))

@@ -1,0 +1,82 @@
+"""A ModelEnsemble as the model configuration of an ensemble, which the server runs.
+
+The server knows tensors by one name each. An ensemble's input keeps its own; what a step makes is called as the
+ensemble's output that it is, else `<step>.<name>`, which no input or output may be called, or gets underscores. Step
+outputs that nobody uses are left out, because the server refuses them.
+
+Conditions name tensors as steps do, and are given to the server with its own names.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from halimede_operator.core.api.spec import EnsembleSpec, EnsembleTensor, Json, Step
+from halimede_operator.core.api.when import read_when, renamed
+
+REQUEST = "request"
+"""Source of the ensemble's own inputs: `request.X`."""
+
+
+def ensemble_config(spec: EnsembleSpec, served_as: Mapping[str, str], newest: Mapping[str, int | None]) -> Json:
+    """ModelConfig's JSON. `served_as` has the served name of each member; `newest` the version that steps mean which
+    name none, None for the highest."""
+    tensors = _tensors(spec)
+    used = _used(spec)
+    return {
+        "name": spec.name,
+        "platform": "ensemble",
+        "max_batch_size": spec.max_batch_size,
+        "input": [_tensor(each) for each in spec.inputs],
+        "output": [_tensor(each) for each in spec.outputs],
+        "ensemble_scheduling": {
+            "step": [_step(step, served_as[step.model], newest.get(step.model), tensors, used) for step in spec.steps]
+        },
+    }
+
+
+def _tensor(tensor: EnsembleTensor) -> dict[str, Any]:
+    data_type = "STRING" if tensor.data_type == "BYTES" else tensor.data_type
+    return {"name": tensor.name, "data_type": f"TYPE_{data_type}", "dims": list(tensor.shape)}
+
+
+def _step(
+    step: Step, served_as: str, newest: int | None, tensors: Mapping[str, str], used: frozenset[str]
+) -> dict[str, Any]:
+    version = step.version if step.version is not None else newest
+    made = {output: f"{step.name}.{local}" for output, local in sorted(step.outputs.items())}
+    config: dict[str, Any] = {
+        "model_name": served_as,
+        "model_version": -1 if version is None else version,
+        "input_map": {name: tensors[source] for name, source in sorted(step.inputs.items())},
+        "output_map": {output: tensors[name] for output, name in made.items() if name in used},
+    }
+    return config if step.when is None else {**config, "when": renamed(step.when, tensors)}
+
+
+def _tensors(spec: EnsembleSpec) -> dict[str, str]:
+    """The server's name of each `request.X` and `step.out`."""
+    tensors = {f"{REQUEST}.{tensor.name}": tensor.name for tensor in spec.inputs}
+    outputs = {tensor.source: tensor.name for tensor in spec.outputs}
+    taken = {tensor.name for tensor in (*spec.inputs, *spec.outputs)}
+    for step in spec.steps:
+        for local in sorted(step.outputs.values()):
+            source = f"{step.name}.{local}"
+            tensors[source] = outputs.get(source) or _free(source, taken)
+            taken.add(tensors[source])
+    return tensors
+
+
+def _free(name: str, taken: Iterable[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _used(spec: EnsembleSpec) -> frozenset[str]:
+    """The sources that a step, a condition or an output of the ensemble names."""
+    used = {tensor.source for tensor in spec.outputs if tensor.source is not None}
+    for step in spec.steps:
+        used.update(step.inputs.values())
+        references = read_when(step.when) if step.when is not None else ()
+        used.update(each.source for each in references if not isinstance(each, str))
+    return frozenset(used)

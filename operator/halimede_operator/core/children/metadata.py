@@ -1,0 +1,25 @@
+"""What every child has: its head, and the mark of what was wanted of it."""
+
+from typing import Any
+
+from halimede_operator.core.api.spec import Json, Key
+from halimede_operator.core.labels import APPLIED_HASH, labels_of, owner_reference
+from halimede_operator.core.names import canonical_json, hash_of
+from halimede_operator.core.objects import canonical
+from halimede_operator.core.snapshot import Object
+
+
+def metadata(key: Key, uid: str, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "namespace": key.namespace,
+        "labels": labels_of(key),
+        "ownerReferences": [owner_reference(key, uid)],
+    }
+
+
+def sealed(child: Json) -> Object:
+    """The child in canonical form, with the hash of itself, in which the hash is not counted."""
+    made: Object = canonical(child)
+    made["metadata"].setdefault("annotations", {})[APPLIED_HASH] = hash_of(canonical_json(made), 16)
+    return made

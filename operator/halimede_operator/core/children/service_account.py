@@ -1,0 +1,14 @@
+"""The ServiceAccount of an object's pods, which gives them no right and no token."""
+
+from halimede_operator.core.api.spec import Json, Key
+from halimede_operator.core.children.metadata import metadata
+from halimede_operator.core.names import child_name
+
+
+def service_account(key: Key, uid: str) -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": metadata(key, uid, child_name(key.name)),
+        "automountServiceAccountToken": False,
+    }

@@ -1,0 +1,46 @@
+"""All children that an object should have, in the order in which they are applied.
+
+What pods need comes before the Deployment: the plan, the account, the names under which they are found, and the policy,
+so that no pod is ever open that should not be.
+"""
+
+from collections.abc import Mapping
+
+from halimede_operator.core.api.spec import Json, Key, ModelSpec, Spec
+from halimede_operator.core.children.config_map import config_map, fetch_plan
+from halimede_operator.core.children.content import content_of, member_problems
+from halimede_operator.core.children.deployment import deployment
+from halimede_operator.core.children.disruption_budget import disruption_budget
+from halimede_operator.core.children.metadata import sealed
+from halimede_operator.core.children.network_policy import network_policy
+from halimede_operator.core.children.pod import pod_template
+from halimede_operator.core.children.service_account import service_account
+from halimede_operator.core.children.services import pods_service, service
+from halimede_operator.core.children.source import source_of
+from halimede_operator.core.names import child_name
+from halimede_operator.core.platform import Platform
+from halimede_operator.core.snapshot import Object
+
+__all__ = ["desired", "member_problems"]
+
+
+def desired(key: Key, uid: str, spec: Spec, members: Mapping[str, ModelSpec], platform: Platform) -> tuple[Object, ...]:
+    """Equal arguments give equal objects. `members` are an ensemble's InferenceModels by the names of their objects:
+    all of them (KeyError), and without `member_problems`; a model has none."""
+    workload = spec.workload
+    content = content_of(spec, members)
+    sources = tuple(source_of(model) for model in content.models)
+    plan = config_map(key, uid, fetch_plan(content, sources, workload, platform))
+    account = workload.service_account_name or child_name(key.name)
+    template = pod_template(key, workload, platform, sources, plan["metadata"]["name"], account)
+
+    children: list[Json] = [plan]
+    if workload.service_account_name is None:
+        children.append(service_account(key, uid))
+    children += [pods_service(key, uid, workload.serving), service(key, uid, workload.serving)]
+    if workload.network_policy:
+        children.append(network_policy(key, uid, workload, platform.operator_namespace))
+    children.append(deployment(key, uid, workload, template))
+    if workload.replicas > 1 and workload.max_unavailable is not None:
+        children.append(disruption_budget(key, uid, workload.max_unavailable))
+    return tuple(sealed(child) for child in children)

@@ -1,0 +1,42 @@
+"""Names of children and of what stands in pods, within Kubernetes' limits.
+
+A child's name is at most 52 characters: a pod's is that of its Deployment, 10 and 5 characters and two dashes, and must
+be a label. What would be longer keeps its beginning and its suffix and has a hash of the whole in between.
+"""
+
+import hashlib
+import json
+import re
+from typing import Any
+
+MAX_CHILD_NAME = 52
+MAX_LABEL = 63
+
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", re.ASCII)
+
+
+def canonical_json(value: Any) -> str:  # Any: whatever JSON has
+    """JSON with sorted keys and no space: equal values have equal texts."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def hash_of(text: str, digits: int = 8) -> str:
+    """The first digits of the text's sha256, in hexadecimal."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
+
+
+def child_name(name: str, suffix: str = "") -> str:
+    """The name of an object's child: the object's own, or `<name>-<suffix>`."""
+    end = f"-{suffix}" if suffix else ""
+    if len(name) + len(end) <= MAX_CHILD_NAME:
+        return name + end
+    middle = f"-{hash_of(name)}"
+    return name[: MAX_CHILD_NAME - len(middle) - len(end)].rstrip("-") + middle + end
+
+
+def volume_name(prefix: str, name: str) -> str:
+    """The name of a volume for what is called `name`: `<prefix>-<name>` where that is a label, else with a hash."""
+    plain = f"{prefix}-{name}"
+    if len(plain) <= MAX_LABEL and _LABEL.fullmatch(name):
+        return plain
+    return f"{prefix}-{hash_of(name)}"

@@ -1,0 +1,98 @@
+"""What is known of Kubernetes' objects as such: their canonical form, and which of their lists are maps.
+
+Canonical is what the API server would give back of an object that it is given: what it leaves out is left out. That are
+null, empty lists, empty maps of strings or quantities, empty strings, and `false` and 0 where a field cannot tell them
+from being absent. An empty object such as `emptyDir: {}` says something and stays. Whole floats are ints.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Any, in this module: JSON.
+
+STRING_MAPS = frozenset(
+    {"annotations", "binaryData", "data", "labels", "matchLabels", "nodeSelector", "volumeAttributes"}
+)
+"""Fields whose keys are names of the user's, where an empty string is a value like any other."""
+
+QUANTITY_MAPS = frozenset({"capacity", "limits", "overhead", "requests"})
+QUANTITIES = frozenset({"divisor", "sizeLimit"})
+
+_EMPTY_IS_ABSENT = STRING_MAPS | QUANTITY_MAPS
+_ZERO_IS_ABSENT = frozenset(
+    {
+        "failureThreshold",
+        "hostIPC",
+        "hostNetwork",
+        "hostPID",
+        "hostPort",
+        "initialDelaySeconds",
+        "minReadySeconds",
+        "paused",
+        "periodSeconds",
+        "publishNotReadyAddresses",
+        "readOnly",
+        "stdin",
+        "stdinOnce",
+        "successThreshold",
+        "timeoutSeconds",
+        "tty",
+    }
+)
+# Pointers in the API: an empty text is not the same as none.
+_EMPTY_TEXT_COUNTS = frozenset({"storageClassName", "volumeAttributesClassName"})
+
+_MERGE_KEYS: Mapping[str, tuple[str, ...]] = {
+    "containers": ("name",),
+    "env": ("name",),
+    "ephemeralContainers": ("name",),
+    "hostAliases": ("ip",),
+    "imagePullSecrets": ("name",),
+    "initContainers": ("name",),
+    "ownerReferences": ("uid",),
+    "resourceClaims": ("name",),
+    "schedulingGates": ("name",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "volumeDevices": ("devicePath",),
+    "volumeMounts": ("mountPath",),
+    "volumes": ("name",),
+}
+
+MapKey = tuple[Any, ...]
+
+
+def map_key(field: str, item: Any) -> MapKey | None:
+    """By what an item of the list `field` is known among its siblings; None where the list is one value."""
+    if not isinstance(item, Mapping):
+        return None
+    if field == "ports":
+        # A container's, or a Service's.
+        return (item.get("containerPort", item.get("port")), item.get("protocol", "TCP"))
+    names = _MERGE_KEYS.get(field)
+    return tuple(item.get(name) for name in names) if names is not None else None
+
+
+def canonical(value: Any, field: str = "") -> Any:
+    """The canonical form of an object, or of the part of one that is called `field`."""
+    if isinstance(value, Mapping):
+        if field in STRING_MAPS:
+            return {str(key): value[key] for key in sorted(value) if value[key] is not None}
+        made = {str(key): canonical(value[key], str(key)) for key in sorted(value)}
+        return {key: each for key, each in made.items() if not _is_absent(key, each)}
+    if isinstance(value, list | tuple):
+        return [canonical(each) for each in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _is_absent(field: str, value: Any) -> bool:
+    if value is None or value == []:
+        return True
+    if value == "":
+        return field not in _EMPTY_TEXT_COUNTS
+    if value == {}:
+        return field in _EMPTY_IS_ABSENT
+    if value is False or (value == 0 and not isinstance(value, bool)):
+        return field in _ZERO_IS_ABSENT
+    return False

@@ -1,0 +1,1 @@
+"""What comes in: watch events by kopf, probes and metrics over HTTP."""

@@ -1,0 +1,42 @@
+"""Probes and metrics over HTTP."""
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from halimede_operator.metrics import CONTENT_TYPE, Metrics
+
+Check = Callable[[], str | None]
+"""What is wrong; None: nothing."""
+
+
+async def serve_probes(port: int, is_alive: Check, is_ready: Check) -> web.AppRunner:
+    """GET /healthz and /readyz: 200 or 503, and why."""
+    app = web.Application()
+    app.router.add_get("/healthz", _probe(is_alive))
+    app.router.add_get("/readyz", _probe(is_ready))
+    return await _serve(app, port)
+
+
+async def serve_metrics(port: int, metrics: Metrics) -> web.AppRunner:
+    async def text(_request: web.Request) -> web.Response:
+        return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    app = web.Application()
+    app.router.add_get("/metrics", text)
+    return await _serve(app, port)
+
+
+def _probe(check: Check) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_request: web.Request) -> web.Response:
+        wrong = check()
+        return web.Response(status=200 if wrong is None else 503, text=wrong or "ok")
+
+    return answer
+
+
+async def _serve(app: web.Application, port: int) -> web.AppRunner:
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, port=port).start()
+    return runner

@@ -1,0 +1,158 @@
+"""Holds the Lease, so that of several operators one acts."""
+
+import asyncio
+import datetime
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from halimede_operator.cluster.client import ApiError
+from halimede_operator.core.election import LEASE_S, RENEW_DEADLINE_S, RETRY_S, Election, Record, Step
+from halimede_operator.core.snapshot import Object
+
+log = logging.getLogger(__name__)
+
+
+class LeaseApi(Protocol):
+    async def get_lease(self, namespace: str, name: str, timeout_s: float) -> Object | None: ...
+
+    async def write_lease(self, namespace: str, lease: Object, timeout_s: float) -> Object: ...
+
+
+class LostError(Exception):
+    """Somebody else holds the lease that was ours."""
+
+
+class Leadership:
+    """Of one loop."""
+
+    def __init__(
+        self,
+        api: LeaseApi,
+        namespace: str,
+        name: str,
+        identity: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """identity: of no other process that runs."""
+        self._api = api
+        self._namespace = namespace
+        self._name = name
+        self._clock = clock
+        self._election = Election(identity)
+        self._lease: Object | None = None
+        self._renewed = asyncio.Event()
+        self.has_read = False
+        """Whether the API server has ever told who holds it."""
+
+    def may_act(self) -> bool:
+        return self._election.may_act(self._clock())
+
+    async def active(self) -> None:
+        """Returns when we may act, at once where we may already."""
+        while not self.may_act():
+            self._renewed.clear()
+            await self._renewed.wait()
+
+    async def run(self, regained: Callable[[], None]) -> None:
+        """Tries for the lease and keeps it until cancelled; raises LostError when it was ours and is another's.
+
+        regained: called when we may act, for the first time or again.
+        """
+        may_act = False
+        while True:
+            try:
+                async with asyncio.timeout(RENEW_DEADLINE_S / 2):
+                    await self._turn()
+            except (ApiError, TimeoutError) as error:
+                log.warning("lease %s/%s: %s", self._namespace, self._name, error or "no answer in time")
+            if self.may_act() != may_act:
+                may_act = not may_act
+                what = "ours" if may_act else "not renewed in time, nothing is written"
+                log.info("lease %s/%s: %s", self._namespace, self._name, what)
+                if may_act:
+                    regained()
+            if may_act:
+                self._renewed.set()
+            await asyncio.sleep(RETRY_S)
+
+    async def release(self) -> None:
+        """Give it back, so that the next one need not wait; that this fails is no error, since it ends by itself."""
+        if self._lease is None or self._election.step(self._clock()) is not Step.RENEW:
+            return
+        record = self._election.next_record(_now())
+        try:
+            async with asyncio.timeout(2.0):
+                await self._api.write_lease(
+                    self._namespace, self._written(Record("", record.renewed, record.transitions, 1.0)), 2.0
+                )
+        except (ApiError, TimeoutError) as error:
+            log.info("lease not given back: %s", error)
+        self._election.saw(None, self._clock())
+
+    async def _turn(self) -> None:
+        if self._lease is None or not self.may_act():
+            await self._read()
+        match self._election.step(self._clock()):
+            case Step.GIVE_UP:
+                raise LostError(f"{_spec(self._lease).get('holderIdentity')} holds the lease now")
+            case Step.WAIT:
+                # Whether its holder lives is told by whether it changes.
+                await self._read()
+            case Step.CREATE | Step.TAKE | Step.RENEW:
+                await self._write()
+
+    async def _read(self) -> None:
+        self._lease = await self._api.get_lease(self._namespace, self._name, RENEW_DEADLINE_S / 2)
+        self._election.saw(record_of(self._lease) if self._lease is not None else None, self._clock())
+        self.has_read = True
+
+    async def _write(self) -> None:
+        begun = self._clock()
+        record = self._election.next_record(_now())
+        try:
+            self._lease = await self._api.write_lease(self._namespace, self._written(record), RENEW_DEADLINE_S / 2)
+        except ApiError as error:
+            # Whether it was written is not known, or another one was faster: read before the next write.
+            await self._read()
+            if not error.is_conflict:
+                raise
+            return
+        self._election.wrote(record_of(self._lease), begun, self._clock())
+
+    def _written(self, record: Record) -> Object:
+        lease = self._lease or {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"namespace": self._namespace, "name": self._name},
+        }
+        before = _spec(lease)
+        is_same = before.get("holderIdentity") == record.holder
+        spec = {
+            "holderIdentity": record.holder,
+            "leaseDurationSeconds": int(record.duration_s),
+            "acquireTime": before.get("acquireTime", record.renewed) if is_same else record.renewed,
+            "renewTime": record.renewed,
+            "leaseTransitions": record.transitions,
+        }
+        return {**lease, "spec": spec}
+
+
+def record_of(lease: Object) -> Record:
+    spec = _spec(lease)
+    return Record(
+        holder=spec.get("holderIdentity") or "",
+        renewed=f"{spec.get('renewTime')} {lease['metadata'].get('resourceVersion')}",
+        transitions=int(spec.get("leaseTransitions") or 0),
+        duration_s=float(spec.get("leaseDurationSeconds") or LEASE_S),
+    )
+
+
+def _spec(lease: Object | None) -> Object:
+    spec: Object = (lease or {}).get("spec") or {}
+    return spec
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,225 @@
+"""The operator's process: `halimede-operator`, or `python -m halimede_operator`."""
+
+import asyncio
+import contextlib
+import datetime
+import logging
+import os
+import platform as machine
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Coroutine, Sequence
+
+import orjson
+
+from halimede_operator.cluster.cache import Cache
+from halimede_operator.cluster.client import ApiError, KubeClient
+from halimede_operator.cluster.connection import Connection
+from halimede_operator.cluster.events import Events
+from halimede_operator.cluster.indexes import Indexes
+from halimede_operator.cluster.kinds import ENSEMBLES, MODELS, WATCHED
+from halimede_operator.cluster.nodes import Nodes
+from halimede_operator.cluster.pulse import Pulse, Where
+from halimede_operator.core.api.spec import Key
+from halimede_operator.handlers.feed import CacheFeed
+from halimede_operator.handlers.probes import serve_metrics, serve_probes
+from halimede_operator.handlers.watch import Watches
+from halimede_operator.lease import Leadership, LostError
+from halimede_operator.metrics import Metrics
+from halimede_operator.queue import Done, Failed, Gone, Outcome, Queue
+from halimede_operator.reconcile import Reconciler
+from halimede_operator.settings import Settings, parse
+
+log = logging.getLogger(__name__)
+
+EXIT_LEASE_LOST = 3
+DRAIN_S = 10.0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    settings = parse(arguments)
+    set_up_logging(settings.log_format)
+    sys.exit(asyncio.run(Operator(settings).run()))
+
+
+class Operator:
+    """All parts of the process, of one loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        # A pod's name is nobody else's while it runs, and its container's next process goes on at once with the lease of
+        # the one before. Elsewhere several processes may have one host.
+        in_pod = settings.kubeconfig is None
+        self._instance = machine.node() if in_pod else f"{machine.node()}_{uuid.uuid4()}"
+        self._connection = Connection(settings.kubeconfig)
+        self._metrics = Metrics()
+        self._cache = Cache()
+        self._queue = Queue()
+        self._pulse: Pulse | None = None
+        """None until we hold the lease: before, nothing is watched."""
+        self._watches: Watches | None = None
+
+    async def run(self) -> int:
+        """Works until SIGTERM or SIGINT, or until the lease is lost; returns the exit status."""
+        stopping = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        await self._connection.refresh()
+        self._client = KubeClient(self._connection, self._may_write, self._metrics.wrote)
+        self._leadership = Leadership(
+            self._client, self._settings.lease_namespace, self._settings.lease_name, self._instance
+        )
+        self._metrics.watch(
+            self._queue.depth,
+            lambda: self._pulse.ages(time.monotonic()) if self._pulse is not None else {},
+            self._leadership.may_act,
+        )
+        servers = [
+            await serve_probes(self._settings.health_port, self._what_is_dead, self._what_is_not_ready),
+            await serve_metrics(self._settings.metrics_port, self._metrics),
+        ]
+        lead = asyncio.create_task(self._leadership.run(regained=self._queue.retry))
+        work = asyncio.create_task(self._work(stopping))
+        stop = asyncio.create_task(stopping.wait())
+        await asyncio.wait({lead, work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if lead.done() and isinstance(lost := lead.exception(), LostError):
+            log.error("%s; ours was lost, and what we know may be old", lost)
+            # At once: not even a clean-up may write.
+            logging.shutdown()
+            os._exit(EXIT_LEASE_LOST)
+        stopping.set()
+        # What is in work is finished, and written, before the lease is given back.
+        await asyncio.wait({work})
+        lead.cancel()
+        await asyncio.wait({lead})
+        await self._leadership.release()
+        if self._watches is not None:
+            await self._watches.stop(2.0)
+        await self._client.close()
+        for server in servers:
+            await server.cleanup()
+        for task in (lead, work):
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("the operator broke", exc_info=error)
+                return 1
+        return 0
+
+    async def _work(self, stopping: asyncio.Event) -> None:
+        """Watch and reconcile, from when we hold the lease until it is time to stop."""
+        if not await _unless(stopping, self._leadership.active()):
+            return
+        if not await _unless(stopping, self._kinds_are_there()):
+            return
+        spaces = self._settings.platform.watch_namespaces or (None,)
+        self._pulse = Pulse([Where(resource, space) for resource in WATCHED for space in spaces], time.monotonic())
+        feed = CacheFeed(self._cache, self._pulse, self._queue.add)
+        self._watches = Watches(
+            self._settings.kubeconfig, self._settings.platform.watch_namespaces, feed, self._pulse, time.monotonic
+        )
+        self._watches.start()
+        if await _unless(stopping, feed.complete.wait()):
+            indexes = Indexes(self._queue.add, time.monotonic)
+            self._reconcile = Reconciler(
+                self._client,
+                self._cache,
+                indexes,
+                Nodes(self._client, time.monotonic, may_read=not self._settings.platform.watch_namespaces),
+                Events(self._client, self._instance, time.monotonic),
+                self._settings.platform,
+                self._queue.add,
+                time.monotonic,
+                lambda: datetime.datetime.now(datetime.UTC),
+            )
+            log.info("%d objects known, reconciling", len(self._cache))
+            asking = asyncio.create_task(indexes.run())
+            queue = asyncio.create_task(self._queue.run(self._reconcile_one))
+            stop = asyncio.create_task(stopping.wait())
+            await asyncio.wait({asking, queue, stop}, return_when=asyncio.FIRST_COMPLETED)
+            await self._queue.stop(DRAIN_S)
+            asking.cancel()
+            await asyncio.wait({asking, queue})
+            stop.cancel()
+            for task in (asking, queue):
+                if not task.cancelled():
+                    task.result()
+
+    async def _reconcile_one(self, key: Key) -> Outcome:
+        await self._leadership.active()
+        begun = time.monotonic()
+        outcome = await self._reconcile(key)
+        match outcome:
+            case Done() | Gone():
+                result = "done"
+            case Failed(failure):
+                result = failure.name.lower()
+        self._metrics.reconciled(result, time.monotonic() - begun)
+        return outcome
+
+    async def _kinds_are_there(self) -> None:
+        """Waits for the CRDs: kopf looks for kinds once, when it starts."""
+        wait_s = 1.0
+        while True:
+            try:
+                if await self._client.has_kinds(MODELS.root, frozenset({MODELS.plural, ENSEMBLES.plural})):
+                    return
+                log.warning("the API server does not know %s; are the CRDs installed?", MODELS.api_version)
+            except ApiError as error:
+                log.warning("%s", error)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, 10.0)
+
+    def _may_write(self) -> bool:
+        return self._leadership.may_act()
+
+    def _what_is_dead(self) -> str | None:
+        stuck = self._pulse.stuck(time.monotonic()) if self._pulse is not None else []
+        return f"watches are stuck: {', '.join(map(str, stuck))}" if stuck else None
+
+    def _what_is_not_ready(self) -> str | None:
+        if self._pulse is None:
+            # Another one acts; we are ready to take over.
+            stands_by = self._leadership.has_read and not self._leadership.may_act()
+            return None if stands_by else "the lease, or the custom resources, cannot be read yet"
+        unlisted = self._pulse.unlisted()
+        return f"not listed yet: {', '.join(map(str, unlisted))}" if unlisted else None
+
+
+async def _unless(stopping: asyncio.Event, awaitable: Coroutine[None, None, object]) -> bool:
+    """Waits for something; False where it is time to stop before."""
+    wanted = asyncio.create_task(awaitable)
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait({wanted, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if wanted.done():
+        wanted.result()
+        return True
+    wanted.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await wanted
+    return False
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line).decode()
+
+
+def set_up_logging(log_format: str) -> None:
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if log_format == "json" else text)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    # Its own account of every handler and every retry says nothing that ours does not.
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    # That signals do not reach it, in its thread, is as it should be.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

@@ -1,0 +1,116 @@
+"""Works on the keys of a WorkQueue: a bounded number at a time, each alone."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from halimede_operator.core.api.spec import Key
+from halimede_operator.core.workqueue import Failure, WorkQueue
+
+log = logging.getLogger(__name__)
+
+WORKERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    again_in: float | None = None
+    """Seconds until it is to be looked at again without news; None: at its resync."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """There is no such object any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    failure: Failure
+    why: str
+    retry_after_s: float | None = None
+    """What the API server asked for."""
+
+
+Outcome = Done | Gone | Failed
+
+
+class Queue:
+    """Of one loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, workers: int = WORKERS) -> None:
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._clock = clock
+        self._slots = asyncio.Semaphore(workers)
+        self._news = asyncio.Event()
+        self._running: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    def add(self, key: Key) -> None:
+        self._queue.add(key, self._clock())
+        self._news.set()
+
+    def retry(self) -> None:
+        """What failed may go well now: the API server is back."""
+        self._queue.retry(self._clock())
+        self._news.set()
+
+    def depth(self) -> int:
+        return self._queue.depth(self._clock())
+
+    async def run(self, work: Callable[[Key], Awaitable[Outcome]]) -> None:
+        """Works until `stop`, and then returns at once."""
+        while not self._stopping:
+            await self._slots.acquire()
+            key = await self._take()
+            if key is None:
+                return
+            task = asyncio.create_task(self._work(key, work))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def stop(self, within_s: float) -> None:
+        """Begins nothing new, and waits for what is in work; what takes longer is cut off."""
+        self._stopping = True
+        self._news.set()
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=within_s)
+            for task in late:
+                task.cancel()
+
+    async def _take(self) -> Key | None:
+        while not self._stopping:
+            now = self._clock()
+            if (key := self._queue.take(now)) is not None:
+                return key
+            self._news.clear()
+            wake_at = self._queue.wake_at()
+            try:
+                async with asyncio.timeout(None if wake_at is None else max(0.0, wake_at - now)):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+        return None
+
+    async def _work(self, key: Key, work: Callable[[Key], Awaitable[Outcome]]) -> None:
+        try:
+            outcome = await work(key)
+        except Exception as error:
+            log.exception("reconcile of %s broke", key)
+            outcome = Failed(Failure.TRANSIENT, repr(error))
+        finally:
+            self._slots.release()
+        now = self._clock()
+        match outcome:
+            case Done(again_in):
+                self._queue.done(key, now, again_in)
+            case Gone():
+                self._queue.forget(key)
+            case Failed(failure, why, retry_after_s):
+                wait_s = self._queue.failed(
+                    key, now, failure, now + retry_after_s if retry_after_s is not None else None
+                )
+                level = logging.INFO if failure is Failure.CONFLICT else logging.WARNING
+                log.log(level, "reconcile of %s failed, again in %.1f s: %s", key, wait_s, why)
+        self._news.set()

@@ -1,0 +1,114 @@
+"""The operator's command line: what whoever installed it decided. Every flag is also an environment variable,
+HALIMEDE_<FLAG>."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from halimede_operator.core.platform import Platform
+
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    platform: Platform
+    lease_namespace: str
+    lease_name: str
+    health_port: int
+    metrics_port: int
+    log_format: str
+    kubeconfig: str | None
+    """None: the pod's service account."""
+
+
+def parse(arguments: Sequence[str] | None = None) -> Settings:
+    """Settings from a command line (None: the process's) and the environment; exits as click does for --help and what
+    is wrong."""
+    try:
+        settings = _command.main(args=arguments, prog_name="halimede-operator", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        raise SystemExit(error.exit_code) from None
+    if not isinstance(settings, Settings):
+        # --help was shown.
+        raise SystemExit(0)
+    return settings
+
+
+@click.command(context_settings={"auto_envvar_prefix": "HALIMEDE", "show_default": True})
+@click.option("--server-image", required=True, help="Image of models without an accelerator.")
+@click.option("--gpu-server-image", help="Image of models with GPUs or MIG devices; --server-image by default.")
+@click.option("--image-pull-policy", type=click.Choice(["Always", "IfNotPresent", "Never"]), default="IfNotPresent")
+@click.option("--image-pull-secret", multiple=True, help="Name of a Secret in the models' namespaces; repeatable.")
+@click.option("--scheme", multiple=True, help="Of model URIs that are allowed; repeatable; all but `file` by default.")
+@click.option("--file-root", multiple=True, help="Folder of the nodes below which `file` URIs may be; repeatable.")
+@click.option(
+    "--cache-host-path", default="/var/lib/halimede/cache", help="Folder of the nodes for caches of medium HostPath."
+)
+@click.option("--s3-endpoint", help="Of a store other than AWS, as pods reach it.")
+@click.option("--s3-region")
+@click.option("--s3-secret", help="Name of a Secret in the models' namespaces, for models that name none.")
+@click.option("--watch-namespace", multiple=True, help="Serve this namespace alone; repeatable; all by default.")
+@click.option("--operator-namespace", help="Where the operator runs; the pod's by default.")
+@click.option("--lease-namespace", help="Where the operator's Lease is; its own namespace by default.")
+@click.option("--lease-name", default="halimede-operator")
+@click.option("--health-port", type=click.IntRange(0, 65535), default=8080, help="For /healthz and /readyz.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), default=9090, help="For /metrics.")
+@click.option("--log-format", type=click.Choice(["json", "text"]), default="json")
+@click.option("--kubeconfig", envvar="KUBECONFIG", help="Outside of a cluster; the pod's service account by default.")
+def _command(
+    server_image: str,
+    gpu_server_image: str | None,
+    image_pull_policy: str,
+    image_pull_secret: tuple[str, ...],
+    scheme: tuple[str, ...],
+    file_root: tuple[str, ...],
+    cache_host_path: str,
+    s3_endpoint: str | None,
+    s3_region: str | None,
+    s3_secret: str | None,
+    watch_namespace: tuple[str, ...],
+    operator_namespace: str | None,
+    lease_namespace: str | None,
+    lease_name: str,
+    health_port: int,
+    metrics_port: int,
+    log_format: str,
+    kubeconfig: str | None,
+) -> Settings:
+    """Turns InferenceModels and ModelEnsembles into serving pods."""
+    own_namespace = operator_namespace or _pods_namespace()
+    schemes = frozenset(scheme) if scheme else Platform("", "").schemes
+    platform = Platform(
+        server_image=server_image,
+        gpu_server_image=gpu_server_image or server_image,
+        image_pull_policy=image_pull_policy,
+        image_pull_secrets=image_pull_secret,
+        schemes=schemes | {"file"} if file_root else schemes,
+        file_roots=file_root,
+        cache_host_path=cache_host_path,
+        s3_endpoint=s3_endpoint,
+        s3_region=s3_region,
+        s3_secret=s3_secret,
+        operator_namespace=own_namespace,
+        watch_namespaces=watch_namespace,
+    )
+    return Settings(
+        platform=platform,
+        lease_namespace=lease_namespace or own_namespace,
+        lease_name=lease_name,
+        health_port=health_port,
+        metrics_port=metrics_port,
+        log_format=log_format,
+        kubeconfig=kubeconfig,
+    )
+
+
+def _pods_namespace() -> str:
+    try:
+        return NAMESPACE_FILE.read_text().strip()
+    except FileNotFoundError:
+        return "default"

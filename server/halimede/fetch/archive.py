@@ -1,0 +1,192 @@
+"""Archives of folders, unpacked into an empty folder: what is in them is other people's work.
+
+Files and folders come out. A link is made a second name of the file that it means, which must be one of the archive's
+own; no link that could lead anywhere is ever made. Devices, absolute paths, `..`, too many files and too many bytes end
+it.
+"""
+
+import os
+import posixpath
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Protocol, Self
+
+from halimede.fetch.faults import Exit, FetchError
+from halimede.fetch.tree import MAX_FILES
+from halimede.fetch.uri import path_problem
+
+MAX_RATIO = 50
+"""Weights hardly shrink: what becomes so many times larger is meant to fill a disk."""
+ALWAYS_BYTES = 64 << 20
+"""So much may come out of any archive, however small."""
+PIECE_BYTES = 1 << 20
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def unpack(archive: Path, folder: Path, where: str) -> None:
+    """NOT_A_MODEL where it is no whole archive, or one that must not be unpacked."""
+    limit = max(archive.stat().st_size * MAX_RATIO, ALWAYS_BYTES)
+    unpacking = _Unpacking(folder, where, limit)
+    try:
+        if archive.name.lower().endswith(".zip"):
+            _unzip(archive, unpacking)
+        else:
+            _untar(archive, unpacking)
+        unpacking.make_links()
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        text = f"{where} is no whole archive: {type(error).__name__}"
+        raise FetchError(Exit.NOT_A_MODEL, text) from None
+
+
+class _Member(tarfile.TarInfo):
+    """A header whose extension, which is read into memory whole, is of a sane size."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in _EXTENSIONS and member.size > MAX_EXTENSION_BYTES:
+            raise tarfile.ReadError
+        return member
+
+
+_EXTENSIONS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+MAX_EXTENSION_BYTES = 1 << 20
+
+
+def _untar(archive: Path, unpacking: "_Unpacking") -> None:
+    with tarfile.open(archive, "r|gz", tarinfo=_Member) as tar:
+        for member in tar:
+            if member.isdir():
+                unpacking.folder(member.name)
+            elif member.isreg():
+                content = tar.extractfile(member)
+                if content is None:
+                    raise tarfile.TarError
+                unpacking.file(member.name, content)
+            elif member.issym():
+                unpacking.link(member.name, posixpath.join(posixpath.dirname(member.name), member.linkname))
+            elif member.islnk():
+                unpacking.link(member.name, member.linkname)
+            else:
+                raise unpacking.refused(member.name, "is a device or a pipe")
+
+
+def _unzip(archive: Path, unpacking: "_Unpacking") -> None:
+    with zipfile.ZipFile(archive) as opened:
+        if len(opened.filelist) > MAX_FILES:
+            raise unpacking.too_many()
+        for member in opened.infolist():
+            mode = member.external_attr >> 16
+            if member.is_dir():
+                unpacking.folder(member.filename)
+            elif stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+                raise unpacking.refused(member.filename, "is a link or a device")
+            else:
+                with opened.open(member) as content:
+                    unpacking.file(member.filename, content)
+
+
+class _Unpacking:
+    """One archive on its way into a folder that nobody else writes to."""
+
+    def __init__(self, folder: Path, where: str, limit_bytes: int) -> None:
+        self._folder = folder
+        self._where = where
+        self._limit_bytes = limit_bytes
+        self._left_bytes = limit_bytes
+        self._files: set[str] = set()
+        self._links: list[tuple[str, str]] = []
+        self._count = 0
+        folder.mkdir(parents=True)
+
+    def folder(self, name: str) -> None:
+        self._count_one()
+        if path := self._path(name):
+            self._make(self._folder / path, name)
+
+    def file(self, name: str, content: _Readable) -> None:
+        path = self._new(name)
+        with self._open(self._folder / path, name) as file:
+            while piece := content.read(PIECE_BYTES):
+                self._left_bytes -= len(piece)
+                if self._left_bytes < 0:
+                    text = f"{self._where} unpacks to more than {self._limit_bytes} bytes, {MAX_RATIO} times its size"
+                    raise FetchError(Exit.NOT_A_MODEL, text)
+                file.write(piece)
+        self._files.add(path)
+
+    def link(self, name: str, target: str) -> None:
+        self._links.append((name, target))
+        self._new(name)
+
+    def make_links(self) -> None:
+        for name, target in self._links:
+            path = posixpath.normpath(target)
+            if target.startswith("/") or path not in self._files:
+                raise self.refused(name, "is a link to something that is no file of the archive")
+            self._make((self._folder / self._path(name)).parent, name)
+            try:
+                os.link(self._folder / path, self._folder / self._path(name))
+            except FileExistsError:
+                raise self.refused(name, "is there twice") from None
+
+    def refused(self, name: str, why: str) -> FetchError:
+        return FetchError(Exit.NOT_A_MODEL, f"{self._where}: {name[:100]!a} {why}")
+
+    def too_many(self) -> FetchError:
+        return FetchError(Exit.NOT_A_MODEL, f"{self._where} holds more than {MAX_FILES} files")
+
+    def _path(self, name: str) -> str:
+        """The path in the folder, "" for the folder itself; refused where it could be anywhere else."""
+        path = name.removeprefix("./").rstrip("/")
+        if path in ("", "."):
+            return ""
+        if problem := path_problem(path):
+            raise self.refused(name, problem)
+        return path
+
+    def _new(self, name: str) -> str:
+        self._count_one()
+        path = self._path(name)
+        if not path:
+            raise self.refused(name, "is no name of a file")
+        return path
+
+    def _count_one(self) -> None:
+        self._count += 1
+        if self._count > MAX_FILES:
+            raise self.too_many()
+
+    def _make(self, folder: Path, name: str) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise self.refused(name, "is both a file and a folder") from None
+
+    def _open(self, path: Path, name: str) -> IO[bytes]:
+        if not path.parent.is_dir():
+            self._make(path.parent, name)
+        try:
+            return path.open("xb")
+        except FileExistsError:
+            raise self.refused(name, "is there twice") from None
+
+
+def files_below(folder: Path) -> Iterator[str]:
+    """The paths of all files below, with `/`."""
+    for root, _, names in os.walk(folder):
+        below = os.path.relpath(root, folder)
+        yield from (name if below == "." else f"{below}/{name}" for name in names)

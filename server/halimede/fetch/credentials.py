@@ -1,0 +1,61 @@
+"""What a store wants to know of us: read from a folder as a mounted Secret has it, or from the environment."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from halimede.fetch.faults import Exit, FetchError
+
+KEYS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_ENDPOINT_URL",
+    "GOOGLE_APPLICATION_CREDENTIALS_JSON",
+    "AZURE_STORAGE_ACCOUNT",
+    "AZURE_STORAGE_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "USERNAME",
+    "PASSWORD",
+    "TOKEN",
+)
+_PUBLIC = frozenset({"AWS_REGION", "AWS_ENDPOINT_URL", "AZURE_STORAGE_ACCOUNT"})
+"""Keys whose values may be shown; those of all others may not, user names included."""
+
+_SECRET_VARIABLES = (
+    *(key for key in KEYS[:-3] if key not in _PUBLIC),
+    "AZURE_CLIENT_SECRET",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+)
+MAX_BYTES = 1 << 16
+
+
+def read_credentials(folder: str) -> dict[str, str]:
+    """The values of the keys that are there, by key; AUTH where there is no such folder, or nothing of use in it."""
+    found: dict[str, str] = {}
+    try:
+        for key in KEYS:
+            path = Path(folder, key)
+            if path.is_file():
+                with path.open("rb") as file:
+                    # What people write with an editor ends in a line end.
+                    found[key] = file.read(MAX_BYTES).decode().strip()
+        if not found:
+            text = f"the credentials in {folder} have none of the keys {', '.join(KEYS)}"
+            raise FetchError(
+                Exit.AUTH, text if os.path.isdir(folder) else f"the credentials' folder {folder} is not there"
+            )
+    except UnicodeDecodeError:
+        raise FetchError(Exit.AUTH, f"the credentials in {folder} are not UTF-8") from None
+    except OSError as error:
+        raise FetchError(Exit.AUTH, f"the credentials in {folder} cannot be read: {error.strerror}") from None
+    return found
+
+
+def secret_values(credentials: Mapping[str, str]) -> list[str]:
+    return [value for key, value in credentials.items() if key not in _PUBLIC]
+
+
+def secrets_of_environment(environment: Mapping[str, str]) -> list[str]:
+    return [environment[key] for key in _SECRET_VARIABLES if environment.get(key)]

@@ -1,0 +1,211 @@
+"""Files out of a store into a folder: in ranges side by side, in bounded memory, going on where a killed fetch was.
+
+The folder has `files/` and a journal of the ranges that are on disk. Bytes that were written survive the death of the
+process but not that of the machine, so that the journal counts only within one boot of one machine; what is whole is
+synced by whoever takes it over.
+"""
+
+import errno
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from halimede.fetch.faults import Exit, FetchError, TransientFault
+from halimede.fetch.patience import AbortedError, Patience
+from halimede.fetch.source import Source
+from halimede.fetch.tree import RemoteFile
+
+log = logging.getLogger(__name__)
+
+WORKERS = 8
+RANGE_BYTES = 8 << 20
+"""At most this much of each range that was under way is fetched again after a kill."""
+PROGRESS_SECS = 10.0
+FILES = "files"
+JOURNAL = "journal"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Bytes of one file; `stop` is None where nobody knows its size."""
+
+    file: int
+    number: int
+    start: int
+    stop: int | None
+
+
+class Download:
+    """The files of one listing, in its order, into one folder."""
+
+    def __init__(
+        self, source: Source, files: Sequence[RemoteFile], listing: str, folder: Path, what: str, patience: Patience
+    ) -> None:
+        """`listing` names the files as they are in the store now: what was begun of others is removed."""
+        self._source = source
+        self._files = list(files)
+        self._folder = folder
+        self._what = what
+        self._patience = patience
+        self._parts = [part for i, file in enumerate(files) for part in _parts(i, file, source.is_ranged)]
+        self._done = self._read_journal(f"{_boot_id()} {listing}".encode())
+        self._total_bytes = sum(file.size or 0 for file in files)
+        self._missing_at_start = self.missing_bytes
+        self._fetched_bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is still to come, as far as sizes are known."""
+        return sum(part.stop - part.start for part in self._waiting() if part.stop is not None)
+
+    def run(self) -> list[RemoteFile]:
+        """Bring all that is missing; the files with the sizes that they have."""
+        for file in self._files:
+            (self._folder / FILES / file.path).parent.mkdir(parents=True, exist_ok=True)
+        waiting = iter(self._waiting())
+        with full_disk_said(self._what), open(self._folder / JOURNAL, "ab", buffering=0) as journal:
+            with ThreadPoolExecutor(WORKERS, "fetch") as pool:
+                workers = [pool.submit(self._work, waiting, journal.write) for _ in range(WORKERS)]
+                try:
+                    while wait(workers, PROGRESS_SECS, FIRST_EXCEPTION).not_done and not _failures(workers):
+                        log.info("%s: %s", self._what, self._progress())
+                finally:
+                    if _failures(workers):
+                        self._patience.abort.set()
+            self._patience.abort.clear()
+            # That something was given up is no cause.
+            failures = _failures(workers)
+            for failure in failures:
+                if not isinstance(failure, AbortedError):
+                    raise failure
+            if failures:
+                raise failures[0]
+        return self._files
+
+    def _work(self, waiting: Iterator[_Part], note: Callable[[bytes], object]) -> None:
+        while True:
+            with self._lock:
+                part = next(waiting, None)
+            if part is None:
+                return
+            try:
+                self._bring(part)
+            except BaseException:
+                self._patience.abort.set()
+                raise
+            note(f"{part.file} {part.number}\n".encode())
+
+    def _bring(self, part: _Part) -> None:
+        """One part, however many tries it takes. A try goes on where the one before it ended, where the store can."""
+        file = self._files[part.file]
+        what = f"{self._what}: {file.path}"
+        descriptor = os.open(self._folder / FILES / file.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            at, failures = part.start, 0
+            while part.stop is None or at < part.stop:
+                before = at
+                if not self._source.is_ranged:
+                    at = part.start
+                try:
+                    for piece in self._source.read(file, at, part.stop):
+                        self._patience.check(self._what, self._progress)
+                        if part.stop is not None and at + len(piece) > part.stop:
+                            raise TransientFault("it sends more bytes than there are")
+                        _write(descriptor, piece, at)
+                        at += len(piece)
+                        with self._lock:
+                            self._fetched_bytes += len(piece)
+                    if part.stop is None:
+                        os.ftruncate(descriptor, at)
+                        self._files[part.file] = replace(file, size=at)
+                        return
+                    if at < part.stop:
+                        raise TransientFault(f"the connection was cut after {at - part.start} bytes of a range")
+                except TransientFault as fault:
+                    failures = 1 if at > before else failures + 1
+                    self._patience.pause(what, failures, fault)
+        finally:
+            os.close(descriptor)
+
+    def _waiting(self) -> list[_Part]:
+        return [part for part in self._parts if (part.file, part.number) not in self._done]
+
+    def _progress(self) -> str:
+        # Bytes that had to be fetched twice count twice: this is for people.
+        have = self._total_bytes - self._missing_at_start + self._fetched_bytes
+        return f"{have >> 20} of {self._total_bytes >> 20} MB"
+
+    def _read_journal(self, header: bytes) -> set[tuple[int, int]]:
+        """The parts that are on disk. What cannot be trusted is removed, and a new journal begun."""
+        path = self._folder / JOURNAL
+        can_go_on = all(file.validator for file in self._files)
+        done: set[tuple[int, int]] = set()
+        lines = path.read_bytes().split(b"\n") if path.is_file() else []
+        if can_go_on and lines and lines[0] == header:
+            # The last one may have been cut.
+            for line in lines[1:-1]:
+                file, _, number = line.partition(b" ")
+                done.add((int(file), int(number)))
+            return done
+        shutil.rmtree(self._folder / FILES, ignore_errors=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(header + b"\n")
+        return done
+
+
+def _parts(index: int, file: RemoteFile, is_ranged: bool) -> Iterator[_Part]:
+    if file.size is None:
+        yield _Part(index, 0, 0, None)
+    elif not is_ranged or file.size <= RANGE_BYTES:
+        yield _Part(index, 0, 0, file.size)
+    else:
+        for number, start in enumerate(range(0, file.size, RANGE_BYTES)):
+            yield _Part(index, number, start, min(start + RANGE_BYTES, file.size))
+
+
+def _write(descriptor: int, piece: bytes, at: int) -> None:
+    view = memoryview(piece)
+    while view:
+        written = os.pwrite(descriptor, view, at)
+        view = view[written:]
+        at += written
+
+
+def _boot_id() -> str:
+    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else "unknown"
+
+
+def _failures(workers: Sequence[Future[None]]) -> list[BaseException]:
+    return [failure for worker in workers if worker.done() and (failure := worker.exception()) is not None]
+
+
+@contextmanager
+def full_disk_said(what: str) -> Iterator[None]:
+    """A disk that is full, as the end that it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise FetchError(Exit.NO_SPACE, f"{what}: the disk is full: {error.strerror}") from None
+        raise
+
+
+def check_space(folder: Path, needed: int, what: str) -> None:
+    """NO_SPACE where the file system has not that many bytes left for us."""
+    free = free_bytes(folder)
+    if needed > free:
+        text = f"{what} needs {needed} bytes, and {folder} has {free} left"
+        raise FetchError(Exit.NO_SPACE, text)
+
+
+def free_bytes(folder: Path) -> int:
+    info = os.statvfs(folder)
+    return info.f_bavail * info.f_frsize

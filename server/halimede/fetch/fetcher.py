@@ -1,0 +1,351 @@
+"""The order of a fetch: what the store has, which of it is wanted, bring it, check it, and make the model's folder."""
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+
+import orjson
+
+from halimede.core.config.read import ParsedConfig
+from halimede.core.config.write import to_json
+from halimede.fetch.archive import files_below, unpack
+from halimede.fetch.cache import Cache, Entry, content_digest, file_hash
+from halimede.fetch.credentials import read_credentials
+from halimede.fetch.digest import listing_name
+from halimede.fetch.download import FILES, Download, full_disk_said
+from halimede.fetch.faults import ChangedFault, Exit, FetchError
+from halimede.fetch.layout import (
+    Layout,
+    archive_root,
+    check_files,
+    folder_layout,
+    is_archive,
+    is_empty_version,
+    is_of_other_version,
+    selected_versions,
+    single_file,
+)
+from halimede.fetch.merge import MadeConfig, make_config, pbtxt, read_own
+from halimede.fetch.patience import Patience
+from halimede.fetch.place import Repository
+from halimede.fetch.plan import ModelPlan, Plan, S3Defaults
+from halimede.fetch.report import FetchedModel
+from halimede.fetch.source import Source, open_source
+from halimede.fetch.tree import MAX_FILES, RemoteFile, safe_tree
+from halimede.fetch.uri import Scheme
+
+log = logging.getLogger(__name__)
+
+MAX_CONFIG_BYTES = 4 << 20
+MAX_STARTS = 5
+"""How often a fetch starts anew because the store's objects were replaced meanwhile."""
+
+
+def fetch_plan(plan: Plan, into: Path, environment: Mapping[str, str], timeout_secs: float) -> list[FetchedModel]:
+    """Make the plan's repository; FetchError at the first model that cannot be had."""
+    with _file_system_said():
+        into.mkdir(parents=True, exist_ok=True)
+        repository = Repository(into)
+        fetcher = Fetcher(repository, _cache(plan), plan.s3, environment, Patience(timeout_secs))
+        fetched = [fetcher.fetch(model) for model in plan.models]
+        fetcher.clean_up()
+        for ensemble in plan.ensembles:
+            config = pbtxt(ensemble.config.config, ensemble.config.locations)
+            repository.forget(ensemble.name)
+            repository.make(ensemble.name, {}, config=config, versions=(1,))
+    return fetched
+
+
+def _cache(plan: Plan) -> Cache | None:
+    return Cache(Path(plan.cache.path), plan.cache.size_limit_bytes) if plan.cache is not None else None
+
+
+@contextmanager
+def _file_system_said() -> Iterator[None]:
+    """Folders that cannot be used as the plan says, as the end that it is."""
+    try:
+        with full_disk_said("the models"):
+            yield
+    except OSError as error:
+        text = f"{error.filename or 'the file system'}: {error.strerror}"
+        raise FetchError(Exit.BAD_PLAN, text) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What is to be made a model's folder of: files by their paths, a single one by `single`."""
+
+    paths: tuple[str, ...]
+    locate: Callable[[str], Path]
+    single: str | None = None
+
+
+class Fetcher:
+    """Fetches models into one repository; without a shared cache, contents go through a folder of its own."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        cache: Cache | None,
+        s3: S3Defaults,
+        environment: Mapping[str, str],
+        patience: Patience,
+    ) -> None:
+        self._repository = repository
+        self._is_shared = cache is not None
+        self._cache = cache if cache is not None else Cache(repository.hidden / "contents")
+        self._s3 = s3
+        self._environment = environment
+        self._patience = patience
+
+    def fetch(self, model: ModelPlan) -> FetchedModel:
+        """Make the model's folder, unless it is there as it should be; FetchError, OSError."""
+        if model.uri.scheme in (Scheme.FILE, Scheme.PVC):
+            return self._link(model)
+        source = self._open(model)
+        for _ in range(MAX_STARTS):
+            try:
+                return self._bring(model, source)
+            except ChangedFault:
+                log.warning("%s changes while it is fetched: starting anew", model.uri.display)
+        raise FetchError(Exit.UNREACHABLE, f"{model.uri.display} was replaced {MAX_STARTS} times while it was fetched")
+
+    def clean_up(self) -> None:
+        """Once all models are there: what was kept for another try is of no use any more."""
+        if not self._is_shared:
+            shutil.rmtree(self._cache.root, ignore_errors=True)
+
+    def _open(self, model: ModelPlan) -> Source:
+        credentials = read_credentials(model.credentials) if model.credentials is not None else None
+        bundle = None
+        if model.ca_bundle is not None:
+            try:
+                bundle = Path(model.ca_bundle).read_bytes()
+            except OSError as error:
+                raise FetchError(Exit.BAD_PLAN, f"CA bundle {model.ca_bundle}: {error.strerror}") from None
+        left = self._patience.left_secs()
+        return open_source(model.uri, credentials, self._environment, bundle, self._s3, left)
+
+    def _bring(self, model: ModelPlan, source: Source) -> FetchedModel:
+        if model.digest is not None:
+            # Content that has a name needs no store: what a cache has of it is all that can be meant.
+            name = model.digest.replace(":", "-")
+            if (made := self._unchanged(model, name) or self._from_cache(model, name)) is not None:
+                return made
+        files, single = self._list(model, source)
+        listing = listing_name(model.uri.display, files)
+        if model.digest is None:
+            name = listing
+            if (made := self._unchanged(model, name)) is not None:
+                return made
+        cached = True
+        while True:
+            made = self._from_cache(model, name, cached=cached)
+            if made is not None:
+                return made
+            with self._cache.fetching(name, self._patience):
+                if self._cache.find(name) is None:
+                    self._download(model, source, files, single, listing, name)
+                    cached = False
+
+    def _list(self, model: ModelPlan, source: Source) -> tuple[tuple[RemoteFile, ...], str | None]:
+        """The files to bring, and of a single file its name. Of a folder without a digest that is what is served."""
+        where = model.uri.display
+        single = self._patience.try_until_done(where, source.single)
+        # An empty object is what some tools leave in the place of a folder.
+        if single is not None and single.size != 0:
+            if not is_archive(single.path):
+                single_file(single.path, model.format, where)
+            return (single,), single.path
+        listed = safe_tree(self._patience.try_until_done(where, source.listing), where)
+        files = tuple(file for file in listed if not is_empty_version(file))
+        if not files:
+            raise FetchError(Exit.NOT_FOUND, f"{where}: there is nothing under it")
+        layout = folder_layout({file.path for file in files}, where)
+        if model.digest is not None:
+            return files, None
+        own = None
+        if layout.config:
+            file = next(file for file in files if file.path == layout.config)
+            own = read_own(layout.config, self._read_small(source, file, where), where)
+        config = make_config(own, model.config, model.name, model.format).config
+        versions = selected_versions(layout, config, where)
+        return tuple(file for file in files if not is_of_other_version(file.path, layout, versions)), None
+
+    def _read_small(self, source: Source, file: RemoteFile, where: str) -> bytes:
+        if (file.size or 0) > MAX_CONFIG_BYTES:
+            raise FetchError(Exit.NOT_A_MODEL, f"{where}: {file.path} is larger than {MAX_CONFIG_BYTES} bytes")
+        if file.size == 0:
+            return b""
+        return self._patience.try_until_done(where, lambda: b"".join(source.read(file, 0, file.size)))
+
+    def _download(
+        self,
+        model: ModelPlan,
+        source: Source,
+        files: Sequence[RemoteFile],
+        single: str | None,
+        listing: str,
+        name: str,
+    ) -> None:
+        """Bring the content into the cache, whose lock the caller holds."""
+        folder = self._cache.partial(name)
+        total = sum(file.size or 0 for file in files)
+        self._cache.refuse_impossible(total, f"model '{model.name}'")
+        download = Download(source, files, listing, folder, f"model '{model.name}'", self._patience)
+        self._cache.make_room(name, total, download.missing_bytes, f"model '{model.name}'")
+        log.info("model '%s': fetching %d files, %d bytes, from %s", model.name, len(files), total, model.uri.display)
+        brought = download.run()
+        content = folder / FILES
+        hashes = {}
+        for file in brought:
+            if (content / file.path).stat().st_size != file.size:
+                raise ChangedFault
+            hashes[file.path] = file_hash(content / file.path)
+        digest = content_digest(hashes, single)
+        if model.digest is not None and digest != model.digest:
+            self._cache.drop(name)
+            raise _wrong_digest(model, digest)
+        is_packed = single is not None and is_archive(single)
+        if is_packed:
+            content = self._unpacked(folder, content / str(single), model)
+            hashes = {path: file_hash(content / path) for path in files_below(content)}
+            size = sum((content / path).stat().st_size for path in hashes)
+            self._cache.make_room(name, size, 0, f"model '{model.name}', unpacked,")
+        self._cache.commit(name, content, digest, hashes, is_single=single is not None and not is_packed)
+
+    def _unpacked(self, folder: Path, archive: Path, model: ModelPlan) -> Path:
+        target = folder / "unpacked"
+        self._cache.remove(target)
+        log.info("model '%s': unpacking %s", model.name, archive.name)
+        with full_disk_said(f"model '{model.name}'"):
+            unpack(archive, target, model.uri.display)
+        root = archive_root(list(files_below(target)))
+        return target / root if root else target
+
+    def _from_cache(self, model: ModelPlan, name: str, *, cached: bool = True) -> FetchedModel | None:
+        """The model's folder, made of an entry; None where there is no such entry."""
+        with self._cache.reading(name, self._patience):
+            entry = self._cache.find(name)
+            if entry is not None and cached and model.digest is not None:
+                entry = self._checked(entry, model)
+            if entry is None:
+                return None
+            self._cache.use(entry)
+            single = model.uri.name if entry.is_single else None
+            content = Content(tuple(entry.hashes), lambda path: entry.files / path, single)
+            self._place(model, content, link=False)
+        fetched = FetchedModel(model.name, entry.digest, entry.size_bytes, len(entry.hashes), _now(), cached)
+        self._note(model, name, fetched)
+        if not self._is_shared:
+            self._cache.drop(name)
+        return fetched
+
+    def _checked(self, entry: Entry, model: ModelPlan) -> Entry | None:
+        """The entry, if every file still is what it was: others may write to a folder that is shared."""
+        hashes = {path: file_hash(entry.files / path) for path in entry.hashes}
+        if hashes == entry.hashes and entry.digest == model.digest:
+            return entry
+        log.warning("model '%s': what the cache has of it was changed, and is fetched again", model.name)
+        self._cache.spoil(entry)
+        return None
+
+    def _place(self, model: ModelPlan, content: Content, *, link: bool) -> None:
+        where = model.uri.display
+        if content.single is not None:
+            layout = Layout((1,), is_flat=True)
+            (only,) = content.paths
+            targets = {f"1/{single_file(content.single, model.format, where)}": only}
+        else:
+            layout = folder_layout(set(content.paths), where)
+            targets = {f"1/{path}" if layout.is_flat else path: path for path in content.paths}
+        made = self._config(model, layout, content)
+        versions = selected_versions(layout, made.config, where)
+        wanted = {at: path for at, path in targets.items() if not is_of_other_version(path, layout, versions)}
+        if made.text is not None:
+            wanted = {at: path for at, path in wanted.items() if at != layout.config}
+        check_files(made.config, model.name, list(wanted), versions)
+        self._repository.forget(model.name)
+        self._repository.make(
+            model.name,
+            {at: content.locate(path) for at, path in wanted.items()},
+            config=made.text,
+            versions=() if versions else (1,),
+            link=link,
+        )
+
+    def _config(self, model: ModelPlan, layout: Layout, content: Content) -> MadeConfig:
+        own: ParsedConfig | None = None
+        where = model.uri.display
+        if layout.config:
+            path = content.locate(layout.config)
+            if path.stat().st_size > MAX_CONFIG_BYTES:
+                raise FetchError(Exit.NOT_A_MODEL, f"{where}: {layout.config} is larger than {MAX_CONFIG_BYTES} bytes")
+            own = read_own(layout.config, path.read_bytes(), where)
+        return make_config(own, model.config, model.name, model.format)
+
+    def _link(self, model: ModelPlan) -> FetchedModel:
+        """Make the folder of links to what is mounted."""
+        base = _mounted(model)
+        single = base.name if base.is_file() else None
+        if single is not None:
+            content = Content((single,), lambda _: base, single)
+        elif base.is_dir():
+            paths = tuple(islice(files_below(base), MAX_FILES + 1))
+            if len(paths) > MAX_FILES:
+                raise FetchError(Exit.NOT_A_MODEL, f"{model.uri.display} holds more than {MAX_FILES} files")
+            content = Content(paths, base.joinpath)
+        else:
+            raise FetchError(Exit.NOT_FOUND, f"{model.uri.display}: {base} is not there")
+        digest = None
+        if model.digest is not None:
+            digest = content_digest({path: file_hash(content.locate(path)) for path in content.paths}, single)
+            if digest != model.digest:
+                raise _wrong_digest(model, digest)
+        self._place(model, content, link=True)
+        size = sum(content.locate(path).stat().st_size for path in content.paths)
+        return FetchedModel(model.name, digest, size, len(content.paths), _now(), cached=False)
+
+    def _unchanged(self, model: ModelPlan, name: str) -> FetchedModel | None:
+        """What was noted when the folder was made, if the same would be made again: this is a restart."""
+        record = self._repository.record(model.name)
+        if record is None:
+            return None
+        document = orjson.loads(record)
+        if document["recipe"] != _recipe(model, name):
+            return None
+        return FetchedModel(**{**document["fetched"], "cached": True})
+
+    def _note(self, model: ModelPlan, name: str, fetched: FetchedModel) -> None:
+        record = {"recipe": _recipe(model, name), "fetched": asdict(fetched)}
+        self._repository.note(model.name, orjson.dumps(record))
+
+
+def _recipe(model: ModelPlan, name: str) -> str:
+    """Names all that a model's folder follows from."""
+    config = to_json(model.config.config).decode() if model.config is not None else ""
+    given = sorted(model.config.locations) if model.config is not None else []
+    parts = [name, model.uri.display, model.format or "", config, *given]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _mounted(model: ModelPlan) -> Path:
+    """Where the files are: below a claim's mount, or at that of the folder or file itself."""
+    if model.uri.scheme is Scheme.PVC and model.mount is not None:
+        return Path(model.mount, model.uri.path)
+    return Path(model.mount if model.mount is not None else f"/{model.uri.path}")
+
+
+def _wrong_digest(model: ModelPlan, found: str) -> FetchError:
+    text = f"{model.uri.display} has the digest {found}, and {model.digest} was asked for"
+    return FetchError(Exit.DIGEST, text)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

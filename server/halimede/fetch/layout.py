@@ -1,0 +1,169 @@
+"""What the files at a URI are: a model's folder, the files of one version, or a single file. Pure.
+
+Each becomes a folder as a model repository has it: configuration, labels and the like, and numbered versions.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from halimede.core.config.files import config_file
+from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.versions import select_versions
+from halimede.core.repository.layout import DEFAULT_ARTIFACTS, ENSEMBLE_PLATFORM, detect_backend, is_version
+from halimede.core.types import InferenceError
+from halimede.fetch.faults import Exit, FetchError
+from halimede.fetch.tree import RemoteFile, named
+
+FORMATS = {"onnx": ("onnxruntime", "model.onnx"), "python": ("python", "model.py")}
+"""Backend and file of each `format` that a plan may give."""
+
+SUFFIXES = {".onnx": "onnx", ".py": "python"}
+
+ARCHIVES = (".tar.gz", ".tgz", ".zip")
+
+_ARTIFACTS = {artifact.filename for artifact in DEFAULT_ARTIFACTS}
+_FILE_OF_BACKEND = dict(FORMATS.values())
+_ACCEPTED = (
+    "right are a model's folder (config.pbtxt or numbered versions), a folder with model.onnx or model.py, "
+    "or one .onnx or .py file"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`config` is the configuration's path, "" without one. `versions` are those that are there; without any, and
+    not `flat`, it is an ensemble, or wrong. A `flat` one has all its files in version 1."""
+
+    versions: tuple[int, ...]
+    config: str = ""
+    is_flat: bool = False
+
+
+def is_archive(name: str) -> bool:
+    return name.lower().endswith(ARCHIVES)
+
+
+def folder_layout(paths: Collection[str], where: str) -> Layout:
+    """What the folder with these files is; NOT_A_MODEL where it is no model, or several."""
+    tops = _tops(paths)
+    if _is_model(tops):
+        try:
+            config = config_file("", lambda name: name in paths) or ""
+        except ValueError as error:
+            raise FetchError(Exit.NOT_A_MODEL, f"{where}: {error}") from None
+        versions = tuple(sorted(int(top) for top, inside in tops.items() if inside and is_version(top)))
+        misplaced = sorted(_ARTIFACTS & tops.keys())
+        if not versions and misplaced:
+            text = f"{where}: {misplaced[0]} lies beside {config}; right is 1/{misplaced[0]}"
+            raise FetchError(Exit.NOT_A_MODEL, text)
+        return Layout(versions, config)
+    if _ARTIFACTS & tops.keys():
+        return Layout((1,), is_flat=True)
+    if models := models_in(paths):
+        text = f"{where} holds several models: {named(models)}; right is the folder of one, such as {models[0]}/"
+        raise FetchError(Exit.NOT_A_MODEL, text)
+    found = named(sorted(tops)) if tops else "nothing"
+    raise FetchError(Exit.NOT_A_MODEL, f"{where} is no model, it holds {found}; {_ACCEPTED}")
+
+
+def models_in(paths: Iterable[str]) -> tuple[str, ...]:
+    """The names of the folders, right below, that are models."""
+    return tuple(
+        sorted(
+            top
+            for top, inside in _tops(paths).items()
+            if inside and (_is_model(below := _tops(inside)) or _ARTIFACTS & below.keys())
+        )
+    )
+
+
+def single_file(name: str, form: str | None, where: str) -> str:
+    """What a single file is called in its version; NOT_A_MODEL where its name does not say what it is."""
+    for suffix, form_of_suffix in SUFFIXES.items():
+        if name.endswith(suffix) and form in (None, form_of_suffix):
+            return FORMATS[form_of_suffix][1]
+    if form is not None and not name.endswith(tuple(SUFFIXES)):
+        return FORMATS[form][1]
+    fault = (
+        f"is no file of a model of format {form}" if form else f"is no model; {_ACCEPTED}, or an archive of a folder"
+    )
+    raise FetchError(Exit.NOT_A_MODEL, f"{where} {fault}")
+
+
+def archive_root(paths: Collection[str]) -> str:
+    """The folder of an archive that everything is in, with a slash, where it is no model by itself; else ""."""
+    tops = _tops(paths)
+    if len(tops) != 1 or _is_model(tops) or _ARTIFACTS & tops.keys():
+        return ""
+    (only,) = tops
+    return f"{only}/" if tops[only] else ""
+
+
+def is_empty_version(file: RemoteFile) -> bool:
+    """Whether this is what a store has in the place of a version's empty folder, such as an ensemble's."""
+    return file.size == 0 and is_version(file.path)
+
+
+def is_of_other_version(path: str, layout: Layout, versions: Collection[int]) -> bool:
+    """Whether the file belongs to a version that is not among these."""
+    top, slash, _ = path.partition("/")
+    return bool(slash) and not layout.is_flat and is_version(top) and int(top) not in versions
+
+
+def selected_versions(layout: Layout, config: ModelConfig, where: str) -> tuple[int, ...]:
+    """The versions that the configuration's policy loads, of those that are there."""
+    if not layout.versions:
+        if config.ensemble_scheduling is not None or config.platform == ENSEMBLE_PLATFORM:
+            return ()
+        raise FetchError(
+            Exit.NOT_A_MODEL, f"{where} holds no version: right is a numbered folder, such as 1/model.onnx"
+        )
+    try:
+        return select_versions(config.version_policy, layout.versions, where)
+    except InferenceError as error:
+        there = ", ".join(map(str, layout.versions))
+        raise FetchError(Exit.NOT_A_MODEL, f"{where}: {error.message}; it has {there}") from None
+
+
+def check_files(config: ModelConfig, name: str, targets: Collection[str], versions: Collection[int]) -> None:
+    """NOT_A_MODEL where the configuration's backend has nothing to load in one of the versions."""
+    if not versions:
+        return
+    inside = {
+        version: _tops(path.partition("/")[2] for path in targets if _is_in(path, version)) for version in versions
+    }
+    try:
+        found = detect_backend(config, name, inside[min(versions)].keys())
+    except InferenceError as error:
+        raise FetchError(Exit.NOT_A_MODEL, f"model '{name}': {error.message}") from None
+    wanted = config.default_model_filename or _FILE_OF_BACKEND.get(found.backend, "")
+    if not wanted or config.cc_model_filenames or config.runtime:
+        return
+    for version in sorted(inside):
+        if wanted.partition("/")[0] not in inside[version]:
+            there = named(sorted(inside[version])) or "nothing"
+            text = f"version {version} has no {wanted}, which backend {found.backend} loads; it has {there}"
+            raise FetchError(Exit.NOT_A_MODEL, f"model '{name}': {text}")
+
+
+def _is_in(path: str, version: int) -> bool:
+    return path.startswith(f"{version}/")
+
+
+def _tops(paths: Iterable[str]) -> Mapping[str, list[str]]:
+    """The names right below, each with the paths inside of it, none for a file."""
+    tops: dict[str, list[str]] = {}
+    for path in paths:
+        top, _, inside = path.partition("/")
+        below = tops.setdefault(top, [])
+        if inside:
+            below.append(inside)
+    return tops
+
+
+def _is_model(tops: Mapping[str, list[str]]) -> bool:
+    """Whether what holds these names is a model's folder. Not `is_model_directory`, for which config.json is enough."""
+    return any(
+        (top in ("config.pbtxt", "config.yaml") and not inside) or (inside and is_version(top))
+        for top, inside in tops.items()
+    )

@@ -1,0 +1,79 @@
+"""The configuration of a fetched model: what its folder says, and over it what the plan says. Pure."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.read import ParsedConfig, read_config
+from halimede.core.config.write import to_pbtxt
+from halimede.core.repository.layout import PLATFORMS
+from halimede.fetch.faults import Exit, FetchError
+from halimede.fetch.layout import FORMATS
+from halimede.fetch.tree import named
+
+PARAMETERS = "parameters"
+
+
+@dataclass(frozen=True, slots=True)
+class MadeConfig:
+    """`text` is the config.pbtxt to write; None leaves the folder's own configuration, or none, as it is."""
+
+    config: ModelConfig
+    text: bytes | None
+
+
+def read_own(filename: str, content: bytes, where: str) -> ParsedConfig:
+    """The folder's configuration; NOT_A_MODEL with all that is wrong with it."""
+    parsed = read_config(filename, content)
+    if parsed.problems:
+        said = named([f"{filename}:{problem}" for problem in parsed.problems], "; ")
+        raise FetchError(Exit.NOT_A_MODEL, f"{where}: {said}")
+    return parsed
+
+
+def make_config(own: ParsedConfig | None, over: ParsedConfig | None, name: str, form: str | None) -> MadeConfig:
+    """The configuration of the model `name`; NOT_A_MODEL where it contradicts the plan's format."""
+    before = own.config if own is not None else ModelConfig()
+    config, given = _merged(before, own.locations if own is not None else {}, over)
+    if config.name and config.name != name:
+        config = replace(config, name=name)
+    if form is not None:
+        config = _with_backend(config, FORMATS[form][0], name, form)
+    if config == before and over is None:
+        return MadeConfig(config, None)
+    return MadeConfig(config, pbtxt(config, given))
+
+
+def pbtxt(config: ModelConfig, given: Collection[str]) -> bytes:
+    return "".join(f"{line.text}\n" for line in to_pbtxt(config, given)).encode()
+
+
+def _merged(
+    base: ModelConfig, given: Mapping[str, Any], over: ParsedConfig | None
+) -> tuple[ModelConfig, frozenset[str]]:
+    """Fields that `over` sets replace those of `base`; parameters do so key by key. With it, the paths that are given.
+
+    Any: a path's place in its text, which nothing here asks for.
+    """
+    if over is None:
+        return base, frozenset(given)
+    # A field's own path has no step in it.
+    set_fields = {path for path in over.locations if path.isidentifier()}
+    # At most one of these may be set, and the plan's is.
+    displaced = {other for group in ModelConfig.ONEOFS if set_fields & set(group) for other in group} - set_fields
+    changes: dict[str, Any] = dict.fromkeys(displaced)
+    changes |= {field: getattr(over.config, field) for field in set_fields}
+    if PARAMETERS in set_fields:
+        changes[PARAMETERS] = {**base.parameters, **over.config.parameters}
+    replaced = (set_fields | displaced) - {PARAMETERS}
+    kept = {path for path in given if path.partition(".")[0].partition("[")[0] not in replaced}
+    return replace(base, **changes), frozenset(kept | over.locations.keys())
+
+
+def _with_backend(config: ModelConfig, backend: str, name: str, form: str) -> ModelConfig:
+    said = config.backend or PLATFORMS.get(config.platform, config.platform)
+    if said and said != backend:
+        text = f"model '{name}': its configuration says {said}, and the format {form} means backend {backend}"
+        raise FetchError(Exit.NOT_A_MODEL, text)
+    return config if said else replace(config, backend=backend)

@@ -1,0 +1,43 @@
+"""What a fetch says at its end, small enough for a container's termination message. Pure."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+MAX_FAILURE_BYTES = 1500
+MAX_REPORT_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedModel:
+    """`digest` is None for what is mounted and was not asked for one, `files` and `size_bytes` then count what was
+    seen. `fetched_at` is RFC 3339. `cached` says that no content was fetched."""
+
+    name: str
+    digest: str | None
+    size_bytes: int
+    files: int
+    fetched_at: str
+    cached: bool
+
+
+def failure_text(text: str) -> str:
+    """The cause, at most MAX_FAILURE_BYTES of UTF-8, in characters that steer no terminal."""
+    shown = "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text.strip())
+    raw = shown.encode("utf-8", "replace")
+    if len(raw) <= MAX_FAILURE_BYTES:
+        return shown
+    return raw[: MAX_FAILURE_BYTES - 3].decode("utf-8", "ignore") + "..."
+
+
+def success_text(models: Sequence[FetchedModel]) -> str:
+    """JSON of at most MAX_REPORT_BYTES; models that have no room in it are counted as `omitted`."""
+    entries = [asdict(model) for model in models]
+    for shown in range(len(entries), -1, -1):
+        document: dict[str, object] = {"models": entries[:shown]}
+        if shown < len(entries):
+            document["omitted"] = len(entries) - shown
+        text = json.dumps(document, separators=(",", ":"))
+        if len(text.encode()) <= MAX_REPORT_BYTES:
+            return text
+    raise AssertionError("unreachable: a report without models is short")

@@ -1,0 +1,233 @@
+"""A place in a store: what lies there, and ranges of its bytes. Every call blocks.
+
+Errors are TransientFault (try again), ChangedFault (list again) and FetchError (the end); of what the store's library
+says, only what is known to be harmless is passed on.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import obstore
+from obstore.exceptions import BaseError, InvalidPathError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from halimede.fetch.faults import Action, ChangedFault, Exit, FetchError, TransientFault, Verdict, judge_text
+from halimede.fetch.http import HttpSource
+from halimede.fetch.plan import S3Defaults
+from halimede.fetch.tree import MAX_FILES, RemoteFile
+from halimede.fetch.uri import Scheme, Uri
+
+PIECE_BYTES = 1 << 20
+CONNECT_SECS = 10
+READ_SECS = 60
+"""How long a connection may give nothing at all."""
+DEFAULT_REGION = "us-east-1"
+
+
+class Source(Protocol):
+    """One URI of a store. `is_ranged` says whether reading may begin anywhere; without it, only at 0."""
+
+    @property
+    def is_ranged(self) -> bool: ...
+
+    def single(self) -> RemoteFile | None:
+        """The file that the URI itself names, None where it names none."""
+
+    def listing(self) -> list[RemoteFile]:
+        """All files below the URI, at most MAX_FILES + 1 of them."""
+
+    def read(self, file: RemoteFile, start: int, stop: int | None) -> Iterator[bytes]:
+        """The bytes from `start` to before `stop`, in pieces. It may end early: the caller counts."""
+
+
+def open_source(
+    uri: Uri,
+    credentials: Mapping[str, str] | None,
+    environment: Mapping[str, str],
+    ca_bundle: bytes | None,
+    s3: S3Defaults,
+    timeout_secs: float,
+) -> Source:
+    """The source for a URI. Without credentials, what the environment has, and workload identity, count."""
+    if uri.scheme is Scheme.HTTP:
+        return HttpSource(uri, credentials or {}, ca_bundle, READ_SECS)
+    client: dict[str, Any] = {
+        "connect_timeout": f"{CONNECT_SECS}s",
+        "read_timeout": f"{READ_SECS}s",
+        # Of a whole answer, which is a stream here: patience ends it.
+        "timeout": f"{int(timeout_secs) + READ_SECS}s",
+    }
+    if ca_bundle is not None:
+        client["root_certificate"] = ca_bundle
+    with judged(uri.display):
+        return StoreSource(uri, _store(uri, credentials, environment, s3, client))
+
+
+# Any: the stores' own options.
+def _store(
+    uri: Uri,
+    credentials: Mapping[str, str] | None,
+    environment: Mapping[str, str],
+    s3: S3Defaults,
+    client: dict[str, Any],
+) -> S3Store | GCSStore | AzureStore:
+    # Tries are counted, timed and logged in one place, which is not the library.
+    retry: Any = {"max_retries": 0}
+    known = environment if credentials is None else credentials
+    options: dict[str, Any]
+    match uri.scheme:
+        case Scheme.S3:
+            endpoint = uri.address or known.get("AWS_ENDPOINT_URL_S3") or known.get("AWS_ENDPOINT_URL") or s3.endpoint
+            region = known.get("AWS_REGION") or known.get("AWS_DEFAULT_REGION") or s3.region or DEFAULT_REGION
+            options = {"region": region}
+            if endpoint is not None:
+                options["endpoint"] = endpoint
+                client["allow_http"] = endpoint.startswith("http://")
+            if credentials is not None and "AWS_ACCESS_KEY_ID" in credentials:
+                # A provider and not options: those would be mixed with what the environment has.
+                options["credential_provider"] = _aws_provider(credentials)
+            elif credentials is not None or not _has_aws_identity(environment):
+                options["skip_signature"] = True
+            return S3Store(uri.container, client_options=client, retry_config=retry, **options)  # type: ignore[arg-type] # plain dicts
+        case Scheme.GS:
+            key = (credentials or {}).get("GOOGLE_APPLICATION_CREDENTIALS_JSON")
+            options = {"service_account_key": key} if key else {}
+            if key and (endpoint := _endpoint_of(key)):
+                client["allow_http"] = endpoint.startswith("http://")
+            return GCSStore(uri.container, client_options=client, retry_config=retry, **options)  # type: ignore[arg-type] # as above
+        case _:
+            options = {name: known[key] for key, name in _AZURE_OPTIONS if known.get(key)}
+            if uri.account:
+                options["account_name"] = uri.account
+            if endpoint := environment.get("AZURE_ENDPOINT"):
+                client["allow_http"] = endpoint.startswith("http://")
+            return AzureStore(uri.container, client_options=client, retry_config=retry, **options)  # type: ignore[arg-type] # as above
+
+
+def _endpoint_of(service_account: str) -> str:
+    """Another server than Google's, where a service account is for one."""
+    try:
+        return str(json.loads(service_account).get("gcs_base_url", ""))
+    except (ValueError, AttributeError):
+        raise FetchError(Exit.AUTH, "GOOGLE_APPLICATION_CREDENTIALS_JSON holds no JSON object") from None
+
+
+_AZURE_OPTIONS = (
+    ("AZURE_STORAGE_ACCOUNT", "account_name"),
+    ("AZURE_STORAGE_KEY", "account_key"),
+    ("AZURE_STORAGE_SAS_TOKEN", "sas_key"),
+)
+
+
+def _aws_provider(credentials: Mapping[str, str]) -> Any:
+    def provide() -> dict[str, Any]:
+        return {
+            "access_key_id": credentials["AWS_ACCESS_KEY_ID"],
+            "secret_access_key": credentials.get("AWS_SECRET_ACCESS_KEY", ""),
+            "token": credentials.get("AWS_SESSION_TOKEN"),
+            "expires_at": None,
+        }
+
+    return provide
+
+
+_AWS_IDENTITY = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    # The role of the machine counts where it was asked for: elsewhere its server's silence would cost a minute.
+    "AWS_METADATA_ENDPOINT",
+)
+
+
+def _has_aws_identity(environment: Mapping[str, str]) -> bool:
+    return any(environment.get(name) for name in _AWS_IDENTITY)
+
+
+class StoreSource:
+    """A bucket or container, by the object store library."""
+
+    is_ranged = True
+
+    def __init__(self, uri: Uri, store: S3Store | GCSStore | AzureStore) -> None:
+        self._uri = uri
+        self._store = store
+
+    def single(self) -> RemoteFile | None:
+        if self._uri.is_folder:
+            return None
+        try:
+            with judged(self._uri.display):
+                meta = obstore.head(self._store, self._uri.path)
+        except FetchError as error:
+            # Who may not list is told of a missing object that it is forbidden: the listing has the last word.
+            if error.code in (Exit.NOT_FOUND, Exit.AUTH):
+                return None
+            raise
+        return RemoteFile(self._uri.name, meta["size"], meta["e_tag"] or "")
+
+    def listing(self) -> list[RemoteFile]:
+        prefix = self._uri.path
+        found: list[RemoteFile] = []
+        with judged(self._uri.display):
+            for batch in obstore.list(self._store, prefix=prefix or None, chunk_size=1000):
+                for meta in batch:
+                    path = meta["path"].removeprefix(prefix).removeprefix("/")
+                    found.append(RemoteFile(path, meta["size"], meta["e_tag"] or ""))
+                if len(found) > MAX_FILES:
+                    break
+        return found
+
+    def read(self, file: RemoteFile, start: int, stop: int | None) -> Iterator[bytes]:
+        options: Any = {"range": (start, stop) if stop is not None else {"offset": start}}
+        if file.validator:
+            # Azure lists tags without the quotes that a condition needs.
+            options["if_match"] = f'"{_plain(file.validator)}"'
+        with judged(f"{self._uri.display.rstrip('/')}/{file.path}"):
+            result = obstore.get(self._store, self._key(file), options=options)
+            meta = result.meta
+            if meta["size"] != file.size or (file.validator and _plain(meta["e_tag"] or "") != _plain(file.validator)):
+                raise ChangedFault
+            yield from result.stream(min_chunk_size=PIECE_BYTES)
+
+    def _key(self, file: RemoteFile) -> str:
+        if not self._uri.is_folder and file.path == self._uri.name:
+            return self._uri.path
+        return f"{self._uri.path}/{file.path}" if self._uri.path else file.path
+
+
+def _plain(tag: str) -> str:
+    return tag.removeprefix("W/").strip('"')
+
+
+@contextmanager
+def judged(where: str) -> Iterator[None]:
+    """What the library raises within, as our own errors."""
+    try:
+        yield
+    except InvalidPathError as error:
+        key = _key_of(str(error))
+        raise FetchError(Exit.NOT_A_MODEL, f"{where} has objects that cannot be files: {key}") from None
+    except (BaseError, OSError) as error:
+        verdict = judge_text(type(error).__name__, str(error))
+    else:
+        return
+    raise_verdict(verdict, where)
+
+
+def raise_verdict(verdict: Verdict, where: str) -> None:
+    match verdict.action:
+        case Action.RETRY:
+            raise TransientFault(verdict.reason)
+        case Action.START_ANEW:
+            raise ChangedFault
+        case Action.FAIL:
+            raise FetchError(verdict.code, f"{where}: {verdict.reason}")
+
+
+def _key_of(text: str) -> str:
+    """The library's words for a key that it takes for none: the path in quotes, and why."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text.partition("\n\nDebug")[0])[:300]

@@ -1,0 +1,86 @@
+"""The API server as the harness itself talks to it: JSON over TLS, by the administrator's certificate."""
+
+import http.client
+import json
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MERGE = "application/merge-patch+json"
+TIMEOUT_S = 30.0
+
+
+class Refused(Exception):
+    """What the API server answered in place of what was asked for."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(f"{status}: {said}")
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Api:
+    port: int
+    authority: Path
+    identity: Path
+    """The certificate's file; the key is beside it."""
+
+    def get(self, path: str) -> Any:
+        return json.loads(self.send("GET", path))
+
+    def create(self, path: str, document: Any) -> Any:
+        """The document is made, or exists already."""
+        try:
+            return json.loads(self.send("POST", path, document))
+        except Refused as refusal:
+            if refusal.status != http.client.CONFLICT:
+                raise
+            return self.get(f"{path}/{document['metadata']['name']}")
+
+    def patch(self, path: str, document: Any) -> Any:
+        """By a merge: None takes a field away."""
+        return json.loads(self.send("PATCH", path, document, MERGE))
+
+    def send(self, method: str, path: str, document: Any = None, content_type: str = "application/json") -> str:
+        """The answer's body; Refused when it is no success, OSError when there is none."""
+        context = ssl.create_default_context(cafile=str(self.authority))
+        context.load_cert_chain(self.identity, self.identity.with_suffix(".key"))
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT_S, context=context)
+        try:
+            body = None if document is None else json.dumps(document)
+            connection.request(method, path, body, {"Content-Type": content_type})
+            response = connection.getresponse()
+            said = response.read().decode()
+        except http.client.HTTPException as error:
+            raise ConnectionError(repr(error)) from error
+        finally:
+            connection.close()
+        if response.status >= http.client.BAD_REQUEST:
+            raise Refused(response.status, said)
+        return said
+
+    def is_ready(self) -> bool:
+        try:
+            self.send("GET", "/readyz")
+        except (Refused, OSError):
+            return False
+        return True
+
+    def ready_nodes(self) -> set[str]:
+        ready = {"type": "Ready", "status": "True"}
+        return {
+            node["metadata"]["name"]
+            for node in self.get("/api/v1/nodes")["items"]
+            if any(ready.items() <= condition.items() for condition in node["status"].get("conditions", ()))
+        }
+
+    def token(self, namespace: str, account: str) -> str:
+        """By which a ServiceAccount logs in."""
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": 86400},
+        }
+        made = self.send("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token", request)
+        return str(json.loads(made)["status"]["token"])

@@ -1,0 +1,94 @@
+"""One cluster for all tests of this folder, and a namespace for each."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.access import Cluster
+from cluster.faults import Faults
+from cluster.given import REGISTRY, GivenCluster
+from cluster.gpus import Gpus
+from cluster.own import OwnCluster
+from cluster.platform import Platform, Tenant
+from support.image import Unavailable
+
+HERE = Path(__file__).parent
+TEST_LIMIT_S = 300
+NUMBERS = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
+            # Without fixtures: the first start on a machine builds Kubernetes.
+            item.add_marker(pytest.mark.timeout(TEST_LIMIT_S, func_only=True))
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """One of our own, or the one that the environment names."""
+    try:
+        found = GivenCluster.find() if os.environ.get(REGISTRY) else OwnCluster.start()
+    except Unavailable as reason:
+        if os.environ.get("CI"):
+            pytest.fail(f"nothing is tested on Kubernetes: {reason}")
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(f"\nNOTHING IS TESTED ON KUBERNETES: {reason}")
+        pytest.skip(str(reason))
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """After the test no pod of it runs; what else was made in it goes soon."""
+    name = f"test-{os.getpid()}-{next(NUMBERS)}"
+    cluster.kubectl("create", "namespace", name)
+    cluster.kubectl("wait", "--for=create", "serviceaccount/default", f"--namespace={name}", "--timeout=60s")
+    yield name
+    # No controller makes a pod in a namespace that ends.
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    cluster.kubectl("delete", "pods", "--all", "--grace-period=1", f"--namespace={name}", "--timeout=80s")
+
+
+@pytest.fixture
+def gpus(cluster: Cluster) -> Iterator[Gpus]:
+    """No node has any, before the test and after it."""
+    if cluster.gpus is None:
+        pytest.skip("this cluster's GPUs are not played")
+    yield cluster.gpus
+    cluster.gpus.reset()
+
+
+@pytest.fixture
+def faults(cluster: Cluster, gpus: Gpus) -> Iterator[Faults]:
+    """What the test breaks is whole again after it, and before GPUs are taken away."""
+    if cluster.faults is None:
+        pytest.skip("nothing may be broken in this cluster")
+    yield cluster.faults
+    cluster.faults.heal()
+
+
+@pytest.fixture
+def own(cluster: Cluster) -> OwnCluster:
+    if not isinstance(cluster, OwnCluster):
+        pytest.skip("this is about the clusters that are made here")
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def platform(cluster: Cluster) -> Platform:
+    """The operator as helm installs it, and a store of models, for all tests of a run."""
+    if not isinstance(cluster, OwnCluster):
+        pytest.skip("our own cluster has the store that these models come from")
+    return Platform.install(cluster)
+
+
+@pytest.fixture
+def tenant(platform: Platform, namespace: str) -> Tenant:
+    """A namespace in which only pods of the `restricted` profile may run."""
+    platform.cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    return Tenant(platform.cluster, namespace)

@@ -1,0 +1,206 @@
+"""The control plane: etcd, API server, controllers, scheduler, DNS, and a way to Services for its own namespace."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.api import Api
+from cluster.pki import Authority, key_pair, write_kubeconfig
+from cluster.spaces import Space
+
+ADDRESS = "10.244.0.1"
+"""Of the control plane, in a network that exists in its namespace alone; so every cluster has the same."""
+SERVICES = "10.96.0.0/16"
+API_SERVICE = "10.96.0.1"
+DNS_SERVICE = "10.96.0.10"
+DOMAIN = "cluster.local"
+PORT = 6443
+FAULTY_PORT = 7443
+API_HOSTS = (
+    *(ADDRESS, "127.0.0.1", API_SERVICE, "localhost"),
+    *("kubernetes", "kubernetes.default", "kubernetes.default.svc", f"kubernetes.default.svc.{DOMAIN}"),
+)
+COREFILE = f""".:53 {{
+  bind {ADDRESS}
+  errors
+  kubernetes {DOMAIN} in-addr.arpa {{
+    kubeconfig %s
+  }}
+  cache 1
+}}
+"""
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """How its programs are started. `state` is the folder of this cluster, `programs` that of the programs."""
+
+    state: Path
+    programs: Path
+    space: Space
+    authority: Authority
+
+    @property
+    def pki(self) -> Path:
+        return self.state / "pki"
+
+    def prepare_network(self) -> None:
+        # A Service's address needs some route, and a source that those who answer can reach.
+        self.space.run("hostname", "control")
+        self.space.wire(f"""
+            ip link set lo up
+            ip link add br0 type bridge
+            ip address add {ADDRESS}/24 dev br0
+            ip link set br0 up
+            ip route add {SERVICES} dev br0 src {ADDRESS}
+            echo 1 > /proc/sys/net/ipv4/ip_forward
+        """)
+
+    def write_pki(self) -> None:
+        self.pki.mkdir()
+        (self.pki / "ca.crt").write_bytes(self.authority.certificate)
+        self.authority.issue("kube-apiserver", "", *API_HOSTS).write(self.pki / "apiserver")
+        self.authority.issue("kube-apiserver-kubelet-client", "system:masters").write(self.pki / "kubelet-client")
+        self.authority.issue("admin", "system:masters").write(self.pki / "admin")
+        # By another authority: whoever it signs may say of itself that it is anybody.
+        front_proxy = Authority("front-proxy-ca")
+        (self.pki / "front-proxy-ca.crt").write_bytes(front_proxy.certificate)
+        front_proxy.issue("front-proxy-client").write(self.pki / "front-proxy-client")
+        private, public = key_pair()
+        (self.pki / "sa.key").write_bytes(private)
+        (self.pki / "sa.pub").write_bytes(public)
+
+    def write_login(self, user: str, organization: str = "") -> Path:
+        """A kubeconfig for a program within the cluster's network."""
+        path = self.pki / f"{user.rpartition(':')[2]}.conf"
+        identity = self.authority.issue(user, organization)
+        return write_kubeconfig(path, f"https://{ADDRESS}:{PORT}", self.authority.certificate, identity)
+
+    def start_api(self) -> None:
+        clients, peers = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
+        self.space.start(
+            "etcd",
+            self.programs / "etcd",
+            f"--data-dir={self.state / 'etcd'}",
+            f"--listen-client-urls={clients}",
+            f"--advertise-client-urls={clients}",
+            f"--listen-peer-urls={peers}",
+            f"--initial-advertise-peer-urls={peers}",
+            f"--initial-cluster=default={peers}",
+            "--unsafe-no-fsync",
+        )
+        policy = self.state / "audit-policy.json"
+        rules = [{"level": "Metadata"}]
+        policy.write_text(json.dumps({
+            "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules,
+        }))  # fmt: skip
+        pki = self.pki
+        self.space.start(
+            "kube-apiserver",
+            self.programs / "kube-apiserver",
+            f"--etcd-servers={clients}",
+            f"--bind-address={ADDRESS}",
+            f"--advertise-address={ADDRESS}",
+            f"--secure-port={PORT}",
+            f"--tls-cert-file={pki}/apiserver.crt",
+            f"--tls-private-key-file={pki}/apiserver.key",
+            f"--client-ca-file={pki}/ca.crt",
+            f"--service-account-issuer=https://kubernetes.default.svc.{DOMAIN}",
+            f"--service-account-key-file={pki}/sa.pub",
+            f"--service-account-signing-key-file={pki}/sa.key",
+            f"--service-cluster-ip-range={SERVICES}",
+            "--authorization-mode=Node,RBAC",
+            "--allow-privileged=true",
+            f"--requestheader-client-ca-file={pki}/front-proxy-ca.crt",
+            "--requestheader-allowed-names=front-proxy-client",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={pki}/front-proxy-client.crt",
+            f"--proxy-client-key-file={pki}/front-proxy-client.key",
+            "--kubelet-preferred-address-types=InternalIP",
+            f"--kubelet-certificate-authority={pki}/ca.crt",
+            f"--kubelet-client-certificate={pki}/kubelet-client.crt",
+            f"--kubelet-client-key={pki}/kubelet-client.key",
+            f"--audit-policy-file={policy}",
+            f"--audit-log-path={self.state / 'audit.log'}",
+            "--profiling=false",
+        )
+
+    def start_controllers(self) -> None:
+        """What would end at once were the API server not ready."""
+        manager = self.write_login("system:kube-controller-manager")
+        self.space.start(
+            "kube-controller-manager",
+            self.programs / "kube-controller-manager",
+            *_logins(manager),
+            "--bind-address=127.0.0.1",
+            "--leader-elect=false",
+            "--use-service-account-credentials=true",
+            f"--root-ca-file={self.pki}/ca.crt",
+            f"--service-account-private-key-file={self.pki}/sa.key",
+            "--allocate-node-cidrs=false",
+            "--node-monitor-period=1s",
+            "--node-monitor-grace-period=10s",
+            "--horizontal-pod-autoscaler-sync-period=1s",
+            "--horizontal-pod-autoscaler-initial-readiness-delay=1s",
+            "--horizontal-pod-autoscaler-downscale-stabilization=5s",
+            "--horizontal-pod-autoscaler-cpu-initialization-period=1s",
+            "--kube-api-qps=200",
+            "--kube-api-burst=400",
+        )
+        self.space.start(
+            "kube-scheduler",
+            self.programs / "kube-scheduler",
+            *_logins(self.write_login("system:kube-scheduler")),
+            "--bind-address=127.0.0.1",
+            "--leader-elect=false",
+        )
+
+    def start_network(self, node: str) -> None:
+        """Services' addresses and names. kube-proxy needs to be on some node, and ends when that is deleted."""
+        proxy = self.write_login("system:kube-proxy")
+        config = write_proxy_config(self.state / "kube-proxy.json", node, ADDRESS, proxy)
+        command = f"while :; do {self.programs}/kube-proxy --config={config}; sleep 1; done"
+        self.space.start("kube-proxy", "sh", "-c", command)
+        # Everything there may be read by it; a role of its own would be a copy of CoreDNS'.
+        login = self.write_login("dns", "system:masters")
+        corefile = self.state / "Corefile"
+        corefile.write_text(COREFILE % login)
+        self.space.start("coredns", self.programs / "coredns", "-conf", corefile)
+
+    def announce_dns(self, api: Api) -> None:
+        ports = [
+            {"name": name, "port": 53, "protocol": protocol} for name, protocol in (("dns", "UDP"), ("tcp", "TCP"))
+        ]
+        metadata = {"name": "kube-dns", "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}}
+        service = {"metadata": metadata, "spec": {"clusterIP": DNS_SERVICE, "ports": ports}}
+        api.create("/api/v1/namespaces/kube-system/services", service)
+        slices = "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices"
+        api.create(slices, {
+            "metadata": {"name": "kube-dns", "labels": {"kubernetes.io/service-name": "kube-dns"}},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": [ADDRESS]}],
+            "ports": ports,
+        })  # fmt: skip
+
+
+def write_proxy_config(path: Path, node: str, address: str, login: Path) -> Path:
+    config: dict[str, Any] = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "hostnameOverride": node,
+        "bindAddress": address,
+        "clientConnection": {"kubeconfig": str(login)},
+        "healthzBindAddress": "127.0.0.1:10256",
+        # The machine's own settings, which are not this cluster's to change.
+        "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+    }
+    path.write_text(json.dumps(config))
+    return path
+
+
+def _logins(kubeconfig: Path) -> tuple[str, ...]:
+    return tuple(f"--{kind}kubeconfig={kubeconfig}" for kind in ("", "authentication-", "authorization-"))

@@ -1,0 +1,80 @@
+"""Images: a base from Debian's packages, others built on it by buildah, and archives of them for the nodes."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cluster.node import PAUSE, PAUSE_ARCHIVE
+from cluster.programs import cache, only_one
+from cluster.spaces import run
+from support.image import BASE, LOCK, provide_base
+
+BUILD_LIMIT_S = 1800
+KEPT_ARCHIVES = 8
+
+
+def provide_pause(programs: Path) -> None:
+    """The image that holds every pod's namespaces, one program, as a file beside that."""
+    with only_one(LOCK):
+        if (programs / PAUSE_ARCHIVE).exists():
+            return
+        container = run("buildah", "from", "scratch").strip()
+        try:
+            run("buildah", "copy", "--quiet", container, str(programs / "pause"), "/pause")
+            run("buildah", "config", "--entrypoint", '["/pause"]', container)
+            run("buildah", "commit", "--quiet", container, PAUSE)
+        finally:
+            run("buildah", "rm", container)
+        _push(PAUSE, PAUSE, programs / PAUSE_ARCHIVE)
+
+
+def build_image(dockerfile: Path, tag: str, context: Path, *arguments: str) -> None:
+    """Build `tag`; what did not change comes from buildah's own storage. `arguments` are more of `buildah build`'s."""
+    provide(BASE)
+    with only_one(LOCK):
+        run(
+            *("buildah", "build", "--quiet", "--layers", "--isolation=chroot", "--format=docker", "--pull-never"),
+            *(f"--file={dockerfile}", f"--tag={tag}", *arguments, str(context)),
+            limit_s=BUILD_LIMIT_S,
+        )
+
+
+def provide(tag: str) -> None:
+    """Have the image in buildah's storage: the base can be made any time, others were built."""
+    if tag == BASE:
+        with only_one(LOCK):
+            provide_base()
+
+
+def archived(tag: str) -> Path:
+    """A file with the image, named as pods name it; made once per content."""
+    provide(tag)
+    with only_one(LOCK):
+        described = json.loads(run("buildah", "inspect", "--type=image", tag))
+        folder = cache() / "images"
+        folder.mkdir(exist_ok=True)
+        name = full_name(tag)
+        path = folder / f"{described['FromImageID']}-{name.replace('/', '_')}.tar"
+        if not path.exists():
+            _push(tag, name, path)
+        path.touch()
+        for old in sorted(folder.glob("*.tar"), key=lambda each: each.stat().st_mtime)[:-KEPT_ARCHIVES]:
+            with suppress(FileNotFoundError):
+                old.unlink()
+    return path
+
+
+def _push(tag: str, name: str, archive: Path) -> None:
+    with TemporaryDirectory(dir=archive.parent) as scratch:
+        partial = Path(scratch) / "image"
+        run("buildah", "push", "--quiet", tag, f"docker-archive:{partial}:{name}", limit_s=BUILD_LIMIT_S)
+        partial.rename(archive)
+
+
+def full_name(tag: str) -> str:
+    """The name in containerd of what a pod calls `tag`."""
+    host, slash, _ = tag.partition("/")
+    if slash and ("." in host or ":" in host or host == "localhost"):
+        return tag
+    return f"docker.io/{tag}" if slash else f"docker.io/library/{tag}"

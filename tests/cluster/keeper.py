@@ -1,0 +1,72 @@
+"""The process that holds a cluster's namespaces, and ends it: `python -m cluster.keeper STATE OWNER FIRST`.
+
+All of the cluster lives in one process namespace, whose first process, the program FIRST, hangs on this one. When that
+ends, of whatever cause, the kernel kills everything in there, and mounts and network go with it. What the kernel does
+not take away, control groups and files, goes here: at SIGTERM, or when the process OWNER (0: nobody) is no more.
+"""
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]  # the package has no types
+
+PATIENCE_S = 60.0
+NAMESPACES = ("--fork", "--kill-child", "--pid", "--mount", "--net", "--uts", "--mount-proc", "--propagation=private")
+
+
+def clean_up(state: Path) -> None:
+    """Remove what a cluster without processes has left."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            for group in control_groups(state.name):
+                for folder, _, _ in os.walk(group, topdown=False):
+                    os.rmdir(folder)
+            if state.exists():
+                shutil.rmtree(state)
+        except OSError:
+            # Busy, until the kernel is done with the last process; or somebody else cleans up too.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+def control_groups(name: str) -> list[Path]:
+    """The control groups by this name, in whichever hierarchies this machine has."""
+    root = Path("/sys/fs/cgroup")
+    return [*root.glob(f"*/{name}"), *root.glob(name)]
+
+
+def main() -> None:
+    state, owner, first = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    outer = subprocess.Popen(["setpriv", "--pdeathsig=KILL", "unshare", *NAMESPACES, first])
+    try:
+        watched = [os.pidfd_open(outer.pid)]
+        if owner:
+            watched.append(os.pidfd_open(owner))
+            if os.getppid() != owner:
+                return
+        (state / "keeper").write_text(f"{os.getpid()} {outer.pid}")
+        select.select(watched, [], [])
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # When the first process is gone, all others are: the kernel waits for them.
+        for process in psutil.Process(outer.pid).children() or [outer]:
+            process.kill()
+        outer.wait()
+        clean_up(state)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""A cluster of our own: a control plane and two nodes, in namespaces, for as long as somebody wants it."""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+from cluster.access import CommandLines
+from cluster.api import Api, Refused
+from cluster.commands import ask
+from cluster.control import ADDRESS, FAULTY_PORT, PORT, ControlPlane
+from cluster.fake_nodes import FakeNodes
+from cluster.faults import Faults
+from cluster.gpus import Gpus
+from cluster.images import archived, full_name, provide_pause
+from cluster.keeper import clean_up
+from cluster.node import Node
+from cluster.pki import Authority, Identity, write_kubeconfig
+from cluster.programs import cache, only_one, provide_programs
+from cluster.spaces import Program, Space, eventually, find_first, python
+
+PREFIX = "halimede-cluster-"
+STANDING = Path(tempfile.gettempdir()) / f"{PREFIX}standing"
+"""The one that the command line starts, and that no process owns."""
+NODES = 2
+
+
+class OwnCluster(CommandLines):
+    """Made by `start`, ended by `stop`; it ends with the process that started it, unless it is `standing`."""
+
+    def __init__(self, state: Path, programs: Path, keeper: Program, space: Space) -> None:
+        super().__init__(state / "kubeconfig", str(programs / "kubectl"), str(programs / "helm"))
+        self.state = state
+        self.control = ControlPlane(state, programs, space, Authority("ca"))
+        self.nodes = {node.name: node for node in (Node(number, self.control) for number in range(1, NODES + 1))}
+        self._keeper = keeper
+        self._doors: dict[tuple[str, int], str] = {}
+        self._loaded: set[str] = set()
+
+    @classmethod
+    def start(cls, standing: bool = False) -> Self:
+        """Unavailable where the machine cannot have one."""
+        programs = provide_programs()
+        provide_pause(programs)
+        with only_one(cache() / "start.lock"):
+            sweep()
+            cluster = cls._hold(programs, standing)
+        try:
+            cluster._start()
+        except BaseException:
+            cluster.stop()
+            raise
+        return cluster
+
+    def stop(self) -> None:
+        """Everything of it at once; nothing is left of it, its files included."""
+        self._keeper.terminate()
+        for space in (self.control.space, *(node.space for node in self.nodes.values() if node.runs)):
+            space.collect()
+
+    def load_image(self, tag: str) -> str:
+        archive = archived(tag)
+        if archive.name not in self._loaded:
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(lambda node: node.load(archive), self.nodes.values()))
+            self._loaded.add(archive.name)
+        return full_name(tag)
+
+    def login(self, namespace: str, account: str) -> Path:
+        return self._write_login(namespace, account, PORT, "")
+
+    def faulty_login(self, namespace: str, account: str) -> Path:
+        """The same by the way that `faults.set_api` breaks."""
+        self.faults.set_api()
+        return self._write_login(namespace, account, FAULTY_PORT, "-faulty")
+
+    def _write_login(self, namespace: str, account: str, port: int, kind: str) -> Path:
+        path = self.state / f"{namespace}-{account}{kind}.kubeconfig"
+        server = f"https://{self.forward_address(ADDRESS, port)}"
+        return write_kubeconfig(path, server, self.control.authority.certificate, self.api.token(namespace, account))
+
+    def forward(self, target: str, port: int, namespace: str = "default") -> str:
+        kind, _, name = target.partition("/")
+        found = self.api.get(f"/api/v1/namespaces/{namespace}/{kind}s/{name}")
+        return self.forward_address(found["spec"]["clusterIP"] if kind == "service" else found["status"]["podIP"], port)
+
+    def forward_address(self, address: str, port: int) -> str:
+        """`127.0.0.1:PORT` that leads to an address within the cluster's network."""
+        if (address, port) not in self._doors:
+            with socket.create_server(("127.0.0.1", 0)) as outside:
+                door = outside.getsockname()[1]
+                ask(self.state / "forwarder.sock", {"host": address, "port": port}, outside.fileno())
+            self._doors[address, port] = f"127.0.0.1:{door}"
+        return self._doors[address, port]
+
+    def audit_events(self) -> list[dict[str, Any]]:
+        """All requests so far, as the API server has written them down: `verb`, `user`, `objectRef`, `responseStatus` ..."""
+        *lines, _unfinished = (self.state / "audit.log").read_text().split("\n")
+        return [json.loads(line) for line in lines]
+
+    @classmethod
+    def _hold(cls, programs: Path, standing: bool) -> Self:
+        """The namespaces in which all of it lives, and the process that ends it."""
+        state = STANDING if standing else Path(tempfile.mkdtemp(prefix=PREFIX))
+        (state / "logs").mkdir(parents=True)
+        (state / "programs").symlink_to(programs)
+        first = programs / "pause"
+        command = python("keeper", state, 0 if standing else os.getpid(), first)
+        keeper = Program("keeper", command, state / "logs" / "keeper.log")
+        with (state / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            keeper.start(keep_open=(lock.fileno(),))
+        try:
+            eventually((state / "keeper").exists, "the keeper to start", check=keeper.check)
+            outer = int((state / "keeper").read_text().split()[1])
+            holder = eventually(lambda: find_first(outer, first), "the cluster's namespaces", check=keeper.check)
+        except BaseException:
+            keeper.terminate()
+            raise
+        return cls(state, programs, keeper, Space(holder, state / "logs"))
+
+    def _start(self) -> None:
+        control = self.control
+        control.prepare_network()
+        forwarder = control.space.start("forwarder", *python("forwarder", self.state / "forwarder.sock"))
+        control.write_pki()
+        control.start_api()
+        with ThreadPoolExecutor() as pool:
+            booted = [pool.submit(node.boot) for node in self.nodes.values()]
+            eventually((self.state / "forwarder.sock").exists, "the forwarder", check=forwarder.check)
+            door = self.forward_address(ADDRESS, PORT)
+            self.api = Api(int(door.rpartition(":")[2]), control.pki / "ca.crt", control.pki / "admin.crt")
+            admin = Identity((control.pki / "admin.crt").read_bytes(), (control.pki / "admin.key").read_bytes())
+            self.gpus = Gpus(self.api, self.nodes)
+            self.fake_nodes = FakeNodes(self.api, control)
+            self.faults = Faults(self.api, control, self.nodes, self.gpus)
+            write_kubeconfig(self.kubeconfig, f"https://{door}", control.authority.certificate, admin)
+            eventually(self.api.is_ready, "the API server", check=control.space.check)
+            control.start_controllers()
+            control.start_network(next(iter(self.nodes)))
+            for each in booted:
+                each.result()
+        for node in self.nodes.values():
+            node.join()
+        control.announce_dns(self.api)
+        eventually(self.is_complete, "nodes and controllers", check=self._check)
+
+    def is_complete(self) -> bool:
+        """All nodes are ready, and pods can be made."""
+        try:
+            self.api.get("/api/v1/namespaces/default/serviceaccounts/default")
+        except Refused:
+            return False
+        return self.api.ready_nodes() >= set(self.nodes)
+
+    def _check(self) -> None:
+        for space in (self.control.space, *(node.space for node in self.nodes.values())):
+            space.check()
+
+
+def sweep() -> None:
+    """Remove what clusters have left whose keeper was killed too."""
+    for state in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        if not is_alive(state):
+            clean_up(state)
+
+
+def is_alive(state: Path) -> bool:
+    """Its keeper has the lock."""
+    try:
+        with (state / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def stop_standing() -> bool:
+    """End the cluster that the command line has started; False when there is none."""
+    if not is_alive(STANDING):
+        sweep()
+        return False
+    os.kill(int((STANDING / "keeper").read_text().split()[0]), signal.SIGTERM)
+    eventually(lambda: not STANDING.exists(), "the cluster to end")
+    return True

@@ -1,0 +1,168 @@
+"""Halimede in a cluster: its images, its chart, a store of models, and what a user does with them."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import obstore
+import yaml
+from obstore.store import S3Store
+
+from cluster.access import Cluster
+from cluster.control import ADDRESS
+from cluster.own import OwnCluster
+from cluster.programs import only_one
+from cluster.spaces import LIMIT_S, eventually, python
+from support.image import LOCK, REPOSITORY_ROOT, install_programs, provide_base, run
+
+CHART = REPOSITORY_ROOT / "helm" / "halimede"
+NAMESPACE = "halimede"
+SERVER_IMAGE = "localhost/halimede:test-cpu"
+OPERATOR_IMAGE = "localhost/halimede-operator:test"
+STORE_PORT = 9000
+BUCKET = "models"
+BUILD_LIMIT_S = 1800.0
+
+Object = dict[str, Any]
+
+
+def provide_images() -> None:
+    """Both images, built as a user builds them."""
+    with only_one(LOCK):
+        install_programs()
+        provide_base()
+        run("make", "image", "ENGINE=buildah", f"IMAGE={SERVER_IMAGE}", timeout_s=BUILD_LIMIT_S)
+        run("make", "image-operator", "ENGINE=buildah", f"OPERATOR_IMAGE={OPERATOR_IMAGE}", timeout_s=BUILD_LIMIT_S)
+
+
+class Store:
+    """An S3 server that pods reach, with one bucket that anybody may read."""
+
+    def __init__(self, cluster: OwnCluster) -> None:
+        self.endpoint = f"http://{ADDRESS}:{STORE_PORT}"
+        program = cluster.control.space.start("store", *python("store", ADDRESS, STORE_PORT))
+        door = f"http://{cluster.forward_address(ADDRESS, STORE_PORT)}"
+        eventually(lambda: _answers(door), "the store", check=program.check)
+        urllib.request.urlopen(urllib.request.Request(f"{door}/{BUCKET}", method="PUT"), timeout=LIMIT_S).close()
+        self._store = S3Store(
+            BUCKET, endpoint=door, region="us-east-1", client_options={"allow_http": True},
+            access_key_id="test", secret_access_key="test",
+        )  # fmt: skip
+
+    def put(self, prefix: str, folder: Path) -> str:
+        """The URI of a folder's files."""
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                obstore.put(self._store, f"{prefix}/{path.relative_to(folder)}", path.read_bytes())
+        return f"s3://{BUCKET}/{prefix}"
+
+
+def _answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=LIMIT_S).close()
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+@dataclass
+class Platform:
+    """The operator, installed by helm, and what it needs."""
+
+    cluster: OwnCluster
+    store: Store
+
+    @classmethod
+    def install(cls, cluster: OwnCluster) -> "Platform":
+        provide_images()
+        for image in (SERVER_IMAGE, OPERATOR_IMAGE):
+            cluster.load_image(image)
+        platform = cls(cluster, Store(cluster))
+        cluster.kubectl("create", "namespace", NAMESPACE)
+        cluster.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
+        cluster.helm("install", "halimede", str(CHART), *platform.values(), "--wait", "--timeout=3m", limit_s=200)
+        return platform
+
+    def values(self) -> list[str]:
+        """What is different from the chart's own: where it is, and what it gives."""
+        chosen = {
+            "operator.image.repository": OPERATOR_IMAGE.rpartition(":")[0],
+            "operator.image.tag": OPERATOR_IMAGE.rpartition(":")[2],
+            "server.image.repository": SERVER_IMAGE.rpartition(":")[0],
+            "server.image.tag": SERVER_IMAGE.rpartition(":")[2],
+            # The GPUs are played: the server without CUDA does.
+            "server.gpuImage.repository": SERVER_IMAGE.rpartition(":")[0],
+            "server.gpuImage.tag": SERVER_IMAGE.rpartition(":")[2],
+            "stores.s3.endpoint": self.store.endpoint,
+            "stores.s3.region": "us-east-1",
+        }
+        return [f"--namespace={NAMESPACE}", *(f"--set={name}={value}" for name, value in chosen.items())]
+
+
+@dataclass
+class Tenant:
+    """Somebody with a namespace."""
+
+    cluster: Cluster
+    namespace: str
+
+    def kubectl(self, *arguments: str, given: str | None = None, limit_s: float = LIMIT_S) -> str:
+        return self.cluster.kubectl(f"--namespace={self.namespace}", *arguments, given=given, limit_s=limit_s)
+
+    def apply(self, text: str) -> None:
+        self.kubectl("apply", "-f", "-", given=text)
+
+    def get(self, *what: str) -> Object:
+        found: Object = json.loads(self.kubectl("get", *what, "-o", "json"))
+        return found
+
+    def names(self, kinds: str, *arguments: str) -> set[str]:
+        return set(self.kubectl("get", kinds, "-o", "name", *arguments).split())
+
+    def wait_ready(self, what: str, limit_s: float = LIMIT_S) -> None:
+        """As a person would wait; the AssertionError has what the object says."""
+        try:
+            self.kubectl("wait", "--for=condition=Ready", what, f"--timeout={limit_s:.0f}s", limit_s=limit_s + 10)
+        except AssertionError as error:
+            status = yaml.safe_dump(self.get(what).get("status"))
+            pods = self.kubectl("get", "pods", "-o", "wide")
+            raise AssertionError(f"{error}\n{status}\n{pods}") from None
+
+    def condition(self, what: str, kind: str = "Ready") -> Object:
+        """{} while there is none."""
+        conditions = self.get(what).get("status", {}).get("conditions", [])
+        return next((each for each in conditions if each["type"] == kind), {})
+
+    def wait_for_reason(self, what: str, reason: str, limit_s: float = LIMIT_S) -> str:
+        """The message of Ready, once it says False for this reason."""
+
+        def look() -> str | None:
+            ready = self.condition(what)
+            is_it = (ready.get("status"), ready.get("reason")) == ("False", reason)
+            return str(ready["message"]) if is_it else None
+
+        try:
+            return eventually(look, f"{what} to say {reason}", limit_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{yaml.safe_dump(self.get(what).get('status'))}") from None
+
+    def infer(self, name: str, inputs: Mapping[str, tuple[str, list[int], list[Any]]], served: str = "") -> Object:
+        """The answer's outputs by name, through the Service; inputs are datatype, shape, data."""
+        address = self.cluster.forward(f"service/{name}", 8000, self.namespace)
+        body = {
+            "inputs": [
+                {"name": each, "datatype": datatype, "shape": shape, "data": data}
+                for each, (datatype, shape, data) in inputs.items()
+            ]
+        }
+        request = urllib.request.Request(
+            f"http://{address}/v2/models/{served or name}/infer", json.dumps(body).encode(), method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            return {each["name"]: each["data"] for each in json.load(answer)["outputs"]}

@@ -1,0 +1,55 @@
+"""The test cluster for a person: `python tests/cluster/run.py up`, `down` or `status`."""
+
+import sys
+from pathlib import Path
+
+# In place of this file's own folder, whose modules are called like others'.
+sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import click
+
+from cluster.own import STANDING, OwnCluster, is_alive, stop_standing
+from support.image import Unavailable
+
+
+@click.group()
+def main() -> None:
+    """A whole Kubernetes in namespaces of this machine."""
+
+
+@main.command()
+def up() -> None:
+    """Start it, unless it runs; it stays until `down`."""
+    if not is_alive(STANDING):
+        click.echo("Starting; the first time on a machine its programs are built, some ten minutes ...", err=True)
+        try:
+            OwnCluster.start(standing=True)
+        except Unavailable as reason:
+            raise click.ClickException(str(reason)) from None
+    tell()
+
+
+@main.command()
+def down() -> None:
+    """End it, with everything that was made in it."""
+    click.echo("It is gone." if stop_standing() else "There is none.")
+
+
+@main.command()
+def status() -> None:
+    """Say whether it runs; exit code 1 when it does not."""
+    if not is_alive(STANDING):
+        click.echo("There is none.")
+        sys.exit(1)
+    tell()
+
+
+def tell() -> None:
+    click.echo(f"export KUBECONFIG={STANDING / 'kubeconfig'}")
+    click.echo(f"export PATH={(STANDING / 'programs').resolve()}:$PATH  # kubectl and helm of the same version")
+    click.echo(f"# logs: {STANDING / 'logs'}, audit log: {STANDING / 'audit.log'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The schemas in crds/ in a real API server: what it takes, what it refuses and with which words, what kubectl shows."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client, config
+
+from cluster.access import Cluster
+from cluster.spaces import eventually
+from support.custom_resources import BAD, CRDS, GOOD, Bad, Json, changed, ensemble, model
+
+FILES = Path(__file__).parents[2] / "crds"
+PLURALS = {"InferenceModel": "inferencemodels", "ModelEnsemble": "modelensembles"}
+NAMES = [crd["metadata"]["name"] for crd in CRDS.values()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def crds(cluster: Cluster) -> Iterator[None]:
+    """In the cluster while the tests of this file run; those that are there already stay as they are."""
+    there = cluster.kubectl("get", "customresourcedefinitions", "--output=name")
+    missing = [name for name in NAMES if name not in there]
+    for name in missing:
+        cluster.kubectl("apply", "--server-side", "-f", str(FILES / f"{name.partition('.')[0]}.yaml"))
+
+    def served() -> bool:
+        known = cluster.kubectl("api-resources", "--api-group=halimede.dev", "--output=name", "--cached=false")
+        return all(name in known for name in NAMES)
+
+    eventually(served, "both kinds")
+    yield
+    if missing:
+        cluster.kubectl("delete", "customresourcedefinitions", *missing)
+
+
+@pytest.fixture(scope="module")
+def api(cluster: Cluster) -> Iterator[client.CustomObjectsApi]:
+    with config.new_client_from_config(str(cluster.kubeconfig)) as connection:
+        yield client.CustomObjectsApi(connection)
+
+
+def dry_run(api: client.CustomObjectsApi, given: Json) -> str:
+    """What the API server has against an object; "" for nothing."""
+    body = changed(given, {"metadata.namespace": "default"})
+    plural = PLURALS[given["kind"]]
+    try:
+        api.create_namespaced_custom_object(
+            "halimede.dev", "v1alpha1", "default", plural, body, dry_run="All", field_validation="Strict"
+        )
+    except client.ApiException as refusal:
+        return str(json.loads(refusal.body or "")["message"])
+    return ""
+
+
+def test_good_objects_are_accepted(api: client.CustomObjectsApi) -> None:
+    assert {name: said for name, example in GOOD.items() if (said := dry_run(api, example))} == {}
+
+
+@pytest.mark.parametrize("bad", BAD, ids=[bad.name for bad in BAD])
+def test_a_bad_object_is_refused_with_the_place_and_what_would_be_right(bad: Bad, api: client.CustomObjectsApi) -> None:
+    said = dry_run(api, bad.object)
+    assert bad.path in said
+    assert bad.message in said
+
+
+def test_a_field_that_is_not_there_is_refused(api: client.CustomObjectsApi) -> None:
+    misspelt = changed(model(), {"spec.model.versionPolice": {}, "spec.autoscaling": {"provider": "HPA"}})
+    said = dry_run(api, misspelt)
+    assert 'unknown field "spec.model.versionPolice"' in said
+    assert 'unknown field "spec.autoscaling"' in said
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("im", "A trained model, served by pods"),
+        ("im.spec.model.uri", "For instance s3://models/bert."),
+        ("imodel.spec.accelerator.mig.profile", "for instance 1g.10gb"),
+        ("mens.spec.steps.inputs", "as request.TENSOR or STEP.OUTPUT"),
+        ("mens.status.readySteps", "for instance 3/3"),
+    ],
+)
+def test_kubectl_explains_fields(field: str, text: str, cluster: Cluster) -> None:
+    assert text in " ".join(cluster.kubectl("explain", field).split())
+
+
+def apply(cluster: Cluster, namespace: str, *objects: Json) -> None:
+    for each in objects:
+        document = changed(each, {"metadata.namespace": namespace})
+        cluster.kubectl("apply", f"--namespace={namespace}", "-f", "-", given=json.dumps(document))
+
+
+def patch_status(cluster: Cluster, namespace: str, target: str, status: Json) -> Any:
+    patch = json.dumps({"status": status})
+    said = cluster.kubectl(
+        "patch", f"--namespace={namespace}", target, "--subresource=status", "--type=merge", "--patch", patch, "-ojson"
+    )
+    return json.loads(said)["status"]
+
+
+READY = {
+    "type": "Ready",
+    "status": "True",
+    "reason": "Serving",
+    "message": "3/3 replicas serve version 2",
+    "lastTransitionTime": "2026-11-01T00:00:00Z",
+    "observedGeneration": 1,
+}
+STATUS = {
+    "observedGeneration": 1,
+    "conditions": [READY],
+    "phase": "Serving",
+    "url": "http://bert.prod.svc:8000/v2/models/bert",
+    "addresses": [{"type": "http", "value": "http://bert.prod.svc:8000"}],
+    "replicas": 3,
+    "readyReplicas": 2,
+    "selector": "halimede.dev/model=bert",
+    "current": {"versions": [2], "templateHash": "6f9c", "image": "halimede:1"},
+    "effective": {"format": "onnx", "resourceName": "nvidia.com/mig-1g.10gb", "serverImage": "halimede:1"},
+    "placements": [{"pod": "bert-6f9c-x", "node": "node-1"}],
+    "placementsTruncated": True,
+    "lastFailure": {
+        "reason": "ModelFetchFailed",
+        "message": "no such bucket",
+        "pod": "bert-6f9c-x",
+        "container": "fetch",
+        "exitCode": 11,
+        "time": "2026-11-01T00:00:00Z",
+    },
+}
+FETCHED = {"digest": f"sha256:{'0' * 64}", "sizeBytes": 438000000, "fetchedAt": "2026-11-01T00:00:00Z"}
+
+
+def test_a_status_is_kept_whole_and_shown_in_columns(cluster: Cluster, namespace: str) -> None:
+    apply(cluster, namespace, model(), ensemble())
+    of_model = {**STATUS, "model": FETCHED}
+    of_ensemble = {**STATUS, "members": [{"name": "bert", **FETCHED}], "readySteps": "3/3"}
+    assert patch_status(cluster, namespace, "im/bert", of_model) == of_model
+    assert patch_status(cluster, namespace, "mens/search", of_ensemble) == of_ensemble
+
+    def table(what: str, *options: str) -> list[list[str]]:
+        return [
+            line.split() for line in cluster.kubectl("get", what, f"--namespace={namespace}", *options).splitlines()
+        ]
+
+    head, row = table("im")
+    assert head == ["NAME", "READY", "REASON", "REPLICAS", "DESIRED", "GPU", "VERSION", "AGE"]
+    assert row[:-1] == ["bert", "True", "Serving", "2", "3", "nvidia.com/mig-1g.10gb", "[2]"]
+    head, row = table("imodel", "--output=wide")
+    assert row[head.index("URL")] == "http://bert.prod.svc:8000/v2/models/bert"
+    head, row = table("mens")
+    assert head == ["NAME", "READY", "REASON", "STEPS", "MODE", "URL", "AGE"]
+    assert row[:-1] == ["search", "True", "Serving", "3/3", "Colocate", "http://bert.prod.svc:8000/v2/models/bert"]
+    assert {row[0] for row in table("halimede", "--no-headers") if row} == {
+        "inferencemodel.halimede.dev/bert",
+        "modelensemble.halimede.dev/search",
+    }
+
+
+@pytest.mark.parametrize(("target", "example"), [("im/bert", model()), ("mens/search", ensemble())])
+def test_kubectl_scales(target: str, example: Json, cluster: Cluster, namespace: str) -> None:
+    apply(cluster, namespace, example)
+    patch_status(cluster, namespace, target, STATUS)
+    cluster.kubectl("scale", f"--namespace={namespace}", target, "--current-replicas=1", "--replicas=5")
+    plural, name = PLURALS[example["kind"]], example["metadata"]["name"]
+    path = f"/apis/halimede.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}/scale"
+    scale = json.loads(cluster.kubectl("get", "--raw", path))
+    assert scale["spec"] == {"replicas": 5}
+    assert scale["status"] == {"replicas": 3, "selector": "halimede.dev/model=bert"}

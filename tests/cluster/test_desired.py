@@ -1,0 +1,144 @@
+"""Children against a real API server: it takes them, and what it gives back of them leaves nothing to do."""
+
+import json
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from cluster.access import Cluster
+from halimede_operator.core.api.spec import (
+    Accelerator,
+    AcceleratorType,
+    CaBundle,
+    Cache,
+    CacheMedium,
+    Key,
+    ModelSpec,
+    Scheduling,
+    Spec,
+    TopologySpread,
+)
+from halimede_operator.core.desired import desired
+from halimede_operator.core.diff import Apply, diff
+from support.operator_specs import PLATFORM, UID, cases, model_key, model_spec, workload
+
+Object = dict[str, Any]
+Case = tuple[Key, Spec, dict[str, ModelSpec]]
+
+APPLY = ("apply", "--server-side", "--force-conflicts", "--field-manager=halimede-operator", "--output=json", "-f", "-")
+EXAMPLES = settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def apply(cluster: Cluster, children: tuple[Object, ...], *flags: str) -> list[Object]:
+    """What the API server makes of them; an AssertionError where it refuses one."""
+    given_all = {"apiVersion": "v1", "kind": "List", "items": list(children)}
+    answer = json.loads(cluster.kubectl(*APPLY, *flags, given=json.dumps(given_all)))
+    return [*answer["items"]] if answer["kind"] == "List" else [answer]
+
+
+def in_namespace(key: Key, namespace: str) -> Key:
+    return replace(key, namespace=namespace)
+
+
+@EXAMPLES
+@given(case=cases())
+def test_any_children_are_taken_and_found_again(cluster: Cluster, namespace: str, case: Case) -> None:
+    key, spec, members = case
+    wanted = desired(in_namespace(key, namespace), UID, spec, members, PLATFORM)
+
+    returned = apply(cluster, wanted, "--dry-run=server")
+
+    assert diff(wanted, returned, UID) == ()
+
+
+def test_what_is_wanted_no_more_is_taken_away(cluster: Cluster, namespace: str) -> None:
+    key = in_namespace(model_key(), namespace)
+    before = model_spec(
+        workload=workload(
+            suspend=True,
+            env=({"name": "GONE", "value": "1"},),
+            pod_template={"metadata": {"annotations": {"gone": "1"}}, "spec": {"hostAliases": [{"ip": "10.0.0.1"}]}},
+        )
+    )
+    first = ownerless(desired(key, UID, before, {}, PLATFORM))
+    apply(cluster, first)
+    wanted = ownerless(desired(key, UID, model_spec(workload=workload(suspend=True)), {}, PLATFORM))
+
+    deployment = next(child for child in apply(cluster, wanted) if child["kind"] == "Deployment")
+
+    template = deployment["spec"]["template"]
+    assert "annotations" not in template["metadata"]
+    assert "hostAliases" not in template["spec"]
+    assert all(variable["name"] != "GONE" for variable in template["spec"]["containers"][0]["env"])
+
+
+def test_an_edit_by_hand_is_found_and_undone_and_what_others_add_stays(cluster: Cluster, namespace: str) -> None:
+    key = in_namespace(model_key(), namespace)
+    wanted = ownerless(desired(key, UID, model_spec(workload=workload(suspend=True)), {}, PLATFORM))
+    apply(cluster, wanted)
+    cluster.kubectl("annotate", "deployment/bert", "tool.example/note=theirs", f"--namespace={namespace}")
+    cluster.kubectl("set", "env", "deployment/bert", "--containers=server", "THEIRS=1", f"--namespace={namespace}")
+    (deployment,) = (child for child in wanted if child["kind"] == "Deployment")
+    assert diff([deployment], [standing(cluster, namespace)], UID) == ()
+    image = "--patch=" + json.dumps(
+        {"spec": {"template": {"spec": {"containers": [{"name": "server", "image": "x"}]}}}}
+    )
+    cluster.kubectl("patch", "deployment/bert", image, f"--namespace={namespace}")
+    assert diff([deployment], [standing(cluster, namespace)], UID) == (Apply(deployment),)
+
+    apply(cluster, (deployment,))
+
+    found = standing(cluster, namespace)
+    assert diff([deployment], [found], UID) == ()
+    assert found["metadata"]["annotations"]["tool.example/note"] == "theirs"
+    (server,) = found["spec"]["template"]["spec"]["containers"]
+    assert {"name": "THEIRS", "value": "1"} in server["env"]
+
+
+FULL = workload(
+    accelerator=Accelerator(AcceleratorType.MIG, 1, "1g.10gb"),
+    resources={"limits": {"cpu": "1", "memory": "1Gi"}},
+    cache=Cache(CacheMedium.PVC, "shared"),
+    scheduling=Scheduling(topology_spread=TopologySpread.ZONE),
+    service_account_name="default",
+)
+
+
+def test_pods_pass_the_restricted_profile(cluster: Cluster, namespace: str) -> None:
+    cluster.kubectl("label", f"namespace/{namespace}", "pod-security.kubernetes.io/enforce=restricted")
+    key = in_namespace(model_key(), namespace)
+    bundle = CaBundle("corp", "ca.crt")
+    full = model_spec(uri="pvc://models/bert", credentials_secret="keys", ca_bundle=bundle, workload=FULL)
+    on_the_node = model_spec(workload=replace(FULL, cache=Cache(CacheMedium.HOST_PATH)))
+
+    apply(cluster, (pod_of(desired(key, UID, full, {}, PLATFORM)),), "--dry-run=server")
+
+    with pytest.raises(AssertionError, match="restricted volume types"):
+        apply(cluster, (pod_of(desired(key, UID, on_the_node, {}, PLATFORM)),), "--dry-run=server")
+
+
+def pod_of(children: tuple[Object, ...]) -> Object:
+    (deployment,) = (child for child in children if child["kind"] == "Deployment")
+    template = deployment["spec"]["template"]
+    metadata = {**template["metadata"], "name": "bert-0", "namespace": deployment["metadata"]["namespace"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+def ownerless(children: tuple[Object, ...]) -> tuple[Object, ...]:
+    """Kubernetes would delete what an object owns that does not exist."""
+    made = deepcopy(children)
+    for child in made:
+        del child["metadata"]["ownerReferences"]
+    return made
+
+
+def standing(cluster: Cluster, namespace: str) -> Object:
+    found: Object = json.loads(cluster.kubectl("get", "deployment/bert", "--output=json", f"--namespace={namespace}"))
+    return found

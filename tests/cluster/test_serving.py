@@ -1,0 +1,171 @@
+"""From the chart to answers: what a user applies is served, by real pods on real nodes."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.gpus import Gpus, Layout
+from cluster.platform import Platform, Tenant
+from cluster.spaces import eventually
+from support.models import add_scaled, write_config
+
+SECONDS_TO_TELL = 10.0
+"""Within which an object says why it does not serve."""
+START_LIMIT_S = 120.0
+
+DEVICE = """import os
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        seen = np.array([[os.environ.get("CUDA_VISIBLE_DEVICES", "none").encode()]], object)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("DEVICE", seen)]) for _ in requests]
+"""
+
+
+def model(name: str, uri: str, *lines: str) -> str:
+    return "\n".join(
+        (
+            "apiVersion: halimede.dev/v1alpha1",
+            "kind: InferenceModel",
+            f"metadata: {{name: {name}}}",
+            "spec:",
+            f"  model: {{uri: {uri!r}}}",
+            *(f"  {line}" for line in lines),
+        )
+    )
+
+
+@pytest.fixture
+def scaled(platform: Platform, tmp_path: Path) -> str:
+    """The URI of a model that doubles four numbers."""
+    add_scaled(tmp_path, "twice", 2)
+    return platform.store.put("twice", tmp_path / "twice")
+
+
+def test_five_lines_serve_a_model(tenant: Tenant, scaled: str) -> None:
+    tenant.apply(
+        f"""
+apiVersion: halimede.dev/v1alpha1
+kind: InferenceModel
+metadata: {{name: twice}}
+spec: {{model: {{uri: "{scaled}"}}}}
+"""
+    )
+    tenant.wait_ready("im/twice", START_LIMIT_S)
+    assert tenant.infer("twice", {"IN": ("FP32", [1, 4], [1, 2, 3, 4])}) == {"OUT": [2, 4, 6, 8]}
+    line = tenant.kubectl("get", "im", "twice", "--no-headers").split()
+    assert line[:5] == ["twice", "True", "Serving", "1", "1"]
+
+
+def test_a_model_has_the_slice_that_it_asked_for(
+    tenant: Tenant, platform: Platform, gpus: Gpus, tmp_path: Path
+) -> None:
+    gpus.install("node-1", Layout([["3g.40gb"]]))
+    gpus.install("node-2", Layout([["1g.10gb", "1g.10gb"]]))
+    (tmp_path / "device" / "1").mkdir(parents=True)
+    (tmp_path / "device" / "1" / "model.py").write_text(DEVICE)
+    write_config(
+        tmp_path / "device",
+        'backend: "python"\noutput [ { name: "DEVICE" data_type: TYPE_STRING dims: [ 1, 1 ] } ]\n'
+        'input [ { name: "ANY" data_type: TYPE_INT32 dims: [ 1 ] } ]\ninstance_group [ { kind: KIND_GPU } ]\n',
+    )
+    uri = platform.store.put("device", tmp_path / "device")
+    tenant.apply(model("device", uri, "accelerator: {type: MIG, mig: {profile: 3g.40gb}}"))
+    tenant.wait_ready("im/device", START_LIMIT_S)
+    (slice_,) = gpus.devices("node-1", "nvidia.com/mig-3g.40gb")
+    assert tenant.infer("device", {"ANY": ("INT32", [1], [0])}) == {"DEVICE": [slice_]}
+    assert tenant.get("im/device")["status"]["effective"]["resourceName"] == "nvidia.com/mig-3g.40gb"
+
+
+def test_three_models_serve_as_one(tenant: Tenant, platform: Platform, tmp_path: Path) -> None:
+    for name, factor in (("two", 2), ("three", 3), ("five", 5)):
+        add_scaled(tmp_path, name, factor)
+        # Models that are steps alone have no pods of their own.
+        tenant.apply(model(name, platform.store.put(f"steps/{name}", tmp_path / name), "replicas: 0"))
+    tenant.apply(
+        """
+apiVersion: halimede.dev/v1alpha1
+kind: ModelEnsemble
+metadata: {name: thirty}
+spec:
+  maxBatchSize: 4
+  inputs: [{name: IN, dataType: FP32, shape: [4]}]
+  outputs: [{name: OUT, dataType: FP32, shape: [4], from: third.y}]
+  steps:
+  - {name: first, modelRef: {name: two}, inputs: {IN: request.IN}, outputs: {OUT: y}}
+  - {name: second, modelRef: {name: three}, inputs: {IN: first.y}, outputs: {OUT: y}}
+  - {name: third, modelRef: {name: five}, inputs: {IN: second.y}, outputs: {OUT: y}}
+"""
+    )
+    tenant.wait_ready("mens/thirty", START_LIMIT_S)
+    assert tenant.infer("thirty", {"IN": ("FP32", [1, 4], [1, 2, 3, 4])}) == {"OUT": [30, 60, 90, 120]}
+    assert tenant.get("mens/thirty")["status"]["readySteps"] == "3/3"
+
+    # A member that changes is brought into the pod.
+    add_scaled(tmp_path, "seven", 7)
+    tenant.apply(model("five", platform.store.put("steps/seven", tmp_path / "seven"), "replicas: 0"))
+    eventually(
+        lambda: tenant.infer("thirty", {"IN": ("FP32", [1, 4], [1, 0, 0, 0])})["OUT"][0] == 42,
+        "the new member to answer",
+        START_LIMIT_S,
+    )
+
+
+def test_a_uri_without_a_model_is_told(tenant: Tenant) -> None:
+    tenant.apply(model("nothing", "s3://models/nowhere"))
+    said = tenant.wait_for_reason("im/nothing", "ModelFetchFailed", START_LIMIT_S)
+    assert "s3://models/nowhere" in said
+
+
+def test_a_configuration_that_is_wrong_is_told(tenant: Tenant, platform: Platform, tmp_path: Path) -> None:
+    add_scaled(tmp_path, "odd", 2)
+    write_config(tmp_path / "odd", "max_batch_size: many\n")
+    tenant.apply(model("odd", platform.store.put("odd", tmp_path / "odd")))
+    said = tenant.wait_for_reason("im/odd", "InvalidModel", START_LIMIT_S)
+    assert "max_batch_size" in said
+
+
+def test_a_model_that_does_not_load_is_told(tenant: Tenant, platform: Platform, tmp_path: Path) -> None:
+    (tmp_path / "broken" / "1").mkdir(parents=True)
+    (tmp_path / "broken" / "1" / "model.onnx").write_bytes(b"this is no model")
+    tenant.apply(model("broken", platform.store.put("broken", tmp_path / "broken")))
+    said = tenant.wait_for_reason("im/broken", "ModelLoadFailed", START_LIMIT_S)
+    assert "broken" in said
+
+
+def test_a_device_that_nobody_has_is_told(tenant: Tenant, gpus: Gpus, scaled: str) -> None:
+    gpus.install("node-1", Layout([["1g.10gb"]]))
+    tenant.apply(model("hungry", scaled, "accelerator: {type: MIG, mig: {profile: 7g.80gb}}"))
+    said = tenant.wait_for_reason("im/hungry", "InsufficientDevices", SECONDS_TO_TELL)
+    assert "nvidia.com/mig-7g.80gb" in said
+    assert "1g.10gb" in said
+
+
+def test_what_a_user_does_with_a_model(tenant: Tenant, scaled: str) -> None:
+    tenant.apply(model("twice", scaled))
+    tenant.wait_ready("im/twice", START_LIMIT_S)
+    tenant.kubectl("scale", "im/twice", "--replicas=2")
+    eventually(lambda: tenant.get("im/twice")["status"].get("readyReplicas") == 2, "two replicas", START_LIMIT_S)
+    assert "Ready" in tenant.kubectl("describe", "im/twice")
+
+    # A child that is changed by hand is put right; what is foreign stays.
+    tenant.kubectl("annotate", "deployment/twice", "example.com/mine=yes")
+    tenant.kubectl("set", "env", "deployment/twice", "-c", "server", "POD_NAME=forged")
+    tenant.kubectl("delete", "service/twice")
+
+    def is_whole() -> bool:
+        containers = tenant.get("deployment/twice")["spec"]["template"]["spec"]["containers"]
+        names = {each["name"]: each for each in containers[0]["env"]}
+        return "valueFrom" in names["POD_NAME"] and "service/twice" in tenant.names("services")
+
+    eventually(is_whole, "the children to be put right")
+    assert tenant.get("deployment/twice")["metadata"]["annotations"]["example.com/mine"] == "yes"
+
+    tenant.kubectl("delete", "im/twice", "--timeout=60s")
+    kinds = "deployments,services,configmaps,serviceaccounts,poddisruptionbudgets,replicasets,pods"
+    left = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
+    eventually(lambda: tenant.names(kinds) == left, "nothing to be left", START_LIMIT_S)

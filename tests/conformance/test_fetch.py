@@ -1,0 +1,146 @@
+"""Models out of a store, served: fetched by `halimede fetch` before, or by the server itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.models import add_onnx_identity, add_simple
+from support.server import Start, start_server
+from support.stores import KEY, SECRET, Fault, Fetch, Moto, Proxy, write_credentials
+
+ENVIRONMENT = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[Moto]:
+    with Moto() as running:
+        yield running
+
+
+@pytest.fixture
+def bucket(moto: Moto, tmp_path: Path) -> str:
+    """A bucket with the models `simple`, in two versions, and `one`."""
+    source = tmp_path / "source"
+    add_simple(source)
+    add_simple(source, version=2)
+    add_onnx_identity(source, "one", "FP32", ["N", 4])
+    name = tmp_path.name.replace("_", "-").lower()[-40:].strip("-") + "-bucket"
+    upload(moto, name, source)
+    return name
+
+
+def upload(moto: Moto, bucket: str, source: Path, prefix: str = "models/") -> None:
+    moto.put(
+        bucket,
+        {
+            f"{prefix}{path.relative_to(source).as_posix()}": path.read_bytes()
+            for path in source.rglob("*")
+            if path.is_file()
+        },
+    )
+
+
+SIMPLE = {
+    "inputs": [
+        {"name": "INPUT0", "datatype": "INT32", "shape": [1, 16], "data": list(range(16))},
+        {"name": "INPUT1", "datatype": "INT32", "shape": [1, 16], "data": [1] * 16},
+    ]
+}
+
+
+def summed(server) -> list[int]:  # type: ignore[no-untyped-def]
+    answer = server.post("/v2/models/simple/infer", SIMPLE)
+    assert answer.status == 200, answer.body
+    outputs = {each["name"]: each["data"] for each in answer.json["outputs"]}
+    return outputs["OUTPUT0"]
+
+
+def test_what_was_fetched_is_served(moto: Moto, bucket: str, tmp_path: Path, start: Start) -> None:
+    model = {
+        "name": "simple",
+        "uri": f"s3://{bucket}/models/simple/",
+        "credentials": write_credentials(tmp_path / "credentials"),
+        "config": {"max_batch_size": 4, "instance_group": [{"count": 2, "kind": "KIND_CPU"}]},
+    }
+    step = {
+        "model_name": "simple",
+        "model_version": -1,
+        "input_map": {"INPUT0": "A", "INPUT1": "B"},
+        "output_map": {"OUTPUT0": "SUM"},
+    }
+    tensor = {"data_type": "TYPE_INT32", "dims": [16]}
+    ensemble = {
+        "max_batch_size": 4,
+        "input": [{"name": "A", **tensor}, {"name": "B", **tensor}],
+        "output": [{"name": "SUM", **tensor}],
+        "ensemble_scheduling": {"step": [step]},
+    }
+    plan = {
+        "models": [model],
+        "ensembles": [{"name": "adder", "config": ensemble}],
+        "stores": {"s3": {"endpoint": moto.url}},
+    }
+
+    fetched = Fetch(tmp_path, plan, into="repository").run()
+    assert fetched.code == 0, fetched.log
+
+    server = start("--model-repository", tmp_path / "repository")
+    assert summed(server) == list(range(1, 17))
+    config = server.get("/v2/models/simple/config").json
+    assert (config["max_batch_size"], config["instance_group"][0]["count"]) == (4, 2)
+    inputs = [{**each, "name": name} for each, name in zip(SIMPLE["inputs"], "AB", strict=True)]
+    assert server.post("/v2/models/adder/infer", {"inputs": inputs}).json["outputs"][0]["data"] == list(range(1, 17))
+    assert [
+        (each["name"], each["version"], each["state"]) for each in server.post("/v2/repository/index", {}).json
+    ] == [
+        ("adder", "1", "READY"),
+        ("simple", "2", "READY"),
+    ]
+
+
+def test_a_server_fetches_a_repository_itself(moto: Moto, bucket: str, start: Start) -> None:
+    server = start("--model-repository", f"s3://{moto.url}/{bucket}/models", environment=ENVIRONMENT)
+
+    assert summed(server) == list(range(1, 17))
+    index = [(each["name"], each["version"], each["state"]) for each in server.post("/v2/repository/index", {}).json]
+    assert index == [("one", "1", "READY"), ("simple", "2", "READY")]
+
+
+def test_a_load_looks_into_the_store_again(moto: Moto, bucket: str, tmp_path: Path, start: Start) -> None:
+    with Proxy(moto.url).running() as proxy:
+        server = start(
+            "--model-repository",
+            f"s3://{proxy.url}/{bucket}/models",
+            "--model-control-mode=explicit",
+            "--load-model=simple",
+            environment=ENVIRONMENT,
+        )
+        index = [(each["name"], each.get("state")) for each in server.post("/v2/repository/index", {}).json]
+        assert index == [("one", None), ("simple", "READY")]
+        assert proxy.gets(f"/{bucket}/models/one/1/model.onnx") == []
+
+        assert server.post("/v2/repository/models/simple/load", {}).status == 200
+        assert len(proxy.gets(f"/{bucket}/models/simple/2/model.onnx")) == 1
+
+        add_simple(tmp_path / "third", version=3)
+        upload(moto, bucket, tmp_path / "third")
+        assert server.post("/v2/repository/models/simple/load", {}).status == 200
+        assert server.get("/v2/models/simple").json["versions"] == ["3"]
+
+        proxy.rule = lambda _: Fault(403)
+        refused = server.post("/v2/repository/models/one/load", {})
+        assert (refused.status, "access was denied (403)" in refused.error) == (500, True)
+        assert summed(server) == list(range(1, 17))
+    unknown = server.post("/v2/repository/models/nothing-there/unload", {})
+    assert unknown.status == 200
+
+
+def test_a_server_whose_store_refuses_it_says_so_and_ends(moto: Moto, tmp_path: Path) -> None:
+    with Proxy(moto.url, lambda _: Fault(403)).running() as proxy:
+        server = start_server(
+            tmp_path, ["--model-repository", f"s3://{proxy.url}/bucket/models"], environment=ENVIRONMENT, ready=False
+        )
+        assert server.process.wait(60) == 1
+    assert "access was denied (403)" in server.log
+    assert SECRET not in server.log

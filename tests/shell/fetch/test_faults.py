@@ -1,0 +1,264 @@
+"""Stores that fail, on the way through a proxy that breaks what it is told to."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from shell.fetch.conftest import Store
+from support.stores import SECRET, Asked, Fault, Fetch, s3_error, tree, write_credentials
+
+MB = 1 << 20
+
+
+def test_answers_that_pass_are_asked_again(store: Store) -> None:
+    store.put({"digits/1/model.onnx": b"x"})
+    store.proxy.rule = lambda asked: s3_error(503, "SlowDown") if asked.number in (0, 1, 3) else None
+
+    fetched = store.fetch()
+
+    assert (fetched.code, tree(store.models)) == (0, {"digits/1/model.onnx": b"x"})
+    assert fetched.log.count("the store answers with 503 SlowDown; trying again in") == 3
+
+
+def test_cut_connections_go_on_where_they_were_cut(store: Store) -> None:
+    content = os.urandom(20 * MB)
+    store.put({"digits/1/model.onnx": content})
+    store.proxy.rule = lambda asked: Fault(cut_after=3 * MB + 5) if asked.start is not None else None
+
+    assert store.fetch().code == 0
+
+    assert tree(store.models) == {"digits/1/model.onnx": content}
+    # Pieces of a megabyte are kept; of each cut at most one is fetched twice.
+    assert store.sent("digits/1/model.onnx") <= 20 * MB + 8 * MB
+
+
+def test_a_store_that_stays_down_is_given_up_within_the_time(store: Store) -> None:
+    store.put({"digits/1/model.onnx": b"x"})
+    store.proxy.rule = lambda asked: s3_error(500, "InternalError")
+
+    fetched = store.fetch(timeout=3)
+
+    assert fetched.code == 15
+    assert (
+        fetched.said
+        == f"{store.uri('digits/')}: the store answers with 500 InternalError; gave up after 3 s (--timeout)"
+    )
+
+
+def test_nobody_there(store: Store) -> None:
+    plan = {**store.plan(), "stores": {"s3": {"endpoint": "http://127.0.0.1:1"}}}
+
+    fetched = Fetch(store.folder, plan, timeout=2).run()
+
+    assert (fetched.code, "the store cannot be reached: connection refused" in fetched.said) == (15, True), fetched.said
+
+
+def test_a_slow_store_ends_with_the_time_and_the_next_try_goes_on(store: Store) -> None:
+    content = os.urandom(64 * MB)
+    store.put({"digits/1/model.onnx": content})
+    store.proxy.rule = lambda asked: Fault(bytes_per_sec=2 * MB) if asked.start in (0, 8 * MB) else None
+
+    fetched = store.fetch(timeout=3)
+
+    assert (fetched.code, "not done after 3 s (--timeout)" in fetched.said, tree(store.models)) == (15, True, {})
+    store.proxy.rule = lambda asked: None
+    before = store.sent("digits/1/model.onnx")
+    assert store.fetch(process="again").code == 0
+    assert tree(store.models) == {"digits/1/model.onnx": content}
+    assert store.sent("digits/1/model.onnx") - before <= 64 * MB - 6 * 8 * MB
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (s3_error(403, "AccessDenied"), "access was denied (403 AccessDenied)"),
+        (s3_error(403, "InvalidAccessKeyId"), "access was denied (403 InvalidAccessKeyId)"),
+        (s3_error(401, ""), "access was denied (401)"),
+        (s3_error(400, "ExpiredToken"), "the credentials have expired (400 ExpiredToken)"),
+    ],
+)
+def test_refusals_are_final(store: Store, fault: Fault, text: str) -> None:
+    store.put({"digits/1/model.onnx": b"x"})
+    store.proxy.rule = lambda asked: fault
+
+    fetched = store.fetch()
+
+    assert (fetched.code, fetched.said) == (10, f"{store.uri('digits/')}: {text}")
+    assert len(store.proxy.asked) == 1
+
+
+def test_credentials_that_expire_on_the_way(store: Store) -> None:
+    store.put({"digits/1/model.onnx": os.urandom(20 * MB)})
+    store.proxy.rule = lambda asked: s3_error(400, "ExpiredToken") if asked.start == 8 * MB else None
+
+    fetched = store.fetch()
+
+    assert (fetched.code, "1/model.onnx: the credentials have expired" in fetched.said) == (10, True)
+    assert tree(store.models) == {}
+
+
+@pytest.mark.parametrize("path", ["nothing/", "nothing", "nothing/model.onnx"])
+def test_what_is_not_there(store: Store, path: str) -> None:
+    store.put({"digits/1/model.onnx": b"x"})
+
+    fetched = store.fetch(path)
+
+    assert (fetched.code, fetched.said) == (11, f"{store.uri(path)}: there is nothing under it")
+
+
+def test_no_such_bucket(store: Store) -> None:
+    fetched = store.fetch()
+
+    assert (fetched.code, fetched.said) == (11, f"{store.uri('digits/')}: it is not there (404 NoSuchBucket)")
+
+
+def test_an_object_that_is_replaced_meanwhile_is_fetched_anew(store: Store) -> None:
+    old, new = os.urandom(20 * MB), os.urandom(20 * MB)
+    store.put({"digits/1/model.onnx": old})
+
+    def replace(asked: Asked) -> None:
+        if asked.start == 16 * MB and not replaced.is_set():
+            replaced.set()
+            store.put({"digits/1/model.onnx": new})
+
+    replaced = threading.Event()
+    store.proxy.rule = replace
+
+    fetched = store.fetch()
+
+    assert (fetched.code, "changes while it is fetched: starting anew" in fetched.log) == (0, True), fetched.log
+    assert tree(store.models) == {"digits/1/model.onnx": new}
+
+
+def test_a_store_whose_tags_never_stay_is_given_up(store: Store) -> None:
+    store.put({"digits/1/model.onnx": b"x"})
+    store.proxy.rule = lambda asked: Fault(headers={"ETag": f'"{asked.number}"'}) if asked.start is not None else None
+
+    fetched = store.fetch()
+
+    assert (fetched.code, "was replaced 5 times while it was fetched" in fetched.said) == (15, True), fetched.said
+
+
+def test_a_killed_fetch_leaves_no_model_and_the_next_one_goes_on(store: Store) -> None:
+    content = os.urandom(96 * MB)
+    store.put({"digits/1/model.onnx": content})
+    # The last four ranges come so slowly that the kill finds them under way.
+    store.proxy.rule = lambda asked: Fault(bytes_per_sec=MB) if (asked.start or 0) >= 64 * MB else None
+    fetching = store.fetching()
+    process = fetching.start()
+    while store.sent("digits/1/model.onnx") < 66 * MB:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert fetching.end(process).code == -signal.SIGKILL
+    assert tree(store.models) == {}
+
+    store.proxy.rule = lambda asked: None
+    before = store.gets("digits/1/model.onnx")
+    fetched = store.fetch(process="again")
+
+    assert (fetched.code, tree(store.models)) == (0, {"digits/1/model.onnx": content})
+    again = store.proxy.gets(f"/{store.bucket}/digits/1/model.onnx")[before:]
+    assert sorted((asked.start, asked.stop) for asked in again) == [(at * MB, (at + 8) * MB) for at in (64, 72, 80, 88)]
+
+
+def test_a_restart_with_everything_there_fetches_nothing(store: Store) -> None:
+    store.put({"digits/1/model.onnx": b"x"})
+    first = store.fetch()
+
+    again = store.fetch(process="again")
+
+    assert (again.code, store.gets("digits/1/model.onnx")) == (0, 1)
+    assert again.models == [{**first.models[0], "cached": True}]
+
+
+def test_a_changed_store_or_plan_replaces_the_folder(store: Store) -> None:
+    store.put({"digits/1/model.onnx": b"x", "digits/1/other": b"o"})
+    store.fetch()
+
+    store.put({"digits/1/model.onnx": b"y"})
+    store.fetch(process="again")
+    assert tree(store.models) == {"digits/1/model.onnx": b"y", "digits/1/other": b"o"}
+
+    store.fetch(process="third", config={"max_batch_size": 3})
+    assert tree(store.models)["digits/config.pbtxt"] == b"max_batch_size: 3\n"
+
+
+def test_objects_for_everybody_need_no_credentials(store: Store) -> None:
+    store.put({"digits/1/model.onnx": b"x"}, acl="public-read")
+
+    fetched = store.fetch(credentials=None)
+
+    assert fetched.code == 0, fetched.log
+    assert not any("authorization" in asked.headers for asked in store.proxy.asked)
+
+
+def test_credentials_of_the_plan_are_not_mixed_with_those_of_the_environment(store: Store) -> None:
+    store.put({"digits/1/model.onnx": b"x"})
+    environment = {
+        "AWS_ACCESS_KEY_ID": "AKIAOFENVIRONMENT",
+        "AWS_SECRET_ACCESS_KEY": "of-the-environment",
+        "AWS_SESSION_TOKEN": "token-of-the-environment",
+        "AWS_REGION": "eu-elsewhere-1",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+    }
+
+    assert store.fetching().run(environment).code == 0
+
+    said = {
+        (a.headers.get("authorization", "").partition("/s3/")[0], a.headers.get("x-amz-security-token"))
+        for a in store.proxy.asked
+    }
+    assert len(said) == 1
+    ((authorization, token),) = said
+    assert "AKIATESTTESTTESTTEST/" in authorization
+    assert "us-east-1" in authorization
+    assert token is None
+
+
+def test_credentials_of_the_environment_are_used_without_others(store: Store) -> None:
+    store.put({"digits/1/model.onnx": b"x"})
+    environment = {
+        "AWS_ACCESS_KEY_ID": "AKIAOFENVIRONMENT",
+        "AWS_SECRET_ACCESS_KEY": "s3cr3t-value",
+        "AWS_SESSION_TOKEN": "t0ken-value",
+    }
+
+    fetched = store.fetching(credentials=None).run(environment)
+
+    assert fetched.code == 0, fetched.log
+    assert {a.headers.get("x-amz-security-token") for a in store.proxy.asked} == {"t0ken-value"}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda asked: s3_error(403, "AccessDenied"),
+        lambda asked: Fault(
+            400, f"<Error><Code>Odd</Code><Message>{SECRET} {asked.headers}</Message></Error>".encode()
+        ),
+        lambda asked: Fault(503, f"{asked.headers} {SECRET}".encode()),
+        lambda asked: Fault(200, f"<no listing>{SECRET}".encode()),
+        lambda asked: Fault(404, SECRET.encode()),
+    ],
+)
+def test_no_secret_is_ever_said(store: Store, rule: Callable[[Asked], Fault]) -> None:
+    store.put({"digits/1/model.onnx": b"x"})
+    store.proxy.rule = rule
+    token = "session-token-that-nobody-may-see"
+    write_credentials(
+        store.folder / "credentials",
+        AWS_ACCESS_KEY_ID="AKIASECRETSECRETSECR",
+        AWS_SECRET_ACCESS_KEY=SECRET,
+        AWS_SESSION_TOKEN=token,
+    )
+
+    fetched = store.fetch(timeout=1)
+
+    assert fetched.code != 0
+    for hidden in (SECRET, token, "AKIASECRETSECRETSECR", "Signature="):
+        assert hidden not in fetched.said + fetched.log
+    assert 0 < len(fetched.said.encode()) <= 1500

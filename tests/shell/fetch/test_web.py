@@ -1,0 +1,244 @@
+"""Models of web servers: single files, archives of folders, and archives that nobody should unpack."""
+
+import base64
+import gzip
+import io
+import os
+import ssl
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import support.stores
+from support.stores import Fault, Fetch, Fetched, Proxy, Served, WebServer, tree, write_credentials
+
+PKI = Path(support.stores.__file__).parent / "pki"
+MB = 1 << 20
+Run = Callable[..., Fetched]
+
+
+def tar(*members: tuple[str, bytes] | tarfile.TarInfo) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                archive.addfile(member)
+            else:
+                info = tarfile.TarInfo(member[0])
+                info.size = len(member[1])
+                archive.addfile(info, io.BytesIO(member[1]))
+    return made.getvalue()
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+def zipped(*members: tuple[str | zipfile.ZipInfo, bytes]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return made.getvalue()
+
+
+def test_a_file_in_ranges(run: Run, tmp_path: Path) -> None:
+    content = os.urandom(20 * MB)
+    with WebServer({"/files/net.onnx": Served(content)}).running() as web:
+        fetched = run(f"{web.url}/files/net.onnx")
+
+    assert (fetched.code, tree(tmp_path / "models")) == (0, {"digits/1/model.onnx": content})
+    ranges = {(asked.start, asked.stop) for asked in web.asked[1:]}
+    assert ranges == {(0, 8 * MB), (8 * MB, 16 * MB), (16 * MB, 20 * MB)}
+    assert {asked.headers.get("if-match") for asked in web.asked[1:]} == {'"one"'}
+
+
+@pytest.mark.parametrize(
+    "served",
+    [
+        Served(b"x" * 3 * MB, ranges=False),
+        Served(b"x" * 3 * MB, ranges=False, hidden_size=True, etag=""),
+        Served(b"x" * 3 * MB, etag=""),
+    ],
+)
+def test_servers_that_know_less(run: Run, tmp_path: Path, served: Served) -> None:
+    with WebServer({"/net.onnx": served}).running() as web:
+        assert run(f"{web.url}/net.onnx").code == 0
+
+    assert tree(tmp_path / "models") == {"digits/1/model.onnx": b"x" * 3 * MB}
+
+
+def test_a_cut_connection_of_a_server_without_ranges_begins_again(run: Run, tmp_path: Path) -> None:
+    with WebServer({"/net.onnx": Served(b"abc" * MB, ranges=False)}).running() as web:
+        with Proxy(web.url, lambda asked: Fault(cut_after=MB) if asked.number == 1 else None).running() as proxy:
+            fetched = run(f"{proxy.url}/net.onnx")
+
+    assert (fetched.code, tree(tmp_path / "models")) == (0, {"digits/1/model.onnx": b"abc" * MB})
+    assert "the connection was cut" in fetched.log
+
+
+@pytest.mark.parametrize(
+    ("values", "header"),
+    [
+        ({"TOKEN": "tok-en"}, "Bearer tok-en"),
+        ({"USERNAME": "ann", "PASSWORD": "pass word"}, "Basic " + base64.b64encode(b"ann:pass word").decode()),
+    ],
+)
+def test_credentials_go_to_their_server_alone(run: Run, tmp_path: Path, values: dict[str, str], header: str) -> None:
+    with WebServer({"/net.onnx": Served(b"x")}).running() as other:
+        files = {"/net.onnx": Served(redirect="/moved", authorization=header)}
+        files["/moved"] = Served(redirect=f"{other.url}/net.onnx?signature=se-cret", authorization=header)
+        with WebServer(files).running() as web:
+            refused = run(f"{web.url}/net.onnx")
+            fetched = run(f"{web.url}/net.onnx", credentials=write_credentials(tmp_path / "c", **values))
+
+    assert (refused.code, refused.said) == (10, f"{web.url}/net.onnx: access was denied (401)")
+    assert (fetched.code, tree(tmp_path / "models")) == (0, {"digits/1/model.onnx": b"x"})
+    assert {asked.headers.get("authorization") for asked in other.asked} == {None}
+
+
+def test_what_stands_behind_the_question_mark_is_sent_and_never_said(run: Run) -> None:
+    with WebServer({"/net.onnx": Served(b"x")}).running() as web:
+        fetched = run(f"{web.url}/net.onnx?X-Amz-Signature=0123456789abcdef")
+        gone = run(f"{web.url}/gone.onnx?X-Amz-Signature=0123456789abcdef")
+
+    assert (fetched.code, gone.code, gone.said) == (0, 11, f"{web.url}/gone.onnx: it is not there (404)")
+    assert "0123456789abcdef" not in fetched.log + gone.log + gone.said
+    assert {asked.query for asked in web.asked} == {"X-Amz-Signature=0123456789abcdef"}
+
+
+def test_a_changed_file_is_fetched_anew(run: Run, tmp_path: Path) -> None:
+    files = {"/net.onnx": Served(b"old" * 4 * MB)}
+    with WebServer(files).running() as web:
+
+        def rule(asked: object) -> None:
+            if len(proxy.asked) == 2:
+                files["/net.onnx"] = Served(b"new" * 4 * MB, etag='"two"')
+
+        proxy = Proxy(web.url, rule)
+        with proxy.running():
+            assert run(f"{proxy.url}/net.onnx").code == 0
+
+    assert tree(tmp_path / "models") == {"digits/1/model.onnx": b"new" * 4 * MB}
+
+
+@pytest.mark.parametrize("name", ["m.tar.gz", "m.tgz", "m.zip"])
+@pytest.mark.parametrize("prefix", ["", "digits-v3/", "./"])
+def test_archives_of_folders(run: Run, tmp_path: Path, name: str, prefix: str) -> None:
+    members = (
+        (f"{prefix}config.pbtxt", b"max_batch_size: 2"),
+        (f"{prefix}1/model.onnx", b"one"),
+        (f"{prefix}2/model.onnx", b"two"),
+    )
+    with WebServer({f"/{name}": Served(zipped(*members) if name.endswith("zip") else tar(*members))}).running() as web:
+        fetched = run(f"{web.url}/{name}")
+
+    assert (fetched.code, fetched.said[:10]) == (0, '{"models":'), fetched.said
+    assert tree(tmp_path / "models") == {"digits/config.pbtxt": b"max_batch_size: 2", "digits/2/model.onnx": b"two"}
+
+
+def test_links_within_an_archive_are_files(run: Run, tmp_path: Path) -> None:
+    archive = tar(("1/weights", b"w"), link("1/model.onnx", "weights"), link("1/same", "1/weights", tarfile.LNKTYPE))
+    with WebServer({"/m.tgz": Served(archive)}).running() as web:
+        assert run(f"{web.url}/m.tgz").code == 0
+
+    assert tree(tmp_path / "models") == {f"digits/1/{name}": b"w" for name in ("model.onnx", "weights", "same")}
+    assert not any(path.is_symlink() for path in (tmp_path / "models").rglob("*"))
+
+
+def device() -> tarfile.TarInfo:
+    info = tarfile.TarInfo("1/null")
+    info.type, info.devmajor, info.devminor = tarfile.CHRTYPE, 1, 3
+    return info
+
+
+def zip_link() -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo("1/model.onnx")
+    info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return info
+
+
+def long_header() -> bytes:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.XHDTYPE, 300 * MB
+    return gzip.compress(info.tobuf() + bytes(300 * MB), compresslevel=1)
+
+
+def many_members() -> bytes:
+    info = tarfile.TarInfo("./")
+    info.type = tarfile.DIRTYPE
+    return gzip.compress(info.tobuf() * 100_001 + bytes(1024), compresslevel=1)
+
+
+HOSTILE: dict[str, tuple[str, Callable[[], bytes], str]] = {
+    "parent": ("m.tgz", lambda: tar(("../evil", b"x")), "'../evil' has '.' or '..' in it"),
+    "absolute": ("m.tgz", lambda: tar(("/tmp/evil", b"x")), "'/tmp/evil' is an absolute path"),
+    "zip parent": ("m.zip", lambda: zipped(("1/../../evil", b"x")), "has '.' or '..' in it"),
+    "link out": (
+        "m.tgz",
+        lambda: tar(link("1/model.onnx", "../../../../etc/passwd")),
+        "is a link to something that is no file",
+    ),
+    "link absolute": (
+        "m.tgz",
+        lambda: tar(link("1/model.onnx", "/etc/passwd")),
+        "is a link to something that is no file",
+    ),
+    "through a link": ("m.tgz", lambda: tar(link("1", "/tmp"), ("1/model.onnx", b"x")), "'1' is a link to something"),
+    "hard link": (
+        "m.tgz",
+        lambda: tar(link("1/model.onnx", "../../etc/passwd", tarfile.LNKTYPE)),
+        "is a link to something that is no file",
+    ),
+    "device": ("m.tgz", lambda: tar(device()), "'1/null' is a device or a pipe"),
+    "zip link": ("m.zip", lambda: zipped((zip_link(), b"/etc/passwd")), "is a link or a device"),
+    "twice": ("m.tgz", lambda: tar(("1/model.onnx", b"x"), ("1/model.onnx", b"y")), "is there twice"),
+    "file and folder": ("m.tgz", lambda: tar(("1", b"x"), ("1/model.onnx", b"y")), "is both a file and a folder"),
+    "bomb": ("m.tgz", lambda: tar(("1/model.onnx", bytes(65 * MB))), "unpacks to more than 67108864 bytes"),
+    "zip bomb": ("m.zip", lambda: zipped(("1/model.onnx", bytes(65 * MB))), "unpacks to more than 67108864 bytes"),
+    "header bomb": ("m.tgz", long_header, "is no whole archive"),
+    "many": ("m.tgz", many_members, "holds more than 100000 files"),
+    "cut": ("m.tgz", lambda: tar(("1/model.onnx", os.urandom(MB)))[:-1000], "is no whole archive"),
+    "no archive": ("m.tgz", lambda: b"<html>", "is no whole archive"),
+    "no zip": ("m.zip", lambda: b"<html>", "is no whole archive"),
+    "several": ("m.tgz", lambda: tar(("a/1/model.onnx", b"x"), ("b/model.py", b"y")), "holds several models: a, b"),
+    "nothing": ("m.tgz", lambda: tar(), "is no model, it holds nothing"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_archives_that_are_refused(run: Run, tmp_path: Path, case: str) -> None:
+    name, make, text = HOSTILE[case]
+    with WebServer({f"/{name}": Served(make())}).running() as web:
+        fetched = run(f"{web.url}/{name}")
+
+    assert (fetched.code, text in fetched.said) == (14, True), fetched.said
+    assert tree(tmp_path / "models") == {}
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_page_is_no_model(run: Run) -> None:
+    with WebServer({"/models/digits": Served(b"<html>")}).running() as web:
+        fetched = run(f"{web.url}/models/digits")
+
+    assert (fetched.code, "is no model; right are" in fetched.said) == (14, True)
+
+
+@pytest.mark.parametrize("scheme", ["https", "s3"])
+def test_a_private_authority(tmp_path: Path, scheme: str) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(PKI / "server.pem", PKI / "server.key")
+    with WebServer({"/files/1/model.onnx": Served(b"x")}, context).running() as web:
+        uri = f"{web.url}/files/1/model.onnx" if scheme == "https" else f"s3://{web.url}/files/"
+        model = {"name": "digits", "uri": uri}
+        refused = Fetch(tmp_path, {"models": [model]}, timeout=5).run()
+        fetched = Fetch(tmp_path, {"models": [{**model, "ca_bundle": str(PKI / "root.pem")}]}).run()
+
+    assert (refused.code, "its certificate is not trusted" in refused.said) == (15, True), refused.said
+    assert (fetched.code, tree(tmp_path / "models")) == (0, {"digits/1/model.onnx": b"x"}), fetched.said

@@ -1,0 +1,203 @@
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from halimede_operator.cluster.indexes import Indexes, Periods, index_url, parse_index
+from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.core.snapshot import PodIndex, ServedVersion
+
+DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")
+READY = PodIndex((ServedVersion("digits", "1", "READY", ""),))
+
+
+def pod(
+    port: int = 8000, version: str = "1", ip: str = "127.0.0.1", uid: str = "pod", state: str = "running"
+) -> dict[str, Any]:
+    return {
+        "metadata": {"uid": uid, "resourceVersion": version},
+        "spec": {
+            "containers": [
+                {"name": "sidecar", "ports": [{"name": "http", "containerPort": 1}]},
+                {
+                    "name": "server",
+                    "ports": [{"name": "grpc", "containerPort": 2}, {"name": "http", "containerPort": port}],
+                },
+            ]
+        },
+        "status": {"podIP": ip, "containerStatuses": [{"name": "server", "state": {state: {}}}]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "url"),
+    [
+        (pod(), "http://127.0.0.1:8000/v2/repository/index"),
+        (pod(ip="fd00::1"), "http://[fd00::1]:8000/v2/repository/index"),
+        (pod(ip=""), None),
+        (pod(state="waiting"), None),
+        ({**pod(), "spec": {"containers": [{"name": "server"}]}}, None),
+        ({**pod(), "status": {}}, None),
+    ],
+)
+def test_where_a_pods_index_is(value: dict[str, Any], url: str | None):
+    assert index_url(value) == url
+
+
+@pytest.mark.parametrize(
+    ("data", "index"),
+    [
+        (b"[]", PodIndex()),
+        (
+            json.dumps([{"name": "b", "version": "1", "state": "READY"}, {"name": "a", "reason": "why"}]).encode(),
+            PodIndex((ServedVersion("a", "", "", "why"), ServedVersion("b", "1", "READY", ""))),
+        ),
+        (b"<html>", PodIndex(error="the answer is no index")),
+        (b"{}", PodIndex()),
+        (b"[1]", PodIndex(error="the answer is no index")),
+        (b" " * (2 << 20), PodIndex(error="the index is too long")),
+    ],
+)
+def test_what_an_index_says(data: bytes, index: PodIndex):
+    assert parse_index(data) == index
+
+
+@dataclass
+class Pods:
+    """Stands for a server in a pod."""
+
+    port: int
+    answer: Callable[[], Awaitable[web.StreamResponse]]
+    indexes: Indexes
+    woken: list[Key]
+    asked: int = 0
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not is_so():
+                await asyncio.sleep(0.01)
+
+
+def run(story: Callable[[Pods], Awaitable[None]], periods: Periods) -> None:
+    async def ready() -> web.StreamResponse:
+        return web.json_response([{"name": "digits", "version": "1", "state": "READY"}])
+
+    async def whole() -> None:
+        async def index(_request: web.Request) -> web.StreamResponse:
+            pods.asked += 1
+            return await pods.answer()
+
+        app = web.Application()
+        app.router.add_post("/v2/repository/index", index)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        woken: list[Key] = []
+        indexes = Indexes(woken.append, time.monotonic, periods)
+        pods = Pods(runner.addresses[0][1], ready, indexes, woken)
+        running = asyncio.create_task(indexes.run())
+        await story(pods)
+        running.cancel()
+        await asyncio.wait({running})
+        await runner.cleanup()
+
+    asyncio.run(whole())
+
+
+NEVER_AGAIN = Periods(timeout_s=5.0, unready_s=1000.0, ready_s=1000.0)
+
+
+def test_a_pod_is_asked_once_and_again_when_its_status_changes():
+    async def story(pods: Pods) -> None:
+        assert pods.indexes.of(DIGITS, [pod(pods.port)]) == {}
+        await pods.until(lambda: pods.woken == [DIGITS])
+        for _ in range(3):
+            assert pods.indexes.of(DIGITS, [pod(pods.port)]) == {"pod": READY}
+        assert pods.asked == 1
+        pods.indexes.of(DIGITS, [pod(pods.port, version="2")])
+        await pods.until(lambda: pods.asked == 2)
+        assert pods.woken == [DIGITS], "the same answer is no news"
+
+    run(story, NEVER_AGAIN)
+
+
+def test_a_pod_that_is_not_ready_is_asked_again_and_wakes_when_it_is():
+    async def story(pods: Pods) -> None:
+        ready = pods.answer
+
+        async def loading() -> web.StreamResponse:
+            return web.json_response([{"name": "digits", "version": "1", "state": "LOADING"}])
+
+        pods.answer = loading
+        pods.indexes.of(DIGITS, [pod(pods.port)])
+        await pods.until(lambda: pods.asked == 3)
+        pods.answer = ready
+        await pods.until(lambda: len(pods.woken) == 2)
+        assert pods.indexes.of(DIGITS, [pod(pods.port)]) == {"pod": READY}
+
+    run(story, Periods(timeout_s=5.0, unready_s=0.05, ready_s=1000.0))
+
+
+def test_a_pod_that_is_ready_is_asked_again_too():
+    async def story(pods: Pods) -> None:
+        pods.indexes.of(DIGITS, [pod(pods.port)])
+        await pods.until(lambda: pods.asked == 3)
+
+    run(story, Periods(timeout_s=5.0, unready_s=1000.0, ready_s=0.05))
+
+
+def test_a_pod_that_does_not_answer_is_told_as_such_and_holds_nobody_up():
+    async def story(pods: Pods) -> None:
+        ready = pods.answer
+
+        async def silent() -> web.StreamResponse:
+            pods.answer = ready
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        pods.answer = silent
+        pods.indexes.of(DIGITS, [pod(pods.port, uid="silent")])
+        await pods.until(lambda: pods.asked == 1)
+        pods.indexes.of(DIGITS, [pod(pods.port, uid="silent"), pod(pods.port, uid="other")])
+        await pods.until(lambda: len(pods.woken) == 2)
+        found = pods.indexes.of(DIGITS, [pod(pods.port, uid="silent"), pod(pods.port, uid="other")])
+        assert found == {"silent": PodIndex(error="no answer in time"), "other": READY}
+
+    run(story, Periods(timeout_s=0.5, unready_s=1000.0, ready_s=1000.0))
+
+
+def test_pods_that_are_gone_are_asked_no_more():
+    async def story(pods: Pods) -> None:
+        pods.indexes.of(DIGITS, [pod(pods.port)])
+        await pods.until(lambda: pods.asked == 2)
+        pods.indexes.of(DIGITS, [])
+        asked = pods.asked
+        await asyncio.sleep(0.3)
+        assert pods.asked <= asked + 1, "one may have been under way"
+
+    run(story, Periods(timeout_s=5.0, unready_s=0.05, ready_s=0.05))
+
+
+def test_an_answer_that_is_too_long_or_no_index_is_an_error():
+    async def story(pods: Pods) -> None:
+        async def endless() -> web.StreamResponse:
+            return web.Response(body=b"[" + b" " * (3 << 20))
+
+        async def moved() -> web.StreamResponse:
+            return web.Response(status=302, headers={"Location": "http://127.0.0.1:1/"})
+
+        pods.answer = endless
+        pods.indexes.of(DIGITS, [pod(pods.port)])
+        await pods.until(lambda: len(pods.woken) == 1)
+        assert pods.indexes.of(DIGITS, [pod(pods.port)]) == {"pod": PodIndex(error="the index is too long")}
+        pods.answer = moved
+        pods.indexes.of(DIGITS, [pod(pods.port, version="2")])
+        await pods.until(lambda: len(pods.woken) == 2)
+        assert pods.indexes.of(DIGITS, [pod(pods.port, version="2")]) == {"pod": PodIndex(error="HTTP 302")}
+
+    run(story, NEVER_AGAIN)

@@ -1,0 +1,194 @@
+"""The process: how it begins, what it says of itself, and how it ends."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from support.image import REPOSITORY_ROOT
+from support.kube_api import Fault, KubeApi, kube_api
+
+
+@dataclass
+class Running:
+    api: KubeApi
+    process: asyncio.subprocess.Process
+    health: int
+    metrics: int
+    log: Path
+    http: aiohttp.ClientSession
+
+    async def probe(self, which: str) -> tuple[int, str]:
+        try:
+            async with self.http.get(f"http://127.0.0.1:{self.health}/{which}") as answer:
+                return answer.status, await answer.text()
+        except aiohttp.ClientError:
+            return 0, ""
+
+    async def metric(self, line: str) -> float:
+        async with self.http.get(f"http://127.0.0.1:{self.metrics}/metrics") as answer:
+            for found in (await answer.text()).splitlines():
+                if found.startswith(line + " "):
+                    return float(found.rpartition(" ")[2])
+        return 0.0
+
+    async def until_ready(self) -> None:
+        async with asyncio.timeout(60):
+            while (await self.probe("readyz"))[0] != 200 or not await self.metric("halimede_operator_leader"):
+                await asyncio.sleep(0.05)
+
+    async def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return await asyncio.wait_for(self.process.wait(), 40)
+
+
+@asynccontextmanager
+async def running(api: KubeApi, folder: Path, *arguments: str) -> AsyncIterator[Running]:
+    health, metrics = _free_port(), _free_port()
+    log = folder / f"log-{health}"
+    with log.open("w") as out:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "halimede_operator", "--server-image=server:1", f"--kubeconfig={api.kubeconfig(folder)}",
+            "--lease-namespace=halimede", f"--health-port={health}", f"--metrics-port={metrics}", *arguments,
+            stdout=out, stderr=out, cwd=REPOSITORY_ROOT / "operator",
+        )  # fmt: skip
+    async with aiohttp.ClientSession() as http:
+        yield Running(api, process, health, metrics, log, http)
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def _has_status(api: KubeApi, name: str) -> bool:
+    return "status" in api.objects["inferencemodels", "prod", name]
+
+
+def test_it_works_tells_of_itself_and_gives_the_lease_back_at_the_end(tmp_path: Path):
+    async def story() -> None:
+        async with kube_api() as api, running(api, tmp_path) as operator:
+            await operator.until_ready()
+            api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/digits"}})
+            await api.until(lambda: _has_status(api, "digits"))
+            assert await operator.probe("healthz") == (200, "ok")
+            writes = "halimede_operator_api_writes_total"
+            assert await operator.metric(f'{writes}{{code="201",kind="Deployment",verb="PATCH"}}') == 1
+            assert await operator.metric('halimede_operator_reconciles_total{result="done"}') >= 1
+            assert await operator.metric("halimede_operator_queue_depth") == 0
+            assert await operator.metric('halimede_operator_watch_age_seconds{kind="Pod"}') > 0
+            assert await operator.end() == 0
+            assert api.objects["leases", "halimede", "halimede-operator"]["spec"]["holderIdentity"] == ""
+            lines = [json.loads(line) for line in operator.log.read_text().splitlines()]
+            assert {line["level"] for line in lines} == {"INFO"}
+            assert all(line.keys() == {"time", "level", "logger", "message"} for line in lines)
+
+    asyncio.run(story())
+
+
+def test_a_second_one_stands_by_watches_nothing_and_takes_over(tmp_path: Path):
+    async def story() -> None:
+        async with kube_api() as api, running(api, tmp_path) as first:
+            await first.until_ready()
+            api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/digits"}})
+            await api.until(lambda: _has_status(api, "digits"))
+            listed = api.counted(r"/inferencemodels\?")
+            async with running(api, tmp_path) as second, asyncio.timeout(60):
+                while (await second.probe("readyz"))[0] != 200:
+                    await asyncio.sleep(0.05)
+                assert await second.metric("halimede_operator_leader") == 0
+                assert api.counted(r"/inferencemodels\?") == listed
+                written = api.writes()
+                assert await first.end() == 0
+                await second.until_ready()
+                assert api.writes() == written, "what the first one left needs nothing"
+                assert await second.end() == 0
+
+    asyncio.run(story())
+
+
+def test_it_ends_when_somebody_else_has_its_lease(tmp_path: Path):
+    async def story() -> None:
+        async with kube_api() as api, running(api, tmp_path) as operator:
+            await operator.until_ready()
+            os.kill(operator.process.pid, signal.SIGSTOP)
+            lease = api.objects["leases", "halimede", "halimede-operator"]
+            api.put("leases", "halimede", "halimede-operator", spec={**lease["spec"], "holderIdentity": "other"})
+            await asyncio.sleep(10.5)
+            api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/digits"}})
+            os.kill(operator.process.pid, signal.SIGCONT)
+            assert await asyncio.wait_for(operator.process.wait(), 30) == 3
+            assert api.writes() == {}
+
+    asyncio.run(story())
+
+
+def test_without_custom_resources_it_waits_for_them_and_says_so(tmp_path: Path):
+    async def story() -> None:
+        async with kube_api() as api:
+            api.has_custom_kinds = False
+            async with running(api, tmp_path) as operator:
+                async with asyncio.timeout(30):
+                    while "CRDs" not in operator.log.read_text():
+                        await asyncio.sleep(0.05)
+                assert (await operator.probe("readyz"))[0] == 503
+                assert (await operator.probe("healthz"))[0] == 200
+                api.has_custom_kinds = True
+                await operator.until_ready()
+                # And they go and come while it runs.
+                api.has_custom_kinds = False
+                api.cut()
+                await api.until(lambda: "cannot list inferencemodels" in operator.log.read_text(), within_s=40)
+                api.has_custom_kinds = True
+                api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/digits"}})
+                await api.until(lambda: _has_status(api, "digits"), within_s=60)
+                assert await operator.end() == 0
+
+    asyncio.run(story())
+
+
+def test_in_namespaces_it_asks_for_nothing_else(tmp_path: Path):
+    async def story() -> None:
+        async with (
+            kube_api() as api,
+            running(api, tmp_path, "--watch-namespace=prod", "--watch-namespace=test") as operator,
+        ):
+            api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/digits"}})
+            api.put("inferencemodels", "foreign", "digits", spec={"model": {"uri": "s3://models/digits"}})
+            await operator.until_ready()
+            await api.until(lambda: _has_status(api, "digits"))
+            assert await operator.end() == 0
+            assert api.named("deployments") == {"digits"}
+            collections = [request for request in api.requests if "?" in request]
+            assert collections
+            assert all(re.search("/namespaces/(prod|test)/", request) for request in collections)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("status", [401, 403, 503])
+def test_an_api_server_that_does_not_let_it_in_yet_is_waited_for(tmp_path: Path, status: int):
+    async def story() -> None:
+        async with kube_api() as api:
+            refusal = Fault(".", status=status, times=3)
+            api.faults.append(refusal)
+            async with running(api, tmp_path) as operator:
+                await api.until(lambda: refusal.times == 0, within_s=40)
+                await operator.until_ready()
+                assert await operator.end() == 0
+
+    asyncio.run(story())

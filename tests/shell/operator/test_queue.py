@@ -1,0 +1,126 @@
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.core.workqueue import Failure
+from halimede_operator.queue import Done, Failed, Gone, Outcome, Queue
+
+
+def key(name: str) -> Key:
+    return Key(Kind.INFERENCE_MODEL, "prod", name)
+
+
+async def serving(
+    queue: Queue, work: Callable[[Key], Awaitable[Outcome]], story: Callable[[], Awaitable[None]]
+) -> None:
+    running = asyncio.create_task(queue.run(work))
+    async with asyncio.timeout(20):
+        await story()
+        await queue.stop(within_s=5)
+        await running
+
+
+def test_keys_are_worked_on_side_by_side_but_each_alone_and_no_more_than_there_are_workers():
+    async def whole() -> None:
+        queue = Queue(workers=3)
+        now, most, twice = set[Key](), 0, False
+        done = asyncio.Event()
+        count = 0
+
+        async def work(name: Key) -> Outcome:
+            nonlocal most, twice, count
+            twice = twice or name in now
+            now.add(name)
+            most = max(most, len(now))
+            queue.add(name)
+            await asyncio.sleep(0.01)
+            now.discard(name)
+            count += 1
+            if count == 20:
+                done.set()
+            return Done()
+
+        async def story() -> None:
+            for n in range(8):
+                queue.add(key(str(n)))
+            await done.wait()
+
+        await serving(queue, work, story)
+        assert (most, twice) == (3, False)
+
+    asyncio.run(whole())
+
+
+def test_what_fails_or_breaks_is_worked_on_again_and_what_is_gone_is_not():
+    async def whole() -> None:
+        queue = Queue()
+        runs: list[str] = []
+        done = asyncio.Event()
+
+        async def work(name: Key) -> Outcome:
+            runs.append(name.name)
+            match name.name, runs.count(name.name):
+                case "gone", _:
+                    return Gone()
+                case "conflict", 1:
+                    return Failed(Failure.CONFLICT, "409")
+                case "breaks", 1:
+                    raise KeyError("a bug")
+                case "asked to wait", 1:
+                    return Failed(Failure.CONFLICT, "429", retry_after_s=0.5)
+            if {"conflict", "breaks", "asked to wait"} == {name for name in runs if runs.count(name) == 2}:
+                done.set()
+            return Done()
+
+        async def story() -> None:
+            for name in ("gone", "conflict", "breaks", "asked to wait"):
+                queue.add(key(name))
+            await done.wait()
+
+        await serving(queue, work, story)
+        assert runs.count("gone") == 1
+        assert runs.index("breaks", runs.index("breaks") + 1) > runs.index("conflict", runs.index("conflict") + 1)
+
+    asyncio.run(whole())
+
+
+def test_at_the_end_what_is_in_work_is_finished_and_nothing_begun():
+    async def whole() -> None:
+        queue = Queue(workers=1)
+        begun, finished = asyncio.Event(), list[str]()
+
+        async def work(name: Key) -> Outcome:
+            begun.set()
+            await asyncio.sleep(0.2)
+            finished.append(name.name)
+            return Done()
+
+        async def story() -> None:
+            queue.add(key("first"))
+            queue.add(key("second"))
+            await begun.wait()
+
+        await serving(queue, work, story)
+        assert finished == ["first"]
+
+    asyncio.run(whole())
+
+
+def test_what_takes_too_long_at_the_end_is_cut_off():
+    async def whole() -> None:
+        queue = Queue()
+        begun = asyncio.Event()
+
+        async def work(_name: Key) -> Outcome:
+            begun.set()
+            await asyncio.Event().wait()
+            return Done()
+
+        running = asyncio.create_task(queue.run(work))
+        queue.add(key("slow"))
+        await begun.wait()
+        async with asyncio.timeout(10):
+            await queue.stop(within_s=0.1)
+            await running
+
+    asyncio.run(whole())

@@ -1,0 +1,410 @@
+"""One reconcile after the other, against an API server that has faults at a given time. There are no pods: no kubelet, no controllers."""
+
+import asyncio
+import datetime
+import email.utils
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halimede_operator.cluster.cache import Cache
+from halimede_operator.cluster.client import KubeClient
+from halimede_operator.cluster.connection import Connection
+from halimede_operator.cluster.events import Events
+from halimede_operator.cluster.indexes import Indexes
+from halimede_operator.cluster.kinds import MODELS, WATCHED
+from halimede_operator.cluster.nodes import Nodes
+from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.core.platform import Platform
+from halimede_operator.core.workqueue import Failure
+from halimede_operator.queue import Done, Failed, Gone, Outcome
+from halimede_operator.reconcile import CONFLICT_AGAIN_S, Reconciler
+from support.kube_api import Fault, KubeApi, kube_api
+
+DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")
+PLATFORM = Platform(server_image="server:1", gpu_server_image="gpu:1")
+SPEC = {"model": {"uri": "s3://models/digits"}}
+CHILDREN = {"configmaps", "serviceaccounts", "services", "deployments"}
+TODAY = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
+
+
+@dataclass
+class Shop:
+    api: KubeApi
+    cache: Cache
+    reconcile: Reconciler
+    folder: Path
+    now: float = 1000.0
+    leads: bool = True
+    woken: list[Key] = field(default_factory=list)
+
+    def hear(self) -> None:
+        """The watches tell everything there is to tell."""
+        for resource in WATCHED:
+            there = [value for (plural, _, _), value in self.api.objects.items() if plural == resource.plural]
+            for value in there:
+                self.cache.put(resource, value, listed=True)
+            uids = frozenset(value["metadata"]["uid"] for value in there)
+            self.cache.listed(resource, None, self.api.version, uids)
+
+    async def again(self, key: Key = DIGITS) -> Outcome:
+        self.hear()
+        return await self.reconcile(key)
+
+    def digits(self) -> dict[str, Any]:
+        return self.api.objects["inferencemodels", "prod", "digits"]
+
+    def condition(self, name: str) -> dict[str, Any]:
+        return next(condition for condition in self.digits()["status"]["conditions"] if condition["type"] == name)
+
+    def children(self) -> dict[tuple[str, str, str], Any]:
+        """What was made, without what differs from one run to the next."""
+        return {
+            where: {name: part for name, part in value.items() if name != "metadata"}
+            for where, value in self.api.objects.items()
+            if where[0] in CHILDREN
+        }
+
+
+@asynccontextmanager
+async def shop_of(folder: Path) -> AsyncIterator[Shop]:
+    async with kube_api() as api:
+        connection = Connection(str(api.kubeconfig(folder)))
+        await connection.refresh()
+        cache, woken = Cache(), list[Key]()
+        client = KubeClient(connection, lambda: shop.leads)
+        reconciler = Reconciler(
+            client,
+            cache,
+            Indexes(woken.append, lambda: shop.now),
+            Nodes(client, lambda: shop.now, may_read=True),
+            Events(client, "this-operator", lambda: shop.now),
+            PLATFORM,
+            woken.append,
+            lambda: shop.now,
+            lambda: TODAY,
+        )
+        shop = Shop(api, cache, reconciler, folder, woken=woken)
+        api.put("inferencemodels", "prod", "digits", spec=SPEC)
+        yield shop
+        await client.close()
+
+
+def run(story: Callable[[Shop], Awaitable[None]], folder: Path) -> None:
+    async def whole() -> None:
+        async with shop_of(folder) as shop:
+            await story(shop)
+
+    asyncio.run(whole())
+
+
+def test_a_new_model_gets_its_children_and_a_status_and_then_nothing_more_is_written(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        assert await shop.again() == Done()
+        written = shop.api.writes()
+        assert written == {
+            "PATCH configmaps": 1,
+            "PATCH serviceaccounts": 1,
+            "PATCH services": 2,
+            "PATCH deployments": 1,
+            "PATCH inferencemodels": 1,
+        }
+        # What we wrote is known without a watch.
+        assert await shop.reconcile(DIGITS) == Done()
+        assert await shop.again() == Done()
+        assert shop.api.writes() == written
+
+    run(story, tmp_path)
+
+
+def test_a_child_that_was_edited_or_deleted_is_made_as_it_was(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        await shop.again()
+        whole = shop.children()
+        deployment = shop.api.objects["deployments", "prod", "digits"]
+        shop.api.put("deployments", "prod", "digits", spec={**deployment["spec"], "replicas": 7})
+        shop.api.remove("services", "prod", "digits")
+        await shop.again()
+        assert shop.children() == whole
+
+    run(story, tmp_path)
+
+
+def test_an_object_that_was_deleted_gets_nothing_though_the_watch_did_not_tell(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        shop.hear()
+        shop.api.remove("inferencemodels", "prod", "digits")
+        assert await shop.reconcile(DIGITS) == Done()
+        assert (shop.api.writes(), await shop.reconcile(DIGITS)) == ({}, Gone())
+
+    run(story, tmp_path)
+
+
+def test_another_object_of_the_same_name_gets_nothing_of_the_old_one(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        shop.hear()
+        shop.api.remove("inferencemodels", "prod", "digits")
+        new = shop.api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/other"}})
+        outcome = await shop.reconcile(DIGITS)
+        assert (isinstance(outcome, Failed) and outcome.failure, shop.api.writes()) == (Failure.CONFLICT, {})
+        # And the next time it is the new one, without any news.
+        assert await shop.reconcile(DIGITS) == Done()
+        deployment = shop.api.objects["deployments", "prod", "digits"]
+        assert deployment["metadata"]["ownerReferences"][0]["uid"] == new["metadata"]["uid"]
+
+    run(story, tmp_path)
+
+
+def test_a_spec_that_changed_meanwhile_is_not_served_by_the_old_plan(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        shop.hear()
+        shop.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "replicas": 3})
+        outcome = await shop.reconcile(DIGITS)
+        assert (isinstance(outcome, Failed) and outcome.failure, shop.api.writes()) == (Failure.CONFLICT, {})
+        await shop.reconcile(DIGITS)
+        assert shop.api.objects["deployments", "prod", "digits"]["spec"]["replicas"] == 3
+
+    run(story, tmp_path)
+
+
+def test_what_is_being_deleted_is_left_to_the_garbage_collector(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        shop.api.put("inferencemodels", "prod", "digits", metadata={"deletionTimestamp": "2030-01-01T00:00:00Z"})
+        assert (await shop.again(), shop.api.writes()) == (Done(), {})
+
+    run(story, tmp_path)
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_a_status_that_conflicts_is_written_again_from_what_is_there(tmp_path: Path, times: int):
+    async def story(shop: Shop) -> None:
+        shop.api.faults.append(Fault("PATCH .*/status", status=409, reason="Conflict", times=times))
+        failures = [await shop.again() for _ in range(times)]
+        assert [outcome.failure for outcome in failures if isinstance(outcome, Failed)] == [Failure.CONFLICT] * times
+        assert await shop.reconcile(DIGITS) == Done()
+        assert shop.digits()["status"]["observedGeneration"] == 1
+
+    run(story, tmp_path)
+
+
+def test_a_status_is_not_written_over_one_that_was_not_seen(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        await shop.again()
+        shop.api.put("services", "prod", "digits", spec={"broken": True})
+        shop.hear()
+        shop.api.put("inferencemodels", "prod", "digits", status={"phase": "of somebody else"})
+        await shop.reconcile(DIGITS)
+        assert await shop.reconcile(DIGITS) == Done()
+        assert shop.digits()["status"]["phase"] == "Pending"
+
+    run(story, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("7", 7.0),
+        ("2.5", 2.5),
+        (
+            email.utils.format_datetime(datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=9), usegmt=True),
+            600.0,
+        ),
+        (email.utils.formatdate(0, usegmt=True), 0.0),
+        ("in a while", None),
+        ("nan", None),
+    ],
+)
+def test_what_the_api_server_asks_for_is_handed_to_the_queue(tmp_path: Path, header: str, seconds: float | None):
+    async def story(shop: Shop) -> None:
+        shop.api.faults.append(Fault("PATCH .*/deployments/", status=429, headers={"Retry-After": header}, times=1))
+        outcome = await shop.again()
+        assert isinstance(outcome, Failed)
+        assert (outcome.failure, outcome.retry_after_s) == (Failure.TRANSIENT, seconds)
+        assert await shop.again() == Done()
+
+    run(story, tmp_path)
+
+
+def test_a_token_that_was_renewed_in_its_file_is_used_at_once(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        shop.api.tokens = {"better"}
+        outcome = await shop.again()
+        assert isinstance(outcome, Failed)
+        assert outcome.failure is Failure.TRANSIENT
+        (shop.folder / "token").write_text("better")
+        assert await shop.again() == Done()
+
+    run(story, tmp_path)
+
+
+@pytest.mark.parametrize("plural", sorted(CHILDREN))
+def test_what_may_not_be_written_is_told_in_the_status_and_tried_again_later(tmp_path: Path, plural: str):
+    async def story(shop: Shop) -> None:
+        message = f"{plural} is forbidden: User operator cannot patch resource {plural}"
+        forbidden = Fault(f"PATCH .*/{plural}/", status=403, reason="Forbidden", message=message)
+        shop.api.faults.append(forbidden)
+        outcome = await shop.again()
+        assert isinstance(outcome, Failed)
+        assert outcome.failure is Failure.PERMANENT
+        degraded = shop.condition("Degraded")
+        assert (degraded["status"], degraded["reason"]) == ("True", "Forbidden")
+        assert "patch" in degraded["message"]
+        assert plural in degraded["message"]
+        shop.api.faults.remove(forbidden)
+        assert await shop.again() == Done()
+        assert shop.condition("Degraded")["status"] == "False"
+
+    run(story, tmp_path)
+
+
+@pytest.mark.parametrize("status", [500, 503, 504])
+def test_an_api_server_in_trouble_is_asked_again(tmp_path: Path, status: int):
+    async def story(shop: Shop) -> None:
+        shop.api.faults.append(Fault("PATCH .*/services/", status=status, times=1))
+        outcome = await shop.again()
+        assert isinstance(outcome, Failed)
+        assert outcome.failure is Failure.TRANSIENT
+        assert await shop.again() == Done()
+
+    run(story, tmp_path)
+
+
+TERMINATING = {
+    "by cause": Fault("PATCH", status=403, reason="Forbidden", message="no", causes=("NamespaceTerminating",)),
+    "by message": Fault(
+        "PATCH", status=403, reason="Forbidden", message="unable to create new content in namespace prod because it is being terminated"
+    ),
+    "gone": Fault("PATCH", status=404, reason="NotFound", message='namespaces "prod" not found'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", TERMINATING.values(), ids=TERMINATING.keys())
+def test_in_a_namespace_that_goes_one_write_is_tried_and_no_more(tmp_path: Path, fault: Fault):
+    async def story(shop: Shop) -> None:
+        shop.api.faults.append(fault)
+        assert await shop.again() == Done()
+        assert shop.api.writes().total() == 1
+
+    run(story, tmp_path)
+
+
+def test_a_strangers_object_is_not_taken_over(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        theirs = shop.api.put("services", "prod", "digits", spec={"selector": {"app": "theirs"}})
+        assert await shop.again() == Done(again_in=CONFLICT_AGAIN_S)
+        assert shop.api.objects["services", "prod", "digits"] == theirs
+        assert "digits" in shop.api.named("deployments"), "the others are made"
+        assert any("digits" in condition["message"] and "Service" in condition["message"] for condition in shop.digits()["status"]["conditions"])  # fmt: skip
+
+    run(story, tmp_path)
+
+
+def test_a_child_of_ours_that_the_watch_did_not_tell_of_is_not_written_again(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        await shop.again()
+        written = shop.api.writes()
+        async with beside(shop) as other:
+            other.cache.put(MODELS, shop.digits())
+            assert await other.reconcile(DIGITS) == Done()
+        assert shop.api.writes() == written
+
+    run(story, tmp_path)
+
+
+@asynccontextmanager
+async def beside(shop: Shop) -> AsyncIterator[Shop]:
+    """Another operator, with an empty memory, as after a restart."""
+    connection = Connection(str(shop.api.kubeconfig(shop.folder)))
+    await connection.refresh()
+    client, cache = KubeClient(connection, lambda: True), Cache()
+    indexes = Indexes(lambda _key: None, lambda: shop.now)
+    nodes, events = Nodes(client, lambda: shop.now, may_read=True), Events(client, "other", lambda: shop.now)
+    reconciler = Reconciler(
+        client, cache, indexes, nodes, events, PLATFORM, lambda _key: None, lambda: shop.now, lambda: TODAY
+    )
+    yield Shop(shop.api, cache, reconciler, shop.folder, shop.now)
+    await client.close()
+
+
+def test_who_does_not_hold_the_lease_writes_nothing(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        shop.leads = False
+        outcome = await shop.again()
+        assert isinstance(outcome, Failed)
+        assert shop.api.writes() == {}
+
+    run(story, tmp_path)
+
+
+def test_the_lease_is_looked_at_before_every_write(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        def lose() -> None:
+            shop.leads = False
+
+        shop.api.faults.append(Fault("PATCH .*/serviceaccounts/", times=1, then=lose))
+        await shop.again()
+        assert shop.api.writes() == {"PATCH configmaps": 1, "PATCH serviceaccounts": 1}
+
+    run(story, tmp_path)
+
+
+def test_a_hundred_edits_in_ten_seconds_make_a_few_rollouts_and_the_last_one_wins(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        await shop.again()
+        for n in range(100):
+            shop.now += 0.1
+            shop.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "env": [{"name": "N", "value": str(n)}]})
+            await shop.again()
+        shop.now += 10
+        assert await shop.again() == Done()
+        assert shop.api.writes()["PATCH deployments"] <= 6
+        container = shop.api.objects["deployments", "prod", "digits"]["spec"]["template"]["spec"]["containers"][0]
+        assert {"name": "N", "value": "99"} in container["env"]
+        assert shop.digits()["status"]["observedGeneration"] == shop.digits()["metadata"]["generation"]
+
+    run(story, tmp_path)
+
+
+def test_a_bad_spec_changes_no_child(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        await shop.again()
+        whole = shop.children()
+        shop.api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "file:///etc"}})
+        assert await shop.again() == Done()
+        assert shop.children() == whole
+        assert shop.condition("Ready")["status"] == "False"
+
+    run(story, tmp_path)
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_an_operator_that_ends_at_any_write_is_made_good_by_the_next(tmp_path: Path, is_done: bool):
+    """The connection breaks at the k-th write, done or not, and another operator with an empty memory goes on."""
+    more = {**SPEC, "replicas": 2, "networkPolicy": {"enabled": True}}
+
+    async def live(shop: Shop) -> None:
+        for spec in (SPEC, more):
+            shop.api.put("inferencemodels", "prod", "digits", spec=spec)
+            for _ in range(2):
+                async with beside(shop) as other:
+                    await other.again()
+
+    async def story(shop: Shop) -> None:
+        await live(shop)
+        whole, writes = shop.children(), shop.api.writes().total()
+        for k in range(writes):
+            for where in list(shop.api.objects):
+                shop.api.remove(*where)
+            fault = Fault("^(PATCH|POST|DELETE)", drop=not is_done, lose=is_done, after=k, times=1)
+            shop.api.faults[:] = [fault]
+            await live(shop)
+            assert fault.times == 0
+            async with beside(shop) as other:
+                await other.again()
+            assert shop.children() == whole, f"at write {k}"
+
+    run(story, tmp_path)

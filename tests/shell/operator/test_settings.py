@@ -1,0 +1,59 @@
+import pytest
+
+from halimede_operator.core.platform import Platform
+from halimede_operator.settings import Settings, parse
+
+
+def test_what_is_not_said_is_as_usual(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    assert parse(["--server-image", "server:1"]) == Settings(
+        platform=Platform(server_image="server:1", gpu_server_image="server:1", operator_namespace="default"),
+        lease_namespace="default",
+        lease_name="halimede-operator",
+        health_port=8080,
+        metrics_port=9090,
+        log_format="json",
+        kubeconfig=None,
+    )
+
+
+def test_everything_can_be_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HALIMEDE_SERVER_IMAGE", "server:1")
+    monkeypatch.setenv("HALIMEDE_WATCH_NAMESPACE", "prod test")
+    line = """--gpu-server-image gpu:1 --image-pull-policy Never --image-pull-secret a --image-pull-secret b --scheme s3
+        --file-root /models --cache-host-path /cache --s3-endpoint http://store:9000 --s3-region here --s3-secret keys --operator-namespace own
+        --lease-namespace leases --lease-name name --health-port 1 --metrics-port 2 --log-format text --kubeconfig file"""
+    assert parse(line.split()) == Settings(
+        platform=Platform(
+            server_image="server:1",
+            gpu_server_image="gpu:1",
+            image_pull_policy="Never",
+            image_pull_secrets=("a", "b"),
+            schemes=frozenset({"s3", "file"}),
+            file_roots=("/models",),
+            cache_host_path="/cache",
+            s3_endpoint="http://store:9000",
+            s3_region="here",
+            s3_secret="keys",
+            operator_namespace="own",
+            watch_namespaces=("prod", "test"),
+        ),
+        lease_namespace="leases",
+        lease_name="name",
+        health_port=1,
+        metrics_port=2,
+        log_format="text",
+        kubeconfig="file",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [("", 2), ("--server-image x --health-port 70000", 2), ("--server-image x --nothing", 2), ("--help", 0)],
+)
+def test_what_is_wrong_is_said(line: str, status: int, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as exit_info:
+        parse(line.split())
+    assert exit_info.value.code == status
+    out = capsys.readouterr()
+    assert "Usage" in out.out + out.err

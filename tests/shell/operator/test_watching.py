@@ -1,0 +1,288 @@
+"""kopf's watches over our session, against an API server that breaks them: what the cache knows in the end is what there is."""
+
+import asyncio
+import email.utils
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from halimede_operator.cluster.cache import Cache
+from halimede_operator.cluster.kinds import WATCHED
+from halimede_operator.cluster.pulse import Pulse, Where
+from halimede_operator.cluster.watching import Patience
+from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.handlers.feed import CacheFeed
+from halimede_operator.handlers.watch import Watches
+from support.kube_api import Fault, KubeApi, kube_api
+
+MODELS = "/apis/halimede.dev/v1alpha1/inferencemodels"
+WATCH = rf"GET {MODELS}\?.*watch=true"
+LIST = rf"GET {MODELS}\?(?!.*watch=true)"
+
+
+@dataclass
+class Watched:
+    api: KubeApi
+    cache: Cache
+    pulse: Pulse
+    woken: list[Key]
+    kubeconfig: Path
+
+    def knows(self, plural: str = "inferencemodels", kind: str = "InferenceModel") -> bool:
+        """Whether the cache has just what the API server has."""
+        there = {name: value for (of, _, name), value in self.api.objects.items() if of == plural}
+        known = {key.name: self.cache.get(key) for key in self.cache.keys() if key.kind == kind}  # noqa: SIM118
+        return {name: value["metadata"]["resourceVersion"] for name, value in there.items()} == {
+            name: value["metadata"]["resourceVersion"] for name, value in known.items() if value is not None
+        }
+
+
+@asynccontextmanager
+async def watching(
+    api: KubeApi, folder: Path, *, namespaces: tuple[str, ...] = (), longest_s: float = 0.2
+) -> AsyncIterator[Watched]:
+    cache, woken = Cache(), list[Key]()
+    kubeconfig = api.kubeconfig(folder)
+    spaces = namespaces or (None,)
+    pulse = Pulse([Where(resource, space) for resource in WATCHED for space in spaces], time.monotonic())
+    feed = CacheFeed(cache, pulse, woken.append)
+    watches = Watches(str(kubeconfig), namespaces, feed, pulse, time.monotonic, Patience(0.01, longest_s))
+    watches.start()
+    try:
+        await asyncio.wait_for(feed.complete.wait(), 30)
+        yield Watched(api, cache, pulse, woken, kubeconfig)
+    finally:
+        await watches.stop(20)
+
+
+Story = Callable[[Watched], Awaitable[None]]
+
+
+def run(
+    story: Story, folder: Path, *, before: Callable[[KubeApi], None] = lambda _api: None, **options: object
+) -> None:
+    async def whole() -> None:
+        async with kube_api() as api:
+            before(api)
+            async with watching(api, folder, **options) as watched:  # type: ignore[arg-type]
+                await story(watched)
+
+    asyncio.run(whole())
+
+
+def a_few(api: KubeApi) -> None:
+    for name in ("a", "b", "c"):
+        api.put("inferencemodels", "prod", name, spec={"model": {"uri": "s3://models/m"}})
+
+
+async def still_works(watched: Watched) -> None:
+    """News comes through, in both directions."""
+    watched.api.put("inferencemodels", "prod", "new", spec={})
+    watched.api.remove("inferencemodels", "prod", "a")
+    await watched.api.until(watched.knows)
+
+
+def test_what_is_there_is_listed_once_and_what_happens_is_told(tmp_path: Path):
+    async def story(watched: Watched) -> None:
+        assert watched.knows()
+        await still_works(watched)
+        assert watched.api.counted(LIST) == 1
+        assert watched.api.writes() == {}
+
+    run(story, tmp_path, before=a_few)
+
+
+def test_children_are_watched_by_their_label_and_wake_their_owner(tmp_path: Path):
+    async def story(watched: Watched) -> None:
+        labels = {"app.kubernetes.io/managed-by": "halimede-operator"}
+        owner = {
+            "apiVersion": "halimede.dev/v1alpha1", "kind": "InferenceModel", "name": "a", "uid": "1", "controller": True
+        }  # fmt: skip
+        watched.woken.clear()
+        watched.api.put("services", "prod", "a", metadata={"labels": labels, "ownerReferences": [owner]})
+        watched.api.put("services", "prod", "stranger")
+        await watched.api.until(lambda: watched.cache.find("Service", "prod", "a") is not None)
+        assert watched.woken == [Key(Kind.INFERENCE_MODEL, "prod", "a")]
+        assert watched.cache.find("Service", "prod", "stranger") is None
+
+    run(story, tmp_path, before=a_few)
+
+
+def test_a_long_list_is_read_in_pages(tmp_path: Path):
+    def many(api: KubeApi) -> None:
+        for n in range(1200):
+            api.put("inferencemodels", "prod", f"m{n:04}", spec={})
+
+    async def story(watched: Watched) -> None:
+        assert watched.knows()
+        assert watched.api.counted(LIST) == 3
+
+    run(story, tmp_path, before=many)
+
+
+def test_a_list_whose_rest_is_too_old_is_begun_again(tmp_path: Path):
+    def many(api: KubeApi) -> None:
+        for n in range(700):
+            api.put("inferencemodels", "prod", f"m{n:04}", spec={})
+        api.faults.append(Fault(rf"{LIST}.*continue=", status=410, reason="Expired", times=2))
+
+    async def story(watched: Watched) -> None:
+        assert watched.knows()
+        await watched.api.until(lambda: watched.api.counted(LIST) == 6)
+
+    run(story, tmp_path, before=many)
+
+
+def test_in_namespaces_nothing_is_asked_of_the_whole_cluster(tmp_path: Path):
+    def spread(api: KubeApi) -> None:
+        a_few(api)
+        api.put("inferencemodels", "other", "x", spec={})
+        api.put("inferencemodels", "foreign", "y", spec={})
+
+    async def story(watched: Watched) -> None:
+        assert {key.name for key in watched.cache.keys()} == {"a", "b", "c", "x"}  # noqa: SIM118
+        asked = [request for request in watched.api.requests if "?" in request]
+        assert all("/namespaces/prod/" in request or "/namespaces/other/" in request for request in asked)
+
+    run(story, tmp_path, before=spread, namespaces=("prod", "other"))
+
+
+BROKEN_STREAMS = {
+    "an error of etcd": (
+        b'{"type":"ERROR","object":{"kind":"Status","code":500,"message":"etcdserver: request timed out"}}\n',
+    ),
+    "a timeout": (b'{"type":"ERROR","object":{"kind":"Status","code":504,"message":"timeout"}}\n',),
+    "too many requests": (b'{"type":"ERROR","object":{"kind":"Status","code":429,"message":"slow down"}}\n',),
+    "the version is too old": (b'{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old"}}\n',),
+    "a line that is no JSON": (b"<html>502 Bad Gateway</html>\n",),
+    "JSON that was cut off": (b'{"type":"ADDED","object":{"metadata":{"name":"gh',),
+    "an event without an object": (b'{"type":"ADDED"}\n',),
+    "an object without a name": (b'{"type":"ADDED","object":{"metadata":{"uid":"1"}}}\n',),
+    "nothing at all": (),
+    "no text": (b"\xff\xfe\n",),
+}
+
+
+@pytest.mark.parametrize("lines", BROKEN_STREAMS.values(), ids=BROKEN_STREAMS.keys())
+def test_a_stream_that_turns_bad_is_watched_on(tmp_path: Path, lines: tuple[bytes, ...]):
+    async def story(watched: Watched) -> None:
+        fault = Fault(WATCH, lines=lines, times=7)
+        watched.api.faults.append(fault)
+        watched.api.cut()
+        await watched.api.until(lambda: fault.times == 0)
+        await still_works(watched)
+
+    run(story, tmp_path, before=a_few)
+
+
+REFUSALS = {
+    "unavailable": Fault(".", status=503, reason="ServiceUnavailable"),
+    "forbidden": Fault(".", status=403, reason="Forbidden"),
+    "too many, seconds": Fault(".", status=429, headers={"Retry-After": "0"}),
+    "too many, a fraction": Fault(".", status=429, headers={"Retry-After": "0.01"}),
+    "too many, a date": Fault(".", status=429, headers={"Retry-After": email.utils.formatdate(0, usegmt=True)}),
+    "too many, nonsense": Fault(".", status=429, headers={"Retry-After": "soon"}),
+    "the kind is gone": Fault(".", status=404, reason="NotFound"),
+    "gone": Fault(".", status=410, reason="Gone"),
+    "bad gateway without JSON": Fault(".", status=502),
+    "dropped": Fault(".", drop=True),
+    "unauthorized": Fault(".", status=401, reason="Unauthorized"),
+    "what is this": Fault(".", status=400),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSALS.values(), ids=REFUSALS.keys())
+def test_an_api_server_that_refuses_for_long_is_asked_on(tmp_path: Path, fault: Fault):
+    """So often that kopf alone would have ended long before."""
+
+    async def story(watched: Watched) -> None:
+        refusal = Fault(MODELS, fault.status, fault.headers, fault.reason, drop=fault.drop, times=12)
+        watched.api.faults.append(refusal)
+        watched.api.cut()
+        await watched.api.until(lambda: refusal.times == 0, within_s=40)
+        await still_works(watched)
+        assert watched.api.counted("GET /apis$") == 1, "kopf was never started anew"
+
+    run(story, tmp_path, before=a_few)
+
+
+def test_what_vanished_while_nobody_watched_is_forgotten_and_wakes(tmp_path: Path):
+    async def story(watched: Watched) -> None:
+        watched.api.remove("inferencemodels", "prod", "b")
+        watched.api.forget_history()
+        watched.woken.clear()
+        watched.api.cut()
+        await watched.api.until(watched.knows)
+        assert watched.woken == [Key(Kind.INFERENCE_MODEL, "prod", "b")], "what is as before wakes nobody"
+
+    async def with_gap(watched: Watched) -> None:
+        gap = Fault(WATCH, drop=True)
+        watched.api.faults.append(gap)
+        watched.api.cut()
+        await watched.api.until(lambda: watched.api.counted(WATCH) > 2)
+        watched.api.faults.remove(gap)
+        await story(watched)
+
+    run(with_gap, tmp_path, before=a_few)
+
+
+def test_an_api_server_that_goes_and_comes_is_found_again(tmp_path: Path):
+    async def story(watched: Watched) -> None:
+        await watched.api.stop()
+        watched.api.put("inferencemodels", "prod", "meanwhile", spec={})
+        await asyncio.sleep(1)
+        await watched.api.start()
+        await still_works(watched)
+
+    run(story, tmp_path, before=a_few)
+
+
+def test_a_token_that_was_renewed_in_its_file_is_read_again(tmp_path: Path):
+    async def story(watched: Watched) -> None:
+        watched.api.tokens = {"better"}
+        watched.api.cut()
+        before = len(watched.api.requests)
+        await watched.api.until(lambda: len(watched.api.requests) > before + 20)
+        (watched.kubeconfig.parent / "token").write_text("better")
+        await still_works(watched)
+
+    run(story, tmp_path, before=a_few)
+
+
+def test_a_watch_that_ends_at_once_is_not_asked_in_a_hurry(tmp_path: Path):
+    async def story(watched: Watched) -> None:
+        watched.api.faults.append(Fault(WATCH, lines=()))
+        watched.api.cut()
+        await watched.api.until(lambda: watched.api.counted(WATCH) > 8)
+        begun, asked = time.monotonic(), watched.api.counted(WATCH)
+        await asyncio.sleep(2)
+        per_second = (watched.api.counted(WATCH) - asked) / (time.monotonic() - begun)
+        assert per_second < 4, "0.5 s, and a fifth less by chance, lie between two"
+
+    run(story, tmp_path, before=a_few, longest_s=0.5)
+
+
+def test_kopf_is_started_anew_when_it_ends(tmp_path: Path):
+    """By an answer of discovery that it cannot read."""
+
+    def odd_discovery(api: KubeApi) -> None:
+        a_few(api)
+        api.faults.append(Fault("GET /apis$", body={"groups": [{"name": "apps", "versions": [{}]}]}, times=1))
+
+    async def story(watched: Watched) -> None:
+        assert watched.api.counted("GET /apis$") == 2
+        await still_works(watched)
+
+    run(story, tmp_path, before=odd_discovery)
+
+
+def test_bookmarks_are_signs_of_life(tmp_path: Path):
+    async def story(watched: Watched) -> None:
+        begun = time.monotonic()
+        await watched.api.until(lambda: max(watched.pulse.ages(time.monotonic()).values()) < time.monotonic() - begun)
+
+    run(story, tmp_path)

@@ -1,0 +1,259 @@
+"""Pods, ReplicaSets and Deployments as the kubelets and controllers of Kubernetes 1.36 write them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from halimede_operator.core.api.spec import Key
+from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion, Snapshot
+
+IMAGE = "registry.example/halimede:1"
+BEGINNING = "1970-01-01T00:00:00Z"
+NEW, OLD = "7f9c66d5b8", "6d8b5f4c77"
+DIGEST = "sha256:" + "ab" * 32
+FETCHED_MODEL = {"name": "bert", "digest": DIGEST, "size_bytes": 438, "files": 2, "fetched_at": "2026-11-22T09:00:04Z"}
+FETCHED = json.dumps({"models": [{**FETCHED_MODEL, "cached": False}]})
+
+
+def second(number: int) -> str:
+    return f"2026-11-22T09:{number // 60:02}:{number % 60:02}Z"
+
+
+def waiting(reason: str = "PodInitializing", message: str = "") -> Object:
+    return {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+
+
+def running(since: int) -> Object:
+    return {"running": {"startedAt": second(since)}}
+
+
+def ended(code: int, message: str = "", *, reason: str = "", started: int = 5, finished: int = 6) -> Object:
+    words = reason or ("Completed" if code == 0 else "Error")
+    return {
+        "terminated": {
+            "containerID": f"containerd://{finished:064x}",
+            "exitCode": code,
+            "reason": words,
+            "startedAt": BEGINNING if words == "StartError" else second(started),
+            "finishedAt": second(finished),
+            **({"message": message} if message else {}),
+        }
+    }
+
+
+def back_off(pod: str, container: str = "server", pause: str = "20s") -> Object:
+    text = (
+        f"back-off {pause} restarting failed container={container} pod={pod}_prod(e4abafca-dcd2-40ab-89c7-9094cef9bf5e)"
+    )
+    return waiting("CrashLoopBackOff", text)
+
+
+def container(
+    name: str, state: Object, last: Object | None = None, *, is_ready: bool = False, restarts: int = 0
+) -> Object:
+    return {
+        "name": name,
+        "image": IMAGE,
+        "state": state,
+        "lastState": last or {},
+        "ready": is_ready,
+        "started": is_ready,
+        "restartCount": restarts,
+    }
+
+
+def _condition(type_: str, is_true: bool, since: int, reason: str = "", message: str = "") -> Object:
+    said = {key: text for key, text in (("reason", reason), ("message", message)) if text}
+    return {"type": type_, "status": str(is_true), "lastTransitionTime": second(since), **said}
+
+
+def pod(
+    name: str = "bert-7f9c66d5b8-aaaaa",
+    *,
+    template: str = NEW,
+    fetch: Object | None = None,
+    server: Object | None = None,
+    ready_since: int | None = None,
+    unready_since: int | None = None,
+    created: int = 0,
+    node: str = "node-1",
+    has_sandbox: bool = True,
+    volumes: Sequence[Object] = (),
+) -> Object:
+    """A pod with a node. `fetch` and `server` are container statuses."""
+    fetch = fetch or container("fetch", waiting())
+    server = server or container("server", waiting())
+    has_fetched = fetch["state"].get("terminated", {}).get("exitCode") == 0
+    is_ready = ready_since is not None
+    why = "" if is_ready else "ContainersNotReady"
+    changed = ready_since if ready_since is not None else created if unready_since is None else unready_since
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "prod",
+            "uid": f"uid-{name}",
+            "generation": 1,
+            "creationTimestamp": second(created),
+            "labels": {"halimede.dev/model": "bert", "pod-template-hash": template},
+        },
+        "spec": {
+            "nodeName": node,
+            "initContainers": [{"name": "fetch", "image": IMAGE}],
+            "containers": [{"name": "server", "image": IMAGE}],
+            "volumes": [{"name": "models", "emptyDir": {}}, *volumes],
+        },
+        "status": {
+            "phase": "Running" if has_fetched and not server["state"].get("waiting") else "Pending",
+            "startTime": second(created),
+            "conditions": [
+                _condition("PodReadyToStartContainers", has_sandbox, created + 1),
+                _condition("Initialized", has_fetched, created, "" if has_fetched else "ContainersNotInitialized"),
+                _condition("Ready", is_ready, changed, why),
+                _condition("ContainersReady", is_ready, changed, why),
+                _condition("PodScheduled", True, created),
+            ],
+            "initContainerStatuses": [fetch],
+            "containerStatuses": [server],
+        },
+    }
+
+
+def fetching(name: str = "bert-7f9c66d5b8-aaaaa", last: Object | None = None, **where: Any) -> Object:
+    return pod(name, fetch=container("fetch", running(2), last), **where)
+
+
+def fetch_failed(code: int, message: str = "", name: str = "bert-7f9c66d5b8-aaaaa", **where: Any) -> Object:
+    return pod(name, fetch=container("fetch", ended(code, message)), **where)
+
+
+def fetched(message: str = FETCHED) -> Object:
+    return container("fetch", ended(0, message, started=2, finished=4), is_ready=True)
+
+
+def loading(name: str = "bert-7f9c66d5b8-aaaaa", last: Object | None = None, **where: Any) -> Object:
+    return pod(name, fetch=fetched(), server=container("server", running(5), last), **where)
+
+
+def serving(name: str = "bert-7f9c66d5b8-aaaaa", last: Object | None = None, since: int = 8, **where: Any) -> Object:
+    server = container("server", running(since - 3), last, is_ready=True)
+    return pod(name, fetch=fetched(), server=server, ready_since=since, **where)
+
+
+def stopped(state: Object, name: str = "bert-7f9c66d5b8-aaaaa", last: Object | None = None, **where: Any) -> Object:
+    """A pod whose server container does not run."""
+    return pod(name, fetch=fetched(), server=container("server", state, last), **where)
+
+
+def lost_readiness(name: str = "bert-7f9c66d5b8-aaaaa", **where: Any) -> Object:
+    """Its readiness probe fails after it was ready."""
+    server = {**container("server", running(5)), "started": True}
+    return pod(name, fetch=fetched(), server=server, unready_since=60, **where)
+
+
+def unscheduled(message: str, name: str = "bert-7f9c66d5b8-aaaaa", **where: Any) -> Object:
+    made = pod(name, **where)
+    del made["spec"]["nodeName"]
+    conditions = [_condition("PodScheduled", False, 1, "Unschedulable", message)]
+    return {**made, "status": {"phase": "Pending", "conditions": conditions}}
+
+
+def rejected(reason: str, message: str, name: str = "bert-7f9c66d5b8-aaaaa", **where: Any) -> Object:
+    """What a kubelet does not let in, and what it evicts, is over."""
+    made = pod(name, **where)
+    return {**made, "status": {"phase": "Failed", "reason": reason, "message": message, "startTime": second(3)}}
+
+
+def node_lost(name: str = "bert-7f9c66d5b8-aaaaa", **where: Any) -> Object:
+    """The node's controller says that the pod is not ready; the containers are as the kubelet last saw them."""
+    made = serving(name, **where)
+    made["status"]["conditions"][2] |= {"status": "False", "lastTransitionTime": second(90)}
+    return made
+
+
+def leaving(pod_: Object) -> Object:
+    return {**pod_, "metadata": {**pod_["metadata"], "deletionTimestamp": second(100)}}
+
+
+def deployment(
+    replicas: int = 1, *, generation: int = 1, seen: int | None = None, progress: str = "NewReplicaSetAvailable"
+) -> Object:
+    is_late = progress == "ProgressDeadlineExceeded"
+    what = "has timed out progressing." if is_late else "is progressing."
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "bert", "namespace": "prod", "generation": generation},
+        "spec": {
+            "replicas": replicas,
+            "template": {"spec": {"containers": [{"name": "server", "image": IMAGE}]}},
+        },
+        "status": {
+            "observedGeneration": generation if seen is None else seen,
+            "conditions": [_condition("Progressing", not is_late, 1, progress, f'ReplicaSet "bert-{NEW}" {what}')],
+        },
+    }
+
+
+def replica_set(template: str = NEW, revision: int = 1) -> Object:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {
+            "name": f"bert-{template}",
+            "namespace": "prod",
+            "labels": {"pod-template-hash": template},
+            "annotations": {"deployment.kubernetes.io/revision": str(revision)},
+        },
+    }
+
+
+def gpu_node(name: str, **devices: str) -> Object:
+    """`devices` by resource, `mig_1g_5gb` for nvidia.com/mig-1g.5gb."""
+    allocatable = {
+        f"nvidia.com/{device.replace('_', '-', 1).replace('_', '.')}": count for device, count in devices.items()
+    }
+    return {"metadata": {"name": name}, "status": {"allocatable": {"cpu": "8", "memory": "32Gi", **allocatable}}}
+
+
+def index(*entries: tuple[str, str, str, str]) -> PodIndex:
+    return PodIndex(tuple(ServedVersion(*entry) for entry in entries))
+
+
+READY = index(("bert", "1", "READY", ""))
+
+
+def snapshot(
+    key: Key,
+    *pods: Object,
+    generation: int = 1,
+    status: Object | None = None,
+    child: Object | None = None,
+    replica_sets: Sequence[Object] = (),
+    indexes: Mapping[str, PodIndex] | None = None,
+    **fields: Any,
+) -> Snapshot:
+    """Every pod that is ready has an index with version 1 of `bert`, unless `indexes` has another one, by pod name."""
+    asked = {
+        p["metadata"]["name"]: READY
+        for p in pods
+        if "containerStatuses" in p["status"] and p["status"]["containerStatuses"][0]["ready"]
+    }
+    asked |= indexes or {}
+    return Snapshot(
+        key=key,
+        object={
+            "apiVersion": "halimede.dev/v1alpha1",
+            "kind": str(key.kind),
+            "metadata": {"name": key.name, "namespace": key.namespace, "uid": "uid-owner", "generation": generation},
+            "spec": {},
+            **({"status": status} if status is not None else {}),
+        },
+        members=fields.pop("members", {}),
+        children=() if child is None else (child,),
+        replica_sets=tuple(replica_sets) or (replica_set(),),
+        pods=pods,
+        indexes={f"uid-{name}": said for name, said in asked.items()},
+        **fields,
+    )

@@ -1,0 +1,366 @@
+"""Stores for tests: moto's S3 behind a proxy that breaks what it is told to, and servers of files that are generated."""
+
+import http.client
+import http.server
+import json
+import logging
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+KEY = "AKIATESTTESTTESTTEST"
+SECRET = "top/secret+value/that=nobody&may%see"
+PIECE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: `start` and `stop` of its range, `stop` not included; of all requests `number` counts from 0."""
+
+    number: int
+    method: str
+    path: str
+    query: str
+    start: int | None = None
+    stop: int | None = None
+    headers: dict[str, str] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What becomes of an answer: another status and body; cut after so many bytes; slow; other headers."""
+
+    status: int | None = None
+    body: bytes = b""
+    cut_after: int | None = None
+    bytes_per_sec: float | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def s3_error(status: int, code: str) -> Fault:
+    return Fault(status, f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode())
+
+
+class Proxy:
+    """Passes on to `upstream`, but for what `rule` says of a request. `sent` counts the bytes of objects."""
+
+    def __init__(self, upstream: str, rule: Callable[[Asked], Fault | None] = lambda asked: None) -> None:
+        self.rule = rule
+        self.asked: list[Asked] = []
+        self.sent: dict[str, int] = {}
+        self._upstream = urlsplit(upstream)
+        self._lock = threading.Lock()
+        proxy = self
+
+        class Handler(_Handler):
+            def do_GET(self) -> None:
+                proxy.pass_on(self)
+
+            do_HEAD = do_GET  # noqa: N815 - as above
+
+        self._server = _Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def pass_on(self, handler: http.server.BaseHTTPRequestHandler) -> None:
+        with self._lock:
+            asked = asked_of(len(self.asked), handler)
+            self.asked.append(asked)
+        fault = self.rule(asked) or Fault()
+        if fault.status is not None:
+            answer(handler, fault.status, fault.headers, fault.body)
+            return
+        upstream = http.client.HTTPConnection(self._upstream.netloc, timeout=60)
+        try:
+            upstream.request(handler.command, handler.path, headers=dict(handler.headers))
+            passed = upstream.getresponse()
+            handler.send_response(passed.status)
+            for name, value in {**dict(passed.headers), **fault.headers}.items():
+                if name.lower() not in ("transfer-encoding", "connection"):
+                    handler.send_header(name, value)
+            handler.end_headers()
+            sent = 0
+            while piece := passed.read(PIECE):
+                if fault.cut_after is not None and sent + len(piece) > fault.cut_after:
+                    handler.wfile.write(piece[: fault.cut_after - sent])
+                    self._count(asked, fault.cut_after - sent)
+                    handler.close_connection = True
+                    handler.connection.shutdown(socket.SHUT_RDWR)
+                    break
+                handler.wfile.write(piece)
+                self._count(asked, len(piece))
+                sent += len(piece)
+                if fault.bytes_per_sec is not None:
+                    time.sleep(len(piece) / fault.bytes_per_sec)
+        finally:
+            upstream.close()
+
+    def _count(self, asked: Asked, size: int) -> None:
+        with self._lock:
+            self.sent[asked.path] = self.sent.get(asked.path, 0) + size
+
+    def gets(self, path: str) -> list[Asked]:
+        return [asked for asked in self.asked if asked.method == "GET" and asked.path == path]
+
+    @contextmanager
+    def running(self) -> Iterator["Proxy"]:
+        with _running(self._server):
+            yield self
+
+
+@dataclass(frozen=True)
+class Served:
+    """One file of a web server. `hidden_size` gives no length; `ranges` says whether it knows of ranges."""
+
+    content: bytes = b""
+    size: int | None = None
+    etag: str = '"one"'
+    ranges: bool = True
+    hidden_size: bool = False
+    redirect: str = ""
+    authorization: str = ""
+    cut_after: int | None = None
+
+
+class WebServer:
+    """Serves files by path; a `size` without content is that many zeros. Lists them as S3 does."""
+
+    def __init__(self, files: dict[str, Served], tls: ssl.SSLContext | None = None) -> None:
+        self.files = files
+        self.asked: list[Asked] = []
+        self._lock = threading.Lock()
+        web = self
+
+        class Handler(_Handler):
+            def do_GET(self) -> None:
+                web.serve(self)
+
+            do_HEAD = do_GET  # noqa: N815 - as above
+
+        self._server = _Server(("127.0.0.1", 0), Handler)
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_port}"
+
+    def serve(self, handler: http.server.BaseHTTPRequestHandler) -> None:
+        with self._lock:
+            asked = asked_of(len(self.asked), handler)
+            self.asked.append(asked)
+        if "list-type=2" in asked.query:
+            answer(handler, 200, {"Content-Type": "application/xml"}, self._listing(asked.path.strip("/")))
+            return
+        served = self.files.get(asked.path)
+        if served is None:
+            answer(handler, 404, {}, b"")
+        elif served.authorization and asked.headers.get("authorization") != served.authorization:
+            answer(handler, 401, {}, b"")
+        elif served.redirect:
+            answer(handler, 302, {"Location": served.redirect}, b"")
+        else:
+            self._send(handler, asked, served)
+
+    def _send(self, handler: http.server.BaseHTTPRequestHandler, asked: Asked, served: Served) -> None:
+        size = served.size if served.size is not None else len(served.content)
+        ranged = asked.start is not None and served.ranges
+        start, stop = (asked.start or 0, min(asked.stop or size, size)) if ranged else (0, size)
+        if ranged and start >= size:
+            answer(handler, 416, {"Content-Range": f"bytes */{size}"}, b"")
+            return
+        handler.send_response(206 if ranged else 200)
+        if served.etag:
+            handler.send_header("ETag", served.etag)
+        handler.send_header("Last-Modified", "Sat, 21 Nov 2026 08:00:00 GMT")
+        if ranged:
+            handler.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
+        if not served.hidden_size:
+            handler.send_header("Content-Length", str(stop - start))
+        else:
+            handler.send_header("Connection", "close")
+            handler.close_connection = True
+        handler.end_headers()
+        if asked.method == "HEAD":
+            return
+        zeros = bytes(PIECE)
+        end = stop if served.cut_after is None else min(stop, start + served.cut_after)
+        for at in range(start, end, PIECE):
+            last = min(at + PIECE, end)
+            handler.wfile.write(zeros[: last - at] if served.size is not None else served.content[at:last])
+        if end < stop:
+            handler.close_connection = True
+            handler.connection.shutdown(socket.SHUT_RDWR)
+
+    def _listing(self, bucket: str) -> bytes:
+        items = "".join(
+            f"<Contents><Key>{path.removeprefix(f'/{bucket}/')}</Key><LastModified>2026-11-21T08:00:00.000Z</LastModified>"
+            f"<ETag>{served.etag}</ETag><Size>{served.size if served.size is not None else len(served.content)}</Size></Contents>"
+            for path, served in sorted(self.files.items())
+            if path.startswith(f"/{bucket}/")
+        )
+        return f"<?xml version='1.0'?><ListBucketResult><Name>{bucket}</Name><IsTruncated>false</IsTruncated>{items}</ListBucketResult>".encode()
+
+    @contextmanager
+    def running(self) -> Iterator["WebServer"]:
+        with _running(self._server):
+            yield self
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    # A client that is killed in mid-download is what the tests are about.
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, (OSError, http.client.HTTPException)):
+            super().handle_error(request, client_address)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def _running(server: http.server.ThreadingHTTPServer) -> Iterator[None]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def asked_of(number: int, handler: http.server.BaseHTTPRequestHandler) -> Asked:
+    parts = urlsplit(handler.path)
+    found = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range", ""))
+    start = int(found[1]) if found else None
+    stop = int(found[2]) + 1 if found and found[2] else None
+    headers = {name.lower(): value for name, value in handler.headers.items()}
+    return Asked(number, handler.command, unquote(parts.path), parts.query, start, stop, headers)
+
+
+def answer(handler: http.server.BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes) -> None:
+    handler.send_response(status)
+    for name, value in {**headers, "Content-Length": str(len(body))}.items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    if handler.command != "HEAD":
+        handler.wfile.write(body)
+
+
+class Moto:
+    """moto's S3, in this process; buckets are made as they are needed."""
+
+    def __init__(self) -> None:
+        from moto.server import ThreadedMotoServer
+
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+
+    def __enter__(self) -> "Moto":
+        self._server.start()
+        host, port = self._server.get_host_and_port()
+        self.url = f"http://{host}:{port}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop()
+
+    def put(self, bucket: str, objects: dict[str, bytes], *, acl: str = "private") -> None:
+        import boto3
+
+        client: Any = boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            region_name="us-east-1",
+            aws_access_key_id=KEY,
+            aws_secret_access_key=SECRET,
+        )
+        client.create_bucket(Bucket=bucket)
+        for key, body in objects.items():
+            client.put_object(Bucket=bucket, Key=key, Body=body, ACL=acl)
+        client.close()
+
+
+def write_credentials(folder: Path, **values: str) -> str:
+    """A folder as a mounted Secret has it; without values, those of S3."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for key, value in (values or {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}).items():
+        (folder / key).write_text(value + "\n")
+    return str(folder)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """How `halimede fetch` ended: `said` is the termination message, `log` all of standard output and error."""
+
+    code: int
+    said: str
+    log: str
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        return json.loads(self.said)["models"]
+
+
+class Fetch:
+    """`halimede fetch` in a process of its own, with a plan that is written to `folder`."""
+
+    def __init__(
+        self, folder: Path, plan: dict[str, Any] | str, *, timeout: float = 60, name: str = "plan", into: str = "models"
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.into = folder / into
+        self._said = folder / f"{name}.said"
+        self._log = folder / f"{name}.log"
+        self._said.unlink(missing_ok=True)
+        file = folder / f"{name}.json"
+        file.write_text(plan if isinstance(plan, str) else json.dumps(plan))
+        self.arguments = ["--plan", str(file), "--into", str(self.into), "--timeout", str(timeout)]
+        self.arguments += ["--termination-log", str(self._said)]
+
+    def start(
+        self, environment: dict[str, str] | None = None, program: list[str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        command = program or [sys.executable, "-m", "halimede", "fetch"]
+        with self._log.open("wb") as log:
+            return subprocess.Popen(
+                [*command, *self.arguments],
+                stdout=log,
+                stderr=log,
+                env={"PATH": "/usr/bin:/bin", **(environment or {})},
+            )
+
+    def end(self, process: subprocess.Popen[bytes]) -> Fetched:
+        code = process.wait(timeout=100)
+        said = self._said.read_text() if self._said.exists() else ""
+        return Fetched(code, said, self._log.read_text())
+
+    def run(self, environment: dict[str, str] | None = None) -> Fetched:
+        return self.end(self.start(environment))
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Every file below with its content, links followed, and every empty folder with None; without hidden ones at the top."""
+    found: dict[str, bytes | None] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if name.startswith("."):
+            continue
+        if path.is_file():
+            found[name] = path.read_bytes()
+        elif not any(path.iterdir()):
+            found[name] = None
+    return found

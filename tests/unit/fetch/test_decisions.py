@@ -1,0 +1,199 @@
+"""What answers mean, how long to wait, what is never said, and what a plan that is right is read as."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halimede.fetch.digest import folder_digest, listing_name
+from halimede.fetch.faults import LONGEST_PAUSE_SECS, Action, Exit, Verdict, judge_status, judge_text, pause_secs
+from halimede.fetch.layout import Layout, archive_root, folder_layout, models_in
+from halimede.fetch.plan import CachePlan, ModelPlan, S3Defaults, read_plan
+from halimede.fetch.report import MAX_FAILURE_BYTES, FetchedModel, failure_text, success_text
+from halimede.fetch.secrets import Secrets
+from halimede.fetch.tree import RemoteFile
+from halimede.fetch.uri import parse_uri
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "action", "end"),
+    [
+        (401, "", Action.FAIL, Exit.AUTH),
+        (403, "AccessDenied", Action.FAIL, Exit.AUTH),
+        (400, "ExpiredToken", Action.FAIL, Exit.AUTH),
+        (400, "AuthorizationHeaderMalformed", Action.FAIL, Exit.NOT_FOUND),
+        (301, "PermanentRedirect", Action.FAIL, Exit.NOT_FOUND),
+        (404, "NoSuchKey", Action.FAIL, Exit.NOT_FOUND),
+        (410, "", Action.FAIL, Exit.NOT_FOUND),
+        (412, "PreconditionFailed", Action.START_ANEW, Exit.UNREACHABLE),
+        (429, "", Action.RETRY, Exit.UNREACHABLE),
+        (400, "RequestTimeout", Action.RETRY, Exit.UNREACHABLE),
+        (500, "", Action.RETRY, Exit.UNREACHABLE),
+        (503, "SlowDown", Action.RETRY, Exit.UNREACHABLE),
+        (400, "InvalidRequest", Action.FAIL, Exit.UNREACHABLE),
+    ],
+)
+def test_statuses(status: int, code: str, action: Action, end: Exit) -> None:
+    verdict = judge_status(status, code)
+
+    assert (verdict.action, verdict.code) == (action, end)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "verdict"),
+    [
+        ("FileNotFoundError", "Object at location x not found", judge_status(404)),
+        (
+            "GenericError",
+            "returned non-2xx status code: 403 Forbidden: <Error><Code>Odd</Code>",
+            judge_status(403, "Odd"),
+        ),
+        ("PreconditionError", "", judge_status(412)),
+        (
+            "GenericError",
+            "HTTP error: error sending request\n\nDebug: Os { ConnectionRefused }",
+            Verdict(Action.RETRY, Exit.UNREACHABLE, "the store cannot be reached: connection refused"),
+        ),
+        (
+            "GenericError",
+            "Error performing token request: HTTP error: error sending request: dns error",
+            Verdict(Action.RETRY, Exit.AUTH, "who gives credentials cannot be reached: its name is not known"),
+        ),
+    ],
+)
+def test_words_of_the_library(kind: str, text: str, verdict: Verdict) -> None:
+    assert judge_text(kind, text) == verdict
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1))
+def test_pauses_grow_to_a_bound(failures: int, jitter: float) -> None:
+    assert 0.125 <= pause_secs(failures, jitter) <= LONGEST_PAUSE_SECS
+    assert pause_secs(failures, 0) <= pause_secs(failures + 1, 0)
+
+
+def test_secrets_in_whatever_form() -> None:
+    account = json.dumps({"type": "service_account", "private_key": "-----\nMIIsecret\n-----", "client_email": "a@b"})
+    secrets = Secrets(["wJalr/XUtn+FEMI", account, "abc"])
+
+    for said in ("key wJalr/XUtn+FEMI.", "key wJalr%2FXUtn%2BFEMI.", "key wJalr/XUtn%2BFEMI."):
+        assert secrets.hide(said) == "key ***."
+    assert "MIIsecret" not in secrets.hide("said: -----\nMIIsecret\n----- and -----\\nMIIsecret\\n-----")
+    assert secrets.hide("GET https://ann:hush@host/x?sig=1&b=2 failed") == "GET https://***@host/x?*** failed"
+    # Three letters are in too many words.
+    assert secrets.hide("abcdef service_account") == "abcdef service_account"
+
+
+@given(st.text(alphabet=st.characters(codec="ascii", min_codepoint=33), min_size=8), st.text(), st.text())
+def test_a_secret_never_remains(secret: str, before: str, after: str) -> None:
+    said = Secrets([secret]).hide(f"{before}{secret}{after}")
+    assert secret not in said or secret in "***"
+
+
+def test_failures_are_short_and_steer_no_terminal() -> None:
+    assert failure_text("a\x1b[31m\nb\u202e") == "a\\x1b[31m\nb\\u202e"
+    long = failure_text("ü" * 2000)
+    assert len(long.encode()) <= MAX_FAILURE_BYTES
+    assert long.endswith("ü...")
+
+
+def test_reports_that_are_too_long_say_how_much_they_leave_out() -> None:
+    models = [FetchedModel(f"model-{i}", "sha256:" + "0" * 64, 1, 1, "2026-11-22T08:00:00Z", False) for i in range(30)]
+
+    document = json.loads(success_text(models))
+
+    assert (len(document["models"]) + document["omitted"], "omitted" in json.loads(success_text(models[:2]))) == (
+        30,
+        False,
+    )
+
+
+def test_a_plan_that_is_right() -> None:
+    text = {
+        "models": [{"name": "a", "uri": "s3://b/c", "config": None, "format": "onnx", "mount": None}],
+        "ensembles": [],
+        "stores": {"s3": {"endpoint": "http://minio:9000", "region": None}},
+        "cache": {"path": "/cache", "size_limit_bytes": 5},
+    }
+
+    plan, problems = read_plan(json.dumps(text).encode())
+
+    assert problems == []
+    assert plan.models == (ModelPlan("a", parse_uri("s3://b/c"), "onnx"),)
+    assert (plan.s3, plan.cache) == (S3Defaults("http://minio:9000"), CachePlan("/cache", 5))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    [
+                        "models",
+                        "name",
+                        "uri",
+                        "config",
+                        "ensembles",
+                        "stores",
+                        "s3",
+                        "cache",
+                        "path",
+                        "digest",
+                        "input",
+                        "x",
+                    ]
+                ),
+                inner,
+                max_size=4,
+            )
+        ),
+    )
+)
+def test_any_document_is_a_plan_or_has_problems(document: object) -> None:
+    plan, problems = read_plan(json.dumps(document).encode())
+
+    assert problems or all(model.name and model.uri for model in plan.models)
+
+
+@given(st.binary())
+def test_any_bytes_are_a_plan_or_have_problems(text: bytes) -> None:
+    _, problems = read_plan(text)
+
+    assert problems or text.strip().startswith(b"{")
+
+
+def test_layouts() -> None:
+    assert folder_layout({"config.pbtxt", "1/model.onnx", "12/model.onnx", "labels/1"}, "") == Layout(
+        (1, 12), "config.pbtxt"
+    )
+    assert folder_layout({"model.onnx", "model.onnx.data"}, "") == Layout((1,), is_flat=True)
+    assert folder_layout({"model.savedmodel/saved_model.pb"}, "") == Layout((1,), is_flat=True)
+    assert models_in(["a/config.yaml", "b/1/x", "c/model.py", "d/x", "e", "01/1/x"]) == ("01", "a", "b", "c")
+    assert [
+        archive_root(paths) for paths in ({"a/config.pbtxt"}, {"1/model.onnx"}, {"a/x", "b/x"}, {"model.py"}, {"a"})
+    ] == ["a/", "", "", "", ""]
+
+
+def test_the_digest_of_a_folder_is_by_path_in_bytewise_order() -> None:
+    one, two = "1" * 64, "2" * 64
+
+    assert folder_digest({"b": one, "B": two, "a/b": one, "a-b": two}) == folder_digest(
+        {"a-b": two, "B": two, "a/b": one, "b": one}
+    )
+    assert folder_digest({"a": one, "b": two}) != folder_digest({"a": two, "b": one})
+
+
+def test_a_listing_has_another_name_when_anything_of_it_changes() -> None:
+    files = [RemoteFile("a", 1, "x"), RemoteFile("b", 2, "y")]
+    names = {
+        listing_name("s3://m", files),
+        listing_name("s3://n", files),
+        listing_name("s3://m", files[:1]),
+        listing_name("s3://m", [RemoteFile("a", 1, "z"), files[1]]),
+        listing_name("s3://m", [RemoteFile("a", 3, "x"), files[1]]),
+    }
+
+    assert len(names) == 5
+    assert listing_name("s3://m", files[::-1]) in names

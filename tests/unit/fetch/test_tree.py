@@ -1,0 +1,54 @@
+"""Listings of stores, on their way to files."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halimede.fetch.faults import Exit, FetchError
+from halimede.fetch.tree import MAX_FILES, RemoteFile, safe_tree
+
+PARTS = st.sampled_from(["a", "b", "..", ".", "", "\\", "1", "c\x01", "n" * 256, "\ud800", "%2e%2e", "~", "C:"])
+KEYS = st.lists(PARTS, min_size=1, max_size=4).map("/".join)
+
+
+def test_files_are_sorted_and_folders_markers_are_left_out() -> None:
+    listed = [RemoteFile("b", 1), RemoteFile("1", 0), RemoteFile("", 0), RemoteFile("1/x", 2), RemoteFile("B", 0)]
+
+    assert safe_tree(listed, "here") == (RemoteFile("1/x", 2), RemoteFile("B", 0), RemoteFile("b", 1))
+
+
+def test_all_that_cannot_be_files_are_named_up_to_a_number() -> None:
+    listed = [RemoteFile(f"../{i}", 1) for i in range(7)]
+
+    with pytest.raises(FetchError) as raised:
+        safe_tree(listed, "here")
+
+    assert raised.value.code is Exit.NOT_A_MODEL
+    assert raised.value.message.endswith("'../4' has '.' or '..' in it; and 2 more")
+
+
+def test_too_many() -> None:
+    with pytest.raises(FetchError, match=f"here holds more than {MAX_FILES} objects"):
+        safe_tree((RemoteFile(str(i), 1) for i in range(MAX_FILES + 1)), "here")
+
+
+@given(st.lists(st.builds(RemoteFile, KEYS, st.integers(0, 2)), max_size=8))
+def test_what_comes_out_can_be_written_below_one_folder(listed: list[RemoteFile]) -> None:
+    try:
+        files = safe_tree(listed, "here")
+    except FetchError:
+        return
+    with tempfile.TemporaryDirectory() as top:
+        for file in files:
+            path = Path(top) / "in" / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(exist_ok=False)
+        assert set(os.listdir(top)) <= {"in"}
+        below = {
+            os.path.relpath(os.path.join(at, name), f"{top}/in") for at, _, names in os.walk(top) for name in names
+        }
+        assert below == {file.path for file in files}

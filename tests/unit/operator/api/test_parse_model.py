@@ -1,0 +1,335 @@
+"""InferenceModels: objects to specs."""
+
+from typing import Any
+
+import pytest
+
+from halimede_operator.core.api.parse import parse
+from halimede_operator.core.api.spec import (
+    Accelerator,
+    AcceleratorType,
+    CaBundle,
+    Cache,
+    CacheMedium,
+    Image,
+    Kind,
+    Model,
+    ModelSpec,
+    Problem,
+    Scheduling,
+    Serving,
+    TopologySpread,
+    Workload,
+)
+from halimede_operator.core.platform import Platform
+from support.custom_resources import ABSENT, FULL_MODEL, Json, changed, model
+
+PLATFORM = Platform(server_image="server", gpu_server_image="gpu-server")
+
+
+def spec_of(example: Json, platform: Platform = PLATFORM) -> ModelSpec:
+    spec, problems = parse(Kind.INFERENCE_MODEL, example, platform)
+    assert problems == ()
+    assert isinstance(spec, ModelSpec)
+    return spec
+
+
+def problems_of(example: Json, platform: Platform = PLATFORM) -> list[tuple[str, str]]:
+    spec, problems = parse(Kind.INFERENCE_MODEL, example, platform)
+    assert spec is None
+    return [(problem.path, problem.message) for problem in problems]
+
+
+def test_five_lines_are_enough() -> None:
+    nothing_changed = Model(
+        name="bert",
+        uri="s3://models/bert",
+        digest=None,
+        format=None,
+        credentials_secret=None,
+        ca_bundle=None,
+        config={},
+    )
+    assert spec_of(model()) == ModelSpec(nothing_changed, Workload())
+
+
+def test_everything_that_can_be_said() -> None:
+    spec = FULL_MODEL["spec"]
+    assert spec_of(FULL_MODEL) == ModelSpec(
+        model=Model(
+            name="bert",
+            uri="s3://models/bert",
+            digest=f"sha256:{'0' * 64}",
+            format="onnx",
+            credentials_secret="store",
+            ca_bundle=CaBundle("ca", "root.pem"),
+            config={
+                "version_policy": {"latest": {"num_versions": 2}},
+                "max_batch_size": 32,
+                "dynamic_batching": {
+                    "preferred_batch_size": [8, 16],
+                    "max_queue_delay_microseconds": 500,
+                    "default_queue_policy": {"max_queue_size": 256, "default_timeout_microseconds": 2_000_000},
+                },
+                "instance_group": [{"kind": "KIND_GPU", "count": 2}],
+                "parameters": {"intra_op_num_threads": {"string_value": "4"}},
+            },
+        ),
+        workload=Workload(
+            replicas=2,
+            suspend=False,
+            accelerator=Accelerator(AcceleratorType.GPU, 2),
+            resources=spec["resources"],
+            scheduling=Scheduling(
+                node_selector={"example.com/disk": "ssd"},
+                tolerations=tuple(spec["scheduling"]["tolerations"]),
+                affinity=spec["scheduling"]["affinity"],
+                topology_spread=TopologySpread.ZONE,
+                priority_class_name="high",
+                runtime_class_name="nvidia",
+                scheduler_name="other",
+            ),
+            serving=Serving(
+                http=True,
+                grpc=True,
+                http_port=9000,
+                grpc_port=9001,
+                metrics_port=9002,
+                max_message_bytes=64 * 1024**2,
+                drain_seconds=90,
+            ),
+            cache=Cache(CacheMedium.PVC, "models", "cache", "50Gi"),
+            image=Image("example.com/halimede:1", "Always", ("registry",)),
+            env=tuple(spec["env"]),
+            service_account_name="reader",
+            pod_template=spec["podTemplate"],
+            max_unavailable="25%",
+            network_policy=True,
+            allow_from=tuple(spec["networkPolicy"]["allowFrom"]),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "config"),
+    [
+        ({"latest": 3}, {"latest": {"num_versions": 3}}),
+        ({"all": {}}, {"all": {}}),
+        ({"specific": [1, 3]}, {"specific": {"versions": [1, 3]}}),
+    ],
+)
+def test_a_version_policy(policy: Json, config: Json) -> None:
+    spec = spec_of(changed(model(), {"spec.model.versionPolicy": policy}))
+    assert spec.model.config == {"version_policy": config}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("spec.model.config.maxBatchSize", True, "must be a whole number of at least 0, got true"),
+        ("spec.model.config.maxBatchSize", 8.0, "must be a whole number of at least 0, got 8.0"),
+        ("spec.model.uri", {}, "must be a text, got an object"),
+        ("spec.model.config.instances", {}, "must be a list, got an object"),
+        ("spec.scheduling", ["x"], "must be an object, got a list"),
+        ("spec.suspend", "true", "must be true or false, got 'true'"),
+        ("spec.scheduling.topologySpread", "z" * 99, f"must be one of None, Node, Zone, got '{'z' * 60}'..."),
+        ("spec.accelerator.count", 65, "must be a whole number from 1 to 64, got 65"),
+        ("metadata.name", "Bert", None),
+    ],
+)
+def test_what_is_no_such_thing_is_told_by_place_and_value(path: str, value: Any, message: str | None) -> None:
+    base = changed(model(), {"spec.accelerator": {"type": "GPU"}})
+    found = problems_of(changed(base, {path: value}))
+    assert [where for where, _ in found] == [path]
+    if message is not None:
+        assert found[0][1] == message
+
+
+def test_all_problems_are_told_at_once_each_with_its_place() -> None:
+    broken = changed(
+        model(),
+        {
+            "spec.model.uri": "ftp://models/bert",
+            "spec.model.format": "tensorrt",
+            "spec.model.config": {"instances": [{"count": 1}, {"count": 300}]},
+            "spec.replicas": -1,
+            "spec.resources": {"requests": {"cpu": "two"}},
+            "spec.env": [{"name": "A", "value": "1"}, {"value": "2"}],
+        },
+    )
+    assert [path for path, _ in problems_of(broken)] == [
+        "spec.replicas",
+        "spec.resources.requests[cpu]",
+        "spec.env[1].name",
+        "spec.model.uri",
+        "spec.model.format",
+        "spec.model.config.instances[1].count",
+    ]
+
+
+def test_a_spec_and_problems_are_never_there_together() -> None:
+    assert parse(Kind.INFERENCE_MODEL, {}, PLATFORM) == (
+        None,
+        (
+            Problem("metadata.name", "is required: the object's name"),
+            Problem("spec", "is required: what to serve"),
+            Problem("spec.model.uri", "is required: where the model's files are, for instance s3://models/bert"),
+        ),
+    )
+
+
+def test_null_is_the_same_as_nothing_and_what_is_not_known_is_left_alone() -> None:
+    told = changed(model(), {"spec.replicas": None, "spec.model.name": None, "spec.autoscaling": {"provider": "KEDA"}})
+    assert spec_of(told) == spec_of(model())
+
+
+def test_only_the_schemes_that_the_platform_allows() -> None:
+    restricted = Platform(server_image="s", gpu_server_image="g", schemes=frozenset({"s3", "pvc"}))
+    assert problems_of(changed(model(), {"spec.model.uri": "https://example.com/bert"}), restricted) == [
+        ("spec.model.uri", "must have a scheme that is allowed here (pvc, s3), got 'https://example.com/bert'")
+    ]
+    assert spec_of(changed(model(), {"spec.model.uri": "pvc://models/bert"}), restricted)
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_allowed"),
+    [
+        ("file:///srv/models/bert", True),
+        ("file:///data", True),
+        ("file:///srv/models2/bert", False),
+        ("file:///srv/models/../../etc", False),
+        ("file:///etc/shadow", False),
+        ("file:///", False),
+    ],
+)
+def test_files_of_the_node_are_within_the_folders_that_the_platform_allows(uri: str, is_allowed: bool) -> None:
+    platform = Platform("s", "g", schemes=frozenset({"file"}), file_roots=("/srv/models", "/data"))
+    _, problems = parse(Kind.INFERENCE_MODEL, changed(model(), {"spec.model.uri": uri}), platform)
+    assert (problems == ()) is is_allowed
+
+
+def test_files_of_the_node_are_for_nobody_by_default() -> None:
+    ((path, message),) = problems_of(changed(model(), {"spec.model.uri": "file:///srv/models/bert"}))
+    assert path == "spec.model.uri"
+    assert message.startswith("must have a scheme that is allowed here (azure, gs, http, https, pvc, s3)")
+    no_roots = Platform("s", "g", schemes=frozenset({"file"}))
+    ((_, message),) = problems_of(changed(model(), {"spec.model.uri": "file:///srv/models/bert"}), no_roots)
+    assert message == "must be within a folder that is allowed here (none), got 'file:///srv/models/bert'"
+
+
+def test_nobody_runs_as_the_operator() -> None:
+    told = changed(model(), {"spec.serviceAccountName": "halimede-operator"})
+    assert spec_of(told).workload.service_account_name == "halimede-operator"
+    assert problems_of(changed(told, {"metadata.namespace": PLATFORM.operator_namespace})) == [
+        (
+            "spec.serviceAccountName",
+            "must not be set in namespace halimede, where the operator's own ServiceAccount is",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "workload"),
+    [
+        ({"spec.accelerator": {"type": "GPU"}}, Workload(accelerator=Accelerator(AcceleratorType.GPU, 1))),
+        (
+            {"spec.accelerator": {"type": "MIG", "mig": {"profile": "1g.10gb+me"}}},
+            Workload(accelerator=Accelerator(AcceleratorType.MIG, 1, "1g.10gb+me")),
+        ),
+        ({"spec.disruption": {"disabled": True}}, Workload(max_unavailable=None)),
+        ({"spec.disruption": {"maxUnavailable": 0}}, Workload(max_unavailable=0)),
+        ({"spec.serving": {"protocols": ["grpc"]}}, Workload(serving=Serving(http=False))),
+        ({"spec.serving": {"drainTimeout": "1500ms"}}, Workload(serving=Serving(drain_seconds=2))),
+        ({"spec.serving": {"drainTimeout": "0s"}}, Workload(serving=Serving(drain_seconds=0))),
+        ({"spec.serving": {"maxMessageSize": 2048}}, Workload(serving=Serving(max_message_bytes=2048))),
+        ({"spec.cache": {"medium": "HostPath"}}, Workload(cache=Cache(CacheMedium.HOST_PATH))),
+        ({"spec.cache": {"sizeLimit": 1000}}, Workload(cache=Cache(size_limit="1000"))),
+        ({"spec.replicas": 0, "spec.suspend": True}, Workload(replicas=0, suspend=True)),
+        ({"spec.networkPolicy": {"enabled": True}}, Workload(network_policy=True)),
+        (
+            {"spec.resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": 0.5}}},
+            Workload(resources={"requests": {"cpu": "500m"}, "limits": {"cpu": 0.5}}),
+        ),
+        ({"spec.env": [{"name": "A"}]}, Workload(env=({"name": "A"},))),
+        ({"spec.podTemplate": {"metadata": {"labels": {}}, "spec": {}}}, Workload()),
+    ],
+)
+def test_what_is_said_of_pods(changes: Json, workload: Workload) -> None:
+    assert spec_of(changed(model(), changes)).workload == workload
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"spec.model.config": {"instances": [{"count": 200}, {"count": 100}]}}, "spec.model.config.instances"),
+        ({"spec.model.config": {"parameters": {"a": None, "b": 1}}}, "spec.model.config.parameters[b]"),
+        ({"spec.networkPolicy": {"allowFrom": [{"podSelector": {}}]}}, "spec.networkPolicy.allowFrom"),
+        ({"spec.networkPolicy": {"enabled": True, "allowFrom": ["all"]}}, "spec.networkPolicy.allowFrom[0]"),
+        ({"spec.env": ["A=1"]}, "spec.env[0]"),
+        ({"spec.image": {"pullSecrets": ["registry"]}}, "spec.image.pullSecrets[0]"),
+        ({"spec.env": [{"name": "A", "valueFrom": {"fieldRef": {}}}]}, "spec.env[0].valueFrom.fieldRef.fieldPath"),
+        ({"spec.scheduling": {"nodeSelector": {"disk": "a b"}}}, "spec.scheduling.nodeSelector[disk]"),
+        ({"spec.scheduling": {"nodeSelector": {"a b": "disk"}}}, "spec.scheduling.nodeSelector[a b]"),
+        ({"spec.model.versionPolicy": {"latest": 1, "specific": [1]}}, "spec.model.versionPolicy"),
+        ({"spec.model.versionPolicy": {"specific": [2, 2]}}, "spec.model.versionPolicy.specific[1]"),
+    ],
+)
+def test_what_the_schema_alone_does_not_or_did_not_see(changes: Json, path: str) -> None:
+    assert path in [where for where, _ in problems_of(changed(model(), changes))]
+
+
+@pytest.mark.parametrize(
+    ("block", "hole", "is_good"),
+    [
+        ("10.0.0.0/8", "10.1.0.0/16", True),
+        ("2001:db8::/32", "2001:db8:1::/48", True),
+        ("10.0.0.0/8", "10.0.0.0/8", False),
+        ("10.0.0.0/8", "10.0.0.0/7", False),
+        ("10.0.0.0/8", "11.0.0.0/16", False),
+        ("10.0.0.0/8", "2001:db8::/32", False),
+        ("10.0.0.0/8", "10.1.0.0/255.255.0.0", False),
+        ("10.0.0.0/8", "10.1.0.0", False),
+        ("10.0.0.0/33", "10.1.0.0/16", False),
+    ],
+)
+def test_blocks_of_addresses(block: str, hole: str, is_good: bool) -> None:
+    peer = {"ipBlock": {"cidr": block, "except": [hole]}}
+    told = changed(model(), {"spec.networkPolicy": {"enabled": True, "allowFrom": [peer]}})
+    _, problems = parse(Kind.INFERENCE_MODEL, told, PLATFORM)
+    assert (problems == ()) is is_good
+
+
+def test_a_kind_that_has_lost_its_model() -> None:
+    assert problems_of(changed(model(), {"spec.model": ABSENT})) == [
+        ("spec.model.uri", "is required: where the model's files are, for instance s3://models/bert")
+    ]
+
+
+@pytest.mark.parametrize("path", ["spec.replicas", "spec.cache.sizeLimit", "spec.resources.limits[cpu]"])
+def test_a_number_too_long_to_be_written_is_told_too(path: str) -> None:
+    ((where, message),) = problems_of(changed(model(), {path: 10**5000}))
+    assert where == path
+    assert message.endswith("got a number that is too large")
+
+
+def test_a_password_is_not_repeated() -> None:
+    ((_, message),) = problems_of(changed(model(), {"spec.model.uri": "https://me:secret@example.com/bert.onnx"}))
+    assert message.startswith("must not carry a user or a password")
+    assert "secret@" not in message
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "spec.scheduling.tolerations",
+        "spec.image.pullSecrets",
+        "spec.env",
+        "spec.model.config.instances",
+        "spec.podTemplate.spec.containers",
+    ],
+)
+def test_entries_that_are_no_objects(path: str) -> None:
+    assert problems_of(changed(model(), {path: ["x", []]})) == [
+        (f"{path}[0]", "must be an object, got 'x'"),
+        (f"{path}[1]", "must be an object, got a list"),
+    ]

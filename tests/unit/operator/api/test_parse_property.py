@@ -1,0 +1,80 @@
+"""Whatever an object holds, it becomes a spec or problems whose places can be found."""
+
+import re
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from halimede_operator.core.api.parse import parse
+from halimede_operator.core.api.spec import Kind
+from halimede_operator.core.platform import Platform
+from support.custom_resources import GOOD, Json, changed, parts_of, schema_of
+
+PLATFORM = Platform("server", "gpu-server", schemes=frozenset({"s3", "file"}), file_roots=("/srv",))
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(
+        ["GPU", "MIG", "PVC", "http", "8Gi", "5ms", "s3://a/b", "tok.ids", "request.TEXT", "x" * 2000, 10**30]
+    )
+)
+KEYS = st.text(max_size=4) | st.sampled_from(
+    ["model", "uri", "spec", "metadata", "name", "steps", "inputs", "outputs", "containers", "securityContext", "env"]
+)
+JSON = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=20
+)
+
+
+def places(value: Any, path: str = "") -> list[str]:
+    """Every place of an example below its spec, as paths."""
+    if isinstance(value, dict):
+        inner = {
+            f"{path}.{key}" if re.fullmatch(r"\w+", key) else f"{path}[{key}]": each for key, each in value.items()
+        }
+    else:
+        inner = {f"{path}[{i}]": each for i, each in enumerate(value)} if isinstance(value, list) else {}
+    return [*inner, *(place for way, each in inner.items() for place in places(each, way))]
+
+
+def is_known(kind: str, path: str) -> bool:
+    """Whether the schema has this place."""
+    node: Json = schema_of(kind)
+    for part in parts_of(path):
+        if node.get("x-kubernetes-preserve-unknown-fields") or path.startswith("metadata."):
+            return True
+        following = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
+        following = following or node.get("additionalProperties")
+        if following is None:
+            return False
+        node = following
+    return True
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(kind=st.sampled_from(Kind), value=st.dictionaries(KEYS, JSON, max_size=5))
+def test_any_object_is_a_spec_or_has_problems(kind: Kind, value: Json) -> None:
+    for example in (value, {"metadata": {"name": "m"}, "spec": value}):
+        spec, problems = parse(kind, example, PLATFORM)
+        assert (spec is None) is bool(problems)
+
+
+CASES = [(example, f"spec{place}") for example in GOOD.values() for place in places(example["spec"])]
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(case=st.sampled_from(CASES), value=JSON)
+def test_a_good_object_with_anything_in_one_place(case: tuple[Json, str], value: Any) -> None:
+    example, path = case
+    spec, problems = parse(Kind(example["kind"]), changed(example, {path: value}), PLATFORM)
+    assert (spec is None) is bool(problems)
+    for problem in problems:
+        # A key of the user's own, which the mutation put there, may hold anything, brackets among it.
+        assert is_known(example["kind"], problem.path) or problem.path.startswith(path), problem
+        assert "\n" not in problem.message
+        assert len(problem.message) < 1000

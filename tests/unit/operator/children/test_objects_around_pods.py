@@ -1,0 +1,163 @@
+"""The children that are no pods, and when there are which."""
+
+import json
+from typing import Any
+
+import pytest
+
+from halimede_operator.core.api.spec import Serving
+from halimede_operator.core.desired import desired
+from halimede_operator.core.names import hash_of
+from support.operator_children import Object, children_of
+from support.operator_specs import (
+    PLATFORM,
+    UID,
+    ensemble_key,
+    members_of,
+    model_key,
+    model_spec,
+    search_spec,
+    workload,
+)
+
+OWNER = {
+    "apiVersion": "halimede.dev/v1alpha1",
+    "kind": "InferenceModel",
+    "name": "bert",
+    "uid": UID,
+    "controller": True,
+}
+SELECTOR = {"halimede.dev/model": "bert"}
+
+
+def children(**fields: Any) -> dict[str, Object]:
+    return children_of(model_spec(workload=workload(**fields)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "kinds"),
+    [
+        ({}, "ConfigMap ServiceAccount Service Service Deployment"),
+        ({"service_account_name": "mine"}, "ConfigMap Service Service Deployment"),
+        ({"network_policy": True}, "ConfigMap ServiceAccount Service Service NetworkPolicy Deployment"),
+        ({"replicas": 2}, "ConfigMap ServiceAccount Service Service Deployment PodDisruptionBudget"),
+        ({"replicas": 2, "suspend": True}, "ConfigMap ServiceAccount Service Service Deployment PodDisruptionBudget"),
+        ({"replicas": 2, "max_unavailable": None}, "ConfigMap ServiceAccount Service Service Deployment"),
+    ],
+)
+def test_which_children_there_are_in_which_order(fields: Any, kinds: str) -> None:
+    made = desired(model_key(), UID, model_spec(workload=workload(**fields)), {}, PLATFORM)
+
+    assert " ".join(child["kind"] for child in made) == kinds
+
+
+def test_what_every_child_has() -> None:
+    for child in children(replicas=2, network_policy=True).values():
+        metadata = child["metadata"]
+        assert metadata["namespace"] == "prod"
+        assert metadata["ownerReferences"] == [OWNER]
+        assert metadata["labels"] == {
+            "app.kubernetes.io/name": "inference-server",
+            "app.kubernetes.io/instance": "bert",
+            "app.kubernetes.io/component": "predictor",
+            "app.kubernetes.io/managed-by": "halimede-operator",
+            "app.kubernetes.io/part-of": "halimede",
+            "halimede.dev/model": "bert",
+            "halimede.dev/track": "stable",
+        }
+        assert len(metadata["annotations"]["halimede.dev/applied-hash"]) == 16
+
+
+def test_an_ensembles_children_have_a_label_of_their_own() -> None:
+    made = children_of(search_spec(workload=workload(replicas=2)), members_of("tok", "pool"))
+
+    assert {child["metadata"]["labels"]["halimede.dev/ensemble"] for child in made.values()} == {"search"}
+    assert not any("halimede.dev/model" in child["metadata"]["labels"] for child in made.values())
+    assert made["Service/search"]["spec"]["selector"] == {"halimede.dev/ensemble": "search"}
+    assert made["Deployment"]["metadata"]["ownerReferences"][0]["kind"] == "ModelEnsemble"
+    assert ensemble_key().name == "search"
+
+
+def test_the_config_map_is_called_by_its_content() -> None:
+    config_map = children()["ConfigMap"]
+
+    plan = config_map["data"]["plan.json"]
+    assert config_map["immutable"] is True
+    assert config_map["metadata"]["name"] == f"bert-config-{hash_of(plan)}"
+    assert json.loads(plan) == {
+        "models": [{"name": "bert", "uri": "s3://models/bert"}],
+        "stores": {"s3": {"endpoint": "https://store.example"}},
+    }
+
+
+def test_the_account_has_no_token() -> None:
+    account = children()["ServiceAccount"]
+
+    assert account["metadata"]["name"] == "bert"
+    assert account["automountServiceAccountToken"] is False
+
+
+def test_the_services() -> None:
+    http = {"name": "http", "port": 8000, "targetPort": "http", "protocol": "TCP"}
+    grpc = {"name": "grpc", "port": 8001, "targetPort": "grpc", "protocol": "TCP", "appProtocol": "kubernetes.io/h2c"}
+    metrics = {"name": "metrics", "port": 8002, "targetPort": "metrics", "protocol": "TCP"}
+
+    assert children()["Service/bert"]["spec"] == {"type": "ClusterIP", "ports": [http, grpc], "selector": SELECTOR}
+    assert children()["Service/bert-pods"]["spec"] == {
+        "type": "ClusterIP",
+        "clusterIP": "None",
+        "ports": [http, grpc, metrics],
+        "selector": SELECTOR,
+    }
+    only_grpc = children(serving=Serving(http=False))
+    assert only_grpc["Service/bert"]["spec"]["ports"] == [grpc]
+    assert only_grpc["Service/bert-pods"]["spec"]["ports"] == [grpc, metrics]
+    assert children(serving=Serving(grpc=False))["Service/bert"]["spec"]["ports"] == [http]
+
+
+def test_the_deployment_around_the_pods() -> None:
+    made = children(replicas=3)["Deployment"]
+
+    template = made["spec"].pop("template")
+    assert template["metadata"]["labels"].items() >= {**SELECTOR, "halimede.dev/track": "stable"}.items()
+    assert len(made["metadata"]["annotations"]["halimede.dev/template-hash"]) == 16
+    assert made["spec"] == {
+        "replicas": 3,
+        "selector": {"matchLabels": {**SELECTOR, "halimede.dev/track": "stable"}},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "revisionHistoryLimit": 2,
+        "progressDeadlineSeconds": 600,
+    }
+
+
+def test_suspended_is_scaled_to_nothing() -> None:
+    assert children(replicas=3, suspend=True)["Deployment"]["spec"]["replicas"] == 0
+    assert children(replicas=0)["Deployment"]["spec"]["replicas"] == 0
+
+
+@pytest.mark.parametrize("max_unavailable", [1, 0, "25%"])
+def test_the_disruption_budget(max_unavailable: int | str) -> None:
+    assert children(replicas=2, max_unavailable=max_unavailable)["PodDisruptionBudget"]["spec"] == {
+        "maxUnavailable": max_unavailable,
+        "selector": {"matchLabels": SELECTOR},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+
+
+def test_the_network_policy_admits_the_operator_and_who_is_named() -> None:
+    operator = {
+        "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "halimede"}}}],
+        "ports": [{"port": 8000, "protocol": "TCP"}],
+    }
+    peer = {"podSelector": {}}
+
+    assert children(network_policy=True)["NetworkPolicy"]["spec"] == {
+        "podSelector": {"matchLabels": SELECTOR},
+        "policyTypes": ["Ingress"],
+        "ingress": [operator],
+    }
+    only_grpc = children(network_policy=True, allow_from=(peer,), serving=Serving(http=False))
+    assert only_grpc["NetworkPolicy"]["spec"]["ingress"] == [
+        operator,
+        {"from": [peer], "ports": [{"port": 8001, "protocol": "TCP"}, {"port": 8002, "protocol": "TCP"}]},
+    ]

@@ -1,0 +1,407 @@
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from halimede_operator.core.api.spec import (
+    Accelerator,
+    AcceleratorType,
+    CaBundle,
+    Cache,
+    CacheMedium,
+    Image,
+    Scheduling,
+    Serving,
+    TopologySpread,
+    Workload,
+)
+from support.operator_children import Object, children_of, fetch_of, named, pod_of, server_of, template_of
+from support.operator_specs import PLATFORM, model_spec, workload
+
+GPU = Accelerator(AcceleratorType.GPU, 2)
+MIG = Accelerator(AcceleratorType.MIG, 1, "1g.10gb+me")
+
+
+def pod(**fields: Any) -> Object:
+    return pod_of(model_spec(workload=workload(**fields)))
+
+
+def test_the_plainest_pod() -> None:
+    children = children_of(model_spec())
+
+    assert template_of(children)["spec"] == {
+        "serviceAccountName": "bert",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "imagePullSecrets": [{"name": "platform-registry"}],
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "terminationGracePeriodSeconds": 40,
+        "initContainers": [
+            {
+                "name": "fetch",
+                "image": "registry.example/halimede:1",
+                "imagePullPolicy": "IfNotPresent",
+                "command": ["halimede", "fetch", "--plan", "/etc/halimede/plan.json", "--into", "/models"],
+                "resources": {},
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"]},
+                    "readOnlyRootFilesystem": True,
+                },
+                "volumeMounts": [
+                    {"name": "models", "mountPath": "/models"},
+                    {"name": "config", "mountPath": "/etc/halimede", "readOnly": True},
+                    {"name": "tmp", "mountPath": "/tmp"},
+                ],
+            }
+        ],
+        "containers": [
+            {
+                "name": "server",
+                "image": "registry.example/halimede:1",
+                "imagePullPolicy": "IfNotPresent",
+                "command": ["halimede", "serve"],
+                "args": [
+                    "--model-repository=/models",
+                    "--http-port=8000",
+                    "--grpc-port=8001",
+                    "--metrics-port=8002",
+                    "--drain-delay=5",
+                    "--exit-timeout-secs=25",
+                    "--log-format=json",
+                ],
+                "env": [
+                    {"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
+                    {
+                        "name": "POD_NAMESPACE",
+                        "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}},
+                    },
+                    {"name": "POD_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
+                    {
+                        "name": "NODE_NAME",
+                        "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}},
+                    },
+                ],
+                "resources": {},
+                "ports": [
+                    {"name": "grpc", "containerPort": 8001, "protocol": "TCP"},
+                    {"name": "http", "containerPort": 8000, "protocol": "TCP"},
+                    {"name": "metrics", "containerPort": 8002, "protocol": "TCP"},
+                ],
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"]},
+                    "readOnlyRootFilesystem": True,
+                },
+                "volumeMounts": [
+                    {"name": "models", "mountPath": "/models", "readOnly": True},
+                    {"name": "config", "mountPath": "/etc/halimede", "readOnly": True},
+                    {"name": "tmp", "mountPath": "/tmp"},
+                    {"name": "shm", "mountPath": "/dev/shm"},
+                ],
+                "startupProbe": {
+                    "httpGet": {"path": "/v2/health/ready", "port": "http"},
+                    "periodSeconds": 5,
+                    "timeoutSeconds": 5,
+                    "failureThreshold": 360,
+                },
+                "readinessProbe": {
+                    "httpGet": {"path": "/v2/health/ready", "port": "http"},
+                    "periodSeconds": 2,
+                    "timeoutSeconds": 2,
+                    "failureThreshold": 3,
+                },
+                "livenessProbe": {
+                    "httpGet": {"path": "/v2/health/live", "port": "http"},
+                    "periodSeconds": 10,
+                    "timeoutSeconds": 5,
+                    "failureThreshold": 6,
+                },
+            }
+        ],
+        "volumes": [
+            {"name": "models", "emptyDir": {}},
+            {"name": "config", "configMap": {"name": children["ConfigMap"]["metadata"]["name"]}},
+            {"name": "tmp", "emptyDir": {}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
+        ],
+    }
+
+
+def test_the_pods_labels_are_what_selectors_look_for() -> None:
+    template = template_of(children_of(model_spec()))
+
+    labels = dict(template["metadata"]["labels"])
+    assert len(labels.pop("halimede.dev/revision")) == 8
+    assert labels == {
+        "app.kubernetes.io/name": "inference-server",
+        "app.kubernetes.io/instance": "bert",
+        "app.kubernetes.io/component": "predictor",
+        "app.kubernetes.io/managed-by": "halimede-operator",
+        "app.kubernetes.io/part-of": "halimede",
+        "halimede.dev/model": "bert",
+        "halimede.dev/track": "stable",
+    }
+
+
+def test_another_template_is_another_revision() -> None:
+    def revision(**fields: Any) -> str:
+        labels = template_of(children_of(model_spec(workload=workload(**fields))))["metadata"]["labels"]
+        return str(labels["halimede.dev/revision"])
+
+    assert revision() == revision(replicas=7, suspend=True)
+    assert revision() != revision(image=Image("other:1"))
+    assert revision() != revision(pod_template={"metadata": {"annotations": {"a": "b"}}})
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "limits"),
+    [(GPU, {"cpu": "2", "nvidia.com/gpu": "2"}), (MIG, {"cpu": "2", "nvidia.com/mig-1g.10gb.me": "1"})],
+)
+def test_a_device_is_asked_for_by_the_server_alone(accelerator: Accelerator, limits: dict[str, str]) -> None:
+    made = pod(accelerator=accelerator, resources={"limits": {"cpu": "2"}, "requests": {"cpu": "1"}})
+
+    assert server_of(made)["resources"] == {"limits": limits, "requests": {"cpu": "1"}}
+    assert fetch_of(made)["resources"] == {"limits": {"cpu": "2"}, "requests": {"cpu": "1"}}
+    assert {container["image"] for container in (fetch_of(made), server_of(made))} == {
+        "registry.example/halimede:1-gpu"
+    }
+    assert made["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert {"name": "CUDA_MODULE_LOADING", "value": "LAZY"} in server_of(made)["env"]
+
+
+def test_the_fetcher_asks_for_what_every_node_has() -> None:
+    amounts = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi", "example.com/fpga": "1", "hugepages-2Mi": "2Mi"}
+
+    made = pod(resources={"limits": amounts})
+
+    assert fetch_of(made)["resources"] == {"limits": {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi"}}
+    assert server_of(made)["resources"] == {"limits": amounts}
+
+
+def test_scheduling_is_handed_on() -> None:
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}]}}
+    own = (
+        {"key": "team", "operator": "Exists"},
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+    )
+
+    made = pod(
+        accelerator=GPU,
+        scheduling=Scheduling(
+            node_selector={"disk": "fast"},
+            tolerations=own,
+            affinity=affinity,
+            priority_class_name="high",
+            runtime_class_name="nvidia",
+            scheduler_name="other",
+        ),
+    )
+
+    assert made["nodeSelector"] == {"disk": "fast"}
+    assert made["tolerations"] == list(own)
+    assert made["affinity"] == affinity
+    assert (made["priorityClassName"], made["runtimeClassName"], made["schedulerName"]) == ("high", "nvidia", "other")
+
+
+@pytest.mark.parametrize(
+    ("preset", "topology_key"),
+    [(TopologySpread.NODE, "kubernetes.io/hostname"), (TopologySpread.ZONE, "topology.kubernetes.io/zone")],
+)
+def test_pods_of_one_revision_are_spread(preset: TopologySpread, topology_key: str) -> None:
+    assert pod(scheduling=Scheduling(topology_spread=preset))["topologySpreadConstraints"] == [
+        {
+            "maxSkew": 1,
+            "topologyKey": topology_key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {"halimede.dev/model": "bert"}},
+            "matchLabelKeys": ["pod-template-hash"],
+        }
+    ]
+
+
+def test_a_protocol_that_is_off() -> None:
+    without_grpc = server_of(pod(serving=Serving(grpc=False, max_message_bytes=1 << 20)))
+    assert "--allow-grpc=false" in without_grpc["args"]
+    assert not any(argument.startswith("--grpc") for argument in without_grpc["args"])
+    assert [port["name"] for port in without_grpc["ports"]] == ["http", "metrics"]
+
+    # Probes and the operator ask over HTTP: it is taken from the Services alone.
+    without_http = server_of(pod(serving=Serving(http=False)))
+    assert without_http == server_of(pod())
+
+
+def test_serving_is_handed_on() -> None:
+    made = pod(serving=Serving(True, True, 9000, 9001, 9002, max_message_bytes=1 << 20, drain_seconds=60))
+
+    assert server_of(made)["args"] == [
+        "--model-repository=/models",
+        "--http-port=9000",
+        "--grpc-port=9001",
+        "--metrics-port=9002",
+        "--drain-delay=5",
+        "--exit-timeout-secs=60",
+        "--log-format=json",
+        "--http-max-input-size=1048576",
+        "--grpc-max-input-size=1048576",
+    ]
+    assert made["terminationGracePeriodSeconds"] == 75
+
+
+def test_variables_reach_both_containers_and_win() -> None:
+    given = ({"name": "HTTPS_PROXY", "value": "http://proxy"}, {"name": "POD_IP", "value": "mine"})
+
+    made = pod(env=given)
+
+    assert fetch_of(made)["env"] == list(given)
+    assert [variable["name"] for variable in server_of(made)["env"]] == [
+        *("POD_NAME", "POD_NAMESPACE", "NODE_NAME"),
+        *("HTTPS_PROXY", "POD_IP"),
+    ]
+    assert named(server_of(made)["env"], "POD_IP") == given[1]
+
+
+def test_images_and_accounts_of_the_object_win() -> None:
+    made = pod(
+        image=Image("mine:1", "Always", ("mine", "platform-registry")),
+        accelerator=GPU,
+        service_account_name="with-identity",
+    )
+
+    for container in (fetch_of(made), server_of(made)):
+        assert (container["image"], container["imagePullPolicy"]) == ("mine:1", "Always")
+    assert made["imagePullSecrets"] == [{"name": "platform-registry"}, {"name": "mine"}]
+    assert made["serviceAccountName"] == "with-identity"
+
+
+def cache_of(made: Object) -> tuple[Object, list[Object]]:
+    """The volume, and its mounts in the fetcher and in the server."""
+    return named(made["volumes"], "cache"), [
+        named(c["volumeMounts"], "cache") for c in (fetch_of(made), server_of(made))
+    ]
+
+
+def test_without_a_cache_the_models_folder_has_the_limit() -> None:
+    made = pod(cache=Cache(size_limit="50Gi"))
+
+    assert named(made["volumes"], "models") == {"name": "models", "emptyDir": {"sizeLimit": "50Gi"}}
+    assert [volume["name"] for volume in made["volumes"]] == ["models", "config", "tmp", "shm"]
+
+
+def test_a_cache_on_the_node_has_to_be_there() -> None:
+    made = pod(cache=Cache(CacheMedium.HOST_PATH, size_limit="50Gi"))
+
+    assert cache_of(made) == (
+        {"name": "cache", "hostPath": {"path": "/var/lib/halimede/cache", "type": "Directory"}},
+        [{"name": "cache", "mountPath": "/cache"}, {"name": "cache", "mountPath": "/cache", "readOnly": True}],
+    )
+    assert named(made["volumes"], "models") == {"name": "models", "emptyDir": {}}
+    assert "fsGroup" not in made["securityContext"]
+
+
+def test_a_cache_on_a_claim_is_the_groups() -> None:
+    made = pod(cache=Cache(CacheMedium.PVC, "shared", "models/cache"))
+
+    mount = {"name": "cache", "mountPath": "/cache", "subPath": "models/cache"}
+    assert cache_of(made) == (
+        {"name": "cache", "persistentVolumeClaim": {"claimName": "shared"}},
+        [mount, {**mount, "readOnly": True}],
+    )
+    assert made["securityContext"]["fsGroup"] == 65532
+    assert made["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+
+
+def test_the_plan_knows_of_the_cache() -> None:
+    def cache_in_plan(cache: Cache) -> Any:
+        plan = children_of(model_spec(workload=workload(cache=cache)))["ConfigMap"]["data"]["plan.json"]
+        return json.loads(plan).get("cache")
+
+    assert cache_in_plan(Cache(size_limit="1Gi")) is None
+    assert cache_in_plan(Cache(CacheMedium.HOST_PATH)) == {"path": "/cache"}
+    assert cache_in_plan(Cache(CacheMedium.PVC, "shared", size_limit="0.5Gi")) == {
+        "path": "/cache",
+        "size_limit_bytes": 512 << 20,
+    }
+
+
+def test_secrets_are_in_the_fetcher_alone() -> None:
+    made = pod_of(model_spec(credentials_secret="store-keys", ca_bundle=CaBundle("corp.ca", "root.pem")))
+
+    bundle = made["volumes"][-1]["name"]
+    assert made["volumes"][-2:] == [
+        {"name": "credentials-store-keys", "secret": {"secretName": "store-keys", "defaultMode": 0o444}},
+        {"name": bundle, "configMap": {"name": "corp.ca", "defaultMode": 0o444}},
+    ]
+    ours = [
+        {"name": "credentials-store-keys", "mountPath": "/run/halimede/credentials/store-keys", "readOnly": True},
+        {"name": bundle, "mountPath": "/run/halimede/ca/corp.ca", "readOnly": True},
+    ]
+    assert fetch_of(made)["volumeMounts"][-2:] == ours
+    assert server_of(made)["volumeMounts"] == server_of(pod())["volumeMounts"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "volume", "mount"),
+    [
+        (
+            "pvc://models/bert/1",
+            {"name": "claim-models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
+            "/run/halimede/claims/models",
+        ),
+        (
+            "file:///srv/models/bert/",
+            {"name": "node-522be551", "hostPath": {"path": "/srv/models/bert"}},
+            "/run/halimede/node/522be551",
+        ),
+    ],
+)
+def test_what_is_mounted_is_read_only_in_both(uri: str, volume: Object, mount: str) -> None:
+    children = children_of(model_spec(uri=uri))
+
+    made = template_of(children)["spec"]
+    assert made["volumes"][-1] == volume
+    mounts = [named(c["volumeMounts"], volume["name"]) for c in (fetch_of(made), server_of(made))]
+    assert mounts == [{"name": volume["name"], "mountPath": mount, "readOnly": True}] * 2
+    assert json.loads(children["ConfigMap"]["data"]["plan.json"])["models"][0]["mount"] == mount
+
+
+def test_the_overlay_has_the_last_word_but_for_what_selectors_need() -> None:
+    overlay = {
+        "metadata": {"labels": {"team": "search", "halimede.dev/model": "mine"}},
+        "spec": {
+            "terminationGracePeriodSeconds": 900,
+            "containers": [{"name": "server", "image": "mine:1", "args": ["--help"]}],
+            "initContainers": [{"name": "later", "image": "tool:1"}],
+        },
+    }
+
+    template = template_of(children_of(model_spec(workload=workload(pod_template=overlay))))
+
+    assert template["metadata"]["labels"]["team"] == "search"
+    assert template["metadata"]["labels"]["halimede.dev/model"] == "bert"
+    assert template["spec"]["terminationGracePeriodSeconds"] == 900
+    assert (server_of(template["spec"])["image"], server_of(template["spec"])["args"]) == ("mine:1", ["--help"])
+    assert [container["name"] for container in template["spec"]["initContainers"]] == ["fetch", "later"]
+
+
+def test_what_whoever_installed_the_operator_decided() -> None:
+    platform = replace(
+        PLATFORM,
+        server_image="other:2",
+        image_pull_policy="Never",
+        image_pull_secrets=(),
+        cache_host_path="/mnt/cache",
+        s3_region="eu",
+    )
+
+    children = children_of(model_spec(workload=Workload(cache=Cache(CacheMedium.HOST_PATH))), platform=platform)
+
+    made = template_of(children)["spec"]
+    assert (server_of(made)["image"], server_of(made)["imagePullPolicy"]) == ("other:2", "Never")
+    assert "imagePullSecrets" not in made
+    assert named(made["volumes"], "cache")["hostPath"]["path"] == "/mnt/cache"
+    stores = json.loads(children["ConfigMap"]["data"]["plan.json"])["stores"]
+    assert stores == {"s3": {"endpoint": "https://store.example", "region": "eu"}}

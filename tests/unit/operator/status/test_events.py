@@ -1,0 +1,126 @@
+"""What is told of how a status came to be."""
+
+from halimede_operator.core.api.spec import Problem, Spec, Workload
+from halimede_operator.core.events import EventLimit
+from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.status import EventDraft, events_of, status_of
+from support.operator_pods import (
+    deployment,
+    ended,
+    fetch_failed,
+    fetching,
+    leaving,
+    loading,
+    lost_readiness,
+    serving,
+    snapshot,
+    stopped,
+)
+from support.operator_specs import model_key, model_spec
+
+SPEC = model_spec()
+
+
+def story(*looks: Snapshot | tuple[Snapshot, Spec | None, tuple[Problem, ...]]) -> list[tuple[str, str]]:
+    """The events of one look after the other, each with the status of the look before."""
+    status: Object | None = None
+    told: list[tuple[str, str]] = []
+    for number, look in enumerate(looks):
+        seen, spec, problems = look if isinstance(look, tuple) else (look, SPEC, ())
+        if status is not None:
+            seen.object["status"] = status
+        after = status_of(seen, spec, problems, (), (), f"2026-11-22T10:00:{number:02}Z")
+        told += [(event.type, event.reason) for event in events_of(status, after)]
+        status = after
+    return told
+
+
+def seen(*pods: Object, replicas: int = 1, **fields: object) -> Snapshot:
+    return snapshot(model_key(), *pods, child=deployment(replicas, **fields))
+
+
+def test_a_model_that_comes_up_is_one_event():
+    looks = (snapshot(model_key()), seen(), seen(fetching()), seen(loading()), seen(serving()), seen(serving()))
+
+    assert story(*looks) == [("Normal", "Serving")]
+
+
+def test_a_crash_loop_is_one_event():
+    crash = ended(1, "no weights")
+    turn = (
+        seen(stopped(crash)),
+        seen(stopped({"waiting": {"reason": "CrashLoopBackOff"}}, last=crash)),
+        seen(loading(last=crash)),
+    )
+
+    assert story(seen(loading()), *turn, *turn, *turn, seen(serving())) == [
+        ("Warning", "ModelLoadFailed"),
+        ("Normal", "Serving"),
+    ]
+
+
+def test_a_failed_rollout_and_its_repair():
+    old = serving("bert-0-a", template="6d8b5f4c77")
+    failing = fetch_failed(11, "no key", "bert-1-a")
+    looks = (seen(serving()), seen(old, fetching("bert-1-a"), generation=2, progress="ReplicaSetUpdated"),
+             seen(old, failing, generation=2, progress="ReplicaSetUpdated"), seen(serving("bert-2-a"), generation=3))  # fmt: skip
+
+    assert story(*looks) == [
+        ("Normal", "Serving"),
+        ("Normal", "Progressing"),
+        ("Warning", "ModelFetchFailed"),
+        ("Normal", "Serving"),
+    ]
+
+
+def test_a_dip_of_readiness_is_told():
+    assert story(seen(serving()), seen(lost_readiness()), seen(serving())) == [
+        ("Normal", "Serving"),
+        ("Warning", "ProbeFailed"),
+        ("Normal", "Serving"),
+    ]
+
+
+def test_suspending_is_told_once():
+    idle = model_spec(workload=Workload(suspend=True))
+    looks = (seen(serving()), (seen(leaving(serving()), replicas=0), idle, ()), (seen(replicas=0), idle, ()))
+
+    assert story(*looks) == [("Normal", "Serving"), ("Normal", "Suspended")]
+
+
+def test_a_model_that_is_made_without_replicas_is_no_event():
+    idle = model_spec(workload=Workload(replicas=0))
+
+    assert story((snapshot(model_key()), idle, ()), (seen(replicas=0), idle, ())) == []
+
+
+def test_a_bad_spec_is_told_at_once_with_its_reason():
+    bad = (seen(), None, (Problem("spec.model.uri", "must be a URI"),))
+    status = status_of(bad[0], None, bad[2], (), (), "2026-11-22T10:00:00Z")
+
+    assert events_of(None, status) == (EventDraft("Warning", "InvalidSpec", "spec.model.uri: must be a URI"),)
+    assert story(bad, bad) == [("Warning", "InvalidSpec")]
+
+
+def test_a_status_without_conditions_is_no_event():
+    assert events_of({"conditions": "?"}, {"conditions": [{"type": "Ready", "status": "True"}]}) == ()
+
+
+def test_of_one_reason_there_is_one_event_a_minute():
+    """O-66, O-84."""
+    limit = EventLimit()
+    up, down = EventDraft("Normal", "Serving", ""), EventDraft("Warning", "ProbeFailed", "")
+    flaps = [limit.try_send(model_key(), draft, now_s) for now_s, draft in enumerate([up, down] * 60)]
+
+    assert [number for number, sent in enumerate(flaps) if sent] == [0, 1, 60, 61]
+    assert limit.try_send(model_key("other"), up, 119.5)
+    assert not limit.try_send(model_key(), up, 119.9)
+    assert limit.try_send(model_key(), up, 120.0)
+
+
+def test_the_limit_forgets_what_is_past():
+    limit = EventLimit()
+    for number in range(1000):
+        limit.try_send(model_key(f"m{number}"), EventDraft("Normal", "Serving", ""), float(number))
+
+    assert len(limit) == 60

@@ -1,0 +1,268 @@
+"""Whatever is in a snapshot, a status comes of it; and it says nothing new until something new is there."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halimede_operator.core.api.spec import EnsembleSpec, Key, Problem, Spec, Workload
+from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion, Snapshot
+from halimede_operator.core.status import ApplyFailure, events_of, status_of
+from support.operator_pods import (
+    NEW,
+    OLD,
+    back_off,
+    deployment,
+    ended,
+    fetch_failed,
+    fetching,
+    gpu_node,
+    leaving,
+    loading,
+    lost_readiness,
+    node_lost,
+    pod,
+    rejected,
+    replica_set,
+    serving,
+    snapshot,
+    stopped,
+    unscheduled,
+    waiting,
+)
+from support.operator_specs import ensemble_key, model_key, model_spec, search_spec
+
+NOW, LATER = "2026-11-22T10:00:00Z", "2026-11-22T11:00:00Z"
+SLOW = settings(deadline=None)
+"""Another load on the machine is no failure."""
+CRDS = Path(__file__).parents[4] / "crds"
+
+PODS = (
+    pod(), pod(has_sandbox=False), fetching(), fetching(last=ended(11, "no key")), fetch_failed(10), fetch_failed(14, "a cat"),
+    loading(), loading(last=ended(1, "E1122 09:12:25.747360 1 app.py:212] \"no\"")), serving(), serving(last=ended(137, reason="OOMKilled")),
+    stopped(back_off("x"), last=ended(139)), stopped(waiting("ErrImagePull", "no")), stopped(waiting("CreateContainerConfigError", 'secret "x" not found')),
+    lost_readiness(), node_lost(), rejected("Evicted", "low on memory"), rejected("UnexpectedAdmissionError", "devices unavailable"),
+    unscheduled("1 Insufficient nvidia.com/gpu."), leaving(serving()),
+)  # fmt: skip
+SPECS = st.sampled_from(
+    [None, model_spec(), model_spec(workload=Workload(replicas=3)), model_spec(workload=Workload(suspend=True))]
+)
+REASONS = st.sampled_from(["", "unloaded", "Internal: no weights", "\x00" * 9])
+INDEXES = st.one_of(
+    st.none(),
+    st.builds(PodIndex, error=st.sampled_from(["refused", "", "timed out"])),
+    st.builds(
+        PodIndex,
+        st.lists(
+            st.builds(
+                ServedVersion,
+                st.sampled_from(["bert", "search", "tok", "pool", "\u202e"]),
+                st.sampled_from(["1", "2", "", "x", "9" * 40]),
+                st.sampled_from(["READY", "UNAVAILABLE", "LOADING", ""]),
+                REASONS,
+            ),
+            max_size=4,
+        ).map(tuple),
+    ),
+)
+FAILURES = st.lists(
+    st.builds(ApplyFailure, st.just("Service prod/bert"), st.sampled_from([0, 403, 409, 422, 500]), st.just(""), st.sampled_from(["no", "is being terminated", "exceeded quota"])),
+    max_size=2,
+)  # fmt: skip
+
+
+@st.composite
+def snapshots(draw: st.DrawFn, key: Key) -> Snapshot:
+    pods = []
+    for number, made in enumerate(draw(st.lists(st.sampled_from(PODS), max_size=4))):
+        named = copy.deepcopy(made)
+        named["metadata"] |= {"name": f"bert-{number}", "uid": f"uid-bert-{number}"}
+        named["metadata"]["labels"]["pod-template-hash"] = draw(st.sampled_from([NEW, OLD]))
+        pods.append(named)
+    asked = draw(st.lists(INDEXES, min_size=len(pods), max_size=len(pods)))
+    child = draw(st.none() | st.builds(
+        deployment, st.integers(0, 3), generation=st.just(2), seen=st.integers(1, 2),
+        progress=st.sampled_from(["NewReplicaSetAvailable", "ReplicaSetUpdated", "ProgressDeadlineExceeded"]),
+    ))  # fmt: skip
+    return snapshot(
+        key,
+        *pods,
+        child=child,
+        replica_sets=(replica_set(OLD, 9), replica_set(NEW, draw(st.sampled_from([8, 10])))),
+        indexes={f"bert-{number}": each for number, each in enumerate(asked) if each},
+        generation=draw(st.integers(1, 2)),
+        quota_messages=tuple(draw(st.lists(st.just('pods "a-12345" is forbidden: exceeded quota'), max_size=1))),
+        nodes=tuple(draw(st.lists(st.just(gpu_node("a", gpu="1")), max_size=1))),
+        members={
+            name: {"metadata": {"name": name, "generation": 1}}
+            for name in draw(st.sets(st.sampled_from(["tok", "pool"])))
+        },
+    )
+
+
+STRANGE: tuple[Any, ...] = (
+    None, True, -3, 7, 10**20, 1.5, float("nan"), "", "\ud800", "\x00\n", "1970-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00", "9" * 50,
+    "x" * 20000, "pods \"a", {}, [], [None], [[]], {"": []}, [{"type": "Ready", "status": "True"}] * 2,
+)  # fmt: skip
+
+
+def mutated(value: Any, chance: Random, how_often: int) -> Any:
+    """The same with something else, or nothing, in some places of it."""
+    if chance.randrange(how_often) == 0:
+        return chance.choice(STRANGE)
+    if isinstance(value, dict):
+        return {key: mutated(inner, chance, how_often) for key, inner in value.items() if chance.randrange(how_often)}
+    if isinstance(value, list):
+        return [mutated(inner, chance, how_often) for inner in value]
+    return value
+
+
+def all_mutated(objects: tuple[Object, ...], chance: Random, how_often: int) -> tuple[Object, ...]:
+    return tuple(each for each in (mutated(each, chance, how_often) for each in objects) if isinstance(each, dict))
+
+
+def settled(
+    seen: Snapshot, spec: Spec | None, problems: tuple[Problem, ...], failures: list[ApplyFailure], now: str, then: str
+) -> tuple[Object, Object]:
+    """A status, and that of another look at the same things."""
+    first = status_of(seen, spec, problems, failures, (), now)
+    seen.object["status"] = json.loads(json.dumps(first))
+    return first, status_of(seen, spec, problems, failures, (), then)
+
+
+@SLOW
+@given(snapshots(model_key()), SPECS, FAILURES)
+def test_another_look_at_the_same_says_the_same(seen: Snapshot, spec: Spec | None, failures: list[ApplyFailure]):
+    problems = (Problem("spec", "bad"),) if spec is None else ()
+    before = copy.deepcopy(seen)
+    first, second = settled(seen, spec, problems, failures, NOW, LATER)
+    third = status_of(seen, spec, problems, failures, (), LATER)
+
+    assert (first, first) == (second, third)
+    assert events_of(first, second) == ()
+    assert first == status_of(before, spec, problems, failures, (), NOW)
+    assert_fits("inferencemodels", first)
+
+
+@SLOW
+@given(snapshots(ensemble_key()), st.sampled_from([None, search_spec()]), FAILURES)
+def test_another_look_at_an_ensemble_says_the_same(
+    seen: Snapshot, spec: EnsembleSpec | None, failures: list[ApplyFailure]
+):
+    first, second = settled(seen, spec, (Problem("spec", "bad"),) if spec is None else (), failures, NOW, LATER)
+
+    assert first == second
+    assert_fits("modelensembles", first)
+
+
+@SLOW
+@given(snapshots(model_key()), snapshots(model_key()), SPECS)
+def test_ready_is_true_only_where_every_replica_serves_the_newest_template(
+    seen: Snapshot, before: Snapshot, spec: Spec | None
+):
+    seen.object["status"] = status_of(before, spec, (), (), (), NOW)
+    status = status_of(seen, spec, (), (), (), LATER)
+    if next(c for c in status["conditions"] if c["type"] == "Ready")["status"] != "True":
+        return
+    revision = {
+        rs["metadata"]["labels"]["pod-template-hash"]: int(
+            rs["metadata"]["annotations"]["deployment.kubernetes.io/revision"]
+        )
+        for rs in seen.replica_sets
+    }
+    live = [p for p in seen.pods if "deletionTimestamp" not in p["metadata"] and p["status"]["phase"] != "Failed"]
+    ready = [p for p in live if any(c["type"] == "Ready" and c["status"] == "True" for c in p["status"]["conditions"])]
+    wanted = spec.workload.replicas if spec else seen.children[0]["spec"]["replicas"]
+    assert 0 < wanted <= len(ready)
+    assert {p["metadata"]["labels"]["pod-template-hash"] for p in live} == {
+        max(revision, key=lambda name: revision[name])
+    }
+    assert seen.children[0]["status"]["observedGeneration"] == seen.children[0]["metadata"]["generation"]
+
+
+@SLOW
+@given(snapshots(model_key()), SPECS, st.integers(3, 60), st.integers(0, 2**32))
+def test_nothing_that_stands_in_an_object_is_too_much(seen: Snapshot, spec: Spec | None, how_often: int, seed: int):
+    chance = Random(seed)
+    object_ = mutated(seen.object, chance, how_often)
+    strange = replace(
+        seen,
+        object={**(object_ if isinstance(object_, dict) else {})},
+        members=dict(zip("ab", all_mutated(tuple(seen.members.values()), chance, how_often), strict=False)),
+        children=all_mutated(seen.children, chance, how_often),
+        replica_sets=all_mutated(seen.replica_sets, chance, how_often),
+        pods=all_mutated(seen.pods, chance, how_often),
+        nodes=all_mutated(seen.nodes, chance, how_often),
+    )
+    strange.object["status"] = mutated(status_of(seen, spec, (), (), (), NOW), chance, how_often)
+    first, second = settled(strange, spec, (), [], NOW, LATER)
+
+    assert first == second
+    assert_fits("inferencemodels", first)
+
+
+SCHEMAS = {
+    plural: yaml.safe_load((CRDS / f"{plural}.yaml").read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    for plural in ("inferencemodels", "modelensembles")
+}  # fmt: skip
+
+
+def assert_fits(plural: str, status: Object) -> None:
+    """What an API server drops, or refuses, would be written again and again."""
+    problems = list(misfits(status, SCHEMAS[plural], "status"))
+    assert problems == []
+
+
+def misfits(value: Any, schema: dict[str, Any], path: str) -> Any:
+    types = {"object": dict, "array": list, "string": str, "integer": int}
+    if schema["type"] == "boolean":
+        assert isinstance(value, bool)
+    elif type(value) is not types[schema["type"]]:
+        yield f"{path}: {value!r} is not of type {schema['type']}"
+    elif isinstance(value, dict):
+        yield from (f"{path}: {name} is missing" for name in schema.get("required", ()) if name not in value)
+        for name, inner in value.items():
+            if name not in schema["properties"]:
+                yield f"{path}.{name} is not in the CRD"
+            else:
+                yield from misfits(inner, schema["properties"][name], f"{path}.{name}")
+    elif isinstance(value, list):
+        if len(value) > schema.get("maxItems", 0):
+            yield f"{path}: {len(value)} items"
+        keys = schema.get("x-kubernetes-list-map-keys", ())
+        if keys and len({tuple(item[key] for key in keys) for item in value}) < len(value):
+            yield f"{path}: the same key twice"
+        for number, item in enumerate(value):
+            yield from misfits(item, schema["items"], f"{path}[{number}]")
+    elif isinstance(value, str):
+        if value not in schema.get("enum", [value]) or not schema.get("minLength", 0) <= len(value) <= schema.get(
+            "maxLength", 1024
+        ):
+            yield f"{path}: {value!r}"
+        value.encode()
+    elif not schema.get("minimum", -(2**31)) <= value < 2 ** (31 if schema["format"] == "int32" else 63):
+        yield f"{path}: {value}"
+
+
+def test_the_check_finds_what_does_not_fit():
+    status = {
+        "phase": "Nice",
+        "current": {"versions": ["1"]},
+        "lastFailure": {"reason": "x"},
+        "mood": 1,
+        "replicas": -1,
+    }
+
+    assert list(misfits(status, SCHEMAS["inferencemodels"], "status")) == [
+        "status.phase: 'Nice'",
+        "status.current.versions[0]: '1' is not of type integer",
+        "status.lastFailure: message is missing",
+        "status.mood is not in the CRD",
+        "status.replicas: -1",
+    ]

@@ -1,0 +1,516 @@
+"""Why an object is not ready, told from its pods: what Kubernetes 1.36 writes, and what the status makes of it."""
+
+import pytest
+
+from halimede_operator.core.api.spec import Workload
+from halimede_operator.core.snapshot import Object, PodIndex
+from halimede_operator.core.status import status_of
+from support.operator_pods import (
+    IMAGE,
+    NEW,
+    OLD,
+    back_off,
+    container,
+    deployment,
+    ended,
+    fetch_failed,
+    fetched,
+    fetching,
+    gpu_node,
+    index,
+    leaving,
+    loading,
+    lost_readiness,
+    node_lost,
+    pod,
+    rejected,
+    replica_set,
+    running,
+    serving,
+    snapshot,
+    stopped,
+    unscheduled,
+    waiting,
+)
+from support.operator_specs import model_key, model_spec
+
+NOW = "2026-11-22T10:00:00Z"
+NAME = f"bert-{NEW}-aaaaa"
+SERVER = f"pod {NAME}: container server (image {IMAGE})"
+FETCH = f"pod {NAME}: container fetch (image {IMAGE})"
+ON = f"pod {NAME} on node node-1"
+NO_GPU = (
+    "0/2 nodes are available: 2 Insufficient nvidia.com/mig-1g.5gb. no new claims to deallocate, "
+    "preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod."
+)
+PULL = 'failed to pull and unpack image "x": failed to resolve reference "x": dial tcp: lookup x on 10.0.0.1:53: '
+REJECTED = "Pod was rejected: Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 1, Available: 0, which is unexpected"
+LOG = (
+    "I1122 09:12:25.737360 1 app.py:200] \"starting\"\n"
+    "E1122 09:12:25.747360 1 lifecycle.py:945] \"failed to load 'bert' version 1: Internal: no weights\"\n"
+    'E1122 09:12:25.747360 1 app.py:212] "creating server: Internal - failed to load all models: bert"\n'
+    'I1122 09:12:25.747395 1 app.py:313] "Waiting for in-flight requests to complete."\n'
+)  # fmt: skip
+JSON_LOG = (
+    'ime":"2026-11-22T09:12:28.198Z","level":"ERROR","message":"cut off"}\n'
+    '{"time":"2026-11-22T09:12:28.209Z","level":"ERROR","message":"failed to load: Traceback (most recent call last):\\n  File \\"a\\"\\nValueError: no weights\\n"}\n'
+    '{"time":"2026-11-22T09:12:28.218Z","level":"INFO","message":"table of Option, Value"}\n'
+)  # fmt: skip
+LOAD_SAID = (
+    "failed to load 'bert' version 1: Internal: no weights; creating server: Internal - failed to load all models: bert"
+)
+
+
+def ready_of(status: Object) -> tuple[str, str, str]:
+    return next((c["status"], c["reason"], c["message"]) for c in status["conditions"] if c["type"] == "Ready")
+
+
+def said_of(status: Object, type_: str) -> tuple[str, str]:
+    return next((c["status"], c["reason"]) for c in status["conditions"] if c["type"] == type_)
+
+
+CASES = {
+    "no node has the device": (unscheduled(NO_GPU), "Placed", "InsufficientDevices", f"pod {NAME}: {NO_GPU}"),
+    "taints": (
+        unscheduled("0/2 nodes are available: 2 node(s) had untolerated taint(s)."),
+        "Placed",
+        "Unschedulable",
+        f"pod {NAME}: 0/2 nodes are available: 2 node(s) had untolerated taint(s).",
+    ),
+    "a claim that is not there": (
+        unscheduled('0/2 nodes are available: persistentvolumeclaim "models" not found.'),
+        "Placed",
+        "Unschedulable",
+        f'pod {NAME}: 0/2 nodes are available: persistentvolumeclaim "models" not found.',
+    ),
+    "no right to the store": (fetch_failed(10, "s3://m/bert: AccessDenied"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: not allowed: s3://m/bert: AccessDenied"),
+    "no such model": (fetch_failed(11, "s3://m/bert: NoSuchKey"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: not found: s3://m/bert: NoSuchKey"),
+    "other files": (fetch_failed(12, "sha256:1 is not sha256:2"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: digest mismatch: sha256:1 is not sha256:2"),
+    "no room": (fetch_failed(13, "4 GB needed"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: disk full: 4 GB needed"),
+    "no model": (fetch_failed(14, "a folder of pictures"), "ModelFetched", "InvalidModel", f"{FETCH}: not a model: a folder of pictures"),
+    "no store": (fetch_failed(15, "no route"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: unreachable: no route"),
+    "a fetch that dies": (fetch_failed(139), "ModelFetched", "ModelFetchFailed", f"{FETCH}: exited with code 139 (SIGSEGV)"),
+    "a fetch out of memory": (
+        pod(fetch=container("fetch", ended(137, "Killed\n", reason="OOMKilled"))),
+        "ModelFetched",
+        "OutOfMemory",
+        f"{FETCH}: exited with code 137 (SIGKILL): out of memory, it needs a higher limit in spec.resources: Killed",
+    ),
+    "a fetch that is tried again": (
+        pod(fetch=container("fetch", back_off(NAME, "fetch"), ended(11, "NoSuchKey"), restarts=3)),
+        "ModelFetched",
+        "ModelFetchFailed",
+        f"{FETCH}: not found: NoSuchKey",
+    ),
+    "the fetch container's image": (
+        pod(fetch=container("fetch", waiting("ErrImagePull", PULL + "i/o timeout"))),
+        "ModelFetched",
+        "ImagePullFailed",
+        f"{FETCH}: {PULL}i/o timeout",
+    ),
+    "an image that is not there": (stopped(waiting("ErrImagePull", PULL + "no such host")), "ModelLoaded", "ImagePullFailed", f"{SERVER}: {PULL}no such host"),
+    "an image that is waited for": (
+        stopped(waiting("ImagePullBackOff", f'Back-off pulling image "{IMAGE}": ErrImagePull: {PULL}no such host')),
+        "ModelLoaded",
+        "ImagePullFailed",
+        f"{SERVER}: {PULL}no such host",
+    ),
+    "no image": (
+        stopped(waiting("InvalidImageName", 'Failed to apply default image tag "A::x": invalid reference format')),
+        "ModelLoaded",
+        "ImagePullFailed",
+        f'{SERVER}: Failed to apply default image tag "A::x": invalid reference format',
+    ),
+    "an image that must be there": (
+        stopped(waiting("ErrImageNeverPull", 'Container image "x" is not present with pull policy of Never')),
+        "ModelLoaded",
+        "ImagePullFailed",
+        f'{SERVER}: Container image "x" is not present with pull policy of Never',
+    ),
+    "a Secret that is not there": (
+        stopped(waiting("CreateContainerConfigError", 'secret "missing" not found')),
+        "ModelLoaded",
+        "ContainerConfigError",
+        f'{SERVER}: secret "missing" not found',
+    ),
+    "an image of root": (
+        stopped(waiting("CreateContainerConfigError", f'container has runAsNonRoot and image will run as root (pod: "{NAME}_prod(6ce3d11c-cb39-4c41-bb8c-419f96609ae0)", container: server)')),
+        "ModelLoaded",
+        "ContainerConfigError",
+        f'{SERVER}: container has runAsNonRoot and image will run as root (pod: "{NAME}", container: server)',
+    ),
+    "no such command": (
+        stopped(waiting("RunContainerError", "runc create failed: exec: no such file"), last=ended(128, "runc create failed: exec: no such file", reason="StartError")),
+        "ModelLoaded",
+        "ContainerStartFailed",
+        f"{SERVER}: StartError: runc create failed: exec: no such file",
+    ),
+    "a hook that fails": (stopped(waiting("PostStartHookError", "no")), "ModelLoaded", "ContainerStartFailed", f"{SERVER}: PostStartHookError: no"),
+    "a model that does not load": (stopped(ended(1, LOG)), "ModelLoaded", "ModelLoadFailed", f"{SERVER}: exited with code 1: {LOAD_SAID}"),
+    "a log of JSON lines": (stopped(ended(1, JSON_LOG)), "ModelLoaded", "ModelLoadFailed", f"{SERVER}: exited with code 1: failed to load: ValueError: no weights"),
+    "a message of its own": (stopped(ended(1, "bert: no weights\n")), "ModelLoaded", "ModelLoadFailed", f"{SERVER}: exited with code 1: bert: no weights"),
+    "a server out of memory": (
+        stopped(back_off(NAME), last=ended(137, "Killed\n", reason="OOMKilled")),
+        "ModelLoaded",
+        "OutOfMemory",
+        f"{SERVER}: exited with code 137 (SIGKILL): out of memory, it needs a higher limit in spec.resources: Killed",
+    ),
+    "a server that crashes": (stopped(ended(139, "segmentation fault")), "ModelLoaded", "CrashLoop", f"{SERVER}: exited with code 139 (SIGSEGV): segmentation fault"),
+    "a wrong flag": (stopped(ended(2, "Error: no such option: --x")), "ModelLoaded", "CrashLoop", f"{SERVER}: exited with code 2: Error: no such option: --x"),
+    "a server that just ends": (stopped(ended(0)), "ModelLoaded", "CrashLoop", f"{SERVER}: exited with code 0"),
+    "a server that ends after it served": (
+        stopped(ended(1, "address in use", started=5), unready_since=30),
+        "ModelLoaded",
+        "CrashLoop",
+        f"{SERVER}: exited with code 1: address in use",
+    ),
+    "a crash that the kubelet forgot": (stopped(back_off(NAME)), "ModelLoaded", "CrashLoop", f"{SERVER}: back-off restarting failed container=server pod={NAME}"),
+    "a probe that fails": (lost_readiness(), "Available", "ProbeFailed", f"{SERVER}: it runs, and its readiness probe fails"),
+    "a node that is gone": (node_lost(), "Available", "NodeLost", f"pod {NAME}: its node node-1 does not answer."),
+    "a device that the node lost": (rejected("UnexpectedAdmissionError", REJECTED), "Placed", "InsufficientDevices", f"pod {NAME} on node node-1: UnexpectedAdmissionError: {REJECTED}"),
+    "an eviction": (rejected("Evicted", "The node was low on resource: memory."), "Placed", "Evicted", f"pod {NAME} on node node-1: Evicted: The node was low on resource: memory."),
+    "a node that shuts down": (rejected("NodeShutdown", "Pod was rejected as the node is shutting down."), "Placed", "PodFailed", f"pod {NAME} on node node-1: NodeShutdown: Pod was rejected as the node is shutting down."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_pod_says_why(case: str):
+    pod_, type_, reason, message = CASES[case]
+
+    status = status_of(snapshot(model_key(), pod_, child=deployment()), model_spec(), (), (), (), NOW)
+
+    assert ready_of(status) == ("False", reason, f"0/1 replicas serving: {message}")
+    assert said_of(status, type_) == ("False", reason)
+    assert said_of(status, "Reconciling") == ("True", reason)
+    assert status["lastFailure"]["reason"] == reason
+    assert status["lastFailure"]["message"] == message
+    assert status["lastFailure"]["pod"] == NAME
+
+
+WAITS = {
+    "for its pods": ((), "Pending", "the other pods are being made", "Pending"),
+    "for the network and the volumes": (
+        (
+            pod(
+                has_sandbox=False,
+                volumes=[
+                    {"name": "a", "secret": {"secretName": "models-s3"}},
+                    {"name": "b", "configMap": {"name": "corp-ca"}},
+                    {"name": "c", "persistentVolumeClaim": {"claimName": "models"}},
+                    {"name": "d", "secret": {"secretName": "not-needed", "optional": True}},
+                ],
+            ),
+        ),
+        "Fetching",
+        f"{ON} waits for its network and its volumes, which need Secret models-s3, ConfigMap corp-ca, PersistentVolumeClaim models",
+        "Fetching",
+    ),
+    "for the fetch to start": ((pod(),), "Fetching", f"{ON} starts to fetch the model", "Fetching"),
+    "for the fetch": ((fetching(),), "Fetching", f"{ON} fetches the model", "Fetching"),
+    "for the server to start": ((pod(fetch=fetched()),), "Loading", f"{ON} starts the server", "Loading"),
+    "for the model": ((loading(),), "Loading", f"{ON} loads the model", "Loading"),
+    "for the slower pod": ((fetching(f"bert-{NEW}-bbbbb"), loading()), "Fetching", f"pod bert-{NEW}-bbbbb on node node-1 fetches the model", "Fetching"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WAITS)
+def test_what_is_on_its_way_is_no_failure(case: str):
+    pods, reason, message, phase = WAITS[case]
+
+    status = status_of(snapshot(model_key(), *pods, child=deployment()), model_spec(), (), (), (), NOW)
+
+    assert ready_of(status) == ("False", reason, f"0/1 replicas serving: {message}")
+    assert status["phase"] == phase
+    assert "lastFailure" not in status
+
+
+def test_a_pod_that_started_and_was_not_ready_yet_is_no_failure():
+    """Between the startup probe and the first readiness probe a kubelet writes just this."""
+    server = {**container("server", running(5)), "started": True}
+    just_up = pod(fetch=fetched(), server=server)
+
+    status = status_of(snapshot(model_key(), just_up, child=deployment()), model_spec(), (), (), (), NOW)
+
+    assert ready_of(status) == ("False", "Loading", f"0/1 replicas serving: {ON} loads the model")
+
+
+def test_a_pod_that_waits_for_a_readiness_gate_is_not_lost():
+    gated = node_lost()
+    gated["spec"]["readinessGates"] = [{"conditionType": "example.com/routed"}]
+    status = status_of(snapshot(model_key(), gated, child=deployment()), model_spec(), (), (), (), NOW)
+
+    told = f"0/1 replicas serving: {ON} has loaded the model and is about to be ready"
+    assert ready_of(status) == ("False", "Loading", told)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"phase": "Unknown"}, {"reason": "NodeLost", "phase": "Running"}, {"reason": "NodeLost", "phase": "Failed"}],
+)
+def test_a_node_that_is_gone_is_told_however_it_is_written(said: Object):
+    lost = pod(fetch=fetched(), server=container("server", running(5)))
+    lost["status"] |= said
+    status = status_of(snapshot(model_key(), lost, child=deployment()), model_spec(), (), (), (), NOW)
+
+    assert ready_of(status)[:2] == ("False", "NodeLost")
+
+
+def test_what_is_ready_in_a_pod_that_does_not_run_does_not_serve():
+    ended_ = serving()
+    ended_["status"]["phase"] = "Pending"
+    status = status_of(snapshot(model_key(), ended_, child=deployment()), model_spec(), (), (), (), NOW)
+
+    assert (ready_of(status)[1], status["readyReplicas"]) == ("Loading", 0)
+
+
+def test_an_index_of_before_a_restart_says_nothing_of_the_server_to_come():
+    seen = snapshot(
+        model_key(), pod(fetch=fetched()), child=deployment(), indexes={NAME: index(("bert", "1", "READY", ""))}
+    )
+
+    assert (
+        ready_of(status_of(seen, model_spec(), (), (), (), NOW))[2] == f"0/1 replicas serving: {ON} starts the server"
+    )
+
+
+def test_of_a_long_log_the_end_counts():
+    old, new = (f'E1122 09:12:25.7 1 a.py:1] "{word}"\n' for word in ("old", "new"))
+    log = old + 'I1122 09:12:25.7 1 a.py:1] "on and on"\n' * 300 + new
+    status = status_of(snapshot(model_key(), stopped(ended(1, log)), child=deployment()), model_spec(), (), (), (), NOW)
+
+    assert ready_of(status)[2] == f"0/1 replicas serving: {SERVER}: exited with code 1: new"
+
+
+def test_an_init_container_that_did_its_work_is_no_failure_while_it_runs_again():
+    again = pod(fetch=container("fetch", running(50), ended(0, "{}")))
+    status = status_of(snapshot(model_key(), again, child=deployment()), model_spec(), (), (), (), NOW)
+
+    assert ready_of(status)[1] == "Fetching"
+
+
+AT_REST = {
+    "Error 403: <RequestId>4442587FB7D0A2F9</RequestId>": "Error 403: <RequestId …</RequestId>",
+    "x-amz-request-id: 4442587FB7D0A2F9 was refused": "x-amz-request-id … was refused",
+    "certificate has expired: current time 2026-11-22T09:00:00Z is after it": "certificate has expired: current time <time> is after it",
+    "2026-11-22 09:00:00,123 no weights": "<time> no weights",
+    "Traceback (most recent call last):\n  File x\nKeyError: 'a'\n": "KeyError: 'a'",
+    "2026-11-22T09:12:25Z E 1 app.py:212] no weights\n2026-11-22T09:12:25Z I 1 app.py:213] bye": "no weights",
+    'E1122 09:12:25.7 1 a.py:1] "no weights"\nE1122 09:12:25.8 1 a.py:1] "no weights"': "no weights",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", AT_REST)
+def test_what_changes_at_every_attempt_is_not_told(text: str):
+    status = status_of(snapshot(model_key(), fetch_failed(15, text), child=deployment()), model_spec(), (), (), (), NOW)
+
+    assert ready_of(status)[2] == f"0/1 replicas serving: {FETCH}: unreachable: {AT_REST[text]}"
+
+
+def test_a_crash_loop_says_the_same_at_each_of_its_turns():
+    crash, before = ended(1, LOG, started=30, finished=31), ended(1, LOG, started=20, finished=21)
+    turns = [
+        stopped(crash, last=before),
+        stopped(back_off(NAME, pause="10s"), last=crash),
+        stopped(back_off(NAME, pause="2m40s"), last=crash),
+        loading(last=crash),
+    ]
+    statuses = [
+        status_of(snapshot(model_key(), turn, child=deployment()), model_spec(), (), (), (), NOW) for turn in turns
+    ]
+
+    assert statuses == [statuses[0]] * 4
+    assert statuses[0]["lastFailure"] == {
+        "reason": "ModelLoadFailed",
+        "message": f"{SERVER}: exited with code 1: {LOAD_SAID}",
+        "pod": NAME,
+        "container": "server",
+        "exitCode": 1,
+        "time": "2026-11-22T09:00:31Z",
+    }
+
+
+def test_an_image_pull_says_the_same_while_it_waits():
+    said = [PULL + f"read udp 10.244.0.12:{port}->10.255.255.53:53: i/o timeout" for port in (43588, 50658)]
+    turns = [
+        stopped(waiting("ErrImagePull", said[0])),
+        stopped(waiting("ImagePullBackOff", f'Back-off pulling image "{IMAGE}": ErrImagePull: {said[0]}')),
+        stopped(waiting("ErrImagePull", said[1])),
+    ]
+    statuses = [
+        status_of(snapshot(model_key(), turn, child=deployment()), model_spec(), (), (), (), NOW) for turn in turns
+    ]
+
+    assert statuses == [statuses[0]] * 3
+
+
+def test_a_lack_of_devices_names_those_that_the_nodes_have():
+    nodes = (gpu_node("a", gpu="2", mig_1g_10gb="7"), gpu_node("b", gpu="4", mig_3g_40gb="0"))
+    seen = snapshot(model_key(), unscheduled(NO_GPU), child=deployment(), nodes=nodes)
+    status = status_of(seen, model_spec(), (), (), (), NOW)
+
+    hint = "No node has nvidia.com/mig-1g.5gb. The nodes have in all: nvidia.com/gpu (6), nvidia.com/mig-1g.10gb (7)"
+    assert ready_of(status) == ("False", "InsufficientDevices", f"0/1 replicas serving: pod {NAME}: {NO_GPU} {hint}")
+    assert status["phase"] == "Scheduling"
+
+
+def test_devices_that_others_hold_are_counted():
+    said = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    seen = snapshot(model_key(), unscheduled(said), child=deployment(), nodes=(gpu_node("a", gpu="2"),))
+    status = status_of(seen, model_spec(), (), (), (), NOW)
+
+    assert ready_of(status)[2] == f"0/1 replicas serving: pod {NAME}: {said} The nodes have in all: nvidia.com/gpu (2)"
+
+
+def test_nodes_without_devices_are_told():
+    seen = snapshot(model_key(), unscheduled(NO_GPU), child=deployment(), nodes=(gpu_node("a"),))
+    status = status_of(seen, model_spec(), (), (), (), NOW)
+
+    assert ready_of(status)[2].endswith("No node has nvidia.com/mig-1g.5gb. The nodes have no such devices at all")
+
+
+def test_an_unhealthy_device_comes_before_what_it_does():
+    dead = stopped(ended(1, "CUDA error"))
+    dead["status"]["containerStatuses"][0]["allocatedResourcesStatus"] = [
+        {
+            "name": "nvidia.com/gpu",
+            "resources": [{"resourceID": "GPU-1", "health": "Unhealthy"}, {"resourceID": "GPU-2", "health": "Healthy"}],
+        }
+    ]
+    status = status_of(snapshot(model_key(), dead, child=deployment()), model_spec(), (), (), (), NOW)
+
+    said = f"pod {NAME}: container server: device GPU-1 (nvidia.com/gpu) is unhealthy"
+    assert ready_of(status) == ("False", "DeviceUnhealthy", f"0/1 replicas serving: {said}")
+
+
+QUOTA = 'pods "bert-7f9c66d5b8-%s" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2'
+SECURITY = 'pods "bert-7f9c66d5b8-%s" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
+
+
+@pytest.mark.parametrize(("text", "reason"), [(QUOTA, "QuotaExceeded"), (SECURITY, "PodsRefused")])
+def test_pods_that_may_not_be_made(text: str, reason: str):
+    statuses = [
+        status_of(
+            snapshot(model_key(), child=deployment(), quota_messages=(text % name,)), model_spec(), (), (), (), NOW
+        )
+        for name in ("zn6zz", "x7k2p")
+    ]
+    assert statuses[0] == statuses[1]
+    assert ready_of(statuses[0]) == ("False", reason, "0/1 replicas serving: " + text % "…")
+    assert said_of(statuses[0], "Placed") == ("False", reason)
+
+
+def test_a_quota_that_did_not_matter_is_not_told():
+    seen = snapshot(model_key(), serving(), child=deployment(), quota_messages=(QUOTA % "zn6zz",))
+
+    assert ready_of(status_of(seen, model_spec(), (), (), (), NOW)) == (
+        "True",
+        "Serving",
+        "1/1 replicas serving version 1",
+    )
+
+
+def test_the_index_says_why_a_model_does_not_load():
+    said = index(
+        ("bert", "1", "UNAVAILABLE", "Internal: no weights"),
+        ("bert", "2", "READY", ""),
+        ("bert", "0", "UNAVAILABLE", "unloaded"),
+    )
+    seen = snapshot(model_key(), loading(), child=deployment(), indexes={NAME: said})
+    status = status_of(seen, model_spec(), (), (), (), NOW)
+
+    told = f"pod {NAME}: model bert version 1: Internal: no weights"
+    assert ready_of(status) == ("False", "ModelLoadFailed", f"0/1 replicas serving: {told}")
+
+
+def test_a_pod_that_is_ready_without_the_model_does_not_serve():
+    seen = snapshot(model_key(), serving(), child=deployment(), indexes={NAME: index(("other", "1", "READY", ""))})
+    status = status_of(seen, model_spec(), (), (), (), NOW)
+
+    told = f"pod {NAME}: it is ready, and has no version of model bert that is"
+    assert ready_of(status) == ("False", "ModelLoadFailed", f"0/1 replicas serving: {told}")
+    assert status["readyReplicas"] == 0
+
+
+def test_another_container_of_the_pod_that_fails_is_named():
+    made = serving()
+    made["status"]["containerStatuses"].append(container("proxy", ended(3, "no config")))
+    made["status"]["conditions"][2]["status"] = made["status"]["conditions"][3]["status"] = "False"
+    status = status_of(snapshot(model_key(), made, child=deployment()), model_spec(), (), (), (), NOW)
+
+    told = f"pod {NAME}: container proxy (image {IMAGE}): exited with code 3: no config"
+    assert ready_of(status) == ("False", "CrashLoop", f"0/1 replicas serving: {told}")
+
+
+WORST = {
+    "the root cause before a lack of room": (unscheduled(NO_GPU), stopped(ended(1, LOG), "bert-1-b"), "ModelLoadFailed", "bert-1-b"),
+    "of equals the oldest": (fetch_failed(11, "a", "bert-1-a", created=9), fetch_failed(11, "a", "bert-1-b"), "ModelFetchFailed", "bert-1-b"),
+    "of the same age the first name": (fetch_failed(11, "a", "bert-1-b"), fetch_failed(11, "a", "bert-1-a"), "ModelFetchFailed", "bert-1-a"),
+    "the newest template before a worse reason": (stopped(ended(1, LOG), "bert-1-a", template=OLD), fetch_failed(11, "a", "bert-1-b"), "ModelFetchFailed", "bert-1-b"),
+    "not of a pod that is leaving": (leaving(stopped(ended(1, LOG), "bert-1-a")), fetch_failed(11, "a", "bert-1-b"), "ModelFetchFailed", "bert-1-b"),
+    "not of a template before that is over": (rejected("UnexpectedAdmissionError", REJECTED, "bert-1-a", created=9, template=OLD), unscheduled("no room", "bert-1-b"), "Unschedulable", "bert-1-b"),
+    "not of one that is over and is leaving": (leaving(rejected("UnexpectedAdmissionError", REJECTED, "bert-1-a")), unscheduled("no room", "bert-1-b"), "Unschedulable", "bert-1-b"),
+    "of one that is over": (rejected("UnexpectedAdmissionError", REJECTED, "bert-1-a"), unscheduled("no room", "bert-1-b"), "InsufficientDevices", "bert-1-a"),
+    "of a template before where there is no other": (stopped(ended(1, LOG), "bert-0-a", template=OLD), stopped(ended(1, LOG), "bert-0-b", template=OLD, created=9), "ModelLoadFailed", "bert-0-a"),
+    "not of a pod that was replaced": (rejected("Evicted", "low on memory", "bert-1-a", created=1), fetch_failed(11, "a", "bert-1-b", created=2), "ModelFetchFailed", "bert-1-b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WORST)
+def test_the_worst_pod_is_told_whatever_the_order(case: str):
+    first, second, reason, name = WORST[case]
+    spec = model_spec(workload=Workload(replicas=2))
+    sets = (replica_set(OLD, 9), replica_set(NEW, 10))
+    one, other = (
+        status_of(snapshot(model_key(), *pods, child=deployment(2), replica_sets=sets), spec, (), (), (), NOW)
+        for pods in ((first, second), (second, first))
+    )
+    assert one == other
+    assert (ready_of(one)[1], one["lastFailure"]["pod"]) == (reason, name)
+
+
+def test_an_eviction_matters_until_the_next_pod_begins():
+    evicted = rejected("Evicted", "low on memory", "bert-1-a", created=1)
+    told = [
+        ready_of(status_of(snapshot(model_key(), evicted, next_, child=deployment()), model_spec(), (), (), (), NOW))[1]
+        for next_ in (pod("bert-1-b", created=2), fetching("bert-1-b", created=2), serving("bert-1-b", created=2))
+    ]
+    assert told == ["Evicted", "Fetching", "Serving"]
+
+
+def test_an_index_that_cannot_be_asked_does_not_make_an_object_ready():
+    silent = PodIndex(error="connection refused")
+    seen = snapshot(model_key(), serving(), child=deployment(), indexes={NAME: silent})
+    status = status_of(seen, model_spec(), (), (), (), NOW)
+
+    told = f"pod {NAME}: what it serves is not known: connection refused"
+    assert ready_of(status) == ("Unknown", "IndexUnreachable", told)
+    assert said_of(status, "ModelLoaded") == ("Unknown", "IndexUnreachable")
+    assert said_of(status, "Available") == ("True", "Serving")
+    assert "versions" not in status["current"]
+
+
+def test_an_index_that_cannot_be_asked_once_does_not_make_a_ready_object_unready():
+    before = status_of(snapshot(model_key(), serving(), child=deployment()), model_spec(), (), (), (), NOW)
+    silent = {NAME: PodIndex(error="timed out")}
+    seen = snapshot(model_key(), serving(), child=deployment(), status=before, indexes=silent)
+    after = status_of(seen, model_spec(), (), (), (), NOW)
+
+    assert ready_of(after) == ("True", "Serving", "1/1 replicas serving version 1")
+    assert after["current"] == before["current"]
+    loaded = next(c for c in after["conditions"] if c["type"] == "ModelLoaded")
+    assert (loaded["status"], loaded["message"]) == ("True", f"pod {NAME}: what it serves is not known: timed out")
+
+
+def test_conditions_are_those_of_metav1():
+    status = status_of(
+        snapshot(model_key(), serving(), child=deployment(), generation=7), model_spec(), (), (), (), NOW
+    )
+
+    assert status["conditions"][-1] == {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Serving",
+        "message": "1/1 replicas serving version 1",
+        "observedGeneration": 7,
+        "lastTransitionTime": NOW,
+    }

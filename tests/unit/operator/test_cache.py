@@ -1,0 +1,187 @@
+"""What the cache makes of what it is told: in order, out of order, twice, and not at all."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halimede_operator.cluster.cache import Cache
+from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS, ENSEMBLES, MODELS, PODS, REPLICA_SETS
+from halimede_operator.core.api.spec import Key, Kind
+
+DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")
+CHAIN = Key(Kind.MODEL_ENSEMBLE, "prod", "chain")
+
+
+def thing(
+    kind: str, name: str, uid: str, version: int, owner: tuple[str, str, str] | None = None, **rest: Any
+) -> dict[str, Any]:
+    """owner: kind, name and uid of its controller."""
+    metadata: dict[str, Any] = {"namespace": "prod", "name": name, "uid": uid, "resourceVersion": str(version)}
+    if owner is not None:
+        api_version = "halimede.dev/v1alpha1" if owner[0] in list(Kind) else "apps/v1"
+        metadata["ownerReferences"] = [
+            {"apiVersion": api_version, "kind": owner[0], "name": owner[1], "uid": owner[2], "controller": True}
+        ]
+    metadata.update(rest.pop("metadata", {}))
+    return {"metadata": metadata, **rest}
+
+
+def put(cache: Cache, kind: str, name: str, uid: str, version: int, **rest: Any) -> frozenset[Key]:
+    return cache.put(BY_KIND[kind], thing(kind, name, uid, version, **rest))
+
+
+def family(cache: Cache) -> None:
+    """A model with its Deployment, ReplicaSet and pod."""
+    put(cache, "InferenceModel", "digits", "model", 1)
+    put(cache, "Deployment", "digits", "deployment", 2, owner=("InferenceModel", "digits", "model"))
+    put(cache, "ReplicaSet", "digits-1", "rs", 3, owner=("Deployment", "digits", "deployment"))
+    put(cache, "Pod", "digits-1-x", "pod", 4, owner=("ReplicaSet", "digits-1", "rs"))
+
+
+def test_objects_are_found_by_name_and_by_owner_and_know_what_they_are():
+    cache = Cache()
+    family(cache)
+    assert cache.get(DIGITS) == {
+        "apiVersion": "halimede.dev/v1alpha1",
+        "kind": "InferenceModel",
+        "metadata": {"namespace": "prod", "name": "digits", "uid": "model", "resourceVersion": "1"},
+    }
+    assert [entry.kind for entry in cache.owned_by("model")] == ["Deployment"]
+    assert [entry.name for entry in cache.owned_by("rs")] == ["digits-1-x"]
+    assert list(cache.owned_by("nobody")) == []
+
+
+def test_managed_fields_and_the_last_applied_configuration_are_not_kept():
+    cache = Cache()
+    value = thing("Pod", "p", "pod", 1, metadata={
+        "managedFields": [{"manager": "x"}],
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "mine": "yes"},
+    })  # fmt: skip
+    cache.put(PODS, value)
+    entry = cache.find("Pod", "prod", "p")
+    assert entry is not None
+    assert entry.object["metadata"] == {
+        "namespace": "prod", "name": "p", "uid": "pod", "resourceVersion": "1", "annotations": {"mine": "yes"}
+    }  # fmt: skip
+    assert "managedFields" in value["metadata"], "what was given is left as it is"
+
+
+def test_a_child_wakes_its_owner_and_pods_wake_by_their_labels():
+    cache = Cache()
+    assert put(cache, "Service", "s", "1", 1, owner=("InferenceModel", "digits", "model")) == {DIGITS}
+    labels = {"labels": {"halimede.dev/model": "digits"}}
+    assert put(cache, "Pod", "p", "2", 1, owner=("ReplicaSet", "r", "rs"), metadata=labels) == {DIGITS}
+    labels = {"labels": {"halimede.dev/ensemble": "chain"}}
+    assert put(cache, "ReplicaSet", "r", "3", 1, owner=("Deployment", "d", "d"), metadata=labels) == {CHAIN}
+    assert put(cache, "Pod", "stray", "4", 1) == frozenset()
+
+
+def test_a_model_wakes_the_ensembles_that_use_it_while_they_do():
+    cache = Cache()
+
+    def uses(version: int, *names: str) -> frozenset[Key]:
+        steps = [{"name": name, "modelRef": {"name": name}} for name in names]
+        return put(cache, "ModelEnsemble", "chain", "e", version, spec={"steps": steps})
+
+    assert uses(1, "digits", "other") == {CHAIN}
+    assert put(cache, "InferenceModel", "digits", "model", 2) == {DIGITS, CHAIN}
+    assert cache.delete("model", 3) == {DIGITS, CHAIN}
+    uses(4, "other")
+    assert put(cache, "InferenceModel", "digits", "model2", 5) == {DIGITS}
+
+
+def test_old_and_repeated_news_is_no_news():
+    cache = Cache()
+    assert put(cache, "InferenceModel", "digits", "model", 5, spec={"new": True}) == {DIGITS}
+    assert put(cache, "InferenceModel", "digits", "model", 5) == frozenset()
+    assert put(cache, "InferenceModel", "digits", "model", 4) == frozenset()
+    assert (cache.get(DIGITS) or {})["spec"] == {"new": True}
+
+
+def test_what_was_deleted_does_not_come_back_by_old_news():
+    cache = Cache()
+    put(cache, "InferenceModel", "digits", "model", 5)
+    cache.delete("model", 7)
+    assert put(cache, "InferenceModel", "digits", "model", 6) == frozenset()
+    assert cache.get(DIGITS) is None
+
+
+def test_what_left_our_selection_and_came_back_is_known_again():
+    cache = Cache()
+    put(cache, "InferenceModel", "digits", "model", 5)
+    cache.delete("model", 7)
+    assert put(cache, "InferenceModel", "digits", "model", 8) == {DIGITS}
+
+
+def test_the_newer_of_two_of_one_name_counts():
+    cache = Cache()
+    put(cache, "InferenceModel", "digits", "old", 5)
+    put(cache, "InferenceModel", "digits", "new", 8)
+    assert put(cache, "InferenceModel", "digits", "old", 6) == frozenset()
+    cache.delete("old", 7)
+    assert (cache.get(DIGITS) or {})["metadata"]["uid"] == "new"
+
+
+def test_a_list_forgets_what_it_has_not_and_keeps_what_is_newer():
+    cache = Cache()
+    put(cache, "InferenceModel", "gone", "1", 5)
+    put(cache, "InferenceModel", "digits", "2", 6)
+    put(cache, "InferenceModel", "newer", "3", 11)
+    put(cache, "Pod", "p", "4", 2)
+    assert cache.listed(MODELS, None, 10, frozenset({"2"})) == {Key(Kind.INFERENCE_MODEL, "prod", "gone")}
+    assert {key.name for key in cache.keys()} == {"digits", "newer"}  # noqa: SIM118 - no dict
+    assert cache.find("Pod", "prod", "p") is not None
+
+
+def test_a_list_of_one_namespace_says_nothing_of_others():
+    cache = Cache()
+    put(cache, "InferenceModel", "digits", "1", 5)
+    assert cache.listed(MODELS, "other", 10, frozenset()) == frozenset()
+    assert cache.get(DIGITS) is not None
+
+
+def test_news_from_before_a_list_that_did_not_have_it_is_old():
+    cache = Cache()
+    cache.listed(MODELS, None, 10, frozenset())
+    assert put(cache, "InferenceModel", "digits", "1", 9) == frozenset()
+    assert put(cache, "InferenceModel", "digits", "1", 11) == {DIGITS}
+    listed = thing("InferenceModel", "x", "2", 3)
+    assert cache.put(MODELS, listed, listed=True) == {Key(Kind.INFERENCE_MODEL, "prod", "x")}
+
+
+KINDS = (MODELS, ENSEMBLES, DEPLOYMENTS, REPLICA_SETS, PODS)
+HISTORY = st.lists(
+    st.tuples(st.sampled_from(["put", "delete"]), st.sampled_from(KINDS), st.sampled_from("ab")),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(HISTORY, st.data())
+def test_whatever_the_order_in_the_end_it_knows_what_there_is(history: list[tuple[str, Any, str]], data: st.DataObject):
+    """Objects come, change and go; their events arrive out of order, and some twice."""
+    there: dict[tuple[str, str], tuple[str, int]] = {}
+    events: list[tuple[str, Any, str, str, int]] = []
+    for version, (what, resource, name) in enumerate(history, 1):
+        uid = there.get((resource.kind, name), (f"{name}{version}", 0))[0]
+        if what == "put":
+            there[resource.kind, name] = (uid, version)
+        elif there.pop((resource.kind, name), None) is None:
+            continue
+        events.append((what, resource, name, uid, version))
+    shuffled = data.draw(st.permutations(events + events[::3]))
+    cache = Cache()
+    for what, resource, name, uid, version in shuffled:
+        if what == "put":
+            cache.put(resource, thing(resource.kind, name, uid, version))
+        else:
+            cache.delete(uid, version)
+    known = {
+        (resource.kind, name): (entry.uid, entry.version)
+        for resource in KINDS
+        for name in "ab"
+        if (entry := cache.find(resource.kind, "prod", name)) is not None
+    }
+    assert known == there
+    assert len(cache) == len(there)

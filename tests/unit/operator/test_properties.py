@@ -1,0 +1,173 @@
+"""What holds of the children of any valid object."""
+
+from copy import deepcopy
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from halimede_operator.core.api.spec import Key, ModelSpec, Spec
+from halimede_operator.core.desired import desired
+from halimede_operator.core.diff import Apply, Delete, diff
+from support.operator_specs import PLATFORM, UID, cases
+from support.operator_store import stored
+
+Case = tuple[Key, Spec, dict[str, ModelSpec]]
+Object = dict[str, Any]
+Path = tuple[str | int, ...]
+
+# Specs are large: to make one smaller takes longer than to read it.
+PROFILE = settings(
+    max_examples=40,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def children_of(case: Case) -> tuple[Object, ...]:
+    key, spec, members = case
+    return desired(key, UID, spec, members, PLATFORM)
+
+
+def identity(child: Object) -> tuple[str, str]:
+    return child["kind"], child["metadata"]["name"]
+
+
+def leaves(value: Any, path: Path = ()) -> list[Path]:
+    """Where all that has nothing within it stands."""
+    if isinstance(value, dict) and value:
+        return [leaf for key, each in value.items() for leaf in leaves(each, (*path, key))]
+    if isinstance(value, list) and value:
+        return [leaf for i, each in enumerate(value) for leaf in leaves(each, (*path, i))]
+    return [path]
+
+
+def at(value: Any, path: Path) -> Any:
+    for part in path:
+        value = value[part]
+    return value
+
+
+@PROFILE
+@given(cases())
+def test_equal_specs_have_equal_children(case: Case) -> None:
+    assert children_of(case) == children_of(deepcopy(case))
+
+
+@PROFILE
+@given(cases())
+def test_no_name_is_longer_than_it_may_be(case: Case) -> None:
+    children = children_of(case)
+
+    assert len({identity(child) for child in children}) == len(children)
+    for child in children:
+        assert len(child["metadata"]["name"]) <= 52
+        assert all(len(label) <= 63 for label in child["metadata"]["labels"].values())
+    (pod,) = (child["spec"]["template"]["spec"] for child in children if child["kind"] == "Deployment")
+    volumes = [volume["name"] for volume in pod["volumes"]]
+    assert len(set(volumes)) == len(volumes)
+    assert all(len(name) <= 63 for name in volumes)
+    for container in (*pod["initContainers"], *pod["containers"]):
+        mounts = [mount["mountPath"] for mount in container.get("volumeMounts", ())]
+        assert len(set(mounts)) == len(mounts)
+        assert {mount["name"] for mount in container.get("volumeMounts", ())} <= set(volumes)
+
+
+@PROFILE
+@given(cases())
+def test_nothing_is_to_be_done_about_children_that_stand(case: Case) -> None:
+    wanted = children_of(case)
+
+    assert diff(wanted, [stored(child) for child in wanted], UID) == ()
+
+
+@PROFILE
+@given(cases(), st.data())
+def test_any_edit_of_ours_is_found(case: Case, data: st.DataObject) -> None:
+    wanted = children_of(case)
+    standing = [stored(child) for child in wanted]
+    edited = data.draw(st.integers(0, len(wanted) - 1))
+    ours = {key: value for key, value in wanted[edited].items() if key not in ("apiVersion", "kind")}
+    path = data.draw(
+        st.sampled_from(
+            [leaf for leaf in leaves(ours) if leaf[:2] not in (("metadata", "name"), ("metadata", "namespace"))]
+        )
+    )
+    parent, last = at(standing[edited], path[:-1]), path[-1]
+    value = parent[last]
+    # No owner is without its uid.
+    if isinstance(value, dict) or (last != "uid" and data.draw(st.booleans())):
+        del parent[last]
+    else:
+        parent[last] = not value if isinstance(value, bool) else f"{value}0" if isinstance(value, str) else value + 1
+
+    changes = diff(wanted, standing, UID)
+
+    assert [identity(change.object) for change in changes if not isinstance(change, Delete)] == [
+        identity(wanted[edited])
+    ]
+
+
+@PROFILE
+@given(cases(), st.data())
+def test_what_others_add_is_left_alone(case: Case, data: st.DataObject) -> None:
+    wanted = children_of(case)
+    standing = [stored(child) for child in wanted]
+    for child in standing:
+        child["metadata"]["annotations"] |= {"tool.example/note": "theirs"}
+        child["metadata"]["labels"] |= {"tool.example/team": "theirs"}
+        child["metadata"]["finalizers"] = ["tool.example/keep"]
+        match child["kind"]:
+            case "Deployment":
+                child["spec"]["paused"] = True
+                template = child["spec"]["template"]
+                template["metadata"]["annotations"] = {
+                    **template["metadata"].get("annotations", {}),
+                    "kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z",
+                }
+                template["spec"]["containers"].insert(0, {"name": "injected", "image": "sidecar:1"})
+                template["spec"]["volumes"].append({"name": "injected", "emptyDir": {}})
+            case "Service":
+                child["spec"]["ports"].append({"name": "extra", "port": 65535, "protocol": "UDP"})
+            case _:
+                pass
+
+    assert diff(wanted, standing, UID) == ()
+
+
+@PROFILE
+@given(cases(), st.data())
+def test_a_child_that_is_gone_is_made_again(case: Case, data: st.DataObject) -> None:
+    wanted = children_of(case)
+    gone = data.draw(st.sampled_from(wanted))
+
+    assert diff(wanted, [stored(child) for child in wanted if child is not gone], UID) == (Apply(gone, is_new=True),)
+
+
+@PROFILE
+@given(cases(), cases())
+def test_from_any_spec_to_any_other(one: Case, other: Case) -> None:
+    key, _, _ = one
+    before = children_of(one)
+    after = desired(key, UID, other[1], other[2], PLATFORM)
+
+    changes = diff(after, [stored(child) for child in before], UID)
+
+    old = {identity(child): child for child in before}
+    new = {identity(child): child for child in after}
+    applied = {identity(change.object) for change in changes if isinstance(change, Apply)}
+    assert applied == {each for each, child in new.items() if old.get(each) != child}
+    # What the Deployment still names goes when its pods have gone.
+    deleted = {(change.kind, change.name) for change in changes if isinstance(change, Delete)}
+    assert deleted == {each for each in old.keys() - new.keys() if each[0] not in ("ConfigMap", "ServiceAccount")}
+
+
+@PROFILE
+@given(cases(), cases())
+def test_a_config_map_of_another_content_has_another_name(one: Case, other: Case) -> None:
+    key, _, _ = one
+    first = children_of(one)[0]
+    second = desired(key, UID, other[1], other[2], PLATFORM)[0]
+
+    assert (first["metadata"]["name"] == second["metadata"]["name"]) == (first["data"] == second["data"])

@@ -1,0 +1,229 @@
+"""The queue of keys, by scripts of what is said and when."""
+
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halimede_operator.core.workqueue import IMPATIENCE_S, RESYNC_JITTER, RESYNC_S, SPACING_S, Failure, WorkQueue
+
+
+def test_a_key_waits_once_however_often_it_is_added():
+    queue: WorkQueue[str] = WorkQueue()
+    for _ in range(3):
+        queue.add("a", 0.0)
+    assert [queue.take(0.0), queue.take(0.0)] == ["a", None]
+
+
+def test_who_is_due_first_is_first():
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a", 0.0)
+    queue.add("b", 1.0)
+    queue.add("a", 2.0)
+    assert [queue.take(2.0), queue.take(2.0), queue.take(2.0)] == ["a", "b", None]
+
+
+def test_news_of_a_key_in_work_brings_it_back_when_it_is_done_and_not_before():
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a", 0.0)
+    assert queue.take(0.0) == "a"
+    queue.add("a", 1.0)
+    assert (queue.take(1.0), queue.wake_at()) == (None, None)
+    queue.done("a", 2.0)
+    assert queue.take(2.0) == "a"
+
+
+def test_two_runs_of_a_key_are_apart():
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a", 0.0)
+    queue.take(0.0)
+    queue.done("a", 0.01)
+    queue.add("a", 0.02)
+    assert (queue.take(0.02), queue.wake_at()) == (None, SPACING_S)
+    assert queue.take(SPACING_S) == "a"
+
+
+def test_a_key_that_fails_waits_longer_each_time_and_success_forgives():
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a", 0.0)
+    now, waits = 0.0, []
+    for _ in range(12):
+        assert queue.take(now) == "a"
+        waits.append(queue.failed("a", now, Failure.TRANSIENT))
+        assert queue.wake_at() == now + waits[-1]
+        now += waits[-1]
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
+    queue.take(now)
+    queue.done("a", now)
+    queue.add("a", now + 100)
+    queue.take(now + 100)
+    assert queue.failed("a", now + 100, Failure.TRANSIENT) == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "waits"),
+    [(Failure.PERMANENT, [300, 600, 600]), (Failure.CONFLICT, [0.05, 0.1, 0.2])],
+)
+def test_waits_are_as_the_kind_of_failure(failure: Failure, waits: list[float]):
+    assert [failure.wait_s(n) for n in (1, 2, 3)] == waits
+    assert failure.wait_s(10_000) == max(*failure.value)
+
+
+def test_news_cuts_the_wait_after_a_failure_short_though_not_to_nothing():
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a", 0.0)
+    queue.take(0.0)
+    queue.failed("a", 0.0, Failure.PERMANENT)
+    queue.add("a", 1.0)
+    assert queue.wake_at() == IMPATIENCE_S
+
+
+def test_news_during_work_that_fails_counts_too():
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a", 0.0)
+    queue.take(0.0)
+    queue.add("a", 0.5)
+    assert queue.failed("a", 1.0, Failure.PERMANENT) == IMPATIENCE_S - 1.0
+
+
+def test_what_the_server_asked_for_is_kept_whatever_is_said():
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a", 0.0)
+    queue.take(0.0)
+    queue.add("a", 0.1)
+    assert queue.failed("a", 0.2, Failure.TRANSIENT, not_before=30.0) == pytest.approx(29.8)
+    queue.add("a", 1.0)
+    queue.retry(2.0)
+    assert queue.wake_at() == 30.0
+
+
+def test_when_the_server_is_back_what_failed_is_tried_at_once_and_nothing_else():
+    queue: WorkQueue[str] = WorkQueue()
+    for key in "ab":
+        queue.add(key, 0.0)
+        queue.take(0.0)
+    queue.failed("a", 0.0, Failure.PERMANENT)
+    queue.done("b", 0.0)
+    queue.retry(10.0)
+    assert [queue.take(10.0), queue.take(10.0)] == ["a", None]
+
+
+def test_every_key_comes_again_at_its_own_time():
+    queue: WorkQueue[str] = WorkQueue()
+    keys = [f"key {n}" for n in range(100)]
+    for key in keys:
+        queue.add(key, 0.0)
+        queue.take(0.0)
+        queue.done(key, 0.0)
+    dues = []
+    for _ in keys:
+        due = queue.wake_at()
+        assert due is not None
+        dues.append(due)
+        queue.take(due)
+    assert all(RESYNC_S * (1 - RESYNC_JITTER) <= due <= RESYNC_S for due in dues)
+    assert max(dues) - min(dues) > RESYNC_S * RESYNC_JITTER / 2
+
+
+def test_a_key_may_ask_to_come_again_sooner():
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a", 0.0)
+    queue.take(0.0)
+    queue.done("a", 0.0, again_in=60.0)
+    assert queue.wake_at() == 60.0
+
+
+def test_a_key_that_is_gone_is_forgotten_unless_there_was_news():
+    queue: WorkQueue[str] = WorkQueue()
+    for key in "ab":
+        queue.add(key, 0.0)
+        queue.take(0.0)
+    queue.add("b", 0.0)
+    queue.forget("a")
+    queue.forget("b")
+    assert (len(queue), queue.take(1.0), queue.take(1.0)) == (1, "b", None)
+
+
+def test_a_failing_key_holds_nobody_up():
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("bad", 0.0)
+    queue.take(0.0)
+    queue.failed("bad", 0.0, Failure.TRANSIENT)
+    queue.add("good", 0.5)
+    assert [queue.take(0.5), queue.take(0.5)] == ["good", None]
+
+
+def test_the_depth_is_what_is_due():
+    queue: WorkQueue[str] = WorkQueue()
+    for key in "abc":
+        queue.add(key, 0.0)
+    queue.take(0.0)
+    queue.take(0.0)
+    queue.done("a", 0.0)
+    assert (queue.depth(0.0), queue.depth(RESYNC_S)) == (1, 2)
+
+
+def test_a_busy_key_costs_no_memory():
+    queue: WorkQueue[str] = WorkQueue()
+    tracemalloc.start()
+    for n in range(20_000):
+        queue.add("a", float(n))
+        queue.take(float(n))
+        queue.done("a", float(n))
+    used_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used_bytes < 500_000
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "take", "done", "failed", "forget", "retry"]),
+        st.sampled_from("abc"),
+        st.floats(0, 50),
+        st.sampled_from(Failure),
+        st.none() | st.floats(0, 100),
+    ),
+    max_size=80,
+)
+
+
+@given(STEPS)
+def test_whatever_happens_no_news_is_lost_and_no_key_is_worked_on_twice_at_once(
+    steps: list[tuple[str, str, float, Failure, float | None]],
+):
+    queue: WorkQueue[str] = WorkQueue()
+    now = 0.0
+    in_work: set[str] = set()
+    owed: set[str] = set()  # told of since they were last taken
+    for what, key, later, failure, floor in steps:
+        now += later
+        if what == "add":
+            queue.add(key, now)
+            owed.add(key)
+        elif what == "retry":
+            queue.retry(now)
+        elif what == "take":
+            taken = queue.take(now)
+            if taken is not None:
+                assert taken not in in_work
+                in_work.add(taken)
+                owed.discard(taken)
+        elif key in in_work:
+            in_work.discard(key)
+            if what == "done":
+                queue.done(key, now)
+            elif what == "failed":
+                queue.failed(key, now, failure, now + floor if floor is not None else None)
+                owed.add(key)
+            else:
+                queue.forget(key)
+    for key in in_work:
+        queue.forget(key)
+    taken_at_last = set()
+    while (due := queue.wake_at()) is not None and due <= now + 600:
+        taken = queue.take(max(now, due))
+        assert taken is not None
+        taken_at_last.add(taken)
+        queue.forget(taken)
+    assert owed <= taken_at_last
