@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Coroutine, Sequence
 
 import orjson
+from kubernetes.aio.config import ConfigException
 
 from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeClient
@@ -34,6 +35,7 @@ from halimede_operator.settings import Settings, parse
 
 log = logging.getLogger(__name__)
 
+EXIT_USAGE = 2
 EXIT_LEASE_LOST = 3
 DRAIN_S = 10.0
 
@@ -49,8 +51,8 @@ class Operator:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # A pod's name is nobody else's while it runs, and its container's next process goes on at once with the lease of
-        # the one before. Elsewhere several processes may have one host.
+        # A pod's name is nobody else's while it runs, and its container's next process goes on at once with the lease
+        # of the one before. Elsewhere several processes may have one host.
         in_pod = settings.kubeconfig is None
         self._instance = machine.node() if in_pod else f"{machine.node()}_{uuid.uuid4()}"
         self._connection = Connection(settings.kubeconfig)
@@ -66,7 +68,11 @@ class Operator:
         stopping = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        await self._connection.refresh()
+        try:
+            await self._connection.refresh()
+        except (ConfigException, OSError) as error:
+            log.error("neither a pod's service account nor a kubeconfig: %s", error)
+            return EXIT_USAGE
         self._client = KubeClient(self._connection, self._may_write, self._metrics.wrote)
         self._leadership = Leadership(
             self._client, self._settings.lease_namespace, self._settings.lease_name, self._instance
@@ -77,8 +83,8 @@ class Operator:
             self._leadership.may_act,
         )
         servers = [
-            await serve_probes(self._settings.health_port, self._what_is_dead, self._what_is_not_ready),
             await serve_metrics(self._settings.metrics_port, self._metrics),
+            await serve_probes(self._settings.health_port, self._what_is_dead, self._what_is_not_ready),
         ]
         lead = asyncio.create_task(self._leadership.run(regained=self._queue.retry))
         work = asyncio.create_task(self._work(stopping))
@@ -101,8 +107,8 @@ class Operator:
         for server in servers:
             await server.cleanup()
         for task in (lead, work):
-            if not task.cancelled() and (error := task.exception()) is not None:
-                log.error("the operator broke", exc_info=error)
+            if not task.cancelled() and (bug := task.exception()) is not None:
+                log.error("the operator broke", exc_info=bug)
                 return 1
         return 0
 

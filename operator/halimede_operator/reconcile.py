@@ -102,6 +102,9 @@ class Reconciler:
                     break
             if (after := self._observe(key)) is None:
                 return Gone()
+            if after.object["metadata"]["generation"] != snapshot.object["metadata"]["generation"]:
+                # Its status would tell of the new spec what was made by the old one.
+                raise _Stale("it was changed while its children were made")
             snapshot = after
         if any(_is_unscheduled(pod) for pod in snapshot.pods):
             snapshot = _with_nodes(snapshot, await self._nodes.read())

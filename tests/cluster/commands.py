@@ -30,9 +30,11 @@ def ask(path: Path, order: Any, *descriptors: int) -> Any:
 def listen(path: Path, answer: Answer) -> None:
     """Answer orders, one at a time, for as long as this process lives."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    path.unlink(missing_ok=True)
-    listener.bind(str(path))
+    # Who sees the socket can connect to it.
+    early = path.with_suffix(".early")
+    listener.bind(str(early))
     listener.listen(64)
+    early.rename(path)
     threading.Thread(target=_serve, args=(listener, answer), daemon=True).start()
 
 

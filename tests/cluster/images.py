@@ -1,14 +1,13 @@
 """Images: a base from Debian's packages, others built on it by buildah, and archives of them for the nodes."""
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from cluster.node import PAUSE, PAUSE_ARCHIVE
 from cluster.programs import cache, only_one
 from cluster.spaces import run
-from support.image import BASE, LOCK, provide_base
+from support.image import BASE, LOCK, attempt, provide_base
 
 BUILD_LIMIT_S = 1800
 KEPT_ARCHIVES = 8
@@ -16,7 +15,7 @@ KEPT_ARCHIVES = 8
 
 def provide_pause(programs: Path) -> None:
     """The image that holds every pod's namespaces, one program, as a file beside that."""
-    with only_one(LOCK):
+    with only_one(cache() / "pause.lock"):
         if (programs / PAUSE_ARCHIVE).exists():
             return
         container = run("buildah", "from", "scratch").strip()
@@ -42,26 +41,25 @@ def build_image(dockerfile: Path, tag: str, context: Path, *arguments: str) -> N
 
 def provide(tag: str) -> None:
     """Have the image in buildah's storage: the base can be made any time, others were built."""
-    if tag == BASE:
+    if tag == BASE and attempt("buildah", "inspect", "--type=image", BASE).returncode:
         with only_one(LOCK):
             provide_base()
 
 
 def archived(tag: str) -> Path:
-    """A file with the image, named as pods name it; made once per content."""
+    """A file with the image, named as pods name it; made once per content. It waits for nobody's build."""
     provide(tag)
-    with only_one(LOCK):
-        described = json.loads(run("buildah", "inspect", "--type=image", tag))
-        folder = cache() / "images"
-        folder.mkdir(exist_ok=True)
-        name = full_name(tag)
-        path = folder / f"{described['FromImageID']}-{name.replace('/', '_')}.tar"
+    described = json.loads(run("buildah", "inspect", "--type=image", tag))
+    folder = cache() / "images"
+    folder.mkdir(exist_ok=True)
+    name = full_name(tag)
+    path = folder / f"{described['FromImageID']}-{name.replace('/', '_')}.tar"
+    with only_one(folder / "lock"):
         if not path.exists():
             _push(tag, name, path)
         path.touch()
         for old in sorted(folder.glob("*.tar"), key=lambda each: each.stat().st_mtime)[:-KEPT_ARCHIVES]:
-            with suppress(FileNotFoundError):
-                old.unlink()
+            old.unlink()
     return path
 
 

@@ -57,7 +57,9 @@ def main() -> None:
             watched.append(os.pidfd_open(owner))
             if os.getppid() != owner:
                 return
-        (state / "keeper").write_text(f"{os.getpid()} {outer.pid}")
+        # Who sees the file can read it.
+        (state / "keeper.early").write_text(f"{os.getpid()} {outer.pid}")
+        (state / "keeper.early").rename(state / "keeper")
         select.select(watched, [], [])
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -27,6 +27,7 @@ from cluster.spaces import Program, Space, eventually, find_first, python
 PREFIX = "halimede-cluster-"
 STANDING = Path(tempfile.gettempdir()) / f"{PREFIX}standing"
 """The one that the command line starts, and that no process owns."""
+START_LOCK = "start.lock"
 NODES = 2
 
 
@@ -47,9 +48,8 @@ class OwnCluster(CommandLines):
         """Unavailable where the machine cannot have one."""
         programs = provide_programs()
         provide_pause(programs)
-        with only_one(cache() / "start.lock"):
-            sweep()
-            cluster = cls._hold(programs, standing)
+        sweep()
+        cluster = cls._hold(programs, standing)
         try:
             cluster._start()
         except BaseException:
@@ -106,15 +106,16 @@ class OwnCluster(CommandLines):
     @classmethod
     def _hold(cls, programs: Path, standing: bool) -> Self:
         """The namespaces in which all of it lives, and the process that ends it."""
-        state = STANDING if standing else Path(tempfile.mkdtemp(prefix=PREFIX))
-        (state / "logs").mkdir(parents=True)
-        (state / "programs").symlink_to(programs)
         first = programs / "pause"
-        command = python("keeper", state, 0 if standing else os.getpid(), first)
-        keeper = Program("keeper", command, state / "logs" / "keeper.log")
-        with (state / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            keeper.start(keep_open=(lock.fileno(),))
+        with only_one(cache() / START_LOCK):
+            state = STANDING if standing else Path(tempfile.mkdtemp(prefix=PREFIX))
+            (state / "logs").mkdir(parents=True)
+            (state / "programs").symlink_to(programs)
+            command = python("keeper", state, 0 if standing else os.getpid(), first)
+            keeper = Program("keeper", command, state / "logs" / "keeper.log")
+            with (state / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                keeper.start(keep_open=(lock.fileno(),))
         try:
             eventually((state / "keeper").exists, "the keeper to start", check=keeper.check)
             outer = int((state / "keeper").read_text().split()[1])
@@ -165,9 +166,11 @@ class OwnCluster(CommandLines):
 
 def sweep() -> None:
     """Remove what clusters have left whose keeper was killed too."""
-    for state in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        if not is_alive(state):
-            clean_up(state)
+    # Not while somebody has made a folder and no lock in it yet.
+    with only_one(cache() / START_LOCK):
+        for state in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            if not is_alive(state):
+                clean_up(state)
 
 
 def is_alive(state: Path) -> bool:

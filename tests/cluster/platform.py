@@ -86,7 +86,12 @@ class Platform:
         platform = cls(cluster, Store(cluster))
         cluster.kubectl("create", "namespace", NAMESPACE)
         cluster.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
-        cluster.helm("install", "halimede", str(CHART), *platform.values(), "--wait", "--timeout=3m", limit_s=200)
+        try:
+            cluster.helm("install", "halimede", str(CHART), *platform.values(), "--wait", "--timeout=2m", limit_s=150)
+        except AssertionError as error:
+            found = cluster.kubectl("describe", "pods", f"--namespace={NAMESPACE}")
+            said = cluster.kubectl("logs", "--selector=app.kubernetes.io/name=halimede-operator", f"--namespace={NAMESPACE}")
+            raise AssertionError(f"{error}\n{found[-3000:]}\n{said[-3000:]}") from None
         return platform
 
     def values(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 # In place of this file's own folder, whose modules are called like others'.
 sys.path.pop(0)
@@ -10,7 +11,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import click
 
 from cluster.own import STANDING, OwnCluster, is_alive, stop_standing
+from cluster.platform import Platform, Tenant
 from support.image import Unavailable
+from support.models import add_scaled
+
+EXAMPLE = """
+apiVersion: halimede.dev/v1alpha1
+kind: InferenceModel
+metadata: {name: twice}
+spec: {model: {uri: "%s"}}
+"""
 
 
 @click.group()
@@ -20,13 +30,21 @@ def main() -> None:
 
 @main.command()
 def up() -> None:
-    """Start it, unless it runs; it stays until `down`."""
+    """Start it with the operator and a model that serves, unless it runs; it stays until `down`."""
     if not is_alive(STANDING):
         click.echo("Starting; the first time on a machine its programs are built, some ten minutes ...", err=True)
         try:
-            OwnCluster.start(standing=True)
+            cluster = OwnCluster.start(standing=True)
         except Unavailable as reason:
             raise click.ClickException(str(reason)) from None
+        click.echo("Building the images, installing the operator, serving a model ...", err=True)
+        platform = Platform.install(cluster)
+        with TemporaryDirectory() as folder:
+            add_scaled(Path(folder), "twice", 2)
+            uri = platform.store.put("twice", Path(folder, "twice"))
+        tenant = Tenant(cluster, "default")
+        tenant.apply(EXAMPLE % uri)
+        tenant.wait_ready("im/twice")
     tell()
 
 

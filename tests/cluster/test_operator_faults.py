@@ -102,10 +102,6 @@ class Place:
             "--kube-version=1.36.0", f"--set=watchNamespaces={{{self.namespace}}}", "--show-only=templates/rbac.yaml",
         )  # fmt: skip
         roles = [document for document in yaml.safe_load_all(rendered) if document and document["kind"] == "Role"]
-        for role in roles:  # TEMPORARY
-            for rule in role["rules"]:
-                if "delete" in rule["verbs"] and "get" not in rule["verbs"]:
-                    rule["verbs"].append("get")
         for account in accounts:
             self.kubectl("create", "serviceaccount", account)
         for role in roles:

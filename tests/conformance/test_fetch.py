@@ -9,7 +9,10 @@ from support.models import add_onnx_identity, add_simple
 from support.server import Start, start_server
 from support.stores import KEY, SECRET, Fault, Fetch, Moto, Proxy, write_credentials
 
-ENVIRONMENT = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
+
+def environment(folder: Path) -> dict[str, str]:
+    """Credentials, and a place for what a server that is killed leaves behind."""
+    return {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "TMPDIR": str(folder)}
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +102,14 @@ def test_what_was_fetched_is_served(moto: Moto, bucket: str, tmp_path: Path, sta
     ]
 
 
-def test_a_server_fetches_a_repository_itself(moto: Moto, bucket: str, start: Start) -> None:
-    server = start("--model-repository", f"s3://{moto.url}/{bucket}/models", environment=ENVIRONMENT)
+def test_a_server_fetches_a_repository_itself(moto: Moto, bucket: str, tmp_path: Path, start: Start) -> None:
+    server = start("--model-repository", f"s3://{moto.url}/{bucket}/models", environment=environment(tmp_path))
 
     assert summed(server) == list(range(1, 17))
     index = [(each["name"], each["version"], each["state"]) for each in server.post("/v2/repository/index", {}).json]
     assert index == [("one", "1", "READY"), ("simple", "2", "READY")]
+    assert server.stop() == 0
+    assert list(tmp_path.glob("halimede-models-*")) == []
 
 
 def test_a_load_looks_into_the_store_again(moto: Moto, bucket: str, tmp_path: Path, start: Start) -> None:
@@ -114,7 +119,7 @@ def test_a_load_looks_into_the_store_again(moto: Moto, bucket: str, tmp_path: Pa
             f"s3://{proxy.url}/{bucket}/models",
             "--model-control-mode=explicit",
             "--load-model=simple",
-            environment=ENVIRONMENT,
+            environment=environment(tmp_path),
         )
         index = [(each["name"], each.get("state")) for each in server.post("/v2/repository/index", {}).json]
         assert index == [("one", None), ("simple", "READY")]
@@ -139,7 +144,10 @@ def test_a_load_looks_into_the_store_again(moto: Moto, bucket: str, tmp_path: Pa
 def test_a_server_whose_store_refuses_it_says_so_and_ends(moto: Moto, tmp_path: Path) -> None:
     with Proxy(moto.url, lambda _: Fault(403)).running() as proxy:
         server = start_server(
-            tmp_path, ["--model-repository", f"s3://{proxy.url}/bucket/models"], environment=ENVIRONMENT, ready=False
+            tmp_path,
+            ["--model-repository", f"s3://{proxy.url}/bucket/models"],
+            environment=environment(tmp_path),
+            ready=False,
         )
         assert server.process.wait(60) == 1
     assert "access was denied (403)" in server.log

@@ -54,7 +54,7 @@ def s3_error(status: int, code: str) -> Fault:
 class Proxy:
     """Passes on to `upstream`, but for what `rule` says of a request. `sent` counts the bytes of objects."""
 
-    def __init__(self, upstream: str, rule: Callable[[Asked], Fault | None] = lambda asked: None) -> None:
+    def __init__(self, upstream: str, rule: Callable[[Asked], Fault | None] = lambda _: None) -> None:
         self.rule = rule
         self.asked: list[Asked] = []
         self.sent: dict[str, int] = {}

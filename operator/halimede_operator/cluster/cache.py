@@ -128,13 +128,6 @@ class Cache:
         ]
         return frozenset().union(*[self.delete(entry.uid, version) for entry in gone])
 
-    def keys(self) -> list[Key]:
-        return [
-            entry.key
-            for entry in self._entries.values()
-            if entry.kind in (Kind.INFERENCE_MODEL, Kind.MODEL_ENSEMBLE) and entry.key
-        ]
-
     def _floor(self, entry: Entry) -> int:
         return max(self._floors.get((entry.kind, None), 0), self._floors.get((entry.kind, entry.namespace), 0))
 

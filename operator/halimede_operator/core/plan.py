@@ -18,8 +18,6 @@ class Plan:
     running."""
     spec: Spec | None
     problems: tuple[Problem, ...]
-    members_missing: tuple[str, ...] = ()
-    """An ensemble's InferenceModels that do not exist, or whose spec has problems."""
 
 
 def member_names(ensemble: Object) -> frozenset[str]:
@@ -35,14 +33,12 @@ def plan(snapshot: Snapshot, platform: Platform, strangers: Sequence[Object] = (
         return Plan((), None, problems)
     members: dict[str, ModelSpec] = {}
     if isinstance(spec, EnsembleSpec):
-        for name in sorted({step.model for step in spec.steps}):
+        for name in {step.model for step in spec.steps}:
             member = snapshot.members.get(name)
             parsed = parse(Kind.INFERENCE_MODEL, member, platform)[0] if member is not None else None
-            if isinstance(parsed, ModelSpec):
-                members[name] = parsed
-        missing = tuple(sorted({step.model for step in spec.steps} - members.keys()))
-        if missing:
-            return Plan((), spec, (), missing)
+            if not isinstance(parsed, ModelSpec):
+                return Plan((), spec, ())
+            members[name] = parsed
     uid = snapshot.object["metadata"]["uid"]
     wanted = desired(snapshot.key, uid, spec, members, platform)
     return Plan(diff(wanted, (*snapshot.children, *strangers), uid, snapshot.replica_sets), spec, ())

@@ -66,9 +66,6 @@ class WorkQueue(Generic[KeyT]):
         self._heap: list[tuple[float, int, KeyT]] = []
         self._count = 0
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def add(self, key: KeyT, now: float) -> None:
         """There is news about the key."""
         entry = self._entries.setdefault(key, _Entry())

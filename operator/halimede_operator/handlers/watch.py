@@ -78,6 +78,8 @@ class Watches:
                     registry=self._registry(),
                     settings=kopf_settings(),
                     standalone=True,
+                    # Kopf would ask who we are, and a pod's user has no name.
+                    identity="halimede-operator",  # type: ignore[arg-type]  # its type is not exported
                     clusterwide=not self._namespaces,
                     namespaces=self._namespaces,
                     stop_flag=self._stop,

@@ -19,7 +19,7 @@ from halimede.fetch.plan import S3Defaults
 from halimede.fetch.tree import MAX_FILES, RemoteFile
 from halimede.fetch.uri import Scheme, Uri
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 18
 CONNECT_SECS = 10
 READ_SECS = 60
 """How long a connection may give nothing at all."""

@@ -154,7 +154,7 @@ def test_with_a_digest_the_cache_answers_for_a_store_that_is_away(store: Store, 
     store.put({"digits/1/model.onnx": b"x"})
     digest = pod(store, 1, cache).models[0]["digest"]
     assert pod(store, 1, cache, digest=digest).code == 0
-    store.proxy.rule = lambda asked: Fault(503)
+    store.proxy.rule = lambda _: Fault(503)
 
     fetched = pod(store, 2, cache, digest=digest, timeout=2)
 

@@ -65,7 +65,10 @@ def test_no_plan(tmp_path: Path, text: str, said: str) -> None:
 
 def test_usage(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "halimede", "fetch", "--into", str(tmp_path)], capture_output=True, text=True
+        [sys.executable, "-m", "halimede", "fetch", "--into", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert (ended.returncode, "Missing option '--plan'" in ended.stderr) == (2, True)
@@ -127,7 +130,7 @@ def test_a_disk_that_fills_up_on_the_way(tmp_path: Path) -> None:
 
 def test_sigterm_ends_it_at_once(store: Store) -> None:
     store.put({"digits/1/model.onnx": bytes(1 << 20)})
-    store.proxy.rule = lambda asked: Fault(bytes_per_sec=1 << 14)
+    store.proxy.rule = lambda _: Fault(bytes_per_sec=1 << 14)
     fetching = store.fetching()
     process = fetching.start()
     while not store.sent("digits/1/model.onnx"):

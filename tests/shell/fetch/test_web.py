@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import support.stores
-from support.stores import Fault, Fetch, Fetched, Proxy, Served, WebServer, tree, write_credentials
+from support.stores import Asked, Fault, Fetch, Fetched, Proxy, Served, WebServer, tree, write_credentials
 
 PKI = Path(support.stores.__file__).parent / "pki"
 MB = 1 << 20
@@ -75,9 +75,12 @@ def test_servers_that_know_less(run: Run, tmp_path: Path, served: Served) -> Non
 
 
 def test_a_cut_connection_of_a_server_without_ranges_begins_again(run: Run, tmp_path: Path) -> None:
-    with WebServer({"/net.onnx": Served(b"abc" * MB, ranges=False)}).running() as web:
-        with Proxy(web.url, lambda asked: Fault(cut_after=MB) if asked.number == 1 else None).running() as proxy:
-            fetched = run(f"{proxy.url}/net.onnx")
+    def cut(asked: Asked) -> Fault | None:
+        return Fault(cut_after=MB) if asked.number == 1 else None
+
+    served = Served(b"abc" * MB, ranges=False)
+    with WebServer({"/net.onnx": served}).running() as web, Proxy(web.url, cut).running() as proxy:
+        fetched = run(f"{proxy.url}/net.onnx")
 
     assert (fetched.code, tree(tmp_path / "models")) == (0, {"digits/1/model.onnx": b"abc" * MB})
     assert "the connection was cut" in fetched.log
@@ -208,7 +211,7 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "no archive": ("m.tgz", lambda: b"<html>", "is no whole archive"),
     "no zip": ("m.zip", lambda: b"<html>", "is no whole archive"),
     "several": ("m.tgz", lambda: tar(("a/1/model.onnx", b"x"), ("b/model.py", b"y")), "holds several models: a, b"),
-    "nothing": ("m.tgz", lambda: tar(), "is no model, it holds nothing"),
+    "nothing": ("m.tgz", tar, "is no model, it holds nothing"),
 }
 
 

@@ -100,6 +100,16 @@ def test_it_works_tells_of_itself_and_gives_the_lease_back_at_the_end(tmp_path: 
     asyncio.run(story())
 
 
+def test_without_credentials_it_says_so_and_ends(tmp_path: Path):
+    async def story() -> None:
+        async with kube_api() as api, running(api, tmp_path, f"--kubeconfig={tmp_path / 'nothing'}") as operator:
+            assert await asyncio.wait_for(operator.process.wait(), 40) == 2
+            line = operator.log.read_text().splitlines()[-1]
+            assert "kubeconfig" in json.loads(line)["message"]
+
+    asyncio.run(story())
+
+
 def test_a_second_one_stands_by_watches_nothing_and_takes_over(tmp_path: Path):
     async def story() -> None:
         async with kube_api() as api, running(api, tmp_path) as first:

@@ -22,7 +22,7 @@ from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed, Gone, Outcome
-from halimede_operator.reconcile import CONFLICT_AGAIN_S, Reconciler
+from halimede_operator.reconcile import CONFLICT_AGAIN_S, UNSCHEDULED_AGAIN_S, Reconciler
 from support.kube_api import Fault, KubeApi, kube_api
 
 DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")
@@ -171,6 +171,22 @@ def test_a_spec_that_changed_meanwhile_is_not_served_by_the_old_plan(tmp_path: P
     run(story, tmp_path)
 
 
+def test_a_spec_that_changes_while_children_are_made_is_not_told_as_done(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        def edit() -> None:
+            shop.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "replicas": 3})
+            shop.hear()
+
+        shop.api.faults.append(Fault("PATCH .*/serviceaccounts/", times=1, then=edit))
+        outcome = await shop.again()
+        assert isinstance(outcome, Failed)
+        assert (outcome.failure, "status" in shop.digits()) == (Failure.CONFLICT, False)
+        assert await shop.reconcile(DIGITS) == Done()
+        assert shop.digits()["status"]["observedGeneration"] == 2
+
+    run(story, tmp_path)
+
+
 def test_what_is_being_deleted_is_left_to_the_garbage_collector(tmp_path: Path):
     async def story(shop: Shop) -> None:
         shop.api.put("inferencemodels", "prod", "digits", metadata={"deletionTimestamp": "2030-01-01T00:00:00Z"})
@@ -194,12 +210,14 @@ def test_a_status_that_conflicts_is_written_again_from_what_is_there(tmp_path: P
 def test_a_status_is_not_written_over_one_that_was_not_seen(tmp_path: Path):
     async def story(shop: Shop) -> None:
         await shop.again()
-        shop.api.put("services", "prod", "digits", spec={"broken": True})
+        _an_unscheduled_pod(shop)
         shop.hear()
         shop.api.put("inferencemodels", "prod", "digits", status={"phase": "of somebody else"})
-        await shop.reconcile(DIGITS)
-        assert await shop.reconcile(DIGITS) == Done()
-        assert shop.digits()["status"]["phase"] == "Pending"
+        outcome = await shop.reconcile(DIGITS)
+        assert isinstance(outcome, Failed)
+        assert (outcome.failure, shop.digits()["status"]) == (Failure.CONFLICT, {"phase": "of somebody else"})
+        assert await shop.reconcile(DIGITS) == Done(again_in=UNSCHEDULED_AGAIN_S)
+        assert shop.digits()["status"]["phase"] == "Scheduling"
 
     run(story, tmp_path)
 
@@ -379,6 +397,67 @@ def test_a_bad_spec_changes_no_child(tmp_path: Path):
         assert shop.condition("Ready")["status"] == "False"
 
     run(story, tmp_path)
+
+
+def test_what_went_wrong_is_an_event_and_that_it_cannot_be_posted_is_no_error(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        shop.api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "file:///etc"}})
+        assert await shop.again() == Done()
+        (event,) = [value for (plural, _, _), value in shop.api.objects.items() if plural == "events"]
+        assert (event["type"], event["involvedObject"]["uid"]) == ("Warning", shop.digits()["metadata"]["uid"])
+        assert event["message"] in shop.condition("Ready")["message"]
+
+        shop.api.faults.append(Fault("POST .*/events", status=403, reason="Forbidden"))
+        shop.api.put("inferencemodels", "prod", "other", spec={"model": {"uri": "file:///etc"}})
+        assert await shop.again(Key(Kind.INFERENCE_MODEL, "prod", "other")) == Done()
+
+    run(story, tmp_path)
+
+
+def test_nodes_are_asked_for_where_a_pod_has_none_and_not_too_often(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        await shop.again()
+        assert shop.api.counted("GET /api/v1/nodes") == 0
+        _an_unscheduled_pod(shop)
+        for _ in range(3):
+            assert await shop.again() == Done(again_in=UNSCHEDULED_AGAIN_S)
+        assert shop.api.counted("GET /api/v1/nodes") == 1
+        shop.now += 30
+        await shop.again()
+        assert shop.api.counted("GET /api/v1/nodes") == 2
+
+    run(story, tmp_path)
+
+
+def test_where_nodes_may_not_be_read_it_goes_without(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        shop.api.faults.append(Fault("GET /api/v1/nodes", status=403, reason="Forbidden"))
+        await shop.again()
+        _an_unscheduled_pod(shop)
+        for _ in range(3):
+            assert await shop.again() == Done(again_in=UNSCHEDULED_AGAIN_S)
+            shop.now += 60
+        assert shop.api.counted("GET /api/v1/nodes") == 1
+
+    run(story, tmp_path)
+
+
+def _an_unscheduled_pod(shop: Shop) -> None:
+    def owned_by(owner: dict[str, Any]) -> dict[str, Any]:
+        name, uid = owner["metadata"]["name"], owner["metadata"]["uid"]
+        reference = {"apiVersion": "apps/v1", "kind": owner["kind"], "name": name, "uid": uid, "controller": True}
+        return {"labels": owner["metadata"]["labels"], "ownerReferences": [reference]}
+
+    deployment = shop.api.objects["deployments", "prod", "digits"]
+    template = deployment["spec"]["template"]
+    replica_set = shop.api.put(
+        "replicasets", "prod", "digits-1", spec={"template": template}, metadata=owned_by(deployment)
+    )
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
+    shop.api.put(
+        "pods", "prod", "digits-1-x", spec=template["spec"], metadata=owned_by(replica_set),
+        status={"phase": "Pending", "conditions": [condition]},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("is_done", [False, True])

@@ -32,13 +32,23 @@ class Watched:
     woken: list[Key]
     kubeconfig: Path
 
+    def knows_of(self, namespace: str, name: str) -> bool:
+        return self.cache.find("InferenceModel", namespace, name) is not None
+
     def knows(self, plural: str = "inferencemodels", kind: str = "InferenceModel") -> bool:
         """Whether the cache has just what the API server has."""
-        there = {name: value for (of, _, name), value in self.api.objects.items() if of == plural}
-        known = {key.name: self.cache.get(key) for key in self.cache.keys() if key.kind == kind}  # noqa: SIM118
-        return {name: value["metadata"]["resourceVersion"] for name, value in there.items()} == {
-            name: value["metadata"]["resourceVersion"] for name, value in known.items() if value is not None
+        there = {
+            (namespace, name): value["metadata"]["resourceVersion"]
+            for (of, namespace, name), value in self.api.objects.items()
+            if of == plural
         }
+        ever = {
+            (value["metadata"]["namespace"], value["metadata"]["name"])
+            for _, of, _, value in self.api.history
+            if of == plural
+        }
+        known = {where: self.cache.find(kind, *where) for where in ever}
+        return there == {where: str(entry.version) for where, entry in known.items() if entry is not None}
 
 
 @asynccontextmanager
@@ -144,7 +154,8 @@ def test_in_namespaces_nothing_is_asked_of_the_whole_cluster(tmp_path: Path):
         api.put("inferencemodels", "foreign", "y", spec={})
 
     async def story(watched: Watched) -> None:
-        assert {key.name for key in watched.cache.keys()} == {"a", "b", "c", "x"}  # noqa: SIM118
+        known = [where for where in (("prod", "a"), ("other", "x"), ("foreign", "y")) if watched.knows_of(*where)]
+        assert known == [("prod", "a"), ("other", "x")]
         asked = [request for request in watched.api.requests if "?" in request]
         assert all("/namespaces/prod/" in request or "/namespaces/other/" in request for request in asked)
 
@@ -206,6 +217,19 @@ def test_an_api_server_that_refuses_for_long_is_asked_on(tmp_path: Path, fault: 
         await watched.api.until(lambda: refusal.times == 0, within_s=40)
         await still_works(watched)
         assert watched.api.counted("GET /apis$") == 1, "kopf was never started anew"
+
+    run(story, tmp_path, before=a_few)
+
+
+def test_a_version_that_cannot_be_watched_from_is_given_up(tmp_path: Path):
+    """As after an old backup of etcd: no other watch from there will ever work."""
+
+    async def story(watched: Watched) -> None:
+        watched.api.faults.append(Fault(rf"{WATCH}.*resourceVersion={watched.api.version}(&|$)", status=504))
+        watched.api.cut()
+        watched.api.put("pods", "prod", "some-other-change")
+        await watched.api.until(lambda: watched.api.counted(LIST) == 2)
+        await still_works(watched)
 
     run(story, tmp_path, before=a_few)
 

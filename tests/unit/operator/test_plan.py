@@ -1,0 +1,84 @@
+"""What is planned from what was seen."""
+
+from typing import Any
+
+from halimede_operator.core.api.spec import EnsembleSpec, Key, Kind, ModelSpec
+from halimede_operator.core.diff import Apply, Conflict
+from halimede_operator.core.plan import Plan, member_names, plan
+from halimede_operator.core.platform import Platform
+from halimede_operator.core.snapshot import Object, Snapshot
+
+PLATFORM = Platform(server_image="server:1", gpu_server_image="gpu:1")
+DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")
+CHAIN = Key(Kind.MODEL_ENSEMBLE, "prod", "chain")
+GOOD = {"model": {"uri": "s3://models/digits"}}
+BAD = {"model": {"uri": "ftp://models/digits"}}
+STEPS = {
+    "inputs": [{"name": "image", "dataType": "FP32", "shape": [-1]}],
+    "outputs": [{"name": "label", "dataType": "INT64", "shape": [1], "from": "read.label"}],
+    "steps": [
+        {"name": "read", "modelRef": {"name": "digits"}, "inputs": {"x": "request.image"}, "outputs": {"y": "label"}}
+    ],
+}
+
+
+def thing(key: Key, spec: dict[str, Any]) -> Object:
+    metadata = {"namespace": key.namespace, "name": key.name, "uid": f"uid of {key.name}", "generation": 1}
+    return {"apiVersion": "halimede.dev/v1alpha1", "kind": str(key.kind), "metadata": metadata, "spec": spec}
+
+
+def seen(key: Key, spec: dict[str, Any], children: tuple[Object, ...] = (), **members: Object) -> Snapshot:
+    return Snapshot(key, thing(key, spec), members, children, (), (), {})
+
+
+def kinds(planned: Plan) -> list[tuple[str, str]]:
+    return [
+        (type(change).__name__, change.object["kind"])
+        for change in planned.changes
+        if isinstance(change, Apply | Conflict)
+    ]
+
+
+def test_a_new_model_gets_all_its_children():
+    planned = plan(seen(DIGITS, GOOD), PLATFORM)
+    assert (isinstance(planned.spec, ModelSpec), planned.problems) == (True, ())
+    wanted = ["ConfigMap", "ServiceAccount", "Service", "Service", "Deployment"]
+    assert kinds(planned) == [("Apply", kind) for kind in wanted]
+
+
+def test_a_spec_with_problems_changes_nothing():
+    children = tuple(
+        change.object for change in plan(seen(DIGITS, GOOD), PLATFORM).changes if isinstance(change, Apply)
+    )
+    planned = plan(seen(DIGITS, BAD, children), PLATFORM)
+    assert (planned.changes, planned.spec) == ((), None)
+    assert [problem.path for problem in planned.problems] == ["spec.model.uri"]
+
+
+def test_an_ensemble_is_planned_from_its_members():
+    planned = plan(seen(CHAIN, STEPS, digits=thing(DIGITS, GOOD)), PLATFORM)
+    assert isinstance(planned.spec, EnsembleSpec)
+    assert ("Apply", "Deployment") in kinds(planned)
+
+
+def test_an_ensemble_without_a_member_or_with_a_bad_one_is_left_as_it_is():
+    for members in ({}, {"digits": thing(DIGITS, BAD)}):
+        planned = plan(seen(CHAIN, STEPS, **members), PLATFORM)
+        assert (planned.changes, isinstance(planned.spec, EnsembleSpec), planned.problems) == ((), True, ())
+
+
+def test_a_strangers_object_is_a_conflict_and_the_others_are_made():
+    stranger = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"namespace": "prod", "name": "digits", "uid": "x"},
+    }
+    planned = plan(seen(DIGITS, GOOD), PLATFORM, [stranger])
+    assert ("Conflict", "ServiceAccount") in kinds(planned)
+    assert [kind for _, kind in kinds(planned)] == ["ConfigMap", "ServiceAccount", "Service", "Service", "Deployment"]
+
+
+def test_names_of_members_are_read_of_any_object():
+    assert member_names(thing(CHAIN, STEPS)) == {"digits"}
+    for spec in ({}, {"steps": None}, {"steps": [{}]}, {"steps": [{"modelRef": None}, {"modelRef": {"name": "a"}}]}):
+        assert member_names(thing(CHAIN, spec)) <= {"a"}
