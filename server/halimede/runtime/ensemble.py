@@ -201,6 +201,10 @@ class Ensemble(Account):
     def refuse(self, key: int, error: InferenceError) -> None:
         """Nothing: an ensemble's request is never queued, and a step of it that is gets an error of its own."""
 
+    def is_busy(self) -> bool:
+        """False: what is looked at are the calls of its steps, each as it is made."""
+        return False
+
     def place_of(self, key: int) -> Place:
         return Waits(key) if self._flight(key) is not None else None
 

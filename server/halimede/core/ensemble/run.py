@@ -26,7 +26,7 @@ from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, Inf
 from halimede.core.types.error import clip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """Ask the step's model; its answers come back through `on_response` under this number."""
 
@@ -35,19 +35,19 @@ class Call:
     request: InferenceRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CancelCall:
     call: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Acknowledge:
     """One more answer of a decoupled step is used up, and its call is still under way: more may come."""
 
     call: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     response: InferenceResponse
 

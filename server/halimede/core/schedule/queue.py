@@ -80,6 +80,10 @@ class BatchQueue:
         # A dictionary keeps the order of insertion, which is the order of arrival.
         return next((queued.enqueued_at for queued in self._queued.values()), None)
 
+    def would_hold(self, rows: int) -> bool:
+        """Whether a request of so many rows would wait here, for those before it or for company."""
+        return bool(self._queued) or (self._delay > 0 and rows < self._enough and rows not in self._preferred)
+
     def push(self, pending: Pending, now_ns: int) -> None:
         """Take a request in, or raise UNAVAILABLE when the queue is full.
 
