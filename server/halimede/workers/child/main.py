@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -24,7 +24,6 @@ from halimede.workers.child.calls import Calls, InferenceCall, batch_of_task
 from halimede.workers.child.channel import Channel, OpenRequest, ServerGoneError
 from halimede.workers.frames import Kind
 from halimede.workers.segments import Block, OwnArena, SegmentMap
-from halimede.workers.worker import BatchItem
 
 ARENA_BYTES = 256 << 20
 """Answers that lie in shared memory at a time. What is over it travels in frames."""
@@ -165,6 +164,8 @@ class Memory:
 
     def take_wanted(self) -> int:
         """What found no room, to be told now."""
+        if not self.wanted_bytes:
+            return 0
         with self._lock:
             wanted, self.wanted_bytes = self.wanted_bytes, 0
         return wanted
@@ -238,7 +239,8 @@ class WorkerHost:
     def infer(self, request: InferenceRequest) -> InferenceCall:
         call = self._inferences.infer(request)
         # Afterwards: the server works meanwhile.
-        self.give_back()
+        if self._memory.inbound.released:
+            self.give_back()
         return call
 
     def update_metric(self, metric: int, operation: str, value: float) -> None:
@@ -387,23 +389,20 @@ class Serving:
         batch_of_task.set(execute.batch)
         host.executing = True
         begun = time.monotonic_ns()
-        replies, failed = self._run(self._runner.execute, execute.items)
+        failed = False
+        try:
+            replies = self._runner.execute(execute.items)
+        except InferenceError as error:
+            replies, failed = [error.with_traceback(None) for _ in execute.items], True
         ended = time.monotonic_ns()
         host.executing = False
         self._answer(execute, replies, failed, (received, begun, ended), blocks)
-        self._end_if_asked()
+        if host.ending:
+            self._end_if_asked()
 
     def _end_if_asked(self) -> None:
         if self._host.ending:
             raise SystemExit(self._host.ending)
-
-    def _run(
-        self, run: Callable[[Sequence[BatchItem]], list[Reply]], items: list[BatchItem]
-    ) -> tuple[list[Reply], bool]:
-        try:
-            return run(items), False
-        except InferenceError as error:
-            return [error.with_traceback(None) for _ in items], True
 
     async def _execute_async(self, body: memoryview) -> None:
         received = time.monotonic_ns()
