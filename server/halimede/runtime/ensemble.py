@@ -254,7 +254,10 @@ class Ensemble(Account):
         try:
             for action in decide(*what):
                 if isinstance(action, Call):
-                    self._call(flight, action)
+                    if self._gates:
+                        self._call(flight, action)
+                    elif not flight.is_over:
+                        self._infer(flight, action)
                 elif isinstance(action, Answer):
                     self._answer(flight, action.response)
                 elif isinstance(action, Acknowledge):
@@ -269,10 +272,8 @@ class Ensemble(Account):
             self._give_up(flight)
 
     def _call(self, flight: EnsembleRequest, action: Call) -> None:
+        """Make a call, or have it wait at its step's gate."""
         if flight.is_over:
-            return
-        if not self._gates:
-            self._infer(flight, action)
             return
         gate = self._gates[action.step]
         if flight.steps_caller.waiter is not None:

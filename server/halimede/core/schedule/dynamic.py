@@ -66,7 +66,7 @@ class DynamicBatchScheduler:
         if instance in self._busy:
             self._busy.remove(instance)
             self._free.append(instance)
-        return len(self._queue) > 0
+        return bool(self._queue.queued)
 
     def add_instance(self, instance: int) -> None:
         if instance not in self._free:
@@ -83,7 +83,7 @@ class DynamicBatchScheduler:
 
     @property
     def queued(self) -> int:
-        return len(self._queue)
+        return len(self._queue.queued)
 
     def oldest_enqueued_at(self) -> int | None:
         return self._queue.oldest_enqueued_at()
