@@ -164,7 +164,9 @@ class Ensemble(Account):
         try:
             if self._live_count >= MAX_REQUESTS:
                 raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
-            self._live.check_room(size_bytes)
+            live = self._live
+            if live.size_bytes + size_bytes > live.limit_bytes:
+                live.check_room(size_bytes)
         except InferenceError as error:
             self._stats.record_failure(FailureReason.REJECTED, monotonic_ns() - received_ns)
             error = InferenceError(error.code, of_request(request.id, error.message))

@@ -207,7 +207,18 @@ class Pump(Account):
                 # Alone in the model: there is nobody to share a batch or to wait for.
                 instance = self._scheduler.try_start(rows)
             if instance is None:
-                self._enqueue(key, request, checked, now)
+                pending = Pending(
+                    key,
+                    rows,
+                    size_bytes,
+                    checked.compatible,
+                    request.priority,
+                    request.timeout_us,
+                    request.sequence_id,
+                    request.sequence_start,
+                    request.sequence_end,
+                )
+                self._scheduler.enqueue(pending, now)
         except InferenceError as error:
             self._stats.record_failure(FailureReason.REJECTED, now - received_ns)
             error = InferenceError(error.code, of_request(request.id, error.message))
@@ -223,21 +234,6 @@ class Pump(Account):
             self._poll_soon()
         elif self._scheduler.may_expire:
             self._arm(self._scheduler.wake_at())
-
-    def _enqueue(self, key: int, request: InferenceRequest, checked: Checked, now_ns: int) -> None:
-        """InferenceError when the queue is full."""
-        pending = Pending(
-            key,
-            checked.batch_size,
-            checked.size_bytes,
-            checked.compatible,
-            request.priority,
-            request.timeout_us,
-            request.sequence_id,
-            request.sequence_start,
-            request.sequence_end,
-        )
-        self._scheduler.enqueue(pending, now_ns)
 
     def cancel(self, key: int) -> None:
         """The client is gone: drop the request if it is queued, tell its worker if it is running or open."""

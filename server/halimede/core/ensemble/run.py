@@ -271,7 +271,9 @@ class EnsembleRun:
                     self._count_down(inner, user)
 
     def _know_outputs(self, pending: _Pending, scope: _Scope, response: InferenceResponse) -> None:
-        given = {tensor.name: tensor for tensor in response.outputs}
+        given = {}
+        for tensor in response.outputs:
+            given[tensor.name] = tensor
         sequence = pending.sequence
         if response.parameters:
             sequence = self._sequence_after(sequence, response.parameters)

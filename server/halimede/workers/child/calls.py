@@ -313,7 +313,7 @@ class InferenceCall:
     def receive(self) -> InferenceResponse | None:
         """See `hosting.Call`."""
         calls, record = self._calls, self._record
-        while (response := calls.take(record)) is None:
+        while not record.answers or (response := calls.take(record)) is None:
             # In this order: the final answer is there before it is said to be.
             if record.has_ended and not record.answers:
                 return None

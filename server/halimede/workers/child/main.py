@@ -183,7 +183,8 @@ class WorkerHost:
         self._lines_since = 0.0
         self._lines = 0
         self._inferences = Calls(channel, memory.place, memory.look_at_own, memory.take_wanted)
-        self._metrics: list[bytes] = []
+        self.unsent_metrics: list[bytes] = []
+        """Updates that are to be sent before anything else."""
         self._metrics_lock = threading.Lock()
         self.ending = ""
         """Why the process is to end after its batch, "" when it is not."""
@@ -247,18 +248,18 @@ class WorkerHost:
         packed = frames.METRIC.pack(metric, frames.METRIC_OPERATIONS.index(operation), value)
         if self.executing and threading.current_thread() is threading.main_thread():
             with self._metrics_lock:
-                self._metrics.append(packed)
-            if len(self._metrics) >= frames.MAX_UPDATES:
+                self.unsent_metrics.append(packed)
+            if len(self.unsent_metrics) >= frames.MAX_UPDATES:
                 self.flush()
         else:
             self._channel.send(frames.frame(Kind.METRICS, packed))
 
     def updates(self) -> list[Buffer]:
         """What is to be sent before anything else: changes of metrics."""
-        if not self._metrics:
+        if not self.unsent_metrics:
             return []
         with self._metrics_lock:
-            packed, self._metrics = self._metrics, []
+            packed, self.unsent_metrics = self.unsent_metrics, []
         return [frames.frame(Kind.METRICS, b"".join(packed))]
 
     def give_back(self) -> None:
@@ -450,7 +451,7 @@ class Serving:
             done = frames.encode_done(
                 execute.batch, replies, failed, times, self._positions, memory.place, self._remains
             )
-            updates = self._host.updates()
+            updates = self._host.updates() if self._host.unsent_metrics else []
             if self._unused:
                 # Afterwards, because an answer may lie in one of them.
                 updates = [*updates, done, frames.encode_blocks(Kind.UNUSED, self._unused)]
