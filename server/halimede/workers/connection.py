@@ -283,10 +283,7 @@ class Connection:
         frame, blocks = self._encode_answer(number, response, copies)
         for block, data in copies:
             self._inbound.map.write(block, data)
-        if blocks:
-            self._send_encoded(frame, blocks)
-        else:
-            self._send(frame)
+        self._send_encoded(frame, blocks)
 
     async def _send_answers(self) -> None:
         """From a large one on, whose many bytes are copied beside the loop."""
