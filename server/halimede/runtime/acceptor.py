@@ -59,6 +59,9 @@ class Acceptor(Protocol):
     def acknowledge(self, key: int, responses: int) -> None:
         """Whoever asked took so many more answers, none of them final."""
 
+    def is_busy(self) -> bool:
+        """Whether requests are queued while nothing here is free to take them: only then may one wait for ever."""
+
     def place_of(self, key: int) -> Place:
         """Whose turn a request waits for."""
 

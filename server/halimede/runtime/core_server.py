@@ -10,7 +10,6 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.observe import kv_cache, metrics
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.repository.layout import model_name_problem
-from halimede.core.schedule.waits import Place, WaitGraph
 from halimede.core.types import (
     ErrorCode,
     InferenceError,
@@ -81,7 +80,6 @@ class CoreServer:
         self._started = False
         self._draining = False
         self._next_ticket = 1
-        self._waits = WaitGraph(self._place_of)
         lifecycle.inferences = self
         self._control: set[asyncio.Task[None]] = set()
         self._framing: dict[int, asyncio.Task[None]] = {}
@@ -138,13 +136,10 @@ class CoreServer:
         received_ns = monotonic_ns()
         ticket = self._next_ticket
         self._next_ticket = ticket + 1
-        if caller is not None:
-            if caller.depth > MAX_DEPTH:
-                error = InferenceError(ErrorCode.INVALID_ARG, TOO_DEEP % clip(request.model_name))
-                on_response(InferenceResponse(request.model_name, "", request.id, error=error))
-                return ticket
-            if caller.waiter is not None:
-                on_response = self._waited_for(ticket, caller, on_response)
+        if caller is not None and caller.depth > MAX_DEPTH:
+            error = InferenceError(ErrorCode.INVALID_ARG, TOO_DEEP % clip(request.model_name))
+            on_response(InferenceResponse(request.model_name, "", request.id, error=error))
+            return ticket
         try:
             model = self._find(request.model_name, request.model_version, is_inside=caller is not None).version
             checked = model.checker.check(request)
@@ -155,30 +150,15 @@ class CoreServer:
             self._frame_first(ticket, model, request, checked, on_response, received_ns, caller)
         else:
             model.pump.submit(ticket, request, checked, on_response, received_ns, caller)
-            if caller is not None and caller.waiter is not None:
+            if caller is not None and caller.waiter is not None and model.pump.is_busy():
                 self._refuse_if_stuck(ticket)
         return ticket
 
-    def _waited_for(self, ticket: int, caller: Caller, on_response: OnResponse) -> OnResponse:
-        """Have it known, until the final answer, what waits for it."""
-        waits = self._waits
-
-        def answer(response: InferenceResponse) -> None:
-            if response.final:
-                waits.remove(ticket)
-            on_response(response)
-
-        waits.add(ticket, caller.waiter)
-        return answer
-
     def _refuse_if_stuck(self, ticket: int) -> None:
-        flight = self._lifecycle.live.by_ticket.get(ticket)
-        if flight is not None and self._waits.is_stuck(ticket):
+        live = self._lifecycle.live
+        flight = live.by_ticket.get(ticket)
+        if flight is not None and live.waits.is_stuck(ticket):
             flight.pump.refuse(ticket, InferenceError(ErrorCode.UNAVAILABLE, DEADLOCK % flight.request.model_name))
-
-    def _place_of(self, ticket: int) -> Place:
-        flight = self._lifecycle.live.by_ticket.get(ticket)
-        return None if flight is None else flight.pump.place_of(ticket)
 
     def _frame_first(
         self,
@@ -214,7 +194,7 @@ class CoreServer:
                 # Submitted first: a pump that is held by nobody may close.
                 model.pump.submit(ticket, request, checked, on_response, received_ns, caller)
                 model.pump.release(checked.size_bytes)
-                if caller is not None and caller.waiter is not None:
+                if caller is not None and caller.waiter is not None and model.pump.is_busy():
                     self._refuse_if_stuck(ticket)
 
         try:

@@ -164,7 +164,9 @@ class Ensemble(Account):
         try:
             if self._live_count >= MAX_REQUESTS:
                 raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
-            self._live.check_room(size_bytes)
+            live = self._live
+            if live.size_bytes + size_bytes > live.limit_bytes:
+                live.check_room(size_bytes)
         except InferenceError as error:
             self._stats.record_failure(FailureReason.REJECTED, monotonic_ns() - received_ns)
             error = InferenceError(error.code, of_request(request.id, error.message))
@@ -200,6 +202,10 @@ class Ensemble(Account):
 
     def refuse(self, key: int, error: InferenceError) -> None:
         """Nothing: an ensemble's request is never queued, and a step of it that is gets an error of its own."""
+
+    def is_busy(self) -> bool:
+        """False: what is looked at are the calls of its steps, each as it is made."""
+        return False
 
     def place_of(self, key: int) -> Place:
         return Waits(key) if self._flight(key) is not None else None
@@ -250,7 +256,10 @@ class Ensemble(Account):
         try:
             for action in decide(*what):
                 if isinstance(action, Call):
-                    self._call(flight, action)
+                    if self._gates:
+                        self._call(flight, action)
+                    elif not flight.is_over:
+                        self._infer(flight, action)
                 elif isinstance(action, Answer):
                     self._answer(flight, action.response)
                 elif isinstance(action, Acknowledge):
@@ -265,10 +274,8 @@ class Ensemble(Account):
             self._give_up(flight)
 
     def _call(self, flight: EnsembleRequest, action: Call) -> None:
+        """Make a call, or have it wait at its step's gate."""
         if flight.is_over:
-            return
-        if not self._gates:
-            self._infer(flight, action)
             return
         gate = self._gates[action.step]
         if flight.steps_caller.waiter is not None:

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
+from halimede.core.schedule.waits import Place, WaitGraph
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.caller import Caller
 from halimede.runtime.acceptor import Acceptor
@@ -33,12 +34,14 @@ class LiveRequests:
     The queue of each model is bounded; this bounds their sum and what executes. One request alone may be larger.
     """
 
-    __slots__ = ("by_ticket", "limit_bytes", "size_bytes")
+    __slots__ = ("by_ticket", "limit_bytes", "size_bytes", "waits")
 
     def __init__(self, limit_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
         self.by_ticket: dict[int, InFlight] = {}
         self.size_bytes = 0
         self.limit_bytes = limit_bytes
+        self.waits = WaitGraph(self._place_of)
+        """Those that something waits for inside the server."""
 
     def check_room(self, size_bytes: int) -> None:
         """UNAVAILABLE when a request of this size would go over the bound."""
@@ -50,10 +53,19 @@ class LiveRequests:
             )
 
     def take(self, ticket: int) -> InFlight | None:
+        """The request's record, for its one final answer; None when it has been answered already."""
         flight = self.by_ticket.pop(ticket, None)
-        if flight is not None:
-            self.size_bytes -= flight.size_bytes
+        if flight is None:
+            return None
+        self.size_bytes -= flight.size_bytes
+        caller = flight.caller
+        if caller is not None and caller.waiter is not None:
+            self.waits.remove(ticket)
         return flight
+
+    def _place_of(self, ticket: int) -> Place:
+        flight = self.by_ticket.get(ticket)
+        return None if flight is None else flight.pump.place_of(ticket)
 
 
 class Account:
@@ -62,15 +74,14 @@ class Account:
     def __init__(self, live: LiveRequests) -> None:
         self._live = live
         self._live_count = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None
+        """Set when nothing is in flight; there while somebody waits for that."""
 
     def hold(self, size_bytes: int) -> None:
         """See `acceptor.Acceptor`."""
         self._live.check_room(size_bytes)
         self._live.size_bytes += size_bytes
         self._live_count += 1
-        self._idle.clear()
 
     def release(self, size_bytes: int) -> None:
         """See `acceptor.Acceptor`."""
@@ -80,7 +91,9 @@ class Account:
 
     async def drained(self) -> None:
         """See `acceptor.Acceptor`."""
-        await self._idle.wait()
+        if self._live_count:
+            self._idle = self._idle or asyncio.Event()
+            await self._idle.wait()
 
     def _accept(self, key: int, flight: InFlight) -> None:
         """Its answer is owed from now on."""
@@ -88,10 +101,12 @@ class Account:
         live.by_ticket[key] = flight
         live.size_bytes += flight.size_bytes
         self._live_count += 1
-        if self._live_count == 1:
-            self._idle.clear()
+        caller = flight.caller
+        if caller is not None and caller.waiter is not None:
+            live.waits.add(key, caller.waiter)
 
     def _rest(self) -> None:
         """Say that nothing is in flight, once the answers are out."""
-        if not self._live_count:
+        if self._idle is not None and not self._live_count:
             self._idle.set()
+            self._idle = None

@@ -22,7 +22,7 @@ from halimede.runtime.threads import run_in_thread
 from halimede.workers.launcher import Launcher
 from halimede.workers.process import ProcessWorker
 from halimede.workers.thread import ThreadWorker
-from halimede.workers.worker import OnEvent, Worker, WorkerEvent
+from halimede.workers.worker import OnEvent, Worker
 
 log = logging.getLogger(__name__)
 
@@ -143,9 +143,6 @@ async def start_version(
     version = ModelVersion(name, prepared, config, labels, load_seconds, checker, stats, pump, services)
     services.register(version.owner, pump)
 
-    def on_event(event: WorkerEvent) -> None:
-        pump.on_event(event)
-
     for placement in prepared.placements:
         log.info(
             "TRITONBACKEND_ModelInstanceInitialize: %s (%s device %d)",
@@ -153,7 +150,7 @@ async def start_version(
             extra={"model": name, "version": str(prepared.version)},
         )
     starting = [
-        loop.create_task(start) for start in _starts(prepared, version.owner, launcher, services, on_event, loop)
+        loop.create_task(start) for start in _starts(prepared, version.owner, launcher, services, pump.on_event, loop)
     ]
     try:
         await asyncio.wait(starting)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from halimede.core.config.check_request import Checked, RequestChecker
 from halimede.core.observe.stats import ModelStats, outcome_of
-from halimede.core.schedule.actions import Execute, Fail
+from halimede.core.schedule.actions import Execute
 from halimede.core.schedule.ordering import ResponseOrder
 from halimede.core.schedule.scheduler import Pending, Scheduler
 from halimede.core.schedule.waits import Place, Queued, Runs
@@ -117,6 +117,8 @@ class Pump(Account):
         self._slots: dict[int, tuple[Worker, int]] = {}
         self._running: dict[int, list[InFlight]] = {}
         self._capacity = 0
+        # Of the batch that called last, by its first request: most batches call more than once.
+        self._caller: tuple[int, Caller] | None = None
         self._open: dict[int, Open] = {}
         self._polls_soon = False
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
@@ -195,21 +197,28 @@ class Pump(Account):
             self._stats.record_failure(FailureReason.REJECTED, now - received_ns)
             on_response(self._failure(request.id, self._refusal))
             return
-        rows = checked.batch_size
-        pending = Pending(
-            key,
-            rows,
-            checked.size_bytes,
-            checked.compatible,
-            request.priority,
-            request.timeout_us,
-            request.sequence_id,
-            request.sequence_start,
-            request.sequence_end,
-        )
+        rows, size_bytes = checked.batch_size, checked.size_bytes
+        instance = None
         try:
-            self._live.check_room(checked.size_bytes)
-            self._scheduler.enqueue(pending, now)
+            live = self._live
+            if live.size_bytes + size_bytes > live.limit_bytes:
+                live.check_room(size_bytes)
+            if not self._live_count:
+                # Alone in the model: there is nobody to share a batch or to wait for.
+                instance = self._scheduler.try_start(rows)
+            if instance is None:
+                pending = Pending(
+                    key,
+                    rows,
+                    size_bytes,
+                    checked.compatible,
+                    request.priority,
+                    request.timeout_us,
+                    request.sequence_id,
+                    request.sequence_start,
+                    request.sequence_end,
+                )
+                self._scheduler.enqueue(pending, now)
         except InferenceError as error:
             self._stats.record_failure(FailureReason.REJECTED, now - received_ns)
             error = InferenceError(error.code, of_request(request.id, error.message))
@@ -217,9 +226,11 @@ class Pump(Account):
             return
         if self._order is not None:
             self._order.enqueued(key)
-        size_bytes = checked.size_bytes
-        self._accept(key, InFlight(key, request, rows, False, self, on_response, received_ns, now, size_bytes, caller))
-        if len(self._running) < self._capacity:
+        flight = InFlight(key, request, rows, False, self, on_response, received_ns, now, size_bytes, caller)
+        self._accept(key, flight)
+        if instance is not None:
+            self._execute(instance, [flight])
+        elif len(self._running) < self._capacity:
             self._poll_soon()
         elif self._scheduler.may_expire:
             self._arm(self._scheduler.wake_at())
@@ -247,6 +258,10 @@ class Pump(Account):
             self._fail(key, error, FailureReason.REJECTED)
             self._poll()
 
+    def is_busy(self) -> bool:
+        # An instance that is down comes back free.
+        return len(self._running) >= len(self._slots) and self._scheduler.queued > 0
+
     def place_of(self, key: int) -> Place:
         """Whose turn a request waits for."""
         for instance, batch in self._running.items():
@@ -263,10 +278,18 @@ class Pump(Account):
         batch = self._running.get(instance)
         return RunningBatch(self._name, self._version, batch[0].key) if batch else None
 
-    def depth_on(self, instance: int) -> int:
-        """How many calls led to the batch that runs there; 0 when clients asked for all of it."""
-        callers = [item.caller for item in self._running.get(instance, ())]
-        return max((caller.depth for caller in callers if caller is not None), default=0)
+    def caller_on(self, instance: int) -> Caller:
+        """Who calls from the batch that runs there: as deep as the calls that led to it, and one more."""
+        batch = self._running.get(instance)
+        if not batch:
+            return Caller(1)
+        key = batch[0].key
+        made = self._caller
+        if made is None or made[0] != key:
+            callers = [item.caller for item in batch]
+            depth = max((caller.depth for caller in callers if caller is not None), default=0)
+            made = self._caller = key, Caller(depth + 1, self.batch_on(instance))
+        return made[1]
 
     def depth_of(self, keys: Iterable[int]) -> int:
         """How many calls led to these requests, at most; 0 when clients asked for all of them that are left."""
@@ -288,8 +311,8 @@ class Pump(Account):
             # The end of a batch that its worker's death took with it frees nothing: the slot is gone, or taken again.
             if batch is not None and batch[0].key == event.items[0].key:
                 del self._running[instance]
-                self._scheduler.completed(instance)
-                self._poll_soon()
+                if self._scheduler.completed(instance):
+                    self._poll_soon()
             self._answer(event)
         elif isinstance(event, ResponseSent):
             self._on_response_sent(event)
@@ -335,16 +358,17 @@ class Pump(Account):
 
     def _poll(self) -> None:
         by_ticket = self._live.by_ticket
-        actions = self._scheduler.poll(monotonic_ns())
-        for action in actions:
-            match action:
-                case Execute(instance, keys):
-                    batch = self._running[instance] = [by_ticket[key] for key in keys]
-                    worker, slot = self._slots[instance]
-                    worker.execute(list[BatchItem](batch), slot)
-                case Fail(key, error, reason):
-                    self._fail(key, error, reason)
+        for action in self._scheduler.poll(monotonic_ns()):
+            if isinstance(action, Execute):
+                self._execute(action.instance, [by_ticket[key] for key in action.requests])
+            else:
+                self._fail(action.request, action.error, action.reason)
         self._arm(self._scheduler.wake_at())
+
+    def _execute(self, instance: int, batch: list[InFlight]) -> None:
+        self._running[instance] = batch
+        worker, slot = self._slots[instance]
+        worker.execute([*batch], slot)
 
     def _arm(self, wake_at: int | None) -> None:
         if wake_at == self._timer_at:
@@ -411,10 +435,7 @@ class Pump(Account):
             response = InferenceResponse(self._name, self._version, item.request.id, reply)
             if parameters is not None and item.key in parameters:
                 response.parameters = dict(parameters[item.key])
-            if self._order is None:
-                _call(flight.on_response, response)
-            else:
-                self._send(item.key, flight, response)
+            self._send(item.key, flight, response)
         self._rest()
 
     def _end_batch_of(
@@ -589,10 +610,16 @@ class Pump(Account):
 
     def _send(self, key: int, flight: InFlight, response: InferenceResponse) -> None:
         if self._order is None:
-            _call(flight.on_response, response)
+            try:
+                flight.on_response(response)
+            except Exception as error:  # noqa: BLE001  see `_report`
+                _report(error, response)
             return
         for on_response, ordered in self._order.completed(key, (flight.on_response, response), response.final):
-            _call(on_response, ordered)
+            try:
+                on_response(ordered)
+            except Exception as error:  # noqa: BLE001  see `_report`
+                _report(error, ordered)
 
     def _failure(self, request_id: str, error: InferenceError) -> InferenceResponse:
         return InferenceResponse(self._name, self._version, request_id, error=error)
@@ -603,10 +630,7 @@ def _instances(worker: Worker) -> Iterator[int]:
     return (worker.ordinal + slot * SLOT_STRIDE for slot in range(worker.concurrency))
 
 
-def _call(on_response: OnResponse, response: InferenceResponse) -> None:
-    """Answer; a caller that fails must not cost the others of its batch their answers."""
-    try:
-        on_response(response)
-    except Exception:
-        about = {"model": response.model_name, "version": response.model_version, "request_id": response.id}
-        log.exception("answering a request of model '%s' failed", response.model_name, extra=about)
+def _report(error: Exception, response: InferenceResponse) -> None:
+    """A caller that fails must not cost the others of its batch their answers."""
+    about = {"model": response.model_name, "version": response.model_version, "request_id": response.id}
+    log.error("answering a request of model '%s' failed", response.model_name, exc_info=error, extra=about)

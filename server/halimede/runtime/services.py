@@ -89,12 +89,9 @@ class ModelServices:
             error = InferenceError(ErrorCode.UNAVAILABLE, "the server is not up yet")
             on_response(InferenceResponse(request.model_name, "", request.id, error=error))
             return 0
-        if slot is None:
-            caller = Caller(pump.depth_of(requests) + 1)
-        else:
-            instance = ordinal + slot * SLOT_STRIDE
-            caller = Caller(pump.depth_on(instance) + 1, pump.batch_on(instance))
-        return self.models.infer(request, on_response, caller)
+        if slot is not None:
+            return self.models.infer(request, on_response, pump.caller_on(ordinal + slot * SLOT_STRIDE))
+        return self.models.infer(request, on_response, Caller(pump.depth_of(requests) + 1))
 
     def cancel(self, ticket: int) -> None:
         """See `workers.process.Services`."""

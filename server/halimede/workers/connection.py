@@ -483,8 +483,16 @@ class Connection:
         if self._partial:
             self._partial += self._buffer[:got]
             self._take(memoryview(self._partial), self._partial)
-        else:
+            return
+        length, number = HEADER.unpack_from(self._buffer) if got >= HEADER.size else (0, 0)
+        if HEADER.size + length != got:
             self._take(self._buffer[:got], None)
+            return
+        # Nearly always one frame, and whole.
+        try:
+            self._handle(self._check_header(length, number), memoryview(bytes(self._buffer[HEADER.size : got])))
+        except FrameError as error:
+            self._lose(f"it sent garbage: {error}")
 
     def _take(self, data: memoryview, held: bytearray | None) -> None:
         """Handle the whole frames of `data`, and keep the rest. `held` is what `data` is a view of, if it is ours."""
@@ -550,11 +558,11 @@ class Connection:
         match kind:
             case Kind.DONE:
                 self._on_done(body)
+            case Kind.INFER:
+                self._on_infer(body)
             case Kind.RESPONSE:
                 response = frames.decode_response(body, self._outputs, self._locate)
                 self._owner.on_response(response)
-            case Kind.INFER:
-                self._on_infer(body)
             case Kind.TAKEN if len(body) == frames.TAKEN.size:
                 self._inferences.take(*frames.TAKEN.unpack(body))
             case Kind.CANCEL_CALL if len(body) == frames.CALL.size:

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
 
 from halimede.backends.hosting import Answer, Reply
@@ -149,7 +150,6 @@ _CALL_ANSWER = struct.Struct("<IIBBBHHHII")
 _LENGTH = struct.Struct("<H")
 _POSITION = struct.Struct("<H")
 _BATCH_PEEK = struct.Struct("<4xIH")
-_CALL_ANSWER_PEEK = struct.Struct("<IIB")
 _DIMENSIONS = tuple(struct.Struct(f"<{count}q") for count in range(MAX_DIMENSIONS + 1))
 
 _ANSWERED, _ERROR, _OPEN = 0, 1, 2
@@ -373,7 +373,8 @@ def encode_done(
     replies.clear()
     wanted_bytes, retained = remains()
     described.append(_DONE.pack(failed, *times, wanted_bytes))
-    described.extend([BLOCK.pack(*block) for block in retained])
+    if retained:
+        described.extend([BLOCK.pack(*block) for block in retained])
     return _assemble(Kind.DONE, _BATCH, b"".join(described), data, at, batch, count)
 
 
@@ -606,15 +607,12 @@ def encode_call_answer(number: int, response: InferenceResponse, place: Place) -
     )
 
 
-def call_of(body: memoryview) -> tuple[int, bool]:
-    """Which INFER a CALL_ANSWER frame answers, and whether finally, from the beginning of its body."""
-    _, number, final = _CALL_ANSWER_PEEK.unpack_from(body)
-    return number, bool(final)
+def decode_call_answer(body: memoryview, locate: Locate) -> tuple[int, InferenceResponse]:
+    """The worker's reading of a CALL_ANSWER frame's body, which the server has made: which INFER it answers, and how.
 
-
-def decode_call_answer(body: memoryview, locate: Locate) -> InferenceResponse:
-    """The worker's reading of a CALL_ANSWER frame's body, which the server has made. Tensors are views of `body`."""
-    length, _, final, is_error, code, count, model_length, version_length, id_length, text_length = (
+    Tensors are views of `body`.
+    """
+    length, call, final, is_error, code, count, model_length, version_length, id_length, text_length = (
         _CALL_ANSWER.unpack_from(body)
     )
     at = _CALL_ANSWER.size
@@ -627,12 +625,12 @@ def decode_call_answer(body: memoryview, locate: Locate) -> InferenceResponse:
     at += id_length
     text = body[at : at + text_length]
     at += text_length
-    response = InferenceResponse(model, version, request_id, final=bool(final))
+    outputs: list[Tensor] = []
+    response = InferenceResponse(model, version, request_id, outputs, {}, None, bool(final))
     if is_error:
         response.error = InferenceError(_CODES[code], str(text, "utf-8", "replace"))
     elif text_length:
         response.parameters = json.loads(bytes(text))
-    outputs = response.outputs
     for _ in range(count):
         name_length, number, dimensions, segment, offset, size = _TENSOR.unpack_from(body, at)
         at += _TENSOR.size
@@ -642,7 +640,7 @@ def decode_call_answer(body: memoryview, locate: Locate) -> InferenceResponse:
         at += name_length
         payload = locate(segment, offset, size) if segment else body[base + offset : base + offset + size]
         outputs.append(Tensor(name, _DATATYPES[number], shape, payload))
-    return response
+    return call, response
 
 
 def _text(value: str) -> bytes:
@@ -653,8 +651,9 @@ def _text(value: str) -> bytes:
     return text
 
 
+@lru_cache(maxsize=128)
 def _short_text(value: str) -> bytes:
-    """As `_text`, for what has 16 bits of length."""
+    """As `_text`, for what has 16 bits of length: names of models and tensors, the same ones again and again."""
     text = value.encode("utf-8", "replace")
     if len(text) > 0xFFFF:
         raise ValueError(f"a name of {len(text)} bytes")

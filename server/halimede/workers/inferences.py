@@ -46,67 +46,65 @@ class _Inference:
         self._all = of
 
     def answer(self, response: InferenceResponse) -> None:
-        self._all.answer(self, response)
+        """Send an answer on."""
+        its = self._all
+        if response.final:
+            its.under_way.pop(self.number, None)
+        else:
+            self.untaken += 1
+        its.send(self.number, response)
+        its.asker.on_told()
 
 
 class Inferences:
     """By the numbers that the worker gave them. All methods are called on the event loop's thread."""
 
     def __init__(self, asker: Asker, send: Send) -> None:
-        self._asker = asker
-        self._send = send
-        self._under_way: dict[int, _Inference] = {}
+        self.asker = asker
+        self.send = send
+        self.under_way: dict[int, _Inference] = {}
 
     def __len__(self) -> int:
-        return len(self._under_way)
+        return len(self.under_way)
 
     def begin(self, infer: Infer, slot: int | None) -> None:
         """FrameError."""
         number = infer.number
-        if number in self._under_way:
+        if number in self.under_way:
             raise FrameError(f"inference {number} twice")
-        if len(self._under_way) >= MAX_CALLS:
+        if len(self.under_way) >= MAX_CALLS:
             raise FrameError(f"more than {MAX_CALLS} inferences at a time")
-        inference = self._under_way[number] = _Inference(number, infer.batch, self)
-        inference.ticket = self._asker.on_infer(infer, slot, inference.answer)
-
-    def answer(self, inference: _Inference, response: InferenceResponse) -> None:
-        """Send an answer on."""
-        if response.final:
-            self._under_way.pop(inference.number, None)
-        else:
-            inference.untaken += 1
-        self._send(inference.number, response)
-        self._asker.on_told()
+        inference = self.under_way[number] = _Inference(number, infer.batch, self)
+        inference.ticket = self.asker.on_infer(infer, slot, inference.answer)
 
     def cancel(self, number: int) -> None:
-        inference = self._under_way.get(number)
+        inference = self.under_way.get(number)
         if inference is not None:
-            self._asker.on_cancel_call(inference.ticket)
+            self.asker.on_cancel_call(inference.ticket)
 
     def take(self, number: int, responses: int) -> None:
         """FrameError."""
-        inference = self._under_way.get(number)
+        inference = self.under_way.get(number)
         if inference is None:
             return
         if responses > inference.untaken:
             raise FrameError(f"{responses} answers of inference {number} taken, where {inference.untaken} were sent")
         inference.untaken -= responses
-        self._asker.on_taken(inference.ticket, responses)
+        self.asker.on_taken(inference.ticket, responses)
 
     def cancel_of(self, batch: int) -> None:
         """Nobody waits for what this batch was to become."""
-        for inference in [each for each in self._under_way.values() if each.batch == batch]:
-            self._asker.on_cancel_call(inference.ticket)
+        for inference in [each for each in self.under_way.values() if each.batch == batch]:
+            self.asker.on_cancel_call(inference.ticket)
 
     def close(self) -> None:
         """The worker is gone: nobody waits for anything."""
         # Those that are still to be answered must not hold on to what the worker was.
-        self._send = _nowhere
-        left = list(self._under_way.values())
-        self._under_way.clear()
+        self.send = _nowhere
+        left = list(self.under_way.values())
+        self.under_way.clear()
         for inference in left:
-            self._asker.on_cancel_call(inference.ticket)
+            self.asker.on_cancel_call(inference.ticket)
 
 
 def _nowhere(number: int, response: InferenceResponse) -> None:

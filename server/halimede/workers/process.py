@@ -407,7 +407,11 @@ class ProcessWorker:
                 continue
             if reply.parameters:
                 parameters[len(replies)] = reply.parameters
-            replies.append(self._checked(item, reply))
+            try:
+                rows = item.rows if self._has_rows else None
+                replies.append(check_reply(reply.outputs, self._datatypes, item.request.outputs, rows))
+            except InferenceError as error:
+                replies.append(error.with_traceback(None))
         _, begun, ended = done.times
         times = _times(dispatched, begun, ended)
         self._last_took_ns = times.end - times.start
@@ -592,6 +596,8 @@ class _Life:
 def _times(dispatched: int, begun: int, ended: int) -> BatchTimes:
     """The worker's clock is ours, but what it says is its own: times are made to follow one another."""
     now = time.monotonic_ns()
+    if 0 < dispatched <= begun <= ended <= now:
+        return BatchTimes(dispatched, begun, ended, now)
     start = dispatched or now
     input_end = min(max(begun, start), now)
     output_start = min(max(ended, input_end), now)

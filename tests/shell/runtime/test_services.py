@@ -10,7 +10,7 @@ from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.pump import SLOT_STRIDE
 from halimede.runtime.server import OnResponse
 from halimede.runtime.services import ModelServices
-from support.pumping import Bench, story
+from support.pumping import Bench, outputs, story
 
 
 def test_thousands_of_updates_that_fail_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -54,6 +54,30 @@ def test_a_call_says_what_waits_for_it_and_how_deep_it_lies() -> None:
         assert (ask(0), ask(1)) == (Caller(5, first), Caller(1, second))
         # Of open requests, whose batch is over: as deep as any of them that is left.
         assert (ask(None, 1, 2), ask(None, 2), ask(None, 99), ask(None)) == (Caller(5), Caller(1), Caller(1), Caller(1))
+
+    story(tell)
+
+
+def test_who_calls_is_known_anew_for_each_batch_and_forgotten_with_its_answer() -> None:
+    async def tell() -> None:
+        bench = Bench()
+        (worker,) = bench.workers
+        callers = []
+        for key, caller in enumerate((Caller(4, "a batch"), Caller(1, "another"), None), 1):
+            request = InferenceRequest("m", id=str(key))
+            bench.pump.submit(key, request, Checked(1, 4, ()), lambda _: None, monotonic_ns(), caller)
+            callers.append((bench.pump.caller_on(0), bench.pump.batch_on(0), len(bench.live.waits)))
+            assert bench.pump.caller_on(0) is bench.pump.caller_on(0)
+            worker.finish(reply=outputs())
+
+        batches = [batch for _, batch, _ in callers]
+        assert len(set(batches)) == 3
+        assert callers == [
+            (Caller(5, batches[0]), batches[0], 1),
+            (Caller(2, batches[1]), batches[1], 1),
+            (Caller(1, batches[2]), batches[2], 0),
+        ]
+        assert bench.pump.caller_on(0) == Caller(1), "nothing runs there"
 
     story(tell)
 

@@ -445,7 +445,8 @@ def test_answers_to_a_worker_that_does_not_read_become_errors_before_they_fill_t
             for _ in range(100):
                 kind, body = await each.hear()
                 assert kind is Kind.CALL_ANSWER
-                errors.append(frames.decode_call_answer(body, each.segments.lease).error)  # type: ignore[arg-type]
+                _, response = frames.decode_call_answer(body, each.segments.lease)  # type: ignore[arg-type]
+                errors.append(response.error)
             assert errors.count(None) < 10
             assert errors[-1] == InferenceError(
                 ErrorCode.UNAVAILABLE, f"more than {4 * MIB} bytes wait for the model's process to read them"
@@ -454,7 +455,8 @@ def test_answers_to_a_worker_that_does_not_read_become_errors_before_they_fill_t
             await each.until(lambda: len(each.heard.asked) == 101, "another")
             each.heard.asked[-1].answer(tensor("y", MIB))
             _, body = await each.hear()
-            assert frames.decode_call_answer(body, each.segments.lease).error is None  # type: ignore[arg-type]
+            _, response = frames.decode_call_answer(body, each.segments.lease)  # type: ignore[arg-type]
+            assert response.error is None
 
     asyncio.run(main())
 

@@ -89,6 +89,49 @@ def test_requests_that_may_share_a_batch_look_alike_to_the_scheduler():
     assert len({kind.compatible for kind in kinds}) == 3
 
 
+def test_what_is_remembered_of_a_request_changes_no_verdict():
+    inputs = (ModelInput("A", FP32, dims=(-1,)), ModelInput("B", FP32, dims=(-1,), optional=True))
+    good = [
+        request(fp32("A", 1, 4), fp32("B", 1, 4), outputs=("OUT",)),
+        request(fp32("A", 1, 4), fp32("B", 1, 4)),
+        request(fp32("B", 1, 4), fp32("A", 1, 4)),
+        request(fp32("A", 1, 4), fp32("B", 1, 5)),
+        request(fp32("A", 2, 2), fp32("B", 2, 2)),
+        request(fp32("A", 1, 4)),
+    ]
+    bad = [
+        request(fp32("A", 1, 4), fp32("C", 1, 4)),
+        request(fp32("A", 1, 4), Tensor("B", DataType.INT32, (1, 4), bytes(16))),
+        request(fp32("A", 1, 4), fp32("B", 2, 2)),
+        request(fp32("A", 1, 4), Tensor("B", FP32, (1, 4), bytes(12))),
+        request(fp32("A", 1, 4), fp32("B", 1, 4), outputs=("WRONG",)),
+        request(fp32("A", 1, 4), fp32("B", 1, 4), outputs=("OUT", "OUT")),
+        request(fp32("A", 1, 4), fp32("B", 1, 4), fp32("B", 1, 4)),
+        request(),
+    ]
+    checker = model(*inputs)
+
+    for before in good:
+        for asked in good:
+            checker.check(before)
+            assert checker.check(asked) == model(*inputs).check(asked)
+        for asked in bad:
+            assert checker.check(before) == model(*inputs).check(before)
+            assert refusal(checker, asked) == refusal(model(*inputs), asked)
+
+
+def test_strings_and_reshapes_are_looked_at_each_time():
+    text = model(ModelInput("T", BYTES, dims=(1,)))
+    text.check(request(strings("T", (1, 1), join_bytes([b"ab"]))))
+    refusal(text, request(strings("T", (1, 1), b"\3\0\0\0ab")))
+
+    checker = model(ModelInput("A", FP32, dims=(4,), reshape=ModelTensorReshape((2, 2))))
+    for _ in range(2):
+        asked = request(fp32("A", 1, 4))
+        checker.check(asked)
+        assert asked.inputs[0].shape == (1, 2, 2)
+
+
 def test_the_request_id_leads_the_message():
     asked = request(fp32("IN", 1, 5), request_id="call-7")
 

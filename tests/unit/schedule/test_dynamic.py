@@ -51,6 +51,26 @@ def finish_all(scheduler: DynamicBatchScheduler, now_ns: int) -> list[Action]:
     return actions
 
 
+def test_a_request_that_would_run_alone_at_once_is_not_queued():
+    scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=8), instances=2)
+
+    assert (scheduler.try_start(1), scheduler.queued) == (0, 0)
+    assert arrive(scheduler, pending(2), 5) == [Execute(1, (2,))]
+    assert scheduler.try_start(1) is None
+    assert arrive(scheduler, pending(3), 6) == []
+    assert scheduler.completed(0)
+    assert scheduler.try_start(1) is None, "there is one before it"
+    assert scheduler.poll(7) == [Execute(0, (3,))]
+    assert not scheduler.completed(1)
+
+
+def test_a_request_that_is_to_wait_for_company_is_queued():
+    policy = BatchPolicy(max_batch_size=8, preferred_batch_sizes=(2, 4), max_queue_delay_ns=MS)
+    scheduler = DynamicBatchScheduler(policy, instances=4)
+
+    assert [scheduler.try_start(rows) for rows in (1, 2, 3, 4, 5)] == [None, 0, None, 1, 2]
+
+
 def test_a_request_that_finds_an_idle_instance_runs_at_once():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=8), instances=1)
 

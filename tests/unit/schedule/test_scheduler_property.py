@@ -115,6 +115,13 @@ class Enqueue:
 
 
 @dataclass(frozen=True, slots=True)
+class StartOrEnqueue:
+    """An arrival that is queued only where it cannot be started at once."""
+
+    arrival: Enqueue
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     back: int
     """How many keys before the last one."""
@@ -145,7 +152,7 @@ class Wake:
     """Sleep until `wake_at`."""
 
 
-Event = Enqueue | Cancel | Complete | Add | Remove | Advance | Wake
+Event = Enqueue | StartOrEnqueue | Cancel | Complete | Add | Remove | Advance | Wake
 
 instances = st.integers(0, 2)
 enqueues = st.builds(
@@ -159,6 +166,7 @@ enqueues = st.builds(
 events: st.SearchStrategy[Event] = st.sampled_from(
     [
         *[enqueues] * 10,
+        *[st.builds(StartOrEnqueue, enqueues)] * 3,
         *[st.builds(Cancel, st.integers(0, 5))] * 3,
         *[st.builds(Complete, instances)] * 2,
         *[st.builds(Advance, st.sampled_from([1, US, 7 * US, 30 * US]))] * 2,
@@ -201,10 +209,11 @@ class Both:
 
     def handle(self, event: Event) -> None:
         match event:
-            case Enqueue(rows, shape, size_bytes, timeout_us):
-                key = len(self.requests) + 1
-                pending = Pending(key, rows, size_bytes, shape, timeout_us=timeout_us)
-                self.requests[key] = pending
+            case StartOrEnqueue(arrival):
+                self.start_or_enqueue(arrival)
+            case Enqueue():
+                pending = self.arrived(event)
+                key = pending.key
                 mine = outcome(self.batcher, pending, self.now)
                 assert mine == outcome(self.model, pending, self.now)
                 if mine is None:
@@ -216,7 +225,7 @@ class Both:
                 if cancelled:
                     self.left.append(key)
             case Complete(instance):
-                self.batcher.completed(instance)
+                assert self.batcher.completed(instance) == bool(self.model.everyone())
                 if self.running.pop(instance, None):
                     self.set_free(instance)
             case Add(instance):
@@ -234,6 +243,31 @@ class Both:
             case Wake():
                 self.poll()
                 self.wake()
+
+    def arrived(self, arrival: Enqueue) -> Pending:
+        key = len(self.requests) + 1
+        self.requests[key] = Pending(
+            key, arrival.rows, arrival.size_bytes, arrival.shape, timeout_us=arrival.timeout_us
+        )
+        return self.requests[key]
+
+    def start_or_enqueue(self, arrival: Enqueue) -> None:
+        if self.model.everyone() or not self.model.free:
+            assert self.batcher.try_start(arrival.rows) is None
+            self.handle(arrival)
+            return
+        instance = self.batcher.try_start(arrival.rows)
+        if instance is None:
+            self.handle(arrival)
+            assert self.model.poll(self.now) == [], "it would not have been started by a poll either"
+            return
+        pending = self.arrived(arrival)
+        self.model.enqueue(pending, self.now)
+        assert self.model.poll(self.now) == [Execute(instance, (pending.key,))]
+        self.entered[pending.key] = self.now
+        self.idle.remove(instance)
+        self.running[instance] = (pending.key,)
+        self.left.append(pending.key)
 
     def set_free(self, instance: int) -> None:
         self.idle.add(instance)

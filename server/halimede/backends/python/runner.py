@@ -89,13 +89,15 @@ class PythonRunner:
         received = [ReceivedRequest(request, session) for request in requests]
         try:
             result = self._execute(received.copy())
-            if inspect.iscoroutine(result):
+            # Told apart before a call is spent on it: nearly always it is a list.
+            if type(result) is not list and inspect.iscoroutine(result):
                 result = asyncio.run(result)
             return self._replies(received, result)
         except BaseException as error:  # noqa: BLE001  a model may raise what it likes
             return self._fail(received, error)
         finally:
-            self._report_released()
+            if session.released:
+                self._report_released()
 
     async def execute_async(self, requests: Sequence[HostedRequest]) -> list[Reply]:
         """As `execute`, for a model whose `execute` is a coroutine function."""
@@ -111,7 +113,8 @@ class PythonRunner:
         except BaseException as error:  # noqa: BLE001  a model may raise what it likes
             return self._fail(received, error)
         finally:
-            self._report_released()
+            if self._session.released:
+                self._report_released()
 
     async def is_ready(self) -> bool:
         """What the model says; not ready where it cannot say."""
@@ -190,11 +193,10 @@ class PythonRunner:
         return [finish(request.get_response_sender(), failure) for request in received]
 
     def _report_released(self) -> None:
-        if self._session.released:
-            try:
-                report_released(self._session)
-            except Exception as error:  # noqa: BLE001  a batch does not fail for the server's figures
-                self._faults.log("the removal of a metric family", error)
+        try:
+            report_released(self._session)
+        except Exception as error:  # noqa: BLE001  a batch does not fail for the server's figures
+            self._faults.log("the removal of a metric family", error)
 
 
 _RETURNED = (InferenceResponse, type(None))

@@ -53,6 +53,8 @@ _LENGTH = struct.Struct("<I").unpack_from
 class Checked:
     """What the scheduler needs of a request that fits: its rows (at least 1) and the bytes of its inputs.
 
+    Requests that are alike may share one, so that nobody changes it.
+
     `compatible` is equal for requests of this model that may share a batch: the same inputs in the same shapes.
     `needs_framing` says that BYTES tensors of very many elements are still to be walked, by `check_framing`.
     """
@@ -74,6 +76,15 @@ class _Input:
     optional: bool
 
 
+@dataclass(slots=True)
+class _Known:
+    """A request that fitted: name, datatype, shape and bytes of its inputs, its outputs, and what became of it."""
+
+    inputs: list[tuple[str, DataType, tuple[int, ...], int]]
+    outputs: tuple[str, ...]
+    checked: Checked
+
+
 @dataclass(frozen=True, slots=True)
 class _Reshape:
     """How an output of the backend (`inner`) is shown to the client (`outer`)."""
@@ -89,10 +100,12 @@ class RequestChecker:
         "_batches",
         "_input_names",
         "_inputs",
+        "_known",
         "_max_batch_size",
         "_model",
         "_output_names",
         "_output_reshapes",
+        "_remembers",
         "_required",
         "_reshapes",
         "_row_bytes",
@@ -112,6 +125,9 @@ class RequestChecker:
         # Requests differ only in their rows: any two of them may share a batch.
         self._uniform = all(not tensor.optional and -1 not in tensor.dims for tensor in config.input)
         self._reshapes = any(tensor.reshape is not None for tensor in config.input)
+        # The last one that took the long way. Of BYTES the elements have to be looked at, and a reshape is to be done.
+        self._known: _Known | None = None
+        self._remembers = not self._reshapes and all(each.data_type is not DataType.BYTES for each in config.input)
         self._output_names = frozenset(tensor.name for tensor in config.output)
         self._usual_outputs = frozenset(
             {(), tuple(tensor.name for tensor in config.output), *((tensor.name,) for tensor in config.output)}
@@ -142,6 +158,15 @@ class RequestChecker:
                 size = len(tensor.data)
                 if 0 < rows <= self._max_batch_size and size == rows * self._row_bytes:
                     return Checked(rows, size)
+        known = self._known
+        if known is not None and request.outputs == known.outputs and len(inputs) == len(known.inputs):
+            for tensor, (name, datatype, shape, size) in zip(inputs, known.inputs, strict=True):
+                if tensor.name != name or tensor.datatype is not datatype or tensor.shape != shape:
+                    break
+                if len(tensor.data) != size:
+                    break
+            else:
+                return known.checked
         return self._check(request)
 
     @property
@@ -200,7 +225,11 @@ class RequestChecker:
         if self._reshapes:
             for tensor in request.inputs:
                 self._reshape_input(tensor)
-        return Checked(rows, size, compatible, needs_framing)
+        checked = Checked(rows, size, compatible, needs_framing)
+        if self._remembers:
+            inputs = [(tensor.name, tensor.datatype, tensor.shape, len(tensor.data)) for tensor in request.inputs]
+            self._known = _Known(inputs, request.outputs, checked)
+        return checked
 
     def check_framing(self, request: InferenceRequest) -> None:
         """Walk the elements that `check` left out, or raise INVALID_ARG. Takes long, and may run on any thread."""

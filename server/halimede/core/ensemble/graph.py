@@ -55,7 +55,8 @@ class Plan:
     the outputs to ask of each step, () for a step that is not run. `users` and `scope_of` are by tensor; `waits` has
     how many tensors each user waits for, `scopes` the scope that it is in. `uses`, by scope: how often its tensors are
     used in it, and once more where scopes within it use them too. Those are `lent`, and `shared` has their users in
-    each scope that is not theirs. `undecided`, by scope, is how many users are in it.
+    each scope that is not theirs. `undecided`, by scope, is how many users are in it. `is_flat` says that all is in
+    scope 0 and that no step has a condition: then every step runs, once.
     """
 
     outputs: tuple[str, ...]
@@ -69,6 +70,7 @@ class Plan:
     shared: Mapping[int, Mapping[str, tuple[int, ...]]]
     lent: tuple[str, ...]
     undecided: Mapping[int, int]
+    is_flat: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,4 +385,5 @@ def _make_plan(graph: Graph, outputs: tuple[str, ...]) -> Plan:
         shared=shared,
         lent=tuple(dict.fromkeys(tensor for there in shared.values() for tensor in there)),
         undecided=undecided,
+        is_flat=not any(scope_of.values()) and not any(steps[i].when or steps[i].decoupled for i in active),
     )

@@ -26,7 +26,7 @@ from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, Inf
 from halimede.core.types.error import clip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """Ask the step's model; its answers come back through `on_response` under this number."""
 
@@ -35,19 +35,19 @@ class Call:
     request: InferenceRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CancelCall:
     call: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Acknowledge:
     """One more answer of a decoupled step is used up, and its call is still under way: more may come."""
 
     call: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     response: InferenceResponse
 
@@ -259,16 +259,21 @@ class EnsembleRun:
         scope.values[tensor] = value
         if sequence is not None:
             scope.sequences[tensor] = sequence
+        waits, own = scope.waits, scope.number
         for user in users:
             number = plan.scopes[user]
-            if number == scope.number:
-                self._count_down(scope, user)
+            if number == own:
+                waits[user] -= 1
+                if not waits[user]:
+                    self._ready.append((user, scope))
             else:
                 for inner in self._open.get(number, ()):
                     self._count_down(inner, user)
 
     def _know_outputs(self, pending: _Pending, scope: _Scope, response: InferenceResponse) -> None:
-        given = {tensor.name: tensor for tensor in response.outputs}
+        given = {}
+        for tensor in response.outputs:
+            given[tensor.name] = tensor
         sequence = pending.sequence
         if response.parameters:
             sequence = self._sequence_after(sequence, response.parameters)
@@ -326,10 +331,14 @@ class EnsembleRun:
                 self._fail(error.code, text)
                 return
         for at in touched:
-            self._close(at)
+            if not (at.undecided or at.calls):
+                self._close(at)
 
     def _decide(self, step: Step, scope: _Scope, touched: dict[_Scope, None]) -> None:
         """Call the step, or skip it. InferenceError where its condition can not be decided."""
+        if self._plan.is_flat:
+            self._run(step, scope)
+            return
         inputs = {key: self._home(scope, tensor).values[tensor] for key, tensor in step.inputs.items()}
         runs = self._runs(step, scope, inputs)
         sequence = None
@@ -348,6 +357,21 @@ class EnsembleRun:
         for key in self._plan.needed[step.index]:
             self._know(outputs, step.outputs[key], Absent.SKIPPED)
 
+    def _run(self, step: Step, root: _Scope) -> None:
+        """`_decide` of a graph that is flat, without what only others need."""
+        values, uses, sequences = root.values, root.uses, root.sequences
+        inputs = {}
+        for key, tensor in step.inputs.items():
+            inputs[key] = values[tensor]
+        sequence = None
+        for tensor in step.tensors:
+            if sequences:
+                sequence = sequences.get(tensor, sequence)
+            uses[tensor] -= 1
+            if not uses[tensor]:
+                del values[tensor]
+        self._call(step, root, inputs, sequence)
+
     def _runs(self, step: Step, scope: _Scope, inputs: dict[str, Tensor | Absent]) -> bool:
         for key, value in inputs.items():
             if value is Absent.SKIPPED and key not in step.optional:
@@ -362,16 +386,16 @@ class EnsembleRun:
 
     def _call(self, step: Step, scope: _Scope, inputs: dict[str, Tensor | Absent], sequence: _Sequence | None) -> None:
         template = self._template
-        number, start, end = sequence or self._own_sequence()
+        number, start, end = sequence or (template.sequence_id, template.sequence_start, template.sequence_end)
+        shown = []
+        for key, value in inputs.items():
+            if isinstance(value, Tensor):
+                shown.append(_shown_as(value, key, step.ranks[key], step.batches))
         request = InferenceRequest(
             step.model,
             "" if step.version < 0 else str(step.version),
             template.id,
-            [
-                _shown_as(value, key, step.ranks[key], step.batches)
-                for key, value in inputs.items()
-                if isinstance(value, Tensor)
-            ],
+            shown,
             self._plan.needed[step.index],
             dict(template.parameters),
             template.priority,

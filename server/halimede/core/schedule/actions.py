@@ -6,7 +6,7 @@ from halimede.core.types import InferenceError
 from halimede.core.types.statistics import FailureReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Execute:
     """Run these requests, in this order, as one batch on this instance. The instance is busy until `completed`."""
 

@@ -30,12 +30,20 @@ class DynamicBatchScheduler:
     def enqueue(self, pending: Pending, now_ns: int) -> None:
         self._queue.push(pending, now_ns)
 
+    def try_start(self, batch_size: int) -> int | None:
+        if not self._free or self._queue.would_hold(batch_size):
+            return None
+        instance = self._free.popleft()
+        self._busy.add(instance)
+        return instance
+
     def poll(self, now_ns: int) -> list[Action]:
         queue, free = self._queue, self._free
-        actions: list[Action] = [
-            Fail(key, InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired"), FailureReason.REJECTED)
-            for key in queue.expire(now_ns)
-        ]
+        actions: list[Action] = []
+        if self.may_expire:
+            for key in queue.expire(now_ns):
+                error = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
+                actions.append(Fail(key, error, FailureReason.REJECTED))
         while free and (keys := queue.pop_ready(now_ns)):
             instance = free.popleft()
             self._busy.add(instance)
@@ -44,7 +52,7 @@ class DynamicBatchScheduler:
 
     def wake_at(self) -> int | None:
         """See `Scheduler`. 0, which is in the past, when there is work for a `poll` that has not been made."""
-        deadline = self._queue.next_deadline()
+        deadline = self._queue.next_deadline() if self.may_expire else None
         ready = self._queue.ready_at() if self._free else None
         if deadline is None or ready is None:
             return ready if deadline is None else deadline
@@ -53,11 +61,12 @@ class DynamicBatchScheduler:
     def try_cancel(self, key: int) -> bool:
         return self._queue.try_remove(key)
 
-    def completed(self, instance: int) -> None:
+    def completed(self, instance: int) -> bool:
         """See `Scheduler`. Ignored from an instance that was removed meanwhile."""
         if instance in self._busy:
             self._busy.remove(instance)
             self._free.append(instance)
+        return bool(self._queue.queued)
 
     def add_instance(self, instance: int) -> None:
         if instance not in self._free:
@@ -74,7 +83,7 @@ class DynamicBatchScheduler:
 
     @property
     def queued(self) -> int:
-        return len(self._queue)
+        return len(self._queue.queued)
 
     def oldest_enqueued_at(self) -> int | None:
         return self._queue.oldest_enqueued_at()

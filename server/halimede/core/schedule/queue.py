@@ -62,7 +62,8 @@ class BatchQueue:
         self._delay = policy.max_queue_delay_ns
         self.may_expire = policy.default_timeout_ns > 0 or policy.allow_timeout_override
         """Whether a request may run out of time here."""
-        self._queued: dict[int, Queued] = {}
+        self.queued: dict[int, Queued] = {}
+        """By key, in the order of arrival. Read by others, changed here alone."""
         self._size_bytes = 0
         # Ordered dictionaries: batches and delayed requests leave from the front and, when cancelled, from anywhere.
         self._closed: OrderedDict[Batch, None] = OrderedDict()
@@ -72,20 +73,21 @@ class BatchQueue:
         self._deadlines: list[tuple[int, int, int]] = []
         self._arrivals = 0
 
-    def __len__(self) -> int:
-        return len(self._queued)
-
     def oldest_enqueued_at(self) -> int | None:
         """When the oldest request came in, None when there is none."""
         # A dictionary keeps the order of insertion, which is the order of arrival.
-        return next((queued.enqueued_at for queued in self._queued.values()), None)
+        return next((queued.enqueued_at for queued in self.queued.values()), None)
+
+    def would_hold(self, rows: int) -> bool:
+        """Whether a request of so many rows would wait here, for those before it or for company."""
+        return bool(self.queued) or (self._delay > 0 and rows < self._enough and rows not in self._preferred)
 
     def push(self, pending: Pending, now_ns: int) -> None:
         """Take a request in, or raise UNAVAILABLE when the queue is full.
 
         The byte bound does not refuse a request that is alone: it could never run.
         """
-        count, size_bytes = len(self._queued), self._size_bytes + pending.size_bytes
+        count, size_bytes = len(self.queued), self._size_bytes + pending.size_bytes
         if count >= self._policy.max_queue_size or (count and size_bytes > self._policy.max_queue_bytes):
             raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
         self._size_bytes = size_bytes
@@ -106,7 +108,7 @@ class BatchQueue:
             self._open = None
 
         deadline = self._deadline(pending, now_ns) if self.may_expire else None
-        self._queued[pending.key] = Queued(pending, now_ns, deadline, batch)
+        self.queued[pending.key] = Queued(pending, now_ns, deadline, batch)
 
     def pop_ready(self, now_ns: int) -> tuple[int, ...]:
         """Take the next batch that is ready, as keys; empty when none is."""
@@ -119,7 +121,7 @@ class BatchQueue:
         else:
             return ()
         for key in batch.keys:
-            self._size_bytes -= self._queued.pop(key).pending.size_bytes
+            self._size_bytes -= self.queued.pop(key).pending.size_bytes
         return tuple(batch.keys)
 
     def ready_at(self) -> int | None:
@@ -133,7 +135,7 @@ class BatchQueue:
         rejected: list[int] = []
         while (deadline := self.next_deadline()) is not None and deadline <= now_ns:
             key = heappop(self._deadlines)[2]
-            queued = self._queued[key]
+            queued = self.queued[key]
             self._leave(queued)
             if self._policy.timeout_action is TimeoutAction.DELAY:
                 queued.deadline = queued.batch = None
@@ -154,7 +156,7 @@ class BatchQueue:
 
     def try_remove(self, key: int) -> bool:
         """Take one request out; False when it is not here."""
-        queued = self._queued.get(key)
+        queued = self.queued.get(key)
         if queued is None:
             return False
         self._leave(queued)
@@ -163,8 +165,8 @@ class BatchQueue:
 
     def clear(self) -> list[int]:
         """Empty the queue; its keys in the order of arrival."""
-        keys = list(self._queued)
-        self._queued.clear()
+        keys = list(self.queued)
+        self.queued.clear()
         self._closed.clear()
         self._delayed.clear()
         self._deadlines.clear()
@@ -173,7 +175,7 @@ class BatchQueue:
         return keys
 
     def _open_ready_at(self, batch: Batch) -> int:
-        return self._queued[batch.keys[0]].enqueued_at + self._delay
+        return self.queued[batch.keys[0]].enqueued_at + self._delay
 
     def _pop_delayed(self) -> tuple[int, ...]:
         """The first delayed requests that may share a batch; their time is over, so they wait for no company."""
@@ -195,7 +197,7 @@ class BatchQueue:
         timeout_ns = self._policy.timeout_ns(pending.timeout_us)
         if not timeout_ns:
             return None
-        if len(self._deadlines) > 2 * len(self._queued) + STALE_DEADLINES:
+        if len(self._deadlines) > 2 * len(self.queued) + STALE_DEADLINES:
             self._deadlines = [entry for entry in self._deadlines if self._is_live(entry[0], entry[2])]
             heapify(self._deadlines)
         deadline = now_ns + timeout_ns
@@ -205,7 +207,7 @@ class BatchQueue:
 
     def _is_live(self, deadline: int, key: int) -> bool:
         # A key may have come back with another request: then the deadline tells them apart, or is right anyway.
-        queued = self._queued.get(key)
+        queued = self.queued.get(key)
         return queued is not None and queued.deadline == deadline
 
     def _leave(self, queued: Queued) -> None:
@@ -224,5 +226,5 @@ class BatchQueue:
             del self._closed[batch]
 
     def _forget(self, queued: Queued) -> None:
-        del self._queued[queued.pending.key]
+        del self.queued[queued.pending.key]
         self._size_bytes -= queued.pending.size_bytes

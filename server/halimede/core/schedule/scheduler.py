@@ -46,6 +46,12 @@ class Scheduler(Protocol):
     def enqueue(self, pending: Pending, now_ns: int) -> None:
         """Accept the request, or raise InferenceError (UNAVAILABLE when the queue is full) and forget it."""
 
+    def try_start(self, batch_size: int) -> int | None:
+        """The instance that a request of so many rows is given at once, without being queued; busy until `completed`.
+
+        Where `enqueue` and `poll` would have executed it alone; None where they would not, and nothing has happened.
+        """
+
     def poll(self, now_ns: int) -> Sequence[Action]:
         """All that is due at `now_ns`. A second call at the same time without an event between returns nothing."""
 
@@ -55,8 +61,8 @@ class Scheduler(Protocol):
     def try_cancel(self, key: int) -> bool:
         """Remove a queued request; False when it is not queued (already executing, or unknown)."""
 
-    def completed(self, instance: int) -> None:
-        """The instance finished what the last Execute gave it."""
+    def completed(self, instance: int) -> bool:
+        """The instance finished what it was given last; whether requests are queued, which a `poll` may give it."""
 
     def add_instance(self, instance: int) -> None:
         """A new or restarted instance is free."""

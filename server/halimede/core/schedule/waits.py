@@ -12,21 +12,21 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Runs:
     """It is part of this batch."""
 
     batch: Hashable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Queued:
     """It is served as soon as one of these instances is: each by the batch that it runs, None for a free one."""
 
     instances: Sequence[Hashable]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Waits:
     """It is an ensemble's request, and waits for its own steps."""
 

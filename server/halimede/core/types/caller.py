@@ -7,7 +7,7 @@ MAX_DEPTH = 32
 """Calls that may lie within one another: a model that calls itself, or an ensemble of ensembles, ends there."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Caller:
     """`depth` is how many calls lie within one another with this one, 1 for the first.
 

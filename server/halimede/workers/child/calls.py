@@ -18,7 +18,6 @@ import os
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
@@ -34,6 +33,17 @@ batch_of_task: ContextVar[int] = ContextVar("batch_of_task", default=0)
 
 TAKEN_TOGETHER = 8
 """Answers that are acknowledged at once, at most, while more of them wait to be received."""
+
+_forks = 0
+"""How many forks lie between this process and the one that loaded this module."""
+
+
+def _note_fork() -> None:
+    global _forks  # noqa: PLW0603  a process has one memory
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 _Waiter = tuple["asyncio.Future[None]", asyncio.AbstractEventLoop, int]
 
@@ -57,7 +67,8 @@ class _Record:
         self.number = 0
         self.request: InferenceRequest | None = request
         self.batch = batch
-        self.answers: deque[InferenceResponse] = deque()
+        # A list, and not a deque, which takes half a KiB: there are few at a time.
+        self.answers: list[InferenceResponse] = []
         self.has_ended = False
         """The final answer has come."""
         self.is_cancelled = False
@@ -65,7 +76,7 @@ class _Record:
         """Nobody will receive anything."""
         self.untold = 0
         """Answers that were received and are not acknowledged."""
-        self.waiters: deque[_Waiter] = deque()
+        self.waiters: list[_Waiter] = []
 
     def has_news(self) -> bool:
         return bool(self.answers) or self.has_ended
@@ -84,8 +95,8 @@ class Calls:
         self._under_way: dict[int, _Record] = {}
         self._last = 0
         self._lock = threading.Lock()
-        self._waiting_for_room: deque[_Waiter] = deque()
-        self._process = os.getpid()
+        self._waiting_for_room: list[_Waiter] = []
+        self._forks = _forks
         self._is_gone = False
         self._processors = len(os.sched_getaffinity(0))
         self._answers_soon = False
@@ -97,13 +108,14 @@ class Calls:
 
     def infer(self, request: InferenceRequest) -> "InferenceCall":
         """See `hosting.Host.infer`."""
-        self._check_process()
+        if self._forks != _forks:
+            self._check_process()
         record = _Record(request, batch_of_task.get())
         self._try_send(record)
         return InferenceCall(self, record)
 
     def _check_process(self) -> None:
-        if os.getpid() != self._process:
+        if self._forks != _forks:
             text = "only the process that hosts a model can call other models, not one that it has forked"
             raise InferenceError(ErrorCode.UNSUPPORTED, text)
 
@@ -150,7 +162,8 @@ class Calls:
 
     def wait(self, record: _Record) -> None:
         """Until it has news, or may."""
-        self._check_process()
+        if self._forks != _forks:
+            self._check_process()
         if record.request is not None and not self._send_at_last(record):
             self._channel.wait_for(self._has_room)
             return
@@ -174,7 +187,7 @@ class Calls:
     def _has_room(self) -> bool:
         return len(self._under_way) < frames.MAX_CALLS
 
-    async def _wait_on_loop(self, waiters: deque[_Waiter], has_come: Callable[[], bool]) -> None:
+    async def _wait_on_loop(self, waiters: list[_Waiter], has_come: Callable[[], bool]) -> None:
         loop = asyncio.get_running_loop()
         waiter = loop.create_future(), loop, threading.get_ident()
         waiters.append(waiter)
@@ -191,10 +204,12 @@ class Calls:
 
     def take(self, record: _Record) -> InferenceResponse | None:
         """The next answer that has come, if there is one."""
-        try:
-            response = record.answers.popleft()
-        except IndexError:
+        if not record.answers:
             return None
+        try:
+            response = record.answers.pop(0)
+        except IndexError:
+            return None  # another thread was faster
         if not response.final:
             with self._lock:
                 record.untold += 1
@@ -235,15 +250,14 @@ class Calls:
             self._channel.send_later(frames.frame(Kind.CANCEL_CALL, frames.CALL.pack(record.number)))
 
     def _on_answer(self, body: memoryview) -> None:
-        number, final = frames.call_of(body)
-        record = self._under_way.get(number)
         # Decoded all the same when nobody wants it: its blocks are given back by what looks at them.
-        response = frames.decode_call_answer(body, self._locate)
+        number, response = frames.decode_call_answer(body, self._locate)
+        record = self._under_way.get(number)
         if record is None:
             return
         if not record.is_dropped:
             record.answers.append(response)
-        if final:
+        if response.final:
             record.has_ended = True
             self._under_way.pop(number, None)
             if self._waiting_for_room:
@@ -262,10 +276,10 @@ class Calls:
                 _wake(waiters)
 
 
-def _wake(waiters: deque[_Waiter]) -> None:
+def _wake(waiters: list[_Waiter]) -> None:
     """The first of those that wait on loops."""
     try:
-        future, loop, thread = waiters.popleft()
+        future, loop, thread = waiters.pop(0)
     except IndexError:
         return  # another thread was faster
     if thread == threading.get_ident():
@@ -293,12 +307,13 @@ class InferenceCall:
         return f"<InferenceCall {self._record.number or 'not sent'}>"
 
     def __del__(self) -> None:
-        self._calls.drop(self._record)
+        if not self._record.has_ended:
+            self._calls.drop(self._record)
 
     def receive(self) -> InferenceResponse | None:
         """See `hosting.Call`."""
         calls, record = self._calls, self._record
-        while (response := calls.take(record)) is None:
+        while not record.answers or (response := calls.take(record)) is None:
             # In this order: the final answer is there before it is said to be.
             if record.has_ended and not record.answers:
                 return None

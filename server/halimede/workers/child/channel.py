@@ -253,7 +253,8 @@ class Channel:
                         self._read(0)
                 finally:
                     self._reading.release()
-                self._tell()
+                if self._waiting or self._loop is not None:
+                    self._tell()
             else:
                 self._wait_for_news(lambda: has_come() or not self._reading.locked())
 

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -24,7 +24,6 @@ from halimede.workers.child.calls import Calls, InferenceCall, batch_of_task
 from halimede.workers.child.channel import Channel, OpenRequest, ServerGoneError
 from halimede.workers.frames import Kind
 from halimede.workers.segments import Block, OwnArena, SegmentMap
-from halimede.workers.worker import BatchItem
 
 ARENA_BYTES = 256 << 20
 """Answers that lie in shared memory at a time. What is over it travels in frames."""
@@ -165,6 +164,8 @@ class Memory:
 
     def take_wanted(self) -> int:
         """What found no room, to be told now."""
+        if not self.wanted_bytes:
+            return 0
         with self._lock:
             wanted, self.wanted_bytes = self.wanted_bytes, 0
         return wanted
@@ -182,7 +183,8 @@ class WorkerHost:
         self._lines_since = 0.0
         self._lines = 0
         self._inferences = Calls(channel, memory.place, memory.look_at_own, memory.take_wanted)
-        self._metrics: list[bytes] = []
+        self.unsent_metrics: list[bytes] = []
+        """Updates that are to be sent before anything else."""
         self._metrics_lock = threading.Lock()
         self.ending = ""
         """Why the process is to end after its batch, "" when it is not."""
@@ -238,25 +240,26 @@ class WorkerHost:
     def infer(self, request: InferenceRequest) -> InferenceCall:
         call = self._inferences.infer(request)
         # Afterwards: the server works meanwhile.
-        self.give_back()
+        if self._memory.inbound.released:
+            self.give_back()
         return call
 
     def update_metric(self, metric: int, operation: str, value: float) -> None:
         packed = frames.METRIC.pack(metric, frames.METRIC_OPERATIONS.index(operation), value)
         if self.executing and threading.current_thread() is threading.main_thread():
             with self._metrics_lock:
-                self._metrics.append(packed)
-            if len(self._metrics) >= frames.MAX_UPDATES:
+                self.unsent_metrics.append(packed)
+            if len(self.unsent_metrics) >= frames.MAX_UPDATES:
                 self.flush()
         else:
             self._channel.send(frames.frame(Kind.METRICS, packed))
 
     def updates(self) -> list[Buffer]:
         """What is to be sent before anything else: changes of metrics."""
-        if not self._metrics:
+        if not self.unsent_metrics:
             return []
         with self._metrics_lock:
-            packed, self._metrics = self._metrics, []
+            packed, self.unsent_metrics = self.unsent_metrics, []
         return [frames.frame(Kind.METRICS, b"".join(packed))]
 
     def give_back(self) -> None:
@@ -387,23 +390,20 @@ class Serving:
         batch_of_task.set(execute.batch)
         host.executing = True
         begun = time.monotonic_ns()
-        replies, failed = self._run(self._runner.execute, execute.items)
+        failed = False
+        try:
+            replies = self._runner.execute(execute.items)
+        except InferenceError as error:
+            replies, failed = [error.with_traceback(None) for _ in execute.items], True
         ended = time.monotonic_ns()
         host.executing = False
         self._answer(execute, replies, failed, (received, begun, ended), blocks)
-        self._end_if_asked()
+        if host.ending:
+            self._end_if_asked()
 
     def _end_if_asked(self) -> None:
         if self._host.ending:
             raise SystemExit(self._host.ending)
-
-    def _run(
-        self, run: Callable[[Sequence[BatchItem]], list[Reply]], items: list[BatchItem]
-    ) -> tuple[list[Reply], bool]:
-        try:
-            return run(items), False
-        except InferenceError as error:
-            return [error.with_traceback(None) for _ in items], True
 
     async def _execute_async(self, body: memoryview) -> None:
         received = time.monotonic_ns()
@@ -451,7 +451,7 @@ class Serving:
             done = frames.encode_done(
                 execute.batch, replies, failed, times, self._positions, memory.place, self._remains
             )
-            updates = self._host.updates()
+            updates = self._host.updates() if self._host.unsent_metrics else []
             if self._unused:
                 # Afterwards, because an answer may lie in one of them.
                 updates = [*updates, done, frames.encode_blocks(Kind.UNUSED, self._unused)]

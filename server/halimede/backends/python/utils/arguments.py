@@ -50,6 +50,13 @@ def number_of(value: Any, where: str, what: str) -> float:
 
 def sequence_of(value: Any, kind: type, where: str, what: str) -> list[Any]:
     """A list of a sequence whose elements are all of `kind`; `str` may be `bytes` of UTF-8."""
+    if type(value) is list:
+        # The common case, told apart before more is looked at.
+        for element in value:
+            if type(element) is not kind:
+                break
+        else:
+            return value.copy()
     if isinstance(value, (str, bytes)) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         raise _wrong(value, where, what, f"a list of {kind.__name__}")
     if kind is str:

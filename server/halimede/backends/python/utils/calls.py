@@ -155,7 +155,7 @@ class _Refused:
 
 def _only(received: CoreResponse | None, call: Call, model: str) -> InferenceResponse:
     if received is not None and received.final:
-        return _response_of(received, model)
+        return response_of(received) if received.error is None else _response_of(received, model)
     call.cancel()
     text = (
         f"Model {model} is using the decoupled. The current BLS request call doesn't support models using the decoupled"

@@ -57,6 +57,9 @@ class InferenceTrace:
         return None
 
 
+_NO_TRACE = InferenceTrace()
+
+
 class InferenceRequest:
     """What a model is asked, or asks another model."""
 
@@ -90,29 +93,39 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: dict[str, ParameterValue] | None = None,
     ) -> None:
+        # What has the right type already is told apart before a call is spent on it.
         where = "InferenceRequest"
-        self._request_id = text_of(request_id, where, "request_id")
-        if isinstance(correlation_id, str):
+        self._request_id = request_id if type(request_id) is str else text_of(request_id, where, "request_id")
+        if isinstance(correlation_id, str) or (type(correlation_id) is int and correlation_id == 0):
             self._correlation_id: int | str = correlation_id
         elif isinstance(correlation_id, int):
             self._correlation_id = integer_of(correlation_id, where, "correlation_id", 0, (1 << 64) - 1)
         else:
             raise TritonModelException("Correlation ID must be integer or string")
-        self._model_name = text_of(model_name, where, "model_name")
-        if isinstance(inputs, (list, tuple)) and any(tensor is None for tensor in inputs):
+        self._model_name = model_name if type(model_name) is str else text_of(model_name, where, "model_name")
+        try:
+            self._inputs: list[Tensor] | None = sequence_of(inputs, Tensor, where, "inputs")
+        except TypeError:
+            if not isinstance(inputs, (list, tuple)) or all(tensor is not None for tensor in inputs):
+                raise
             raise TritonModelException(
                 f"Input tensor for request with id '{self._request_id}' and model name '{self._model_name}' should not"
                 " be empty."
-            )
-        self._inputs: list[Tensor] | None = sequence_of(inputs, Tensor, where, "inputs")
+            ) from None
         self._outputs: list[str] = sequence_of(requested_output_names, str, where, "requested_output_names")
-        self._model_version = integer_of(model_version, where, "model_version", -(1 << 63), (1 << 63) - 1)
-        self._flags: int | None = integer_of(flags, where, "flags", 0, (1 << 32) - 1)
-        self._timeout = integer_of(timeout, where, "timeout", 0, (1 << 63) - 1)
+        if type(model_version) is not int or model_version != -1:
+            model_version = integer_of(model_version, where, "model_version", -(1 << 63), (1 << 63) - 1)
+        self._model_version = model_version
+        if type(flags) is not int or flags != 0:
+            flags = integer_of(flags, where, "flags", 0, (1 << 32) - 1)
+        self._flags: int | None = flags
+        if type(timeout) is not int or timeout != 0:
+            timeout = integer_of(timeout, where, "timeout", 0, (1 << 63) - 1)
+        self._timeout = timeout
         if preferred_memory is not None:
             instance_of(preferred_memory, PreferredMemory, where, "preferred_memory")
         self._preferred_memory = preferred_memory
-        self._trace = InferenceTrace() if trace is None else instance_of(trace, InferenceTrace, where, "trace")
+        self._trace = _NO_TRACE if trace is None else instance_of(trace, InferenceTrace, where, "trace")
         self._parameters = checked_parameters(parameters) if parameters is not None else {}
 
     def inputs(self) -> list[Tensor]:
@@ -158,7 +171,9 @@ class InferenceRequest:
 
     def exec(self, decoupled: bool = False) -> Any:
         """Ask the model and wait for its response; of a decoupled model the `ResponseIterator`, without waiting."""
-        return calls.infer(self._asked(), truth_of(decoupled, "exec", "decoupled"))
+        if decoupled is not False:
+            decoupled = truth_of(decoupled, "exec", "decoupled")
+        return calls.infer(self._asked(), decoupled)
 
     def async_exec(self, decoupled: bool = False) -> "asyncio.Future[Any]":
         """Ask the model without holding up the running event loop: a future of what `exec` gives."""
@@ -166,17 +181,19 @@ class InferenceRequest:
 
     def _asked(self) -> CoreRequest:
         flags = self._flags or 0
+        outputs = self._outputs
         return CoreRequest(
             self._model_name,
             "" if self._model_version == -1 else str(self._model_version),
             self._request_id,
             [tensor._core for tensor in self._inputs or ()],
-            tuple(dict.fromkeys(self._outputs)),
+            tuple(outputs) if len(outputs) < 2 else tuple(dict.fromkeys(outputs)),
             self._parameters,
-            timeout_us=self._timeout,
-            sequence_id=self._correlation_id,
-            sequence_start=bool(flags & SEQUENCE_START),
-            sequence_end=bool(flags & SEQUENCE_END),
+            0,
+            self._timeout,
+            self._correlation_id,
+            bool(flags & SEQUENCE_START),
+            bool(flags & SEQUENCE_END),
         )
 
 
@@ -219,7 +236,7 @@ class ReceivedRequest(InferenceRequest):
         return parameters_json(self.hosted.request.parameters)
 
     def trace(self) -> InferenceTrace:
-        return InferenceTrace()
+        return _NO_TRACE
 
     def requested_output_names(self) -> set[str]:
         """The outputs that the client wants: all that the configuration has where it named none."""

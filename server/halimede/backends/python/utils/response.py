@@ -52,7 +52,11 @@ def reply_of(response: InferenceResponse, wanted: Collection[str]) -> Answer | I
     """What is sent: the wanted outputs alone, in the model's order; of an error nothing but it."""
     if response._error is not None:
         return inference_error(response._error)
-    outputs = [core for tensor in response._outputs if (core := tensor._core).name in wanted]
+    outputs = []
+    for tensor in response._outputs:
+        core = tensor._core
+        if core.name in wanted:
+            outputs.append(core)
     return Answer(outputs, response._parameters)
 
 
@@ -92,7 +96,7 @@ def _tensors(output_tensors: Any) -> list[Tensor]:
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
     """The response's output of this name, None where there is none."""
-    for tensor in inference_response.output_tensors():
+    for tensor in inference_response._outputs:
         if tensor._core.name == name:
             return tensor
     return None

@@ -52,7 +52,12 @@ class Tensor:
         """The elements: for BYTES an object array of `bytes`, else a view, which may be written to where memory may."""
         array = self._array
         if array is None:
-            array = self._array = _view(self._core)
+            core = self._core
+            datatype = core.datatype
+            if datatype is _BYTES or datatype is _BF16:
+                array = self._array = _unlike_numpy(core)
+            else:
+                array = self._array = _ndarray(core.shape, datatype.dtype, core.data)
         return array
 
     def triton_dtype(self) -> int:
@@ -104,15 +109,13 @@ def tensor_of(core: CoreTensor) -> Tensor:
     return tensor
 
 
-def _view(core: CoreTensor) -> NDArray[Any]:
-    datatype = core.datatype
-    if datatype is _BYTES:
+def _unlike_numpy(core: CoreTensor) -> NDArray[Any]:
+    """The elements of what numpy has no type for."""
+    if core.datatype is _BYTES:
         return core.array()
-    if datatype is _BF16:
-        raise TritonModelException(
-            "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
-        )
-    return _ndarray(core.shape, datatype.dtype, core.data)
+    raise TritonModelException(
+        "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+    )
 
 
 def _converted(name: str, array: NDArray[Any]) -> tuple[CoreTensor, NDArray[Any]]:
