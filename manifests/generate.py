@@ -1,4 +1,4 @@
-"""manifests/base/operator.yaml, which `kubectl apply -k manifests/base` installs, from the chart and its default values.
+"""manifests/base/operator.yaml, which `kubectl apply -k manifests/base` installs: the chart with its default values.
 
 `python manifests/generate.py HELM` writes it with that program; a test compares.
 """

@@ -89,6 +89,7 @@ class Reconciler:
         planned = plan(snapshot, self._platform)
         failures: list[ApplyFailure] = []
         again_in: list[float] = []
+        is_postponed = False
         if any(not isinstance(change, Conflict) for change in planned.changes):
             await self._check_is_current(snapshot)
             planned = await self._with_strangers(snapshot, planned)
@@ -96,6 +97,7 @@ class Reconciler:
                 if self._rolls_too_soon(key, change):
                     # What comes after it comes with it.
                     again_in.append(ROLLOUT_SPACING_S)
+                    is_postponed = True
                     break
                 if (failure := await self._make(change)) is not None:
                     failures.append(failure)
@@ -112,7 +114,7 @@ class Reconciler:
         conflicts = [change for change in planned.changes if isinstance(change, Conflict)]
         if conflicts:
             again_in.append(CONFLICT_AGAIN_S)
-        await self._tell(snapshot, planned, failures, conflicts)
+        await self._tell(snapshot, planned, failures, conflicts, is_postponed)
         if failures:
             return Failed(Failure.PERMANENT, f"{failures[0].object_ref}: {failures[0].message}")
         return Done(min(again_in, default=None))
@@ -218,11 +220,16 @@ class Reconciler:
         return None
 
     async def _tell(
-        self, snapshot: Snapshot, planned: Plan, failures: list[ApplyFailure], conflicts: list[Conflict]
+        self,
+        snapshot: Snapshot,
+        planned: Plan,
+        failures: list[ApplyFailure],
+        conflicts: list[Conflict],
+        is_postponed: bool,
     ) -> None:
         today = self._today().strftime("%Y-%m-%dT%H:%M:%SZ")
         key, old = snapshot.key, snapshot.object.get("status") or {}
-        new = status_of(snapshot, planned.spec, planned.problems, failures, conflicts, today)
+        new = status_of(snapshot, planned.spec, planned.problems, failures, conflicts, today, is_postponed=is_postponed)
         patch = merge_patch(old, new)
         if not patch:
             return

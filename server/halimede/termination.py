@@ -1,4 +1,4 @@
-"""A container's last words, which Kubernetes shows: in `kubectl describe pod`, and in the status of what owns the pod."""
+"""A container's last words, which Kubernetes shows in `kubectl describe pod`, and the operator in its status."""
 
 import logging
 from pathlib import Path

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import obstore
 import yaml
-from obstore.store import S3Store
 
 from cluster.access import Cluster
 from cluster.control import ADDRESS
@@ -47,18 +45,23 @@ class Store:
         program = cluster.control.space.start("store", *python("store", ADDRESS, STORE_PORT))
         door = f"http://{cluster.forward_address(ADDRESS, STORE_PORT)}"
         eventually(lambda: _answers(door), "the store", check=program.check)
-        urllib.request.urlopen(urllib.request.Request(f"{door}/{BUCKET}", method="PUT"), timeout=LIMIT_S).close()
-        self._store = S3Store(
-            BUCKET, endpoint=door, region="us-east-1", client_options={"allow_http": True},
-            access_key_id="test", secret_access_key="test",
-        )  # fmt: skip
+        self._bucket = f"{door}/{BUCKET}"
+        _put(self._bucket, b"")
 
     def put(self, prefix: str, folder: Path) -> str:
         """The URI of a folder's files."""
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                obstore.put(self._store, f"{prefix}/{path.relative_to(folder)}", path.read_bytes())
+                _put(f"{self._bucket}/{prefix}/{path.relative_to(folder)}", path.read_bytes())
         return f"s3://{BUCKET}/{prefix}"
+
+
+def _put(url: str, data: bytes) -> None:
+    """For everybody to read."""
+    request = urllib.request.Request(
+        url, data, {"x-amz-acl": "public-read", "Content-Type": "application/octet-stream"}, method="PUT"
+    )
+    urllib.request.urlopen(request, timeout=LIMIT_S).close()
 
 
 def _answers(url: str) -> bool:
@@ -90,7 +93,9 @@ class Platform:
             cluster.helm("install", "halimede", str(CHART), *platform.values(), "--wait", "--timeout=2m", limit_s=150)
         except AssertionError as error:
             found = cluster.kubectl("describe", "pods", f"--namespace={NAMESPACE}")
-            said = cluster.kubectl("logs", "--selector=app.kubernetes.io/name=halimede-operator", f"--namespace={NAMESPACE}")
+            said = cluster.kubectl(
+                "logs", "--selector=app.kubernetes.io/name=halimede-operator", f"--namespace={NAMESPACE}"
+            )
             raise AssertionError(f"{error}\n{found[-3000:]}\n{said[-3000:]}") from None
         return platform
 

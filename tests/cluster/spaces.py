@@ -17,6 +17,8 @@ from cluster.keeper import NAMESPACES
 T = TypeVar("T")
 
 LIMIT_S = 90.0
+CLEAN_UP_LIMIT_S = 600.0
+"""Unpacked images are some hundred thousand files, and a busy disk takes its time to remove them."""
 TESTS = Path(__file__).parents[1]
 
 
@@ -96,12 +98,12 @@ class Program:
         """By SIGTERM: it has things to do before it ends."""
         if self._outer is not None:
             self._outer.terminate()
-            self.collect()
+            self.collect(CLEAN_UP_LIMIT_S)
 
-    def collect(self) -> None:
+    def collect(self, limit_s: float = LIMIT_S) -> None:
         """Wait for the end of a program that somebody else has killed."""
         if self._outer is not None:
-            self._outer.wait(LIMIT_S)
+            self._outer.wait(limit_s)
             self._outer = None
 
 

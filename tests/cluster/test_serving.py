@@ -12,6 +12,7 @@ from support.models import add_scaled, write_config
 SECONDS_TO_TELL = 10.0
 """Within which an object says why it does not serve."""
 START_LIMIT_S = 120.0
+IMAGE = "jsonpath={.spec.template.spec.containers[0].image}"
 
 DEVICE = """import os
 
@@ -94,11 +95,11 @@ metadata: {name: thirty}
 spec:
   maxBatchSize: 4
   inputs: [{name: IN, dataType: FP32, shape: [4]}]
-  outputs: [{name: OUT, dataType: FP32, shape: [4], from: third.y}]
+  outputs: [{name: OUT, dataType: FP32, shape: [4], from: third.out}]
   steps:
-  - {name: first, modelRef: {name: two}, inputs: {IN: request.IN}, outputs: {OUT: y}}
-  - {name: second, modelRef: {name: three}, inputs: {IN: first.y}, outputs: {OUT: y}}
-  - {name: third, modelRef: {name: five}, inputs: {IN: second.y}, outputs: {OUT: y}}
+  - {name: first, modelRef: {name: two}, inputs: {IN: request.IN}, outputs: {OUT: out}}
+  - {name: second, modelRef: {name: three}, inputs: {IN: first.out}, outputs: {OUT: out}}
+  - {name: third, modelRef: {name: five}, inputs: {IN: second.out}, outputs: {OUT: out}}
 """
     )
     tenant.wait_ready("mens/thirty", START_LIMIT_S)
@@ -154,13 +155,13 @@ def test_what_a_user_does_with_a_model(tenant: Tenant, scaled: str) -> None:
 
     # A child that is changed by hand is put right; what is foreign stays.
     tenant.kubectl("annotate", "deployment/twice", "example.com/mine=yes")
-    tenant.kubectl("set", "env", "deployment/twice", "-c", "server", "POD_NAME=forged")
+    image = tenant.kubectl("get", "deployment/twice", "-o", IMAGE)
+    tenant.kubectl("set", "image", "deployment/twice", "server=localhost/another:1")
     tenant.kubectl("delete", "service/twice")
 
     def is_whole() -> bool:
-        containers = tenant.get("deployment/twice")["spec"]["template"]["spec"]["containers"]
-        names = {each["name"]: each for each in containers[0]["env"]}
-        return "valueFrom" in names["POD_NAME"] and "service/twice" in tenant.names("services")
+        found = tenant.kubectl("get", "deployment/twice", "-o", IMAGE)
+        return found == image and "service/twice" in tenant.names("services")
 
     eventually(is_whole, "the children to be put right")
     assert tenant.get("deployment/twice")["metadata"]["annotations"]["example.com/mine"] == "yes"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from cluster.programs import provide_programs
 from support.image import REPOSITORY_ROOT, Unavailable
 

@@ -16,12 +16,23 @@ from typing import Any
 import orjson
 
 from halimede_operator.cluster.kinds import ENSEMBLES, MODELS, Resource
-from halimede_operator.core.api.spec import API_VERSION, Key, Kind
+from halimede_operator.core.api.spec import API_VERSION, UNREAD, Key, Kind
 from halimede_operator.core.labels import ENSEMBLE_LABEL, MODEL_LABEL
 from halimede_operator.core.plan import member_names
 from halimede_operator.core.snapshot import Object
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+OWN_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+)
+MAX_SPEC_BYTES = 256 * 1024
+"""The API server takes 1.5 MB, and the operator's memory is everybody's."""
 REMEMBERED_DELETIONS = 10_000
 
 
@@ -76,12 +87,14 @@ class Cache:
             yield self._entries[child]
 
     def put(self, resource: Resource, value: dict[str, Any], *, listed: bool = False) -> frozenset[Key]:
-        """An object as it was said to be, in an event, in a list or in the answer to a write; returns what that is
-        news for.
+        """An object as it was said to be, in an event or in the answer to a write; returns what that is news for.
 
         value: is left as it is.
         """
-        entry = entry_of(resource, value)
+        return self.learn(entry_of(resource, value), listed=listed)
+
+    def learn(self, entry: Entry, *, listed: bool = False) -> frozenset[Key]:
+        """The same of what was read already. listed: in a list, which is newer than itself."""
         known = self._entries.get(entry.uid)
         last = known.version if known is not None else self._deleted.get(entry.uid, -1)
         if entry.version <= last:
@@ -158,14 +171,13 @@ class Cache:
 
 
 def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
+    """What is kept of an object."""
     metadata = value["metadata"]
     namespace, name = metadata["namespace"], metadata["name"]
-    kept = {field: part for field, part in metadata.items() if field != "managedFields"}
-    annotations = metadata.get("annotations")
-    if annotations and LAST_APPLIED in annotations:
-        kept["annotations"] = {field: text for field, text in annotations.items() if field != LAST_APPLIED}
     # Items of lists have neither of the two.
-    whole = {"apiVersion": resource.api_version, "kind": resource.kind, **value, "metadata": kept}
+    whole = {"apiVersion": resource.api_version, "kind": resource.kind, **value, "metadata": _kept(resource, metadata)}
+    if resource.ours and (size := len(orjson.dumps(value.get("spec")))) > MAX_SPEC_BYTES:
+        whole |= {"spec": {}, UNREAD: f"has {size} bytes as JSON; at most {MAX_SPEC_BYTES} are read"}
     owner = next((ref for ref in metadata.get("ownerReferences") or () if ref.get("controller")), None)
     return Entry(
         kind=resource.kind,
@@ -175,9 +187,20 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
         version=int(metadata["resourceVersion"]),
         owner=owner["uid"] if owner is not None else None,
         key=_key(resource, namespace, name, owner, metadata.get("labels") or {}),
-        uses=member_names(value) if resource is ENSEMBLES else frozenset(),
+        uses=member_names(whole) if resource is ENSEMBLES else frozenset(),
         json=orjson.dumps(whole),
     )
+
+
+def _kept(resource: Resource, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Of our own kinds what is used: all else in there is as long as who made the object wants."""
+    if resource.ours:
+        return {field: metadata[field] for field in OWN_METADATA if field in metadata}
+    kept = {field: part for field, part in metadata.items() if field != "managedFields"}
+    annotations = metadata.get("annotations")
+    if annotations and LAST_APPLIED in annotations:
+        kept["annotations"] = {field: text for field, text in annotations.items() if field != LAST_APPLIED}
+    return kept
 
 
 def _key(

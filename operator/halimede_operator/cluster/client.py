@@ -11,6 +11,7 @@ import aiohttp
 import orjson
 
 from halimede_operator.cluster.connection import Connection
+from halimede_operator.cluster.decoding import decode
 from halimede_operator.cluster.kinds import BY_KIND, EVENTS, LEASES, NODES, Resource
 from halimede_operator.core.platform import FIELD_MANAGER
 from halimede_operator.core.snapshot import Object
@@ -200,7 +201,7 @@ class KubeClient:
             status, headers, data = await self._send(verb, path, body, query, content_type, timeout_s)
         if 200 <= status < 300:
             try:
-                value: Object = orjson.loads(data)
+                value: Object = decode(data)
             except orjson.JSONDecodeError as error:
                 raise ApiError(verb, path, 0, "Malformed", "the answer is no JSON") from error
             return status, value

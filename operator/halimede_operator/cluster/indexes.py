@@ -19,6 +19,7 @@ from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion
 
 AT_ONCE = 32
 LARGEST_BYTES = 1 << 20
+MOST_VERSIONS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,11 @@ class Indexes:
 
     async def run(self) -> None:
         slots = asyncio.Semaphore(AT_ONCE)
-        # No cookies, no proxies: pods are asked by address.
-        async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session, asyncio.TaskGroup() as group:
+        # No cookies, no proxies: pods are asked by address. Nothing that unpacks to more than was read.
+        async with (
+            aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False) as session,
+            asyncio.TaskGroup() as group,
+        ):
             while True:
                 uid = await self._next()
                 await slots.acquire()
@@ -176,10 +180,23 @@ def parse_index(data: bytes) -> PodIndex:
         return PodIndex(error="the index is too long")
     try:
         lines = orjson.loads(data)
+        if len(lines) > MOST_VERSIONS:
+            return PodIndex(error="the index is too long")
         versions = [
-            ServedVersion(line["name"], str(line.get("version", "")), line.get("state", ""), line.get("reason", ""))
+            ServedVersion(
+                _text(line["name"]),
+                str(line.get("version", "")),
+                _text(line.get("state", "")),
+                _text(line.get("reason", "")),
+            )
             for line in lines
         ]
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         return PodIndex(error="the answer is no index")
     return PodIndex(tuple(sorted(versions, key=lambda line: (line.model, line.version))))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("no text")
+    return value

@@ -27,8 +27,10 @@ from urllib.parse import parse_qs, urlsplit
 import aiohttp
 import orjson
 
+from halimede_operator.cluster.cache import Entry, entry_of
 from halimede_operator.cluster.client import error_of
 from halimede_operator.cluster.connection import Connection
+from halimede_operator.cluster.decoding import decode, decode_list
 from halimede_operator.cluster.kinds import Resource, resource_of
 from halimede_operator.cluster.pulse import Pulse, Where
 from halimede_operator.core.platform import FIELD_MANAGER
@@ -45,7 +47,7 @@ SHORT_LIFE_S = 1.0
 class Listed:
     """One page of a list."""
 
-    items: list[dict[str, Any]]
+    entries: list[Entry]
     uids: frozenset[str] | None
     """Of all pages, with the last page; None before."""
     version: int
@@ -133,8 +135,9 @@ class WatchSession:
                 continue
             if response.status == 200:
                 try:
-                    value = orjson.loads(data)
-                    answer = Answer(value if where is None else self._listed(where, value, more="continue" in query))
+                    answer = Answer(
+                        decode(data) if where is None else self._listed(where, data, more="continue" in query)
+                    )
                 except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
                     wait_s = self.failed(what, f"malformed answer: {error!r}")
                     continue
@@ -172,19 +175,30 @@ class WatchSession:
         except Exception as error:  # noqa: BLE001 - a kubeconfig's loader raises what it likes; it is tried again
             log.warning("credentials cannot be read: %s", error)
 
-    def _listed(self, where: Where, value: dict[str, Any], *, more: bool) -> dict[str, Any]:
+    def _listed(self, where: Where, data: bytes, *, more: bool) -> dict[str, Any]:
         """Hands a page on; returns what kopf is to know of it. more: it is not the first page."""
-        items, metadata = value.get("items") or [], value["metadata"]
+        head, items = decode_list(data)
+        metadata = head["metadata"]
+        entries = [entry for item in items if (entry := _entry(where, item)) is not None]
         seen = self._pages.setdefault(where, set()) if more else set()
-        seen.update(item["metadata"]["uid"] for item in items)
+        seen.update(entry.uid for entry in entries)
         self._pages[where] = seen
         is_last = not metadata.get("continue")
-        page = Listed(items, frozenset(seen) if is_last else None, int(metadata["resourceVersion"]))
+        page = Listed(entries, frozenset(seen) if is_last else None, int(metadata["resourceVersion"]))
         self._feed.listed(where.resource, where.namespace, page)
         self.pulse.told(where, self.clock())
         if is_last:
             del self._pages[where]
         return {"metadata": metadata, "items": []}
+
+
+def _entry(where: Where, item: bytes) -> Entry | None:
+    """None for what cannot be read: the others are not to wait for it."""
+    try:
+        return entry_of(where.resource, decode(item))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        log.warning("one of the %s cannot be read and is left alone: %r, %s", where, error, item[:256])
+        return None
 
 
 class Answer:
@@ -246,7 +260,7 @@ class Stream:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 try:
-                    kind = event_type(line)
+                    kind, told = read_event(self._where.resource, line)
                 except ValueError as error:
                     self._session.failed(self._what, str(error))
                     raise aiohttp.ClientPayloadError(str(error)) from error
@@ -256,24 +270,23 @@ class Stream:
                     heard = True
                     self._session.pulse.told(self._where, self._session.clock())
                     self._session.succeeded(self._what)
-                yield line + b"\n"
+                yield told + b"\n"
         # What is left without an end of line was cut off.
         if not heard and self._session.clock() - begun < SHORT_LIFE_S:
             self._session.failed(self._what, "the stream ended at once")
 
 
-def event_type(line: bytes) -> str:
-    """The type of an event that kopf may see, ERROR for 410 alone; raises ValueError for any other line."""
+def read_event(resource: Resource, line: bytes) -> tuple[str, bytes]:
+    """The type of an event that kopf may see, ERROR for 410 alone, and the event as it may: as much of the object as is
+    kept. Raises ValueError for any other line."""
     try:
-        event = orjson.loads(line)
+        event = decode(line)
         kind, value = event["type"], event["object"]
         if kind == "ERROR" and value["code"] != 410:
             raise ValueError(f"{value['code']} {value.get('message')}")
-        if kind not in ("ERROR", "BOOKMARK"):
-            metadata = value["metadata"]
-            for field in ("uid", "name", "namespace", "resourceVersion"):
-                metadata[field]
-            int(metadata["resourceVersion"])
+        if kind in ("ERROR", "BOOKMARK"):
+            return kind, line
+        entry = entry_of(resource, value)
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"malformed event: {error!r}") from error
-    return str(kind)
+    return str(kind), b'{"type":%s,"object":%s}' % (orjson.dumps(kind), entry.json)

@@ -38,8 +38,8 @@ class Snapshot:
     members: Mapping[str, Object]
     """An ensemble's InferenceModels that exist, by name."""
     children: tuple[Object, ...]
-    """Objects with our labels and this object's uid as owner, of every kind that we make, pods and ReplicaSets not among
-    them."""
+    """Objects with our labels and this object's uid as owner, of every kind that we make, pods and ReplicaSets not
+    among them."""
     replica_sets: tuple[Object, ...]
     """Of the Deployment."""
     pods: tuple[Object, ...]

@@ -22,8 +22,8 @@ class CacheFeed:
         """Set when every watch has listed all its objects once."""
 
     def listed(self, resource: Resource, namespace: str | None, page: Listed) -> None:
-        for item in page.items:
-            self._news(self._cache.put(resource, item, listed=True))
+        for entry in page.entries:
+            self._news(self._cache.learn(entry, listed=True))
         if page.uids is not None:
             self._news(self._cache.listed(resource, namespace, page.version, page.uids))
             self._pulse.listed(Where(resource, namespace))

@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 INACTIVITY_S = 70.0
 """The API server sends a bookmark each minute."""
-PAGE = 500
+PAGE = 50
+"""Objects of a list at a time: each may have 1.5 MB."""
 LONGEST_PAUSE_S = 30.0
 
 

@@ -33,8 +33,8 @@ Labels = Mapping[str, tuple[str, ...]]
 class Parts:
     """What an ensemble's version is made of: while this stays as it is, so may the version.
 
-    `members` are the configurations and labels of the steps' models, in the order of the steps; `depth` is how many calls
-    lie within one another in a request.
+    `members` are the configurations and labels of the steps' models, in the order of the steps; `depth` is how
+    many calls lie within one another in a request.
     """
 
     config: ModelConfig

@@ -124,7 +124,7 @@ def test_children_are_watched_by_their_label_and_wake_their_owner(tmp_path: Path
 
 def test_a_long_list_is_read_in_pages(tmp_path: Path):
     def many(api: KubeApi) -> None:
-        for n in range(1200):
+        for n in range(120):
             api.put("inferencemodels", "prod", f"m{n:04}", spec={})
 
     async def story(watched: Watched) -> None:
@@ -136,7 +136,7 @@ def test_a_long_list_is_read_in_pages(tmp_path: Path):
 
 def test_a_list_whose_rest_is_too_old_is_begun_again(tmp_path: Path):
     def many(api: KubeApi) -> None:
-        for n in range(700):
+        for n in range(70):
             api.put("inferencemodels", "prod", f"m{n:04}", spec={})
         api.faults.append(Fault(rf"{LIST}.*continue=", status=410, reason="Expired", times=2))
 

@@ -12,6 +12,7 @@ from typing import Any
 from halimede_operator.core.api.ensemble import read_ensemble
 from halimede_operator.core.api.reading import DNS_NAME, INT32_MAX, INT64_MAX, Field, Rule, shown
 from halimede_operator.core.api.spec import (
+    UNREAD,
     AcceleratorType,
     CaBundle,
     EnsembleSpec,
@@ -50,6 +51,8 @@ _MAX_INSTANCES = 256
 def parse(kind: Kind, object: Mapping[str, Any], platform: Platform) -> tuple[Spec | None, tuple[Problem, ...]]:  # noqa: A002
     """What an object asks for, or all that is wrong with it; never both, and nothing raises."""
     root = Field("", object, {})
+    if isinstance(unread := object.get(UNREAD), str):
+        return None, (Problem("spec", unread),)
     metadata = root.section("metadata")
     name = metadata.get("name").required("the object's name").text("", _OBJECT_NAME)
     namespace = metadata.get("namespace").text("")

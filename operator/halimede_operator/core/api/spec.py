@@ -13,6 +13,9 @@ GROUP = "halimede.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
+UNREAD = "unread"
+"""Beside the spec of an object of which no more than that was kept: why there is none."""
+
 Json = Mapping[str, Any]
 """A part of a Kubernetes object, or of a model's configuration, that is handed on as it is."""
 

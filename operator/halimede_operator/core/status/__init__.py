@@ -9,6 +9,7 @@ pods of the spec before.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from halimede_operator.core.api.conditions import TRUE, Condition, merged
@@ -16,7 +17,7 @@ from halimede_operator.core.api.spec import EnsembleSpec, Kind, ModelSpec, Probl
 from halimede_operator.core.events import EventDraft, EventLimit, events_of
 from halimede_operator.core.labels import selector_of
 from halimede_operator.core.names import child_name
-from halimede_operator.core.pods import DIGEST, SERVER, Calm, Failure, FetchedModel, Reason, Stage
+from halimede_operator.core.pods import DIGEST, SERVER, Calm, Failure, FetchedModel, PodView, Reason, Stage
 from halimede_operator.core.reading import (
     at,
     clean,
@@ -44,9 +45,14 @@ def status_of(
     failures: Sequence[ApplyFailure],
     conflicts: Sequence[TakenName],
     now: str,
+    *,
+    is_postponed: bool = False,
 ) -> Object:
-    """The whole status, without nulls. `now`, RFC 3339, is the time of what has no time of its own."""
+    """The whole status, without nulls. `now`, RFC 3339, is the time of what has no time of its own. `is_postponed`: the
+    Deployment that stands is not that of the spec, and will be soon."""
     scene = scene_of(snapshot, spec)
+    if is_postponed:
+        scene = replace(scene, is_settled=False)
     members = _members(scene)
     conditions = conditions_of(scene, Obstacles(problems, failures, conflicts), members)
     return _without_nothing({
@@ -121,12 +127,15 @@ def _addresses(scene: Scene) -> Mapping[str, Any]:
     return {"url": f"{http}/v2/models/{scene.served}" if serving.http else None, "addresses": listed or None}
 
 
-def _current(scene: Scene) -> Object | None:
+def _shown(scene: Scene) -> PodView | None:
     """What serves: the newest template's pods where one of them does, else those before; else what should."""
-    pods = scene.serving_newest or scene.serving or scene.newest
-    if not pods:
+    return next(iter(scene.serving_newest or scene.serving or scene.newest), None)
+
+
+def _current(scene: Scene) -> Object | None:
+    shown = _shown(scene)
+    if shown is None:
         return None
-    shown = pods[0]
     return _without_nothing({
         "versions": versions_of(scene) or None,
         "templateHash": shown.template_hash or None,
@@ -153,7 +162,9 @@ def _model(scene: Scene) -> Object | None:
         if pod.fetched:
             named = (model for model in pod.fetched if model.name == scene.served)
             return _fetched_json(next(named, pod.fetched[0])) or None
-    if not scene.is_same_template or not any(pod.stage >= Stage.FETCHED for pod in scene.newest):
+    shown = _shown(scene)
+    is_told_of = scene.is_same_template and shown is not None and shown.template_hash == scene.template_hash
+    if not is_told_of or not any(pod.stage >= Stage.FETCHED for pod in scene.newest):
         return None
     # A kubelet forgets what an init container said when it forgets the container; the pods are still those.
     old = at(scene.old, "model")

@@ -1,0 +1,338 @@
+"""The chart on a cluster: rights that are used and enough, upgrades that restart nothing, and the examples."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.own import OwnCluster
+from cluster.platform import CHART, NAMESPACE, Platform, Tenant
+from cluster.spaces import eventually
+from support.image import REPOSITORY_ROOT
+from support.models import add_scaled
+
+START_LIMIT_S = 120.0
+EXAMPLES = sorted((REPOSITORY_ROOT / "manifests" / "examples").glob("*.yaml"))
+KINDS = "inferencemodels,modelensembles"
+CHILDREN = "deployments,services,configmaps,serviceaccounts,poddisruptionbudgets,networkpolicies"
+OPERATOR = f"system:serviceaccount:{NAMESPACE}:halimede"
+
+Object = dict[str, Any]
+Right = tuple[str, str, str]
+"""API group, resource with its subresource, verb."""
+
+
+def model(name: str, uri: str, **fields: Any) -> str:
+    return json.dumps({
+        "apiVersion": "halimede.dev/v1alpha1",
+        "kind": "InferenceModel",
+        "metadata": {"name": name},
+        "spec": {"model": {"uri": uri}, **fields},
+    })  # fmt: skip
+
+
+def pair(*names: str) -> str:
+    """An ensemble of models that come one after the other, without pods."""
+    steps = [
+        {"name": f"s{n}", "modelRef": {"name": name}, "inputs": {"IN": f"s{n - 1}.y" if n else "request.IN"}, "outputs": {"OUT": "y"}}
+        for n, name in enumerate(names)
+    ]  # fmt: skip
+    tensor = {"dataType": "FP32", "shape": [4]}
+    spec = {
+        "inputs": [{"name": "IN", **tensor}],
+        "outputs": [{"name": "OUT", **tensor, "from": f"s{len(names) - 1}.y"}],
+        "steps": steps,
+        "replicas": 0,
+    }
+    head = {"apiVersion": "halimede.dev/v1alpha1", "kind": "ModelEnsemble", "metadata": {"name": "pair"}}
+    return json.dumps({**head, "spec": spec})
+
+
+@pytest.fixture
+def scaled(platform: Platform, tmp_path: Path) -> str:
+    """The URI of a model that doubles four numbers."""
+    add_scaled(tmp_path, "twice", 2)
+    return platform.store.put("twice", tmp_path / "twice")
+
+
+def requests_of(cluster: OwnCluster, user: str, begin: int = 0) -> list[Object]:
+    return [event for event in cluster.audit_events()[begin:] if event["user"]["username"] == user]
+
+
+def rights_used(events: list[Object]) -> set[Right]:
+    found = set()
+    for event in events:
+        if "objectRef" not in event or event["responseStatus"]["code"] >= 400:
+            continue
+        what = event["objectRef"]
+        resource = f"{what['resource']}/{what['subresource']}" if "subresource" in what else what["resource"]
+        found.add((what.get("apiGroup", ""), resource, event["verb"]))
+        if event["verb"] == "patch" and event["responseStatus"]["code"] == 201:
+            # What an apply makes needs both rights.
+            found.add((what.get("apiGroup", ""), resource, "create"))
+    return found
+
+
+def rights_given(*roles: Object) -> set[Right]:
+    return {
+        (group, resource, verb)
+        for role in roles
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def refused(events: list[Object]) -> list[tuple[str, str, str]]:
+    """Requests that the user had no right to. In a namespace that ends, nobody may make anything."""
+    return [
+        (event["verb"], event["requestURI"], event["responseStatus"].get("message", ""))
+        for event in events
+        if event["responseStatus"]["code"] == 403
+        and "because it is being terminated" not in event["responseStatus"].get("message", "")
+    ]
+
+
+def written(events: list[Object], namespace: str) -> list[tuple[str, str]]:
+    """Verb and resource of what was written in a namespace, but statuses and events."""
+    return sorted(
+        (event["verb"], event["objectRef"]["resource"])
+        for event in events
+        if event["verb"] in ("create", "update", "patch", "delete")
+        and event["objectRef"].get("namespace") == namespace
+        and event["objectRef"].get("subresource") != "status"
+        and event["objectRef"]["resource"] != "events"
+    )
+
+
+def wait_accepted(tenant: Tenant, what: str) -> None:
+    """What stands is of the newest spec."""
+
+    def look() -> bool:
+        value = tenant.get(what)
+        accepted = next((c for c in value.get("status", {}).get("conditions", []) if c["type"] == "Accepted"), {})
+        return (accepted.get("status"), accepted.get("observedGeneration")) == (
+            "True",
+            value["metadata"]["generation"],
+        )
+
+    try:
+        eventually(look, f"{what} to be accepted")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{yaml.safe_dump(tenant.get(what).get('status'))}") from None
+
+
+def left_over(tenant: Tenant, owner: Object, **rest: Any) -> str:
+    """A child of a name that the operator gives to none, as another version of it may have made it."""
+    labels = tenant.get("deployment/twice")["metadata"]["labels"]
+    reference = {name: owner[name] for name in ("apiVersion", "kind")} | {
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+        "controller": True,
+    }
+    metadata = {"name": "twice-of-before", "labels": labels, "ownerReferences": [reference]}
+    return json.dumps({"metadata": metadata, **rest})
+
+
+def test_the_operator_has_the_rights_that_it_needs_and_no_others(
+    platform: Platform, tenant: Tenant, scaled: str
+) -> None:
+    cluster = platform.cluster
+    policy = {"networkPolicy": {"enabled": True}}
+    for name in ("twice", "other"):
+        tenant.apply(model(name, scaled, replicas=0))
+    tenant.apply(model("twice", scaled, replicas=2, **policy))
+    tenant.apply(pair("twice", "other"))
+    tenant.wait_ready("im/twice", START_LIMIT_S)
+    wait_accepted(tenant, "mens/pair")
+    assert "networkpolicy.networking.k8s.io/twice" in tenant.names(CHILDREN)
+
+    # A pod without a node makes the operator look at the nodes.
+    tenant.apply(model("large", scaled, resources={"requests": {"cpu": "1000"}}))
+    tenant.wait_for_reason("im/large", "Unschedulable", START_LIMIT_S)
+
+    # Rollouts until the first plan and the account are in no revision's pods; what is wanted no more goes.
+    tenant.apply(model("twice", scaled, replicas=0, serviceAccountName="default"))
+    for number in range(3):
+        spec = {"replicas": 0, "serviceAccountName": "default", "model": {"uri": scaled, "name": f"name-{number}"}}
+        tenant.apply(model("twice", scaled, **spec))
+        eventually(lambda name=f"name-{number}": any(name in text for text in plans(tenant)), "the new plan")
+        wait_accepted(tenant, "im/twice")
+    owner = tenant.get("im/twice")
+    old = tenant.get("deployment/twice")["spec"]
+    old["template"]["metadata"]["labels"]["halimede.dev/track"] = "before"
+    old["selector"] = {"matchLabels": old["template"]["metadata"]["labels"]}
+    tenant.apply(left_over(tenant, owner, apiVersion="apps/v1", kind="Deployment", spec=old))
+    service = {"ports": [{"name": "http", "port": 80}]}
+    tenant.apply(left_over(tenant, owner, apiVersion="v1", kind="Service", spec=service))
+
+    def is_tidy() -> bool:
+        names = tenant.names(CHILDREN, "--selector=halimede.dev/model=twice")
+        kept = {name for name in names if not name.startswith("configmap/")}
+        return kept == {"deployment.apps/twice", "service/twice", "service/twice-pods"} and len(names - kept) <= 3
+
+    eventually(is_tidy, "what is wanted no more to go", START_LIMIT_S)
+    tenant.kubectl("delete", KINDS, "--all", "--timeout=60s")
+    eventually(lambda: not tenant.names("deployments"), "the children to go", START_LIMIT_S)
+
+    given = [
+        json.loads(cluster.kubectl("get", *which, "-o", "json"))
+        for which in (("clusterrole", "halimede"), ("role", "halimede-lease", f"--namespace={NAMESPACE}"))
+    ]
+    events = requests_of(cluster, OPERATOR)
+    assert refused(events) == []
+    assert rights_given(*given) - rights_used(events) == set()
+
+
+def plans(tenant: Tenant) -> list[str]:
+    found = tenant.get("configmaps", "--selector=halimede.dev/model=twice")["items"]
+    return [each["data"]["plan.json"] for each in found]
+
+
+def changed_chart(folder: Path) -> Path:
+    """The next version of the chart, with another column in what `kubectl get` shows."""
+    chart = Path(shutil.copytree(CHART, folder / "halimede"))
+    described = (chart / "Chart.yaml").read_text()
+    (chart / "Chart.yaml").write_text(re.sub(r"(?m)^version: .*$", "version: 99.0.0", described))
+    path = chart / "files" / "crds" / "inferencemodels.yaml"
+    crd = yaml.safe_load(path.read_text())
+    crd["spec"]["versions"][0]["additionalPrinterColumns"].append(
+        {"name": "Generation", "type": "integer", "jsonPath": ".metadata.generation"}
+    )
+    path.write_text(yaml.safe_dump(crd))
+    return chart
+
+
+def columns(cluster: OwnCluster) -> list[str]:
+    crd = json.loads(cluster.kubectl("get", "crd", "inferencemodels.halimede.dev", "-o", "json"))
+    return [column["name"] for column in crd["spec"]["versions"][0]["additionalPrinterColumns"]]
+
+
+def helm(platform: Platform, verb: str, chart: Path) -> None:
+    arguments = (verb, "halimede", str(chart), *platform.values(), "--wait", "--timeout=2m")
+    platform.cluster.helm(*arguments, limit_s=150)
+
+
+def test_an_upgrade_a_removal_and_an_installation_leave_models_serving(
+    platform: Platform, tenant: Tenant, scaled: str, tmp_path: Path
+) -> None:
+    cluster = platform.cluster
+    question = {"IN": ("FP32", [1, 4], [1, 2, 3, 4])}
+    tenant.apply(model("twice", scaled))
+    tenant.wait_ready("im/twice", START_LIMIT_S)
+    before = standing(tenant)
+    begin = len(cluster.audit_events())
+
+    helm(platform, "upgrade", changed_chart(tmp_path))
+    assert columns(cluster)[-1] == "Generation"
+    assert standing(tenant) == before
+
+    cluster.helm("uninstall", "halimede", f"--namespace={NAMESPACE}", "--wait", "--timeout=1m", limit_s=90)
+    assert "deployment.apps/halimede" not in cluster.kubectl(
+        "get", "deployments", f"--namespace={NAMESPACE}", "-o", "name"
+    )
+    assert standing(tenant) == before
+    assert tenant.infer("twice", question) == {"OUT": [2, 4, 6, 8]}
+    # Nobody acts on it now.
+    tenant.kubectl("scale", "im/twice", "--replicas=2")
+
+    helm(platform, "install", CHART)
+    assert columns(cluster)[-1] != "Generation"
+    eventually(lambda: tenant.get("im/twice")["status"].get("readyReplicas") == 2, "the second replica", START_LIMIT_S)
+    assert before["pods"].items() <= standing(tenant)["pods"].items()
+    assert {*standing(tenant)["replicasets"]} == {*before["replicasets"]}
+    # What was asked for meanwhile, and nothing else.
+    assert written(requests_of(cluster, OPERATOR, begin), tenant.namespace) == [
+        ("patch", "deployments"),
+        ("patch", "poddisruptionbudgets"),
+    ]
+
+
+def standing(tenant: Tenant) -> dict[str, dict[str, str]]:
+    """What there is, by kind: uids by name, and with the generation where there is one."""
+    found = {}
+    for kind in ("pods", "replicasets", *CHILDREN.split(",")):
+        items = tenant.get(kind, "--selector=app.kubernetes.io/managed-by=halimede-operator")["items"]
+        found[kind] = {
+            each["metadata"][
+                "name"
+            ]: f"{each['metadata']['uid']} {each['metadata'].get('generation') if kind != 'pods' else ''}"
+            for each in items
+        }
+    return found
+
+
+@contextmanager
+def at_rest(platform: Platform) -> Iterator[None]:
+    """The operator of all namespaces does nothing meanwhile."""
+    scale = ("scale", "deployment/halimede", f"--namespace={NAMESPACE}")
+    selector = "--selector=app.kubernetes.io/name=halimede-operator"
+    platform.cluster.kubectl(*scale, "--replicas=0")
+    platform.cluster.kubectl("wait", "--for=delete", "pod", selector, f"--namespace={NAMESPACE}", "--timeout=60s")
+    try:
+        yield
+    finally:
+        platform.cluster.kubectl(*scale, "--replicas=1")
+        platform.cluster.kubectl(
+            "rollout", "status", "deployment/halimede", f"--namespace={NAMESPACE}", "--timeout=60s"
+        )
+
+
+def test_an_operator_of_some_namespaces_needs_nothing_of_the_cluster(
+    platform: Platform, tenant: Tenant, scaled: str
+) -> None:
+    cluster = platform.cluster
+    home = f"{tenant.namespace}-home"
+    cluster.kubectl("create", "namespace", home)
+    cluster.kubectl("label", "namespace", home, "pod-security.kubernetes.io/enforce=restricted")
+    elsewhere = Tenant(cluster, home)
+    _, *values = platform.values()
+    try:
+        with at_rest(platform):
+            cluster.helm(
+                "install", "local", str(CHART), f"--namespace={home}", *values,
+                "--set", f"watchNamespaces={{{tenant.namespace}}}", "--set", "crds.install=false",
+                "--wait", "--timeout=1m", limit_s=90,
+            )  # fmt: skip
+            elsewhere.apply(model("twice", scaled, replicas=0))
+            tenant.apply(model("twice", scaled, replicas=2, networkPolicy={"enabled": True}))
+            tenant.apply(model("large", scaled, resources={"requests": {"cpu": "1000"}}))
+            tenant.wait_ready("im/twice", START_LIMIT_S)
+            tenant.wait_for_reason("im/large", "Unschedulable")
+            tenant.kubectl("scale", "im/twice", "--replicas=0")
+            eventually(lambda: "poddisruptionbudget.policy/twice" not in tenant.names("pdb"), "the budget to go")
+            assert elsewhere.names("deployments") == {"deployment.apps/local-halimede"}
+            events = requests_of(cluster, f"system:serviceaccount:{home}:local-halimede")
+            spaces = {
+                event["objectRef"].get("namespace") for event in events if "namespace" in event.get("objectRef", {})
+            }
+            assert (refused(events), spaces) == ([], {home, tenant.namespace})
+            cluster.helm("uninstall", "local", f"--namespace={home}", "--wait", "--timeout=1m", limit_s=90)
+    finally:
+        cluster.kubectl("delete", "namespace", home, "--wait=false")
+
+
+def test_the_examples_are_what_they_say(tenant: Tenant) -> None:
+    """Accepted, and made into children; without pods, since what they fetch is nowhere."""
+    documents = [yaml.safe_load(path.read_text()) for path in EXAMPLES]
+    steps = {
+        step["modelRef"]["name"]
+        for document in documents
+        if document["kind"] == "ModelEnsemble"
+        for step in document["spec"]["steps"]
+    }
+    described = {document["metadata"]["name"] for document in documents}
+    documents += [json.loads(model(name, f"s3://models/{name}")) for name in steps - described]
+    for document in documents:
+        document["spec"]["replicas"] = 0
+    tenant.apply("---\n".join(yaml.safe_dump(document) for document in documents))
+    for document in documents:
+        wait_accepted(tenant, f"{document['kind']}/{document['metadata']['name']}")
+    assert tenant.names("deployments") == {f"deployment.apps/{each['metadata']['name']}" for each in documents}
