@@ -163,8 +163,7 @@ def test_the_operator_has_the_rights_that_it_needs_and_no_others(
     for number in range(3):
         spec = {"replicas": 0, "serviceAccountName": "default", "model": {"uri": scaled, "name": f"name-{number}"}}
         tenant.apply(model("twice", scaled, **spec))
-        eventually(lambda name=f"name-{number}": any(name in text for text in plans(tenant)), "the new plan")
-        wait_accepted(tenant, "im/twice")
+        eventually(lambda name=f"name-{number}": name in plan_of(tenant, "twice"), "the new plan to be the pods'")
     owner = tenant.get("im/twice")
     old = tenant.get("deployment/twice")["spec"]
     old["template"]["metadata"]["labels"]["halimede.dev/track"] = "before"
@@ -191,9 +190,11 @@ def test_the_operator_has_the_rights_that_it_needs_and_no_others(
     assert rights_given(*given) - rights_used(events) == set()
 
 
-def plans(tenant: Tenant) -> list[str]:
-    found = tenant.get("configmaps", "--selector=halimede.dev/model=twice")["items"]
-    return [each["data"]["plan.json"] for each in found]
+def plan_of(tenant: Tenant, name: str) -> str:
+    """What the pods of a Deployment are to fetch."""
+    volumes = tenant.get(f"deployment/{name}")["spec"]["template"]["spec"]["volumes"]
+    (config_map,) = (volume["configMap"]["name"] for volume in volumes if volume["name"] == "config")
+    return str(tenant.get(f"configmap/{config_map}")["data"]["plan.json"])
 
 
 def changed_chart(folder: Path) -> Path:

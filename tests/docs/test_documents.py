@@ -97,7 +97,9 @@ def test_every_command_works(document: Path, reader: Reader) -> None:
 def test_no_command_hides_in_a_block_without_a_language(document: Path) -> None:
     text = document.read_text()
     opened = re.findall(r"^```(\w*)$", text, re.MULTILINE)[::2]
-    assert set(opened) <= {"sh", "text", "json", "yaml", "protobuf"}, opened
+    # What needs a cluster is `console`, in the pages of Kubernetes alone.
+    elsewhere = {"console"} if document.name.startswith("kubernetes") else set()
+    assert set(opened) <= {"sh", "text", "json", "yaml", "protobuf"} | elsewhere, opened
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -88,10 +88,14 @@ def fresh(wheel: Path, wheelhouse: Path, tmp_path_factory: pytest.TempPathFactor
     return environment / "bin"
 
 
-def test_the_wheel_has_the_package_with_its_data_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_has_the_packages_with_their_data_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert wheel.name == f"halimede-{__version__}-py3-none-any.whl"
-    assert {name.split("/")[0] for name in names} == {"halimede", f"halimede-{__version__}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {
+        "halimede",
+        "halimede_operator",
+        f"halimede-{__version__}.dist-info",
+    }
     assert {"halimede/py.typed", "halimede/core/wire/protocol/descriptors.binpb"} <= names
     demo = "halimede/demo/models"
     assert {

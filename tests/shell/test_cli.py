@@ -97,9 +97,9 @@ def test_help_and_mistakes_import_no_serving_library() -> None:
         assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_both_console_scripts_exist() -> None:
+def test_the_console_scripts_exist() -> None:
     scripts = tomllib.loads(PYPROJECT.read_text())["project"]["scripts"]
     for value in scripts.values():
         module, function = value.split(":")
         assert callable(getattr(importlib.import_module(module), function))
-    assert sorted(scripts) == ["halimede", "tritonserver"]
+    assert sorted(scripts) == ["halimede", "halimede-operator", "tritonserver"]

@@ -1,4 +1,5 @@
 import asyncio
+import gzip
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -60,6 +61,12 @@ def test_where_a_pods_index_is(value: dict[str, Any], url: str | None):
         (b"<html>", PodIndex(error="the answer is no index")),
         (b"{}", PodIndex()),
         (b"[1]", PodIndex(error="the answer is no index")),
+        (b"1", PodIndex(error="the answer is no index")),
+        (b'[{"name":"a"},{"name":1}]', PodIndex(error="the answer is no index")),
+        (b'[{"name":"a","state":{}}]', PodIndex(error="the answer is no index")),
+        (b'[{"name":"a","reason":[]}]', PodIndex(error="the answer is no index")),
+        (b"[" * 2000 + b"]" * 2000, PodIndex(error="the answer is no index")),
+        (b"[" + b"1," * 9999 + b"1]", PodIndex(error="the index is too long")),
         (b" " * (2 << 20), PodIndex(error="the index is too long")),
     ],
 )
@@ -201,3 +208,18 @@ def test_an_answer_that_is_too_long_or_no_index_is_an_error():
         assert pods.indexes.of(DIGITS, [pod(pods.port, version="2")]) == {"pod": PodIndex(error="HTTP 302")}
 
     run(story, NEVER_AGAIN)
+
+
+def test_what_is_packed_is_not_unpacked():
+    """A thousandth of it would come over the wire."""
+
+    async def story(pods: Pods) -> None:
+        async def packed() -> web.StreamResponse:
+            return web.Response(body=gzip.compress(b"[]"), headers={"Content-Encoding": "gzip"})
+
+        pods.answer = packed
+        pods.indexes.of(DIGITS, [pod(pods.port)])
+        await pods.until(lambda: pods.woken == [DIGITS])
+        assert pods.indexes.of(DIGITS, [pod(pods.port)]) == {"pod": PodIndex(error="the answer is no index")}
+
+    run(story, Periods(unready_s=30))

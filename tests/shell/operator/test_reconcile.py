@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import email.utils
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import pytest
 from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import KubeClient
 from halimede_operator.cluster.connection import Connection
+from halimede_operator.cluster.decoding import decode
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
 from halimede_operator.cluster.kinds import MODELS, WATCHED
@@ -22,13 +24,14 @@ from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed, Gone, Outcome
-from halimede_operator.reconcile import CONFLICT_AGAIN_S, UNSCHEDULED_AGAIN_S, Reconciler
-from support.kube_api import Fault, KubeApi, kube_api
+from halimede_operator.reconcile import CONFLICT_AGAIN_S, ROLLOUT_SPACING_S, UNSCHEDULED_AGAIN_S, Reconciler
+from support.kube_api import Fault, KubeApi, deep, kube_api
 
 DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")
 PLATFORM = Platform(server_image="server:1", gpu_server_image="gpu:1")
 SPEC = {"model": {"uri": "s3://models/digits"}}
 CHILDREN = {"configmaps", "serviceaccounts", "services", "deployments"}
+DEEP = '{"a":' * 9_000 + "1" + "}" * 9_000
 TODAY = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -383,6 +386,41 @@ def test_a_hundred_edits_in_ten_seconds_make_a_few_rollouts_and_the_last_one_win
         container = shop.api.objects["deployments", "prod", "digits"]["spec"]["template"]["spec"]["containers"][0]
         assert {"name": "N", "value": "99"} in container["env"]
         assert shop.digits()["status"]["observedGeneration"] == shop.digits()["metadata"]["generation"]
+
+    run(story, tmp_path)
+
+
+def test_a_rollout_that_has_to_wait_is_told_as_one(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        await shop.again()
+        for number in range(2):
+            shop.now += 1
+            shop.api.put("deployments", "prod", "digits", status={"observedGeneration": number + 1})
+            shop.api.put(
+                "inferencemodels", "prod", "digits", spec={**SPEC, "env": [{"name": "N", "value": str(number)}]}
+            )
+            outcome = await shop.again()
+        assert outcome == Done(again_in=ROLLOUT_SPACING_S)
+        assert shop.digits()["status"]["observedGeneration"] == 3
+        assert (shop.condition("Progressing")["reason"], shop.condition("Ready")["reason"]) == (
+            "Applying",
+            "Progressing",
+        )
+
+    run(story, tmp_path)
+
+
+def test_a_spec_that_is_nested_too_deep_is_told_to_whoever_wrote_it(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        await shop.again()
+        whole = shop.children()
+        shop.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "podTemplate": {"spec": {"x": deep(9_000)}}})
+        shop.cache.put(MODELS, decode(json.dumps(shop.digits()).replace('"@deep 9000@"', DEEP).encode()))
+        assert await shop.reconcile(DIGITS) == Done()
+        assert "within one another" in shop.condition("Accepted")["message"]
+        # The answer to that write was read too.
+        written = shop.api.writes()
+        assert (await shop.reconcile(DIGITS), shop.api.writes(), shop.children()) == (Done(), written, whole)
 
     run(story, tmp_path)
 

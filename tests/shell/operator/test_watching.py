@@ -14,10 +14,12 @@ from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.kinds import WATCHED
 from halimede_operator.cluster.pulse import Pulse, Where
 from halimede_operator.cluster.watching import Patience
+from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.core.platform import Platform
 from halimede_operator.handlers.feed import CacheFeed
 from halimede_operator.handlers.watch import Watches
-from support.kube_api import Fault, KubeApi, kube_api
+from support.kube_api import Fault, KubeApi, deep, kube_api
 
 MODELS = "/apis/halimede.dev/v1alpha1/inferencemodels"
 WATCH = rf"GET {MODELS}\?.*watch=true"
@@ -310,3 +312,44 @@ def test_bookmarks_are_signs_of_life(tmp_path: Path):
         await watched.api.until(lambda: max(watched.pulse.ages(time.monotonic()).values()) < time.monotonic() - begun)
 
     run(story, tmp_path)
+
+
+HOSTILE = {
+    **{f"{levels} levels": {"podTemplate": {"spec": {"x": deep(levels)}}} for levels in (100, 500, 2_000, 9_000)},
+    "1.4 MB": {"model": {"uri": "s3://models/m"}, "podTemplate": {"spec": {"x": "x" * 1_400_000}}},
+    "steps that are none": {"steps": ["a", {"modelRef": 1}]},
+}
+
+
+@pytest.mark.parametrize("spec", HOSTILE.values(), ids=HOSTILE.keys())
+def test_what_somebody_puts_into_an_object_keeps_nobody_else_waiting(tmp_path: Path, spec: dict[str, object]):
+    def hostile(api: KubeApi) -> None:
+        a_few(api)
+        for plural in ("inferencemodels", "modelensembles"):
+            api.put(plural, "prod", "hostile", spec=spec)
+
+    async def story(watched: Watched) -> None:
+        assert watched.knows()
+        assert watched.knows("modelensembles", "ModelEnsemble")
+        hostile(watched.api)
+        await watched.api.until(watched.knows)
+        await still_works(watched)
+        entry = watched.cache.find("InferenceModel", "prod", "hostile")
+        assert entry is not None
+        assert len(entry.json) < 2000
+        assert parse(Kind.INFERENCE_MODEL, entry.object, Platform("server:1", "gpu:1"))[0] is None
+        assert (watched.api.counted(LIST), watched.api.counted("GET /apis$")) == (1, 1), "nothing was begun again"
+
+    run(story, tmp_path, before=hostile)
+
+
+def test_an_item_that_cannot_be_read_is_left_out(tmp_path: Path):
+    def odd(api: KubeApi) -> None:
+        a_few(api)
+        api.put("inferencemodels", "prod", "odd", spec={"model": {"uri": "\ud800"}})
+
+    async def story(watched: Watched) -> None:
+        assert watched.knows_of("prod", "c")
+        assert not watched.knows_of("prod", "odd")
+
+    run(story, tmp_path, before=odd)

@@ -67,6 +67,13 @@ def test_an_ensemble_without_a_member_or_with_a_bad_one_is_left_as_it_is():
         assert (planned.changes, isinstance(planned.spec, EnsembleSpec), planned.problems) == ((), True, ())
 
 
+def test_an_ensemble_whose_members_cannot_be_in_one_pod_has_a_problem_and_is_left_as_it_is():
+    member = thing(DIGITS, {"model": {**GOOD["model"], "name": "chain"}})
+    planned = plan(seen(CHAIN, STEPS, digits=member), PLATFORM)
+    assert (planned.changes, planned.spec) == ((), None)
+    assert [problem.path for problem in planned.problems] == ["spec.steps[0].modelRef.name"]
+
+
 def test_a_strangers_object_is_a_conflict_and_the_others_are_made():
     stranger = {
         "apiVersion": "v1",
@@ -80,5 +87,12 @@ def test_a_strangers_object_is_a_conflict_and_the_others_are_made():
 
 def test_names_of_members_are_read_of_any_object():
     assert member_names(thing(CHAIN, STEPS)) == {"digits"}
-    for spec in ({}, {"steps": None}, {"steps": [{}]}, {"steps": [{"modelRef": None}, {"modelRef": {"name": "a"}}]}):
+    for spec in (
+        {},
+        {"steps": None},
+        {"steps": [{}]},
+        {"steps": [{"modelRef": None}, {"modelRef": {"name": "a"}}]},
+        {"steps": [[], "x", {"modelRef": []}]},
+        {"steps": "a"},
+    ):
         assert member_names(thing(CHAIN, spec)) <= {"a"}

@@ -1,5 +1,6 @@
 """Reading a JSON object of unknown shape: every wrong thing becomes a Problem with its path, and nothing raises."""
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,12 @@ INT64_MAX = 2**63 - 1
 
 MAX_DEPTH = 32
 """Objects and lists within one another, in what is handed on; the API server lets thousands pass, Python does not."""
+
+MAX_ENTRIES = 1024
+"""Of a list, or of an object with names of the user's own: nobody else's object is to wait while these are read."""
+
+MAX_VALUES = 8192
+"""Of an object of any shape in all."""
 
 _SHOWN = 60
 
@@ -90,26 +97,26 @@ class Field:
         return self.value if isinstance(self.value, Mapping) else {}
 
     def free_section(self, name: str) -> "Field":
-        """A field that is an object of any shape; nothing where it is too deep."""
+        """A field that is an object of any shape; nothing where it is too deep or has too much in it."""
         inner = self.section(name)
-        if _is_too_deep(inner.value):
-            inner.refuse(f"must not have more than {MAX_DEPTH} objects and lists within one another")
+        if problem := _excess(inner.value):
+            inner.refuse(problem)
             return Field(inner.path, None, self.problems)
         return inner
 
-    def items(self, *, least: int = 0, most: int | None = None) -> list["Field"]:
-        """The entries of a list."""
+    def items(self, *, least: int = 0, most: int = MAX_ENTRIES) -> list["Field"]:
+        """The entries of a list; of one that is too long, as many as it may have."""
         if self.given and not isinstance(self.value, list | tuple):
             self.refuse(f"must be a list, got {shown(self.value)}")
             return []
         values = self.value or ()
         if self.given and len(values) < least:
             self.refuse("must not be empty")
-        if most is not None and len(values) > most:
+        if len(values) > most:
             self.refuse(f"must have at most {most} entries, got {len(values)}")
-        return [Field(f"{self.path}[{i}]", value, self.problems) for i, value in enumerate(values)]
+        return [Field(f"{self.path}[{i}]", value, self.problems) for i, value in enumerate(values[:most])]
 
-    def objects(self, key: str | None = None, *, least: int = 0, most: int | None = None) -> list["Field"]:
+    def objects(self, key: str | None = None, *, least: int = 0, most: int = MAX_ENTRIES) -> list["Field"]:
         """The entries of a list that are objects; they differ in the `key`, where there is one."""
         seen: dict[str, str] = {}
         found = []
@@ -124,10 +131,13 @@ class Field:
         return found
 
     def entries(self) -> dict[str, "Field"]:
-        """The members of an object whose keys are the user's own."""
+        """The members of an object whose keys are the user's own; of one that is too large, as many as it may have."""
+        members = self.json()
+        if len(members) > MAX_ENTRIES:
+            self.refuse(f"must have at most {MAX_ENTRIES} entries, got {len(members)}")
         return {
             str(key): Field(f"{self.path}[{key}]", value, self.problems)
-            for key, value in self.json().items()
+            for key, value in itertools.islice(members.items(), MAX_ENTRIES)
             if value is not None
         }
 
@@ -204,8 +214,9 @@ class Field:
         return value
 
 
-def _is_too_deep(value: object) -> bool:
+def _excess(value: object) -> str | None:
     level = [value]
+    count = 0
     for _ in range(MAX_DEPTH):
         level = [
             inner
@@ -213,7 +224,10 @@ def _is_too_deep(value: object) -> bool:
             if isinstance(outer, Mapping | list | tuple)
             for inner in (outer.values() if isinstance(outer, Mapping) else outer)
         ]
-    return any(isinstance(inner, Mapping | list | tuple) for inner in level)
+        count += len(level)
+    if any(isinstance(inner, Mapping | list | tuple) for inner in level):
+        return f"must not have more than {MAX_DEPTH} objects and lists within one another"
+    return f"must not have more than {MAX_VALUES} values in all, got {count}" if count > MAX_VALUES else None
 
 
 def shown(value: object) -> str:

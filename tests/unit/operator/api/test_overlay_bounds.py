@@ -176,3 +176,23 @@ def test_what_is_deep_is_refused_whatever_its_depth(part: str, path: str) -> Non
             None,
             (Problem(path, "must not have more than 32 objects and lists within one another"),),
         )
+
+
+def test_what_has_too_much_in_it_is_refused() -> None:
+    def told(values: int) -> list[tuple[str, str]]:
+        return problems_of({"spec": {"hostAliases": [{} for _ in range(values - 1)]}})
+
+    assert told(8192) == []
+    assert told(50_000) == [("spec", "must not have more than 8192 values in all, got 50000")]
+
+
+def test_a_list_or_a_map_that_is_too_long_is_refused_and_its_rest_is_not_read() -> None:
+    variables = [1] * 5000
+    annotations = {f"{n}": 1 for n in range(5000)}
+    _, problems = parse(
+        Kind.INFERENCE_MODEL, model(env=variables, podTemplate={"metadata": {"annotations": annotations}}), PLATFORM
+    )
+    told = {problem.path: problem.message for problem in problems}
+    assert told["spec.env"] == "must have at most 1024 entries, got 5000"
+    assert told["spec.podTemplate.metadata.annotations"] == "must have at most 1024 entries, got 5000"
+    assert len(problems) == 2 + 2 * 1024

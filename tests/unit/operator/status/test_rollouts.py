@@ -197,6 +197,13 @@ def test_a_rollout(case: str):
     assert message(status) == text
 
 
+def test_a_rollout_that_has_to_wait_is_not_told_as_done():
+    status = status_of(two_serving(), TWO, (), (), (), NOW, is_postponed=True)
+    found = conditions(status)
+    assert (found["Ready"], found["Progressing"]) == ("False Progressing", "True Applying")
+    assert found["Available"] == "True Serving"
+
+
 def test_a_rollback_makes_the_old_template_the_newest():
     sets = (replica_set(OLD, 11), replica_set(NEW, 10))
     pods = (serving("bert-0-a", template=OLD), serving("bert-0-b", template=OLD))
@@ -470,6 +477,17 @@ def test_what_was_fetched_is_kept_when_the_kubelet_forgets_it():
 
     assert after["model"] == before["model"]
     assert "model" not in other
+
+
+def test_what_was_fetched_is_forgotten_with_the_template_that_it_was_of():
+    """The newest template was the one that was told, and what serves now is of the one before."""
+    forgetful = loading("bert-1-a")
+    forgetful["status"]["initContainerStatuses"][0]["state"]["terminated"]["message"] = "nothing known"
+    before = serving("bert-0-a", template=OLD)
+    old = {"current": {"templateHash": NEW}, "model": {"digest": DIGEST}}
+    sets = (replica_set(OLD, 9), replica_set(NEW, 10))
+    status = told(snapshot(model_key(), before, forgetful, child=deployment(2), replica_sets=sets, status=old))
+    assert (status["current"]["templateHash"], "model" in status) == (OLD, False)
 
 
 def test_texts_are_bounded_and_clean():
