@@ -117,9 +117,13 @@ class Worker:
         return self.process.memory.outbound.blocks.blocks
 
     async def check_blocks(self, count: int) -> None:
-        """So many are in use. It is told what is not with what it is sent next."""
-        await self.ask(0, tensor("in", 8))
-        assert self.blocks() == count
+        """So many are in use, at the latest when all has been said. It is told what is not with what it is sent next."""
+        for _ in range(1000):
+            await self.ask(0, tensor("in", 8))
+            if self.blocks() == count:
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError(f"{self.blocks()} blocks are in use, not {count}")
 
     async def end(self) -> None:
         self.connection.close()
@@ -150,6 +154,10 @@ async def warm_up(lender: Worker, reader: Reader, borrower: Worker, at_once: int
             await borrower.ask(key, answer)
         reader.kept.clear()
         if all(reader.lent[-at_once:]):
+            del answers, answer
+            await borrower.ask(0, tensor("in", 8))
+            reader.kept.clear()
+            await lender.check_blocks(0)
             return
     raise AssertionError("nothing was lent")
 
@@ -222,10 +230,9 @@ def test_several_workers_read_the_same_bytes_and_the_last_one_frees_them():
                 await asyncio.gather(first.ask(key, answer), second.ask(key, answer))
                 del answer
             assert all(one.right + two.right)
-            assert one.lent[-1]
-            assert two.lent[-1]
-            lent = sum(two.lent)
-            await lender.check_blocks(lent)
+            assert any(one.lent)
+            assert any(two.lent)
+            await lender.check_blocks(sum(two.lent))
             two.kept.clear()
             await second.ask(0, tensor("in", 8))
             await lender.check_blocks(0)
@@ -264,7 +271,7 @@ def test_what_a_model_writes_to_its_inputs_nobody_else_sees_and_it_is_lent_nothi
                 del answer, changed
             assert all(writer.right + reader.right)
             assert 0 < sum(writer.lent) <= 3
-            assert reader.lent[-1]
+            assert any(reader.lent)
             await first.ask(0, tensor("in", 8))
             assert first.process.memory.borrowed.sizes() == {}, "what nobody uses is not kept"
 
@@ -283,8 +290,8 @@ def test_what_is_passed_on_as_it_is_is_never_copied():
                 assert bytes(back.data) == bytes(tensor("in", SIZE, key).data)
                 assert not isinstance(back.data, bytes)
                 del passed, back
-            assert through.lent[-1]
-            assert again.lent[-1]
+            assert any(through.lent)
+            assert any(again.lent)
             assert one.process.memory.outbound.blocks.size_bytes == 0
             await lender.check_blocks(0)
 
@@ -332,18 +339,21 @@ def test_a_request_that_is_answered_with_is_lent_once_its_model_cannot_write_to_
 
 
 def test_a_borrower_that_dies_gives_everything_back():
+    """The blocks, and what may be lent at a time: two times over its bound it is all there again."""
+
     async def story() -> None:
-        reader = Reader(keeps=True)
-        async with worker(make()) as lender:
-            async with worker(reader) as borrower:
-                await warm_up(lender, reader, borrower)
-                reader.lent.clear()
-                for key in range(100, 105):
-                    await borrower.ask(key, await lender.answer(key))
-                await lender.check_blocks(sum(reader.lent))
-                assert any(reader.lent)
-            reader.kept.clear()
-            await lender.check_blocks(0)
+        async with worker(make(), arena_bytes=16 * MIB) as lender:
+            for _ in range(3):
+                reader = Reader(keeps=True)
+                async with worker(reader) as borrower:
+                    await warm_up(lender, reader, borrower, 3)
+                    reader.lent.clear()
+                    for key in range(1, 6):
+                        await borrower.ask(key, await lender.answer(key))
+                    await lender.check_blocks(sum(reader.lent))
+                    assert sum(reader.lent) >= 3
+                reader.kept.clear()
+                await lender.check_blocks(0)
 
     play(story)
 
@@ -393,7 +403,8 @@ def test_lenders_may_come_and_go():
             await borrower.stage.until(
                 lambda: borrower.process.memory.borrowed.sizes() == {}, "the last to be forgotten"
             )
-            assert mappings() == 2 * len(borrower.process.memory.inbound.sizes()), "its requests' on both sides"
+            own = 2 * len(borrower.process.memory.inbound.sizes())
+            await borrower.stage.until(lambda: mappings() == own, "all but its requests' to be unmapped, on both sides")
 
     play(story)
 
@@ -410,9 +421,11 @@ def test_a_lender_keeps_half_of_its_memory_whatever_others_keep():
             assert lender.blocks() <= 8 * MIB // SIZE + 1
             for key, kept in enumerate(reader.kept, 1):
                 assert bytes(kept) == bytes(tensor("in", SIZE, key).data)
-            reader.kept.clear()
             del kept
+            reader.kept.clear()
             await borrower.ask(0, tensor("in", 8))
+            reader.kept.clear()
+            await lender.check_blocks(0)
             await borrower.ask(50, await lender.answer(50))
             assert reader.lent[-1], "there is room again"
             reader.kept.clear()
@@ -423,10 +436,10 @@ def test_a_lender_keeps_half_of_its_memory_whatever_others_keep():
 class Home:
     """Segments of a worker that is not there."""
 
-    def __init__(self, count: int = 1) -> None:
+    def __init__(self, count: int = 1, size: int = SIZE) -> None:
         self.map = SegmentMap(lendable_bytes=1 << 40)
         for number in range(1, count + 1):
-            descriptor = make_segment(SIZE)
+            descriptor = make_segment(size)
             assert descriptor is not None
             self.map.map(number, descriptor)
 
@@ -506,6 +519,36 @@ def test_nothing_is_lent_before_the_borrower_has_said_that_it_can_look():
             await each.end_batch(batch)
             each.stage.heard.done.clear()
             assert list(home.map.released)[-1] == (1, 0)
+
+    play(story)
+
+
+def test_what_was_copied_is_let_go_of_with_its_batch():
+    async def story() -> None:
+        home = Home()
+        async with played() as each:
+            batch = each.send(home.tensor(size=LENT_BYTES - 1))
+            await each.hear()
+            await each.end_batch(batch)
+            each.stage.heard.done.clear()
+            assert list(home.map.released) == [(1, 0)]
+
+    play(story)
+
+
+def test_no_room_is_made_for_what_is_not_copied():
+    size = 4 * COPIED_ON_LOOP_BYTES
+
+    async def story() -> None:
+        home = Home(size=size)
+        async with played() as each:
+            batch = each.send(home.tensor(size=LENT_BYTES))
+            await each.hear()
+            await each.say_mapped(each.numbers[-1])
+            await each.end_batch(batch)
+            each.send(home.tensor(size=size))
+            assert await each.hear() == [(each.numbers[-1], 0, size)]
+            assert sum(each.stage.segments.sizes().values()) < size
 
     play(story)
 
