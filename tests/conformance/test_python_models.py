@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from support.calls import index, load, unload
 from support.models import add_identity, add_onnx_identity, add_simple, add_simple_string, write_config
 from support.served import BATCHING, ECHO, HEAD, Stage, add_python, body, infer, parameter, workers
 from support.server import RunningServer, Start, wait_until
+from support.virtual_environment import make_environment
 
 
 def failed(instance: str, why: str) -> str:
@@ -340,15 +340,6 @@ def test_a_backend_may_be_one_python_file(start: Start, repository: Path, tmp_pa
     config = server.get("/v2/models/double/config").json
     assert (config["max_batch_size"], config["backend"]) == (4, "scaling")
     assert server.stop() == 0
-
-
-def make_environment(path: Path) -> None:
-    """A virtual environment of the python that runs, with its numpy and a module of its own."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--copies", path], check=True)
-    [site] = path.glob("lib/python*/site-packages")
-    for package in Path(np.__file__).parent.parent.glob("numpy*"):
-        (site / package.name).symlink_to(package)
-    (site / "only_here.py").write_text("WORD = 'found'\n")
 
 
 def test_a_model_brings_its_own_environment(start: Start, repository: Path, tmp_path: Path) -> None:

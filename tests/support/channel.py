@@ -134,6 +134,7 @@ class Stage:
             ours, SPEC, INPUTS, OUTPUTS, self.heard, self.lost.append, loop, arena_bytes=arena_bytes
         )
         self.segments = SegmentMap()
+        self.borrowed: list[int] = []
         self.longest_turn_s = 0.0
         self._received = bytearray()
         self._ticked = time.thread_time()
@@ -152,7 +153,7 @@ class Stage:
             await asyncio.wait_for(self.loop.sock_sendall(self.theirs, data), LIMIT_S)
 
     async def hear(self) -> tuple[Kind, memoryview]:
-        """The next frame of the server's; segments are mapped on their way."""
+        """The next frame of the server's; segments are mapped on their way, borrowed ones are noted."""
         while True:
             while len(self._received) < HEADER.size:
                 await self._receive()
@@ -163,8 +164,13 @@ class Stage:
             del self._received[: HEADER.size + length]
             if number != Kind.SEGMENT:
                 return Kind(number), memoryview(body)
-            segment, _ = frames.SEGMENT.unpack(body)
-            self.segments.map(segment, self._descriptors.pop(0))
+            segment, arena = frames.SEGMENT.unpack(body)
+            descriptor = self._descriptors.pop(0)
+            if arena == frames.BORROWED:
+                self.borrowed.append(segment)
+                os.close(descriptor)
+            else:
+                self.segments.map(segment, descriptor)
 
     _descriptors: list[int]
 
@@ -208,24 +214,37 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(arena_bytes: int = ARENA_BYTES) -> AsyncIterator[Stage]:
-    """Afterwards nothing is left: no descriptor, no mapping, no second word of a loss."""
+async def leaving_nothing() -> AsyncIterator[None]:
+    """Afterwards no descriptor and no mapping is left that was not there before."""
     gc.collect()
     before = open_descriptors(), mappings()
+    yield
+    # Threads may still be making a segment that nobody waits for.
+    deadline = time.monotonic() + LIMIT_S
+    while (open_descriptors(), mappings()) != before:
+        assert time.monotonic() < deadline, f"descriptors, mappings: {open_descriptors(), mappings()}, before {before}"
+        await asyncio.sleep(0.01)
+        gc.collect()
+
+
+@asynccontextmanager
+async def stage(arena_bytes: int = ARENA_BYTES) -> AsyncIterator[Stage]:
+    """Afterwards nothing is left, nor was there a second word of a loss."""
+    async with leaving_nothing(), one_of_several(arena_bytes) as each:
+        yield each
+
+
+@asynccontextmanager
+async def one_of_several(arena_bytes: int = ARENA_BYTES) -> AsyncIterator[Stage]:
+    """A stage beside others, which leaves nothing of its own."""
     each = Stage(asyncio.get_running_loop(), arena_bytes)
     try:
         yield each
         assert len(each.lost) <= 1
     finally:
         each.close()
-    # Threads may still be making a segment that nobody waits for.
-    each.heard = Heard()
-    del each.connection, each.segments
-    deadline = time.monotonic() + LIMIT_S
-    while (open_descriptors(), mappings()) != before:
-        assert time.monotonic() < deadline, f"descriptors, mappings: {open_descriptors(), mappings()}, before {before}"
-        await asyncio.sleep(0.01)
-        gc.collect()
+        each.heard = Heard()
+        del each.connection, each.segments
 
 
 def done_frame(
@@ -295,7 +314,7 @@ class HonestWorker(threading.Thread):
         self._spec = SPEC
         self._decoupled = decoupled
         self.memory = Memory()
-        self.channel = Channel(descriptor, self.memory.add_segment, self.memory.release)
+        self.channel = Channel(descriptor, self.memory.add_segment, self.memory.release, self.memory.forget)
         self.host = WorkerHost(self.channel, self.memory, SPEC, OUTPUTS)
         self.failure: BaseException | None = None
         self.start()

@@ -20,9 +20,9 @@ from halimede.backends.hosting import WorkerSpec
 from halimede.core.shm.arena import Arena
 from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse, Tensor
 from halimede.workers import frames
-from halimede.workers.child.main import INBOUND, OUTBOUND
-from halimede.workers.frames import HEADER, MAX_CALLS, FrameError, Kind
+from halimede.workers.frames import BORROWED, FIRST_BORROWED, HEADER, INBOUND, MAX_CALLS, OUTBOUND, FrameError, Kind
 from halimede.workers.inferences import Asker, Inferences
+from halimede.workers.lending import LENT_BYTES, Lending
 from halimede.workers.output import say
 from halimede.workers.segments import Block, OwnArena, SegmentMap, make_segment
 from halimede.workers.worker import BatchItem
@@ -124,11 +124,13 @@ class Connection:
         self._owner = owner
         self._on_lost = on_lost
         self._loop = loop
-        self._inbound = OwnArena(arena_bytes)
+        # The other half stays for what is answered next, however long others need what they are lent.
+        self._inbound = OwnArena(arena_bytes, arena_bytes // 2)
         self._holders: dict[Block, int] = {}
-        """How many hold a block of ours: its batch, the model beyond that, answers that lie in it."""
+        """How many hold a block of ours, or one that is lent: its batch, the model beyond that, answers in it."""
         self._retained: set[Block] = set()
-        self._outbound = SegmentMap()
+        self._outbound = SegmentMap(arena_bytes // 2)
+        self._lending = Lending(self._hand, self._forget, loop)
         # Only how much there is of it: the worker allocates.
         self._outbound_size = Arena(arena_bytes)
         self._is_growing = False
@@ -189,6 +191,7 @@ class Connection:
         self._drop_unsent()
         self._answers.clear()
         self._inferences.close()
+        self._lending.close()
 
     async def start(self, start: Mapping[str, Any]) -> Any:
         """Send START and wait for what the worker says to it. InferenceError; cancelled when the worker is lost."""
@@ -211,6 +214,8 @@ class Connection:
                 size = len(tensor.data)
                 if size > frames.INLINE_BYTES:
                     large += size
+        if large > COPIED_ON_LOOP_BYTES:
+            large = sum(self._bytes_to_copy(item.request.inputs) for item in items)
         if large <= COPIED_ON_LOOP_BYTES:
             copies: list[tuple[Block, Buffer]] = []
             try:
@@ -218,8 +223,8 @@ class Connection:
             except Exception as error:  # noqa: BLE001  whatever it is, the batch must end
                 self._refuse(batch, error)
                 return number
-            for block, data in copies:
-                self._inbound.map.write(block, data)
+            if copies:
+                self._copy(copies)
             self._send_batch(batch, frame)
         else:
             self._run(self._execute_large(batch, large))
@@ -274,22 +279,22 @@ class Connection:
 
     def _send_answer(self, number: int, response: InferenceResponse) -> None:
         """See `inferences.Send`."""
-        if self._answers or _large_bytes(response.outputs) > COPIED_ON_LOOP_BYTES:
+        if self._answers or self._bytes_to_copy(response.outputs) > COPIED_ON_LOOP_BYTES:
             self._answers.append((number, response))
             if len(self._answers) == 1:
                 self._run(self._send_answers())
             return
         copies: list[tuple[Block, Buffer]] = []
         frame, blocks = self._encode_answer(number, response, copies)
-        for block, data in copies:
-            self._inbound.map.write(block, data)
+        if copies:
+            self._copy(copies)
         self._send_encoded(frame, blocks)
 
     async def _send_answers(self) -> None:
         """From a large one on, whose many bytes are copied beside the loop."""
         while self._answers:
             number, response = self._answers[0]
-            size_bytes = _large_bytes(response.outputs)
+            size_bytes = self._bytes_to_copy(response.outputs)
             if size_bytes > COPIED_ON_LOOP_BYTES:
                 await self._make_room(size_bytes)
             copies: list[tuple[Block, Buffer]] = []
@@ -326,20 +331,35 @@ class Connection:
             self._retained.update(blocks)
         self._send(frame)
 
-    def _copy(self, copies: Sequence[tuple[Block, Buffer]]) -> None:
+    def _copy(self, copies: list[tuple[Block, Buffer]]) -> None:
         for block, data in copies:
             self._inbound.map.write(block, data)
+        # The list lives until the next batch is encoded.
+        copies.clear()
 
     def _encode(self, batch: Batch, copies: list[tuple[Block, Buffer]]) -> Buffer:
         self._placing = batch.blocks
         self._copies = copies
         return frames.encode_execute(batch.number, batch.items, self._inputs, self._output_positions, self._place)
 
+    def _bytes_to_copy(self, tensors: Sequence[Tensor]) -> int:
+        """Of those that neither travel in the frame nor are read where they are."""
+        large = 0
+        for tensor in tensors:
+            size = len(tensor.data)
+            if size > frames.INLINE_BYTES and not (size >= LENT_BYTES and self._lending.can_lend(tensor.data)):
+                large += size
+        return large
+
     def _place(self, data: Buffer) -> Block | None:
         """A block for a tensor of the batch that is being encoded."""
         self._free_released()
         arena = self._inbound.blocks
         size = len(data)
+        if size >= LENT_BYTES and (lent := self._lending.lend(data)) is not None:
+            self._holders[lent] = 1
+            self._placing.append(lent)
+            return lent
         block = arena.allocate(size)
         if block is None:
             growth = arena.growth(size)
@@ -349,6 +369,7 @@ class Connection:
             if block is None:
                 return None
         self._holders[block] = 1
+        self._inbound.map.loans.writable.add(block)
         self._placing.append(block)
         self._copies.append((block, data))
         return block
@@ -373,13 +394,30 @@ class Connection:
         self._send(frames.frame(Kind.SEGMENT, frames.SEGMENT.pack(number, arena)), (theirs,))
         return True
 
+    def _hand(self, number: int, descriptor: int) -> None:
+        """See `lending.Lending`."""
+        self._send(frames.frame(Kind.SEGMENT, frames.SEGMENT.pack(number, BORROWED)), (descriptor,))
+
+    def _forget(self, number: int) -> None:
+        """See `lending.Lending`."""
+        self._send(frames.frame(Kind.FORGET, frames.FORGET.pack(number)))
+
+    def _let_go(self, block: Block) -> None:
+        """The worker's batch or its model holds a block no more."""
+        self._inbound.map.loans.writable.discard(block)
+        self._drop(block)
+
     def _drop(self, block: Block) -> None:
         """One holder less."""
         left = self._holders.get(block, 0) - 1
         if left > 0:
             self._holders[block] = left
-        elif self._holders.pop(block, None) is not None:
+        elif self._holders.pop(block, None) is None:
+            return
+        elif block[0] < FIRST_BORROWED:
             self._inbound.blocks.free(*block)
+        else:
+            self._lending.take_back(block)
 
     def _free_released(self) -> None:
         released = self._inbound.map.released
@@ -569,6 +607,9 @@ class Connection:
                 self._inferences.cancel(*frames.CALL.unpack(body))
             case Kind.UNUSED:
                 self._on_unused(frames.decode_blocks(body))
+            case Kind.MAPPED if len(body) == frames.MAPPED.size:
+                number, is_mapped = frames.MAPPED.unpack(body)
+                self._lending.on_mapped(number, bool(is_mapped))
             case Kind.LOG:
                 self._on_log(bytes(body))
             case Kind.METRICS:
@@ -590,6 +631,8 @@ class Connection:
         batch = self._batch_of(body)
         done = frames.decode_done(body, self._outputs, self._locate)
         del self._batches[batch.number]
+        if batch is self._last_sent:
+            self._last_sent = None  # which would hold on to its tensors
         if batch.blocks or done.retained:
             self._take_back(batch.blocks, set(done.retained))
         if done.wanted_bytes:
@@ -603,7 +646,7 @@ class Connection:
         self._retained |= retained
         for block in blocks:
             if block not in retained:
-                self._drop(block)
+                self._let_go(block)
         self._free_released()
 
     def _give_memory(self, wanted_bytes: int) -> None:
@@ -620,11 +663,13 @@ class Connection:
             self._outbound_size.add(self._segments, size_bytes)
 
     def _locate(self, segment: int, offset: int, size_bytes: int) -> memoryview:
-        """Bytes of an answer: in the worker's arena, or in a block of ours that the worker may look at."""
+        """Bytes of an answer: in the worker's arena, or in a block that it may look at."""
         if segment in self._outbound.sizes():
             if len(self._outbound.released) > frames.MAX_BLOCKS:
                 raise ValueError(f"more than {frames.MAX_BLOCKS} blocks that it was not given back yet")
             return self._outbound.lease((segment, offset), offset, size_bytes)
+        if segment >= FIRST_BORROWED:
+            return self._lending.view(segment, offset, size_bytes)
         start = self._inbound.blocks.holding(segment, offset, size_bytes)
         if start is None:
             raise ValueError(f"bytes {offset} to {offset + size_bytes} of segment {segment}, which it was not given")
@@ -652,7 +697,7 @@ class Connection:
             if block not in self._retained:
                 raise FrameError("it gave back a block that it did not hold")
             self._retained.discard(block)
-            self._drop(block)
+            self._let_go(block)
 
     def _on_log(self, body: bytes) -> None:
         if not body or body[0] >= len(_LEVELS):
@@ -709,16 +754,6 @@ class Connection:
         if not self._is_stopped:
             self.close()
             self._on_lost(reason)
-
-
-def _large_bytes(tensors: Sequence[Tensor]) -> int:
-    """Of those that do not travel in the frame."""
-    large = 0
-    for tensor in tensors:
-        size = len(tensor.data)
-        if size > frames.INLINE_BYTES:
-            large += size
-    return large
 
 
 def _unsent(response: InferenceResponse, error: Exception) -> InferenceResponse:

@@ -86,6 +86,8 @@ class Kind(IntEnum):
     STOP = 9
     CALL_ANSWER = 10
     """An answer to an INFER."""
+    FORGET = 11
+    """The number of a borrowed segment that is there no more."""
 
     STARTED = 32
     """JSON: what the runner says of itself, or the result of the work that START asked for."""
@@ -110,6 +112,8 @@ class Kind(IntEnum):
     """The number of an INFER that nobody waits for any more."""
     TAKEN = 44
     """The number of an INFER, and how many of its answers, none of them final, were taken."""
+    MAPPED = 45
+    """The number of a borrowed segment, and whether tensors may lie in it from now on; False ends all borrowing."""
 
 
 HEADER = struct.Struct("<II")
@@ -120,7 +124,15 @@ RESULT = struct.Struct("<IB")
 TAKEN = struct.Struct("<II")
 BLOCK = struct.Struct("<HQ")
 SEGMENT = struct.Struct("<HB")
+FORGET = struct.Struct("<H")
+MAPPED = struct.Struct("<HB")
 METRIC = struct.Struct("<IBd")
+
+INBOUND, OUTBOUND, BORROWED = 0, 1, 2
+"""What a segment is for, as the server names it: requests, answers, or reading what another worker answered."""
+
+FIRST_BORROWED = 1 << 15
+"""Numbers of borrowed segments begin here, those of a worker's own at 1."""
 
 METRIC_OPERATIONS = ("increment", "set", "observe")
 PLACE_END = "\x1f"
@@ -169,6 +181,7 @@ LIMITS = {
     Kind.INFER: MAX_ANSWER_BYTES + MAX_CONTROL_BYTES,
     Kind.CANCEL_CALL: CALL.size,
     Kind.TAKEN: TAKEN.size,
+    Kind.MAPPED: MAPPED.size,
 }
 """The largest body of each kind that a worker sends."""
 

@@ -14,6 +14,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ from halimede.core.types import Buffer
 
 Block = tuple[int, int]
 """Segment and offset."""
+
+_F_SEAL_FUTURE_WRITE = 0x10
+"""Of Linux 5.1; the standard library has no name for it."""
 
 
 def make_segment(size_bytes: int) -> int | None:
@@ -35,7 +39,8 @@ def make_segment(size_bytes: int) -> int | None:
         return None
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        # Not F_SEAL_SEAL: who is lent the segment must not write to it, and is kept from that by one more seal.
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except OSError:
         os.close(descriptor)
         return None
@@ -52,6 +57,46 @@ def _available_bytes() -> int:
         return sys.maxsize
 
 
+@dataclass(slots=True)
+class Loans:
+    """What other workers may look at in the segments of one map, and what they do."""
+
+    limit_bytes: int = 0
+    """0 where nothing is ever lent."""
+    lent_bytes: int = 0
+    writable: set[Block] = field(default_factory=set)
+    """Blocks that the worker whose segments they are may still write to: none of these is lent."""
+
+
+class Segment:
+    """A segment in this process's memory, for as long as somebody looks at it."""
+
+    __slots__ = ("__weakref__", "array", "descriptor", "loans", "memory", "released", "start")
+
+    def __init__(self, memory: mmap.mmap, descriptor: int, released: "deque[Block]", loans: Loans) -> None:
+        self.memory = memory
+        self.descriptor = descriptor
+        """Its own, -1 for none."""
+        self.released = released
+        self.loans = loans
+        # Of the leases' class, so that a lease is a slice of it whose base is no plain array: numpy makes a plain
+        # array over another one a view of that one's base, if that is plain too, and would leave the lease out.
+        self.array = np.frombuffer(memory, np.uint8).view(Lease)
+        self.start: int = self.array.__array_interface__["data"][0]
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+    def lent_descriptor(self) -> int:
+        """A descriptor for a process that may read the segment. OSError.
+
+        Nobody can map it anew to write to it from now on; its owner, who answered with what lies in it, has mapped it.
+        """
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+        return os.dup(self.descriptor)
+
+
 class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
     """Bytes of a block, as an array that says when the last view of it is gone, on whichever thread that is.
 
@@ -59,71 +104,79 @@ class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
     """
 
     block: Block
-    released: "deque[Block]"
+    segment: Segment
 
     def __del__(self) -> None:
         # Whole segments are of this class too, without these attributes. Appending is atomic, and takes no lock: this
         # may run in the middle of anything.
         if "block" in self.__dict__:
-            self.released.append(self.block)
+            self.segment.released.append(self.block)
 
 
 class SegmentMap:
     """The segments of one direction, mapped into this process."""
 
-    def __init__(self) -> None:
-        self._arrays: dict[int, Lease] = {}
-        self._starts: dict[int, int] = {}
+    def __init__(self, lendable_bytes: int = 0) -> None:
+        """So many of their bytes may be lent at a time."""
+        self._segments: dict[int, Segment] = {}
         self.released: deque[Block] = deque()
         """Blocks of which the last lease has gone."""
+        self.loans = Loans(lendable_bytes)
 
     def map(self, number: int, descriptor: int) -> int:
-        """Map a segment and close its descriptor; returns its size."""
+        """Map a segment, and close its descriptor unless it may be lent; returns its size."""
         try:
             size = os.fstat(descriptor).st_size
-            # Of the leases' class, so that a lease is a slice of it whose base is no plain array: numpy makes a plain
-            # array over another one a view of that one's base, if that is plain too, and would leave the lease out.
-            array = np.frombuffer(mmap.mmap(descriptor, size), np.uint8).view(Lease)
-        finally:
+            memory = mmap.mmap(descriptor, size)
+        except BaseException:
             os.close(descriptor)
-        self._arrays[number] = array
-        self._starts[number] = array.__array_interface__["data"][0]
+            raise
+        if not self.loans.limit_bytes:
+            os.close(descriptor)
+            descriptor = -1
+        self._segments[number] = Segment(memory, descriptor, self.released, self.loans)
         return size
 
     def write(self, block: Block, data: Buffer) -> None:
         """Copy into a block, without the interpreter lock where it takes long."""
         segment, offset = block
-        self._arrays[segment][offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        self._segments[segment].array[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
 
     def lease(self, block: Block, offset: int, size_bytes: int) -> memoryview:
         """The bytes at `offset` of the block's segment. ValueError when they are not all in the segment."""
-        array = self._arrays.get(block[0])
-        if array is None or offset < 0 or offset + size_bytes > len(array):
+        segment = self._segments.get(block[0])
+        if segment is None or offset < 0 or offset + size_bytes > len(segment.array):
             raise ValueError(f"bytes {offset} to {offset + size_bytes} of segment {block[0]}, which are not there")
-        lease: Lease = array[offset : offset + size_bytes]  # type: ignore[assignment]  # slices keep their class
+        lease: Lease = segment.array[offset : offset + size_bytes]  # type: ignore[assignment]  # slices keep their class
         lease.block = block
-        lease.released = self.released
+        lease.segment = segment
         return memoryview(lease)  # type: ignore[arg-type]  # numpy says so from Python 3.12 on
 
     def find(self, data: Buffer) -> Block | None:
         """Where bytes that this process has in hand lie in a segment; None for other memory."""
-        start = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
-        for number, base in self._starts.items():
-            if base <= start and start + len(data) <= base + len(self._arrays[number]):
-                return number, start - base
+        start = address(data)
+        # At once, because segments come on any thread.
+        for number, segment in tuple(self._segments.items()):
+            if segment.start <= start and start + len(data) <= segment.start + len(segment.array):
+                return number, start - segment.start
         return None
 
     def sizes(self) -> Mapping[int, int]:
         """Bytes by segment."""
-        return {number: len(array) for number, array in self._arrays.items()}
+        return {number: len(segment.array) for number, segment in self._segments.items()}
+
+
+def address(data: Buffer) -> int:
+    """Where the bytes are in this process's memory."""
+    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
 
 
 class OwnArena:
     """An arena whose blocks this process allocates."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, lendable_bytes: int = 0) -> None:
         self.blocks = Arena(limit_bytes)
-        self.map = SegmentMap()
+        self.map = SegmentMap(lendable_bytes)
 
     def add(self, number: int, descriptor: int) -> None:
         """Take a segment over, with its descriptor."""

@@ -33,13 +33,14 @@ class Server:
         self._saying = threading.Lock()
         self.released: list[tuple[int, int]] = []
         self.segments: list[tuple[int, int]] = []
+        self.forgotten: list[int] = []
         self.memory = Memory()
-        self.channel = Channel(theirs.detach(), self._on_segment, self.released.extend)
+        self.channel = Channel(theirs.detach(), self._on_segment, self.released.extend, self.forgotten.append)
         self._file = self.socket.makefile("rb")
 
-    def _on_segment(self, number: int, arena: int, descriptor: int) -> None:
-        self.memory.add_segment(number, arena, descriptor)
+    def _on_segment(self, number: int, arena: int, descriptor: int) -> bool:
         self.segments.append((number, arena))
+        return self.memory.add_segment(number, arena, descriptor)
 
     def say(self, kind: Kind, body: bytes = b"") -> None:
         with self._saying:

@@ -19,7 +19,7 @@ from halimede.backends.hosting import Answer, Reply
 from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.workers import connection, frames
 from halimede.workers.connection import MAX_LINES_PER_SECOND, MAX_UNSENT_FRAMES
-from halimede.workers.frames import HEADER, MAX_CALLS, Kind
+from halimede.workers.frames import FIRST_BORROWED, HEADER, MAX_CALLS, Kind
 from support.channel import Stage, done_frame, item, mappings, response_frame, stage, tensor
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -137,6 +137,13 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     "half a number that nobody waits for": (raw(Kind.CANCEL_CALL, bytes(3)), "a CANCEL_CALL frame that was not asked for"),
     "answers taken of no number": (raw(Kind.TAKEN, bytes(7)), "a TAKEN frame that was not asked for"),
     "answers taken that were not sent": (infer(1) + taken(1, 1), "1 answers of inference 1 taken, where 0 were sent"),
+    "half a word on a segment": (raw(Kind.MAPPED, bytes(2)), "a MAPPED frame that was not asked for"),
+    "a word on a segment that it was not lent": (
+        raw(Kind.MAPPED, frames.MAPPED.pack(FIRST_BORROWED, True)), "a word on segment 32768, which was not asked for"
+    ),
+    "a word against a segment of its own": (
+        raw(Kind.MAPPED, frames.MAPPED.pack(1, False)), "a word on segment 1, which was not asked for"
+    ),
     "lines in a flood": (
         raw(Kind.LOG, b"\3" + b"x" * 100) * (MAX_LINES_PER_SECOND * 3),
         f"more than {MAX_LINES_PER_SECOND} lines of log in a second",

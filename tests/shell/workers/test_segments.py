@@ -1,5 +1,6 @@
 import fcntl
 import gc
+import mmap
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halimede.workers.segments import OwnArena, SegmentMap, make_segment
+from halimede.workers.segments import Lease, OwnArena, SegmentMap, make_segment
 
 SIZE = 1 << 20
 BLOCK = 3, 4096
@@ -28,6 +29,11 @@ def mapped() -> SegmentMap:
     return segments
 
 
+def lease_of(data: memoryview) -> Lease:
+    assert isinstance(data.obj, Lease)
+    return data.obj
+
+
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -38,10 +44,42 @@ def test_nobody_can_change_the_size_of_a_segment():
     for size in (0, SIZE // 2, SIZE * 2):
         with pytest.raises(PermissionError):
             os.ftruncate(descriptor, size)
-    with pytest.raises(PermissionError):
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
     assert os.fstat(descriptor).st_size == SIZE
     os.close(descriptor)
+
+
+def test_who_gets_a_segment_cannot_keep_the_server_from_writing_to_it():
+    descriptor = made()
+    theirs = os.dup(descriptor)
+    segments = SegmentMap()
+    segments.map(1, descriptor)
+    with pytest.raises(OSError, match="busy"):
+        fcntl.fcntl(theirs, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    segments.write((1, 0), b"here")
+    assert os.pread(theirs, 4, 0) == b"here"
+    os.close(theirs)
+
+
+def test_who_is_lent_a_segment_cannot_write_to_it_and_its_owner_can():
+    descriptor = made()
+    owner = mmap.mmap(descriptor, SIZE)
+    server = SegmentMap(lendable_bytes=SIZE)
+    server.map(1, descriptor)
+    lent = lease_of(server.lease((1, 0), 0, 4)).segment.lent_descriptor()
+
+    with pytest.raises(PermissionError):
+        mmap.mmap(lent, SIZE)
+    with pytest.raises(PermissionError):
+        os.pwrite(lent, b"mine", 0)
+    again = os.open(f"/proc/self/fd/{lent}", os.O_RDWR)
+    with pytest.raises(PermissionError):
+        mmap.mmap(again, SIZE)
+    with pytest.raises(PermissionError):
+        os.posix_fallocate(again, SIZE, 1)
+    owner[:4] = b"ours"
+    assert bytes(server.lease((1, 0), 0, 4)) == os.pread(lent, 4, 0) == b"ours"
+    os.close(lent)
+    os.close(again)
 
 
 def test_a_segment_has_no_name_and_all_its_pages():

@@ -8,8 +8,8 @@ for any CPython from 3.10 on.
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-ALIGNMENT = 64
-"""Bytes: a cache line, and what vector instructions like."""
+ALIGNMENT = 4096
+"""Bytes: a page, so that no two blocks share one: a block that is lent may become its borrower's own page by page."""
 
 FIRST_SEGMENT_BYTES = 1 << 20
 

@@ -63,13 +63,16 @@ class Channel:
     def __init__(
         self,
         descriptor: int,
-        on_segment: Callable[[int, int, int], None],
+        on_segment: Callable[[int, int, int], bool],
         on_release: Callable[[list[tuple[int, int]]], None],
+        on_forget: Callable[[int], None],
     ) -> None:
+        """`on_segment`: number, what it is for, its descriptor; returns whether a borrowed one can be looked at."""
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(True)
         self._on_segment = on_segment
         self._on_release = on_release
+        self._on_forget = on_forget
         self._buffer = bytearray(_RECEIVE_BYTES)
         self._view = memoryview(self._buffer)
         self._start = 0
@@ -413,13 +416,23 @@ class Channel:
                 self._on_release(frames.decode_blocks(body))
             case Kind.SEGMENT:
                 number, arena = frames.SEGMENT.unpack(body)
-                self._on_segment(number, arena, self._descriptors.popleft())
+                self._take_segment(number, arena)
+            case Kind.FORGET:
+                self._on_forget(*frames.FORGET.unpack(body))
             case Kind.RESULT:
                 number, went_well = frames.RESULT.unpack_from(body)
                 self._results[number] = bool(went_well), json.loads(bytes(body[frames.RESULT.size :]))
                 self._calling.discard(number)
             case _:
                 self._inbox.append((kind, body))
+
+    def _take_segment(self, number: int, arena: int) -> None:
+        if arena != frames.BORROWED:
+            self._on_segment(number, arena, self._descriptors.popleft())
+            return
+        # The kernel drops a descriptor that this process has no number left for. What is borrowed can be copied.
+        is_mapped = bool(self._descriptors) and self._on_segment(number, arena, self._descriptors.popleft())
+        self.send_later(frames.frame(Kind.MAPPED, frames.MAPPED.pack(number, is_mapped)))
 
 
 def _nothing() -> None:

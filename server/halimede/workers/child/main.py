@@ -20,16 +20,14 @@ from halimede.core.types import Buffer, InferenceError, InferenceRequest
 from halimede.core.watching import is_worth_watching
 from halimede.workers import frames
 from halimede.workers.child.blas import set_blas_threads
+from halimede.workers.child.borrowed import Borrowed
 from halimede.workers.child.calls import Calls, InferenceCall, batch_of_task
 from halimede.workers.child.channel import Channel, OpenRequest, ServerGoneError
-from halimede.workers.frames import Kind
+from halimede.workers.frames import BORROWED, FIRST_BORROWED, INBOUND, Kind
 from halimede.workers.segments import Block, OwnArena, SegmentMap
 
 ARENA_BYTES = 256 << 20
 """Answers that lie in shared memory at a time. What is over it travels in frames."""
-
-INBOUND, OUTBOUND = 0, 1
-"""Which arena a segment is for, as the server names it."""
 
 LINES_PER_SECOND = 500
 """Lines that are sent to the log, which takes fewer: a model that logs more must not slow the server down."""
@@ -39,7 +37,7 @@ def main(descriptor: int) -> int:
     """Serve the channel until the server ends it; the process's exit code."""
     _outlive_stops()
     memory = Memory()
-    channel = Channel(descriptor, memory.add_segment, memory.release)
+    channel = Channel(descriptor, memory.add_segment, memory.release, memory.forget)
     # Processes that the model forks must not speak for it, nor keep the channel open when it has died.
     os.register_at_fork(after_in_child=channel.disconnect)
     try:
@@ -95,10 +93,11 @@ def _work(channel: Channel, memory: "Memory") -> int:
 
 
 class Memory:
-    """Both arenas as the worker sees them, and which of the server's blocks the model still looks at."""
+    """Both arenas as the worker sees them, what it borrows, and which of all these blocks the model still looks at."""
 
     def __init__(self) -> None:
         self.inbound = SegmentMap()
+        self.borrowed = Borrowed(self.inbound.released)
         self.outbound = OwnArena(ARENA_BYTES)
         self.wanted_bytes = 0
         """What found no room since it was last told: the server gives more."""
@@ -106,15 +105,23 @@ class Memory:
         """Held until the server was sent what `unused` and `retain` returned: a block that it hears of as unused is
         one that it heard of as retained before, and none of the answers that it hears of later."""
         self._retained: dict[Block, bool] = {}
-        """Blocks of the server's that are being looked at; True once the server knows that it outlasts its batch."""
+        """Blocks of the server's, and borrowed ones, that are being looked at; True once the server knows that one
+        outlasts its batch."""
         self._lock = threading.Lock()
 
-    def add_segment(self, number: int, arena: int, descriptor: int) -> None:
+    def add_segment(self, number: int, arena: int, descriptor: int) -> bool:
+        """Whether it can be used, which only one that is borrowed need not be."""
+        if arena == BORROWED:
+            return self.borrowed.try_map(number, descriptor)
         if arena == INBOUND:
             self.inbound.map(number, descriptor)
         else:
             with self._lock:
                 self.outbound.add(number, descriptor)
+        return True
+
+    def forget(self, number: int) -> None:
+        self.borrowed.forget(number)
 
     def release(self, blocks: Sequence[Block]) -> None:
         with self._lock:
@@ -125,13 +132,13 @@ class Memory:
         """Bytes of one of the server's blocks, which counts as looked at until the last view of it is gone."""
         block = segment, offset
         self._retained[block] = False
-        return self.inbound.lease(block, offset, size_bytes)
+        return (self.inbound if segment < FIRST_BORROWED else self.borrowed).lease(block, offset, size_bytes)
 
     def look_at_own(self, segment: int, offset: int, size_bytes: int) -> memoryview:
         """Bytes of an answer to a call, in one of the server's blocks that is this process's until it is unused."""
         block = segment, offset
         self._retained[block] = True
-        return self.inbound.lease(block, offset, size_bytes)
+        return (self.inbound if segment < FIRST_BORROWED else self.borrowed).lease(block, offset, size_bytes)
 
     def unused(self) -> list[Block]:
         """Blocks that the server was told are retained, and are not any more. With `telling`."""
@@ -150,8 +157,8 @@ class Memory:
         return retained
 
     def place(self, data: Buffer) -> Block | None:
-        """Where the server finds an output's bytes: where they are when that is a block of its own, else copied."""
-        where = self.inbound.find(data)
+        """Where the server finds an output's bytes: where they are when it knows that memory, else copied."""
+        where = self.inbound.find(data) or self.borrowed.find_unwritten(data)
         if where is not None:
             return where
         with self._lock:
@@ -190,6 +197,10 @@ class WorkerHost:
         """Why the process is to end after its batch, "" when it is not."""
         self.executing = False
         """Whether a batch runs on the main thread, at whose end updates of metrics are sent with the answers."""
+        memory.borrowed.on_written = self._refuse
+
+    def _refuse(self, segment: int) -> None:
+        self._channel.send_later(frames.frame(Kind.MAPPED, frames.MAPPED.pack(segment, False)))
 
     def is_cancelled(self, request: HostedRequest) -> bool:
         return self._channel.is_cancelled(request.key)

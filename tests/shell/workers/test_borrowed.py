@@ -1,0 +1,203 @@
+"""What a worker process makes of other workers' segments: read where they are, written to for itself alone."""
+
+import ctypes
+import gc
+import mmap
+import os
+import subprocess
+import sys
+from collections import deque
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from halimede.core.shm.arena import ALIGNMENT
+from halimede.workers.child.borrowed import Borrowed
+from halimede.workers.frames import FIRST_BORROWED
+from halimede.workers.segments import Block, make_segment
+from support.channel import mappings, open_descriptors
+
+NUMBER = FIRST_BORROWED
+PAGES = 64
+BLOCK_BYTES = 8 * ALIGNMENT
+
+
+class Owner:
+    """Whose segment it is."""
+
+    def __init__(self) -> None:
+        descriptor = make_segment(PAGES * ALIGNMENT)
+        assert descriptor is not None
+        self.descriptor = descriptor
+        self.bytes = np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
+
+    def fill(self, offset: int, value: int) -> None:
+        self.bytes[offset : offset + BLOCK_BYTES] = value
+
+
+class Borrower:
+    """A worker, and what it says of blocks and segments."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.released: deque[Block] = deque()
+        self.written: list[int] = []
+        self.segments = Borrowed(self.released)
+        self.segments.on_written = self.written.append
+        assert self.segments.try_map(NUMBER, os.dup(owner.descriptor))
+
+    def look(self, offset: int, size: int = BLOCK_BYTES) -> NDArray[np.uint8]:
+        return np.frombuffer(self.segments.lease((NUMBER, offset), offset, size), np.uint8)
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner()
+
+
+@pytest.fixture
+def borrower(owner: Owner) -> Borrower:
+    return Borrower(owner)
+
+
+def test_what_the_owner_writes_is_seen_where_it_is(owner: Owner, borrower: Borrower):
+    for value in range(1, 200):
+        owner.fill(BLOCK_BYTES, value)
+        seen = borrower.look(BLOCK_BYTES)
+        assert np.all(seen == value)
+        assert borrower.segments.find_unwritten(seen.data) == (NUMBER, BLOCK_BYTES)
+        assert borrower.segments.find_unwritten(seen[100:5000].data) == (NUMBER, BLOCK_BYTES + 100)
+        del seen
+        assert borrower.released.pop() == (NUMBER, BLOCK_BYTES)
+    assert borrower.written == []
+
+
+@pytest.mark.parametrize("at", [0, ALIGNMENT - 1, ALIGNMENT, BLOCK_BYTES - 1])
+def test_what_is_written_is_nobody_elses_and_gone_when_the_block_is_lent_again(
+    owner: Owner, borrower: Borrower, at: int
+):
+    owner.fill(0, 1)
+    owner.fill(BLOCK_BYTES, 1)
+    mine, other = borrower.look(0), borrower.look(BLOCK_BYTES)
+    mine[at] = 99
+    other[at] = 77
+    assert np.all(owner.bytes[: 2 * BLOCK_BYTES] == 1)
+    assert borrower.segments.find_unwritten(mine.data) is None, "the server has not these bytes"
+    assert borrower.written == []
+    del mine
+
+    owner.fill(0, 2)
+    again = borrower.look(0)
+    assert np.all(again == 2)
+    assert borrower.segments.find_unwritten(again.data) == (NUMBER, 0)
+    assert borrower.written == [NUMBER]
+    assert other[at] == 77, "a block beside it keeps what was written to it"
+
+
+def test_memory_elsewhere_is_not_found(borrower: Borrower):
+    assert borrower.segments.find_unwritten(np.zeros(10, np.uint8).data) is None
+
+
+def test_a_model_that_locks_its_memory_sees_the_owners_bytes_too(owner: Owner, borrower: Borrower):
+    """Locked private memory is a copy of what was there as it was locked, which cannot be given up."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    address = borrower.look(0).__array_interface__["data"][0]
+    if libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(BLOCK_BYTES)) != 0:
+        pytest.skip(f"this system lets nobody lock memory: {os.strerror(ctypes.get_errno())}")
+    borrower.released.clear()
+
+    for value in (1, 2, 3):
+        owner.fill(0, value)
+        seen = borrower.look(0)
+        assert np.all(seen == value)
+        assert borrower.released.pop() == (NUMBER, 0), "a copy needs no block"
+        seen[:] = 9
+    assert np.all(owner.bytes[:BLOCK_BYTES] == 3)
+    assert borrower.written == [NUMBER] * 3
+
+
+def test_where_the_kernel_says_nothing_of_pages_any_more_they_count_as_written_to():
+    code = (
+        "import mmap, os\nfrom collections import deque\nfrom halimede.workers.child.borrowed import Borrowed\n"
+        "from halimede.workers.segments import make_segment\n"
+        "descriptor = make_segment(1 << 20)\nowner = mmap.mmap(descriptor, 0)\nsegments = Borrowed(deque())\n"
+        "assert segments.try_map(40000, descriptor)\n"
+        "def fail(*_): raise OSError\nos.pread = fail\n"
+        "first = segments.lease((40000, 0), 0, 4096)\nfirst[:] = bytes(4096)\nowner[:4096] = b'x' * 4096\n"
+        "seen = segments.lease((40000, 0), 0, 4096)\nprint(bytes(seen) == b'x' * 4096, segments.find_unwritten(seen))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.stdout.strip(), ran.stderr) == ("True None", "")
+
+
+def test_bytes_outside_of_the_segment_or_of_one_that_is_forgotten_are_not_given_out(borrower: Borrower):
+    with pytest.raises(ValueError, match="which are not there"):
+        borrower.look(PAGES * ALIGNMENT - 10)
+    borrower.segments.forget(NUMBER)
+    borrower.segments.forget(NUMBER)
+    with pytest.raises(ValueError, match="which are not there"):
+        borrower.look(0)
+
+
+def test_a_forgotten_segment_is_unmapped_when_nobody_looks_at_it(owner: Owner):
+    gc.collect()
+    before = mappings(), open_descriptors()
+    borrower = Borrower(owner)
+    open_then = open_descriptors()
+    owner.fill(0, 5)
+    seen = borrower.look(0)
+    borrower.segments.forget(NUMBER)
+    assert np.all(seen == 5)
+    assert mappings() == before[0] + 1
+    del seen
+    assert (mappings(), open_descriptors()) == (before[0], open_then - 2)
+    del borrower
+    gc.collect()
+    assert (mappings(), open_descriptors()) == before
+
+
+WITHOUT = """
+import os, resource, sys
+from collections import deque
+from halimede.workers.child.borrowed import Borrowed
+from halimede.workers.segments import make_segment
+
+lacks = sys.argv[1]
+descriptor = make_segment(1 << 20)
+segments = Borrowed(deque())
+before = len(os.listdir("/proc/self/fd"))
+limit = None
+if lacks == "page map":
+    real = os.open
+    os.open = lambda path, *more: real("/proc/self/nothing" if "pagemap" in path else path, *more)
+elif lacks == "descriptors":
+    limit, value = resource.RLIMIT_NOFILE, before - 1
+elif lacks == "address space":
+    limit, value = resource.RLIMIT_AS, int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+if limit is not None:
+    soft, hard = resource.getrlimit(limit)
+    resource.setrlimit(limit, (value, hard))
+worked = segments.try_map(40000, descriptor)
+if limit is not None:
+    resource.setrlimit(limit, (soft, hard))
+del segments
+print(worked, len(os.listdir("/proc/self/fd")) - before)
+"""
+
+
+@pytest.mark.parametrize("lacks", ["nothing", "page map", "descriptors", "address space"])
+def test_where_something_lacks_nothing_is_borrowed_and_nothing_stays_open(lacks: str):
+    ran = subprocess.run([sys.executable, "-c", WITHOUT, lacks], capture_output=True, text=True, check=False)
+    assert (ran.stdout.strip(), ran.stderr) == (f"{lacks == 'nothing'} -1", ""), "the segment's is closed"
+
+
+def test_a_kernel_that_says_other_things_of_pages_is_not_relied_on():
+    """All pages are said to be a file's, whatever is written to them: so does nothing on a kernel without page maps."""
+    code = (
+        "import os\nfrom collections import deque\nfrom halimede.workers.child import borrowed\n"
+        "from halimede.workers.segments import make_segment\n"
+        "os.pread = lambda descriptor, size, offset: bytes(size)\n"
+        "print(borrowed.Borrowed(deque()).try_map(40000, make_segment(1 << 20)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.stdout.strip(), ran.stderr) == ("False", "")
