@@ -57,11 +57,19 @@ class Store:
 
 
 def _put(url: str, data: bytes) -> None:
-    """For everybody to read."""
-    request = urllib.request.Request(
-        url, data, {"x-amz-acl": "public-read", "Content-Type": "application/octet-stream"}, method="PUT"
-    )
-    urllib.request.urlopen(request, timeout=LIMIT_S).close()
+    """For everybody to read. Tried again, since the store closes connections that it has not read to their end."""
+    headers = {"x-amz-acl": "public-read", "Content-Type": "application/octet-stream"}
+
+    def put() -> bool:
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, data, headers, method="PUT"), timeout=LIMIT_S).close()
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            return False
+        return True
+
+    eventually(put, f"the store to take {url}")
 
 
 def _answers(url: str) -> bool:
