@@ -26,6 +26,9 @@ from cluster.own import OwnCluster
 from cluster.spaces import eventually
 from support.image import REPOSITORY_ROOT
 
+# Minutes of outages and of deaths at every write.
+pytestmark = pytest.mark.load
+
 Object = dict[str, Any]
 
 CHILDREN = ("configmaps", "serviceaccounts", "services", "deployments", "poddisruptionbudgets", "networkpolicies")
@@ -307,7 +310,6 @@ def test_an_outage_of_the_api_server_is_survived_and_made_up_for(
     _outage(place, faults, mode, rules, 25)
 
 
-@pytest.mark.load
 @pytest.mark.timeout(600, func_only=True)
 def test_an_outage_of_five_minutes_is_survived_and_made_up_for(place: Place, faults: Faults) -> None:
     _outage(place, faults, "pass", (Rule(status=503),), 300)
@@ -388,7 +390,6 @@ def test_deletion_leaves_nothing_and_makes_nothing_again(place: Place) -> None:
     assert (place.children(), place.writes()) == ({}, written)
 
 
-@pytest.mark.load
 @pytest.mark.timeout(900, func_only=True)
 def test_two_hundred_models_at_rest_cost_no_write(place: Place) -> None:
     operator = place.start().ready()

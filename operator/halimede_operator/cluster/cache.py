@@ -86,12 +86,12 @@ class Cache:
         for child in self._owned.get(uid, ()):
             yield self._entries[child]
 
-    def put(self, resource: Resource, value: dict[str, Any], *, listed: bool = False) -> frozenset[Key]:
+    def put(self, resource: Resource, value: dict[str, Any]) -> frozenset[Key]:
         """An object as it was said to be, in an event or in the answer to a write; returns what that is news for.
 
         value: is left as it is.
         """
-        return self.learn(entry_of(resource, value), listed=listed)
+        return self.learn(entry_of(resource, value))
 
     def learn(self, entry: Entry, *, listed: bool = False) -> frozenset[Key]:
         """The same of what was read already. listed: in a list, which is newer than itself."""

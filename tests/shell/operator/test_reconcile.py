@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.cluster.cache import Cache
+from halimede_operator.cluster.cache import Cache, entry_of
 from halimede_operator.cluster.client import KubeClient
 from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.decoding import decode
@@ -50,7 +50,7 @@ class Shop:
         for resource in WATCHED:
             there = [value for (plural, _, _), value in self.api.objects.items() if plural == resource.plural]
             for value in there:
-                self.cache.put(resource, value, listed=True)
+                self.cache.learn(entry_of(resource, value), listed=True)
             uids = frozenset(value["metadata"]["uid"] for value in there)
             self.cache.listed(resource, None, self.api.version, uids)
 

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede_operator.cluster.cache import Cache
+from halimede_operator.cluster.cache import Cache, entry_of
 from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS, ENSEMBLES, MODELS, PODS, REPLICA_SETS
 from halimede_operator.core.api.spec import Key, Kind
 
@@ -148,7 +148,7 @@ def test_news_from_before_a_list_that_did_not_have_it_is_old():
     assert put(cache, "InferenceModel", "digits", "1", 9) == frozenset()
     assert put(cache, "InferenceModel", "digits", "1", 11) == {DIGITS}
     listed = thing("InferenceModel", "x", "2", 3)
-    assert cache.put(MODELS, listed, listed=True) == {Key(Kind.INFERENCE_MODEL, "prod", "x")}
+    assert cache.learn(entry_of(MODELS, listed), listed=True) == {Key(Kind.INFERENCE_MODEL, "prod", "x")}
 
 
 KINDS = (MODELS, ENSEMBLES, DEPLOYMENTS, REPLICA_SETS, PODS)
