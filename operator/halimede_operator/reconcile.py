@@ -2,6 +2,7 @@
 change."""
 
 import asyncio
+import dataclasses
 import datetime
 from collections.abc import Callable
 
@@ -109,7 +110,7 @@ class Reconciler:
                 raise _Stale("it was changed while its children were made")
             snapshot = after
         if any(_is_unscheduled(pod) for pod in snapshot.pods):
-            snapshot = _with_nodes(snapshot, await self._nodes.read())
+            snapshot = dataclasses.replace(snapshot, nodes=await self._nodes.read())
             again_in.append(UNSCHEDULED_AGAIN_S)
         conflicts = [change for change in planned.changes if isinstance(change, Conflict)]
         if conflicts:
@@ -271,20 +272,6 @@ def _replica_failures(replica_set: Object) -> list[str]:
         for condition in conditions
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True"
     ]
-
-
-def _with_nodes(snapshot: Snapshot, nodes: tuple[Object, ...]) -> Snapshot:
-    return Snapshot(
-        key=snapshot.key,
-        object=snapshot.object,
-        members=snapshot.members,
-        children=snapshot.children,
-        replica_sets=snapshot.replica_sets,
-        pods=snapshot.pods,
-        indexes=snapshot.indexes,
-        quota_messages=snapshot.quota_messages,
-        nodes=nodes,
-    )
 
 
 def _annotation(value: Object, name: str) -> str | None:

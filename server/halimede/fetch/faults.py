@@ -145,3 +145,14 @@ def pause_secs(failures: int, jitter: float) -> float:
     """How long to wait after that many failures in a row, from 1; `jitter` from 0 to 1 takes up to half of it away."""
     longest: float = min(FIRST_PAUSE_SECS * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE_SECS)
     return longest * (1 - jitter / 2)
+
+
+def raise_verdict(verdict: Verdict, where: str) -> None:
+    """`where`: what a failure is told of."""
+    match verdict.action:
+        case Action.RETRY:
+            raise TransientFault(verdict.reason)
+        case Action.START_ANEW:
+            raise ChangedFault
+        case Action.FAIL:
+            raise FetchError(verdict.code, f"{where}: {verdict.reason}")

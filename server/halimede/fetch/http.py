@@ -10,7 +10,7 @@ from email.message import Message
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from halimede.fetch.faults import Action, ChangedFault, Exit, FetchError, TransientFault, judge_status
+from halimede.fetch.faults import ChangedFault, Exit, FetchError, TransientFault, judge_status, raise_verdict
 from halimede.fetch.tree import RemoteFile
 from halimede.fetch.uri import Uri
 
@@ -86,7 +86,7 @@ class HttpSource:
             error.close()
             if status == 416:
                 raise _NoSuchRangeError from None
-            self._raise(status)
+            raise_verdict(judge_status(status), self._uri.display)
         except ssl.SSLCertVerificationError:
             raise self._untrusted() from None
         except urllib.error.URLError as error:
@@ -95,16 +95,6 @@ class HttpSource:
             raise TransientFault(f"the server cannot be reached: {_words(error.reason)}") from None
         except (OSError, http.client.HTTPException) as error:
             raise TransientFault(f"the server cannot be reached: {_words(error)}") from None
-
-    def _raise(self, status: int) -> None:
-        verdict = judge_status(status)
-        match verdict.action:
-            case Action.RETRY:
-                raise TransientFault(verdict.reason)
-            case Action.START_ANEW:
-                raise ChangedFault
-            case Action.FAIL:
-                raise FetchError(verdict.code, f"{self._uri.display}: {verdict.reason}")
 
     def _untrusted(self) -> FetchError:
         text = "its certificate is not trusted; a private authority's goes into a CA bundle"

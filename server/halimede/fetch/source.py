@@ -13,7 +13,7 @@ import obstore
 from obstore.exceptions import BaseError, InvalidPathError
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from halimede.fetch.faults import Action, ChangedFault, Exit, FetchError, TransientFault, Verdict, judge_text
+from halimede.fetch.faults import ChangedFault, Exit, FetchError, judge_text, raise_verdict
 from halimede.fetch.http import HttpSource
 from halimede.fetch.plan import S3Defaults
 from halimede.fetch.tree import MAX_FILES, RemoteFile
@@ -216,16 +216,6 @@ def judged(where: str) -> Iterator[None]:
     else:
         return
     raise_verdict(verdict, where)
-
-
-def raise_verdict(verdict: Verdict, where: str) -> None:
-    match verdict.action:
-        case Action.RETRY:
-            raise TransientFault(verdict.reason)
-        case Action.START_ANEW:
-            raise ChangedFault
-        case Action.FAIL:
-            raise FetchError(verdict.code, f"{where}: {verdict.reason}")
 
 
 def _key_of(text: str) -> str:
