@@ -1,0 +1,213 @@
+"""The operator's process on this machine, as a ServiceAccount with the rights that the chart gives it in one namespace."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.own import OwnCluster
+from cluster.spaces import eventually
+from support.image import REPOSITORY_ROOT
+
+Object = dict[str, Any]
+
+CHILDREN = ("configmaps", "serviceaccounts", "services", "deployments", "poddisruptionbudgets", "networkpolicies")
+LEASE = "halimede"
+
+
+class Operator:
+    """One process; `name` is the ServiceAccount that it is."""
+
+    def __init__(self, folder: Path, namespace: str, name: str, kubeconfig: Path) -> None:
+        self._health, self._metrics = _free_port(), _free_port()
+        self.log = folder / f"{name}-{self._health}.log"
+        command = [
+            sys.executable, "-m", "halimede_operator", "--server-image=debian:bookworm-slim", "--image-pull-policy=Never",
+            f"--watch-namespace={namespace}", f"--lease-namespace={namespace}", f"--lease-name={LEASE}", "--log-format=text",
+            f"--health-port={self._health}", f"--metrics-port={self._metrics}", f"--kubeconfig={kubeconfig}",
+        ]  # fmt: skip
+        # Of its own folder, in which the package is importable however the tests were started.
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=REPOSITORY_ROOT / "operator")
+
+    def check(self) -> None:
+        assert self.process.poll() is None, self.log.read_text()[-4000:]
+
+    def probe(self, which: str) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._health}/{which}", timeout=5) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+    def leads(self) -> bool:
+        self.check()
+        return self.probe("healthz") == 200 and self.metric("halimede_operator_leader") == 1
+
+    def ready(self) -> "Operator":
+        """It holds the lease and knows everything."""
+        eventually(lambda: self.leads() and self.probe("readyz") == 200, "the operator", check=self.check)
+        return self
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        return self.process.wait(30)
+
+
+class Place:
+    """A namespace with an operator's rights, and what a test does and looks at there."""
+
+    def __init__(self, own: OwnCluster, namespace: str, folder: Path) -> None:
+        self.own = own
+        self.namespace = namespace
+        self._folder = folder
+        self._operators: list[Operator] = []
+
+    def kubectl(self, *arguments: str, given: str | None = None) -> str:
+        return self.own.kubectl(f"--namespace={self.namespace}", *arguments, given=given)
+
+    def allow(self, *accounts: str) -> None:
+        rendered = self.own.helm(
+            "template", "halimede", str(REPOSITORY_ROOT / "helm" / "halimede"), f"--namespace={self.namespace}",
+            "--kube-version=1.36.0", f"--set=watchNamespaces={{{self.namespace}}}", "--show-only=templates/rbac.yaml",
+        )  # fmt: skip
+        roles = [document for document in yaml.safe_load_all(rendered) if document and document["kind"] == "Role"]
+        for account in accounts:
+            self.kubectl("create", "serviceaccount", account)
+        for role in roles:
+            self.kubectl("apply", "-f", "-", given=json.dumps(role))
+            name = role["metadata"]["name"]
+            self.kubectl(
+                "create", "rolebinding", name, f"--role={name}", f"--group=system:serviceaccounts:{self.namespace}"
+            )
+
+    def start(self, account: str = "operator", faulty: bool = False) -> Operator:
+        login = self.own.faulty_login if faulty else self.own.login
+        operator = Operator(self._folder, self.namespace, account, login(self.namespace, account))
+        self._operators.append(operator)
+        return operator
+
+    def stop_all(self) -> None:
+        for operator in self._operators:
+            if operator.process.poll() is None:
+                operator.process.send_signal(signal.SIGCONT)
+                operator.kill()
+
+    def model(self, name: str, **spec: Any) -> None:
+        # Without pods, which no test here is about.
+        spec = {"model": {"uri": "s3://models/digits"}, "suspend": True, **spec}
+        value = {
+            "apiVersion": "halimede.dev/v1alpha1",
+            "kind": "InferenceModel",
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+        self.kubectl("apply", "-f", "-", given=json.dumps(value))
+
+    def get(self, what: str, name: str) -> Object:
+        value: Object = json.loads(self.kubectl("get", what, name, "--output=json"))
+        return value
+
+    def children(self) -> dict[str, Object]:
+        """All of ours, without what differs from one making to the next."""
+        found = json.loads(
+            self.kubectl(
+                "get", ",".join(CHILDREN), "--output=json", "--selector=app.kubernetes.io/managed-by=halimede-operator"
+            )
+        )["items"]
+        return {f"{child['kind']} {child['metadata']['name']}": _essence(child) for child in found}
+
+    def settled(self, *models: str) -> bool:
+        for name in models:
+            value = self.get("inferencemodels", name)
+            if (value.get("status") or {}).get("observedGeneration") != value["metadata"]["generation"]:
+                return False
+        return True
+
+    def audited(self) -> list[Object]:
+        """What ServiceAccounts of this namespace asked of the API server, answered."""
+        lines = (self.own.state / "audit.log").read_text().splitlines()
+        user = f"system:serviceaccount:{self.namespace}:"
+        return [
+            entry
+            for line in lines
+            if user in line
+            and (entry := json.loads(line))["stage"] == "ResponseComplete"
+            and entry["user"]["username"].startswith(user)
+        ]
+
+    def writes(self, account: str = "operator") -> Counter[str]:
+        """But of the lease."""
+        return Counter(
+            f"{entry['verb']} {entry['objectRef']['resource']} {entry['responseStatus']['code']}"
+            for entry in self.audited()
+            if entry["verb"] not in ("get", "list", "watch")
+            and entry["objectRef"]["resource"] != "leases"
+            and entry["user"]["username"].endswith(f":{account}")
+        )
+
+
+@contextmanager
+def no_other_operator(own: OwnCluster) -> Iterator[None]:
+    """The one that helm installed for other tests serves all namespaces; it stands aside."""
+    installed = own.kubectl(
+        "get", "deployments", "--all-namespaces", "--selector=app.kubernetes.io/component=operator", "--output=name"
+    )
+    where = "--namespace=halimede"
+    for name in installed.split():
+        own.kubectl("scale", name, "--replicas=0", where)
+        own.kubectl(
+            "wait", "--for=delete", "pods", "--selector=app.kubernetes.io/component=operator", where, "--timeout=60s"
+        )
+    yield
+    for name in installed.split():
+        own.kubectl("scale", name, "--replicas=1", where)
+        own.kubectl("rollout", "status", name, where, "--timeout=120s")
+
+
+def crds() -> list[Path]:
+    return [path for path in sorted((REPOSITORY_ROOT / "crds").glob("*.yaml")) if path.name != "kustomization.yaml"]
+
+
+def _essence(child: Object) -> Object:
+    metadata = child["metadata"]
+    kept = {name: part for name, part in child.items() if name not in ("metadata", "status")}
+    if child["kind"] == "Service":
+        kept["spec"] = {
+            name: part for name, part in child["spec"].items() if not name.startswith("clusterIP") or part == "None"
+        }
+    # Kubernetes' own, and the hash that has the owner's uid in it.
+    annotations = {
+        name: text
+        for name, text in (metadata.get("annotations") or {}).items()
+        if "kubernetes.io" not in name and name != "halimede.dev/applied-hash"
+    }
+    return {**kept, "labels": metadata.get("labels"), "annotations": annotations}
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
