@@ -24,6 +24,7 @@ OPERATOR_IMAGE = "localhost/halimede-operator:test"
 STORE_PORT = 9000
 BUCKET = "models"
 BUILD_LIMIT_S = 1800.0
+CONNECT_LIMIT_S = 20.0
 
 Object = dict[str, Any]
 
@@ -182,5 +183,15 @@ class Tenant:
         request = urllib.request.Request(
             f"http://{address}/v2/models/{served or name}/infer", json.dumps(body).encode(), method="POST"
         )
-        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
-            return {each["name"]: each["data"] for each in json.load(answer)["outputs"]}
+
+        def ask() -> Object | None:
+            # A node's kube-proxy hears of a ready pod a moment after the API server has: nothing is connected till then.
+            try:
+                with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+                    return {each["name"]: each["data"] for each in json.load(answer)["outputs"]}
+            except urllib.error.HTTPError:
+                raise
+            except (urllib.error.URLError, ConnectionError):
+                return None
+
+        return eventually(ask, f"the Service {name} to lead to a pod", CONNECT_LIMIT_S)
