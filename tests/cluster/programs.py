@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.image import Unavailable
+from support.image import Unavailable, install_programs
 
 TOOLS = Path(__file__).parent / "tools"
 CNI_PLUGINS = Path("/usr/lib/cni")
@@ -51,33 +51,13 @@ def provide_programs() -> Path:
     if sys.platform != "linux" or os.geteuid() != 0:
         raise Unavailable("it takes namespaces and mounts: root on Linux")
     with only_one(cache() / "packages.lock"):
-        _install_packages()
+        install_programs(PACKAGES)
     files = sorted(path for path in TOOLS.rglob("*") if path.is_file())
     key = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
     with only_one(cache() / f"{key}.lock"):
         if not (cache() / key).exists():
             _build(cache() / key)
     return cache() / key
-
-
-def _install_packages() -> None:
-    missing = {package for program, package in PACKAGES.items() if shutil.which(program) is None}
-    if not missing:
-        return
-    if shutil.which("apt-get") is None:
-        raise Unavailable(f"{', '.join(sorted(missing))} must be installed, and there is no apt-get to do it")
-    apt = ("apt-get", "--quiet", "--option", "DPkg::Lock::Timeout=120")
-    for command in (("update",), ("install", "-y", "--no-install-recommends", *sorted(missing))):
-        done = subprocess.run(
-            [*apt, *command],
-            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise Unavailable(f"apt-get {command[0]} of {', '.join(sorted(missing))}: {done.stderr[-500:]}")
 
 
 def _build(folder: Path) -> None:

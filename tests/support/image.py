@@ -29,6 +29,9 @@ CONTAINERS = "halimede-test-"
 LEFT_OVER_LIMIT = 6
 """How many images of earlier builds may lie about, at half a gigabyte each. Removing them costs the next build its cache."""
 
+IMAGE_PACKAGES = {"buildah": "buildah", "debootstrap": "debootstrap", "runc": "runc"}
+"""By program."""
+
 ENVIRONMENT = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
 # A slim image has none of them.
 UNNEEDED = (
@@ -62,18 +65,17 @@ def attempt(*command: str | Path, timeout_s: float = 600) -> subprocess.Complete
     )
 
 
-def install_programs() -> None:
-    missing = [program for program in ("buildah", "runc", "debootstrap") if shutil.which(program) is None]
+def install_programs(packages: Mapping[str, str] = IMAGE_PACKAGES) -> None:
+    """From Debian's packages, by program, those that are missing."""
+    missing = sorted({package for program, package in packages.items() if shutil.which(program) is None})
     if not missing:
         return
     if shutil.which("apt-get") is None:
         raise Unavailable(f"{', '.join(missing)} must be installed, and there is no apt-get to do it")
     apt = ("apt-get", "--quiet", "--option", "DPkg::Lock::Timeout=120")
-    if (
-        attempt(*apt, "update").returncode
-        or attempt(*apt, "install", "-y", "--no-install-recommends", *missing).returncode
-    ):
-        raise Unavailable(f"apt-get could not install {', '.join(missing)}")
+    for command in (("update",), ("install", "-y", "--no-install-recommends", *missing)):
+        if (done := attempt(*apt, *command)).returncode:
+            raise Unavailable(f"apt-get {command[0]} of {', '.join(missing)}: {done.stderr[-500:]}")
 
 
 def provide_base() -> None:

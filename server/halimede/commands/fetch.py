@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from halimede.termination import MAX_BYTES, TERMINATION_LOG, tell
+
 if TYPE_CHECKING:
     from halimede.fetch.plan import Plan
     from halimede.fetch.secrets import Secrets
 
-TERMINATION_LOG = "/dev/termination-log"
 DEFAULT_TIMEOUT_SECS = 900.0
 UNEXPECTED = 1
 KILLED = 128 + signal.SIGTERM
 
 
-def run(plan_file: str, into: Path, timeout_secs: float, termination_log: str | None) -> int:
+def run(plan_file: str, into: Path, timeout_secs: float, termination_log: Path | None) -> int:
     """Fetch, and say how it ended; the exit code."""
     # Imported here, so that --help and a mistyped flag answer without the libraries of stores.
     from halimede.fetch.faults import FetchError
@@ -48,10 +49,10 @@ def run(plan_file: str, into: Path, timeout_secs: float, termination_log: str | 
         said = failure_text(secrets.hide(f"{type(error).__name__}: {error}"))
         code = UNEXPECTED
     else:
-        _write(termination_log, success_text(fetched))
+        tell(success_text(fetched), termination_log)
         return 0
     click.echo(f"Error: {said}", err=True)
-    _write(termination_log, said)
+    tell(said, termination_log)
     return code
 
 
@@ -95,19 +96,6 @@ def _log_without(secrets: "Secrets") -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-def _write(termination_log: str | None, text: str) -> None:
-    path = termination_log
-    if path is None:
-        if not (os.path.isfile(TERMINATION_LOG) and os.access(TERMINATION_LOG, os.W_OK)):
-            return
-        path = TERMINATION_LOG
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        # The code of the end counts more than its text.
-        click.echo(f"{path}: {error.strerror}", err=True)
-
-
 @click.command("fetch", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.option("--plan", "plan_file", required=True, metavar="FILE", help="What to fetch: a JSON document.")
 @click.option(
@@ -126,11 +114,12 @@ def _write(termination_log: str | None, text: str) -> None:
 )
 @click.option(
     "--termination-log",
+    type=click.Path(path_type=Path),
     metavar="FILE",
-    help=f"Where the end is told, in at most 4096 bytes; {TERMINATION_LOG} where that can be written.",
+    help=f"Where the end is told, in at most {MAX_BYTES} bytes; {TERMINATION_LOG} where that can be written.",
 )
 @click.pass_context
-def fetch(ctx: click.Context, plan_file: str, into: Path, timeout: float, termination_log: str | None) -> None:
+def fetch(ctx: click.Context, plan_file: str, into: Path, timeout: float, termination_log: Path | None) -> None:
     """Make a model repository of what a plan names: URIs of stores (s3, gs, az), of web servers, of mounted folders.
 
     A fetch that was killed goes on where it was; a model's folder appears when it is whole. Exits with 2 for a plan or

@@ -4,8 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from halimede.termination import MAX_BYTES
+
 MAX_FAILURE_BYTES = 1500
-MAX_REPORT_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,13 @@ def failure_text(text: str) -> str:
 
 
 def success_text(models: Sequence[FetchedModel]) -> str:
-    """JSON of at most MAX_REPORT_BYTES; models that have no room in it are counted as `omitted`."""
+    """JSON of at most MAX_BYTES; models that have no room in it are counted as `omitted`."""
     entries = [asdict(model) for model in models]
     for shown in range(len(entries), -1, -1):
         document: dict[str, object] = {"models": entries[:shown]}
         if shown < len(entries):
             document["omitted"] = len(entries) - shown
         text = json.dumps(document, separators=(",", ":"))
-        if len(text.encode()) <= MAX_REPORT_BYTES:
+        if len(text.encode()) <= MAX_BYTES:
             return text
     raise AssertionError("unreachable: a report without models is short")
