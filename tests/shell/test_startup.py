@@ -3,7 +3,10 @@
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 import halimede.backends.identity
+from halimede import termination
 from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.settings import ModelControlMode, Settings
 from halimede.startup import backend_rows, failed_loads, model_rows, option_rows
@@ -77,9 +80,11 @@ def test_last_words_name_each_version_that_failed_and_why() -> None:
     assert failed_loads(index) == "a version 2: broken\nb: no version"
 
 
-def test_last_words_go_where_a_kubelet_looks_and_are_short(tmp_path: Path) -> None:
-    tell("nobody asks", tmp_path / "missing")
-    assert not (tmp_path / "missing").exists()
-    (tmp_path / "log").touch()
-    tell("é" * MAX_BYTES, tmp_path / "log")
-    assert (tmp_path / "log").read_bytes() == "é".encode() * (MAX_BYTES // 2)
+def test_last_words_go_where_a_kubelet_looks_and_are_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setattr(termination, "TERMINATION_LOG", log)
+    tell("nobody asks")
+    assert not log.exists()
+    log.touch()
+    tell("é" * MAX_BYTES)
+    assert log.read_bytes() == "é".encode() * (MAX_BYTES // 2)
