@@ -1,5 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests wait more than they compute.
+JOBS ?= $(shell expr $$(nproc) + 1)
 
 # An image: of which kind, under which name, and by the first of three programs that works here.
 ACCELERATOR ?= cpu
@@ -21,13 +23,13 @@ DOCKER_BUILDKIT=1 $(ENGINE) build $(FLAGS_$(ENGINE)) --file $(1) \
   --tag $(2) --build-arg VERSION=$(VERSION) $(3) $(BUILD_FLAGS) .
 endef
 
-.PHONY: demo test check bench load fuzz docs image image-operator cluster cluster-down .venv
+.PHONY: demo test check bench bench-operator load fuzz docs image image-operator cluster cluster-down .venv
 
 demo: .venv  ## train a small model, serve it, measure it; python models, one of them killed
 	$(BIN)/python -m halimede.demo
 
 test: check  ## everything that a change must pass
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 check: .venv  ## the part of it that runs no test
 	$(BIN)/ruff check
@@ -60,6 +62,9 @@ docs: .venv  ## the reference pages from the code, and the site, in docs/site
 
 bench: .venv  ## ratios and CPU per request, as JSON
 	$(BIN)/python tests/bench/run.py
+
+bench-operator: .venv  ## what a thousand models cost the operator, in a Kubernetes on this machine, as JSON
+	$(BIN)/python tests/cluster/bench_operator.py
 
 .venv: .venv/.stamp
 

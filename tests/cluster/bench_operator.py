@@ -1,0 +1,318 @@
+"""`make bench-operator`: what many objects cost the operator and the API server, as JSON on stdout.
+
+The operator's process with the chart's rights against the test cluster's API server, all on the same machine. Writes
+are counted and timed by the API server's audit log. Seconds are this machine's with whatever else it does, the load in
+the notes; counts and memory are exact. A benchmark gates nothing.
+"""
+
+import datetime
+import json
+import os
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+# In place of this file's own folder, whose modules are called like others'.
+sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import psutil  # type: ignore[import-untyped]  # the package has no types
+
+from cluster.operators import Object, Operator, Place, crds
+from cluster.own import OwnCluster
+from cluster.spaces import eventually
+
+AT_REST = 200
+MODELS = 1000
+CHANGED = 20
+REST_S = 60.0
+QUIET_S = 5.0
+WRITERS = 4
+LIMIT_S = 900.0
+MIB = 1 << 20
+APPLY = "application/apply-patch+yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure, and what it is to be at most."""
+
+    name: str
+    value: float
+    unit: str
+    goal: float | None
+    note: str
+
+
+def row(name: str, value: float, unit: str, goal: float | None = None, note: str = "") -> Row:
+    """The same, shown on stderr as soon as it is there."""
+    verdict = "" if goal is None else f"(goal {goal:g})" if value <= goal else f"(MISSES {goal:g})"
+    print(f"{name:28} {value:9.3f} {unit:24} {verdict:14} {note}", file=sys.stderr, flush=True)
+    return Row(name, round(value, 4), unit, goal, note)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A namespace of the cluster with an operator and many models."""
+
+    place: Place
+
+    @property
+    def path(self) -> str:
+        return f"/apis/halimede.dev/v1alpha1/namespaces/{self.place.namespace}/inferencemodels"
+
+    def apply(self, count: int, **spec: Any) -> None:
+        def write(number: int) -> None:
+            value = {
+                "apiVersion": "halimede.dev/v1alpha1",
+                "kind": "InferenceModel",
+                "metadata": {"name": name_of(number)},
+                "spec": {"model": {"uri": "s3://models/digits"}, **spec},
+            }
+            path = f"{self.path}/{name_of(number)}?fieldManager=bench"
+            self.place.own.api.send("PATCH", path, value, APPLY)
+
+        with ThreadPoolExecutor(WRITERS) as writers:
+            list(writers.map(write, range(count)))
+
+    def is_settled(self, path: str) -> bool:
+        return is_settled(self.place.own.api.get(path))
+
+    def wait_until_settled(self, operator: Operator) -> None:
+        def are_settled() -> bool:
+            time.sleep(2)  # a list of a thousand has its price, which is not to be the operator's
+            return all(is_settled(value) for value in self.place.own.api.get(self.path)["items"])
+
+        eventually(are_settled, "all models' status", LIMIT_S, operator.check)
+
+    def wait_for_rest(self, operator: Operator) -> None:
+        """Until nothing is written for a while."""
+
+        def is_quiet() -> bool:
+            before = self.place.writes()
+            time.sleep(QUIET_S)
+            return self.place.writes() == before
+
+        eventually(is_quiet, "the operator to come to rest", LIMIT_S, operator.check)
+
+    def rest_rows(self, operator: Operator, models: int) -> list[Row]:
+        """`models` that were just settled, for a while in which nobody does anything."""
+        self.wait_for_rest(operator)
+        before, cpu_before = self.place.writes(), cpu_s(operator)
+        with machine_load() as load:
+            time.sleep(REST_S)
+        written = self.place.writes() - before
+        cpu = (cpu_s(operator) - cpu_before) * 60 / REST_S
+        return [
+            row(f"rest-{models}-writes", written.total(), "writes in 60 s", 0, told(written)),
+            row(f"rest-{models}-cpu", cpu, "s CPU per minute", None, load()),
+            row(f"rest-{models}-rss", rss_mib(operator), "MiB"),
+        ]
+
+
+def measure(own: OwnCluster, folder: Path) -> list[Row]:
+    own.kubectl("apply", "--server-side", *(f"--filename={path}" for path in crds()))
+    return [*measure_rest(make_bench(own, folder, "rest")), *measure_scale(make_bench(own, folder, "scale"))]
+
+
+def make_bench(own: OwnCluster, folder: Path, namespace: str) -> Bench:
+    own.kubectl("create", "namespace", namespace)
+    place = Place(own, namespace, folder)
+    place.allow("operator")
+    return Bench(place)
+
+
+def measure_rest(bench: Bench) -> list[Row]:
+    """With a pod each, for which there is no node."""
+    with started(bench.place) as operator:
+        operator.ready()
+        bench.apply(AT_REST, scheduling={"nodeSelector": {"nowhere": "yes"}})
+        bench.wait_until_settled(operator)
+        return bench.rest_rows(operator, AT_REST)
+
+
+def measure_scale(bench: Bench) -> list[Row]:
+    with started(bench.place) as operator:
+        operator.ready()
+        rows = measure_apply(bench, operator)
+        rows += bench.rest_rows(operator, MODELS)
+        assert operator.end() == 0
+    before = bench.place.writes()
+    begun = time.monotonic()
+    with started(bench.place) as operator:
+        rows += measure_restart(bench, operator, before, begun)
+        rows += measure_changes(bench, operator)
+    return rows
+
+
+def measure_apply(bench: Bench, operator: Operator) -> list[Row]:
+    programs = {"operator": operator.process.pid, **control_programs(bench.place.own)}
+    before, begun = {name: tree_cpu_s(pid) for name, pid in programs.items()}, time.time()
+    with machine_load() as load:
+        bench.apply(MODELS, replicas=0)
+        applied_s = time.time() - begun
+        bench.wait_until_settled(operator)
+        bench.wait_for_rest(operator)
+        shares = ", ".join(f"{name} {tree_cpu_s(pid) - before[name]:.0f}" for name, pid in programs.items())
+    entries = [entry for entry in bench.place.audited() if entry["verb"] == "patch"]
+    made = [entry for entry in entries if is_made(entry)]
+    told_first = {entry["objectRef"]["name"]: finished(entry) for entry in reversed(entries) if is_status(entry)}
+    children, writes = len(made), bench.place.writes()
+    return [
+        row("apply-1000-children", max(map(finished, made)) - begun, "s", 120, f"{children} children; {load()}"),
+        row("apply-1000-status", max(told_first.values()) - begun, "s", None, "until each has its first status"),
+        row("apply-1000-objects", applied_s, "s", None, "of these for the models themselves, which others write"),
+        row("apply-1000-cpu", tree_cpu_s(operator.process.pid) - before["operator"], "s CPU", None, shares),
+        row(
+            "apply-1000-writes", writes.total() / MODELS, "writes per model", children / MODELS + 2, told(writes)
+        ),
+        row("apply-1000-requests", len(bench.place.audited()) / MODELS, "requests per model", None, "reads among them"),
+        row("apply-1000-peak-rss", peak_rss_mib(operator), "MiB", 300e6 / MIB),
+    ]  # fmt: skip
+
+
+def measure_restart(bench: Bench, operator: Operator, before: Counter[str], begun: float) -> list[Row]:
+    with machine_load() as load:
+        eventually(lambda: operator.probe("readyz") == 200, "the operator to be ready", check=operator.check)
+        ready_s = time.monotonic() - begun
+
+        def is_through() -> bool:
+            return operator.metric("halimede_operator_reconciles_total") >= MODELS
+
+        eventually(is_through, "all models to be looked at", check=operator.check)
+        through_s = time.monotonic() - begun
+    bench.wait_for_rest(operator)
+    written = bench.place.writes() - before
+    return [
+        row("restart-1000-ready", ready_s, "s", 15, load()),
+        row("restart-1000-looked-at", through_s, "s", None, "until each model was reconciled once"),
+        row("restart-1000-writes", written.total(), "writes", 0, told(written)),
+        row("restart-1000-peak-rss", peak_rss_mib(operator), "MiB", 300e6 / MIB),
+    ]
+
+
+def measure_changes(bench: Bench, operator: Operator) -> list[Row]:
+    """One model after the other gets another variable."""
+    api = bench.place.own.api
+    rollouts, statuses = [], []
+    with machine_load() as load:
+        for number in range(0, MODELS, MODELS // CHANGED):
+            path, name = f"{bench.path}/{name_of(number)}", name_of(number)
+            begun = time.time()
+            api.patch(path, {"spec": {"env": [{"name": "N", "value": "1"}]}})
+            eventually(partial(bench.is_settled, path), f"{name}'s status", check=operator.check)
+            entries = [
+                entry
+                for entry in bench.place.audited()
+                if entry["verb"] == "patch" and entry["objectRef"].get("name") == name and finished(entry) > begun
+            ]
+            rolled = [finished(entry) for entry in entries if entry["objectRef"]["resource"] == "deployments"]
+            rollouts.append(min(rolled) - begun)
+            statuses.append(min(finished(entry) for entry in entries if is_status(entry)) - begun)
+    return [
+        row("change-1-of-1000-rollout", statistics.median(rollouts), "s", None, f"{spread(rollouts)}; {load()}"),
+        row("change-1-of-1000-status", statistics.median(statuses), "s", None, spread(statuses)),
+    ]
+
+
+@contextmanager
+def started(place: Place) -> Iterator[Operator]:
+    try:
+        yield place.start()
+    finally:
+        place.stop_all()
+
+
+@contextmanager
+def machine_load() -> Iterator[Any]:
+    """Tells, at the end, how busy the machine was with all that ran on it."""
+    idle, begun = psutil.cpu_times(), time.monotonic()
+    busy = ""
+
+    def tell() -> str:
+        return busy
+
+    yield tell
+    now = psutil.cpu_times()
+    free = (now.idle + now.iowait - idle.idle - idle.iowait) / (time.monotonic() - begun)
+    busy = f"{os.cpu_count() - free:.1f} of {os.cpu_count()} cores busy, load {os.getloadavg()[0]:.1f}"
+
+
+def name_of(number: int) -> str:
+    return f"model-{number}"
+
+
+def is_settled(model: Object) -> bool:
+    return bool((model.get("status") or {}).get("observedGeneration") == model["metadata"]["generation"])
+
+
+def is_made(entry: Object) -> bool:
+    """An applied object that was not there."""
+    return bool(entry["responseStatus"]["code"] == 201)
+
+
+def is_status(entry: Object) -> bool:
+    return entry["objectRef"].get("subresource") == "status"
+
+
+def finished(entry: Object) -> float:
+    """Seconds since 1970, by the same clock as `time.time`."""
+    return datetime.datetime.fromisoformat(entry["stageTimestamp"]).timestamp()
+
+
+def control_programs(own: OwnCluster) -> dict[str, int]:
+    programs = own.control.space.programs
+    return {name: programs[name].outer_pid for name in ("kube-apiserver", "etcd", "kube-controller-manager")}
+
+
+def tree_cpu_s(pid: int) -> float:
+    """CPU time of a process and those below it, user and system."""
+    process = psutil.Process(pid)
+    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return float(sum(each.user + each.system for each in times))
+
+
+def cpu_s(operator: Operator) -> float:
+    return tree_cpu_s(operator.process.pid)
+
+
+def rss_mib(operator: Operator) -> float:
+    return float(psutil.Process(operator.process.pid).memory_info().rss) / MIB
+
+
+def peak_rss_mib(operator: Operator) -> float:
+    lines = Path(f"/proc/{operator.process.pid}/status").read_text().splitlines()
+    (kib,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(kib) * 1024 / MIB
+
+
+def told(writes: Counter[str]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in sorted(writes.items()))
+
+
+def spread(samples: list[float]) -> str:
+    return f"{len(samples)} times, {min(samples):.3f} to {max(samples):.3f}"
+
+
+def main() -> None:
+    with TemporaryDirectory() as folder:
+        own = OwnCluster.start()
+        try:
+            rows = measure(own, Path(folder))
+        finally:
+            own.stop()
+    machine = {"cores": os.cpu_count(), "python": ".".join(map(str, sys.version_info[:3]))}
+    print(json.dumps({"machine": machine, "rows": [asdict(each) for each in rows]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
