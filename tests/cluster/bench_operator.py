@@ -21,8 +21,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-# In place of this file's own folder, whose modules are called like others'.
-sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil  # type: ignore[import-untyped]  # the package has no types

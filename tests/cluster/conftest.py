@@ -11,8 +11,8 @@ from cluster.access import Cluster
 from cluster.faults import Faults
 from cluster.given import REGISTRY, GivenCluster
 from cluster.gpus import Gpus
+from cluster.installed import Platform, Tenant
 from cluster.own import OwnCluster
-from cluster.platform import Platform, Tenant
 from support.image import Unavailable
 
 HERE = Path(__file__).parent

@@ -4,14 +4,12 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-# In place of this file's own folder, whose modules are called like others'.
-sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import click
 
+from cluster.installed import Platform, Tenant
 from cluster.own import STANDING, OwnCluster, is_alive, stop_standing
-from cluster.platform import Platform, Tenant
 from support.image import Unavailable
 from support.models import add_scaled
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.installed import CHART, NAMESPACE, Platform, Tenant
 from cluster.own import OwnCluster
-from cluster.platform import CHART, NAMESPACE, Platform, Tenant
 from cluster.spaces import eventually
 from support.image import REPOSITORY_ROOT
 from support.models import add_scaled

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cluster.gpus import Gpus, Layout
-from cluster.platform import Platform, Tenant
+from cluster.installed import Platform, Tenant
 from cluster.spaces import eventually
 from support.models import add_scaled, write_config
 
