@@ -29,7 +29,7 @@ demo: .venv  ## train a small model, serve it, measure it; python models, one of
 	$(BIN)/python -m halimede.demo
 
 test: check  ## everything that a change must pass
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder
 
 check: .venv  ## the part of it that runs no test
 	$(BIN)/ruff check

@@ -1,14 +1,14 @@
 """Settings of all tests."""
 
 import os
-from pathlib import Path
-from types import SimpleNamespace
+import re
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # its annotations are not for others
 
-HERE = Path(__file__).parent
-NO_PARAMETERS = SimpleNamespace(params={})
+SERVERS = re.compile(r"^tests/conformance/.*[\[-](thread|process)[\]-]")
 
 # A change must not fail for what chance finds in another part; by hand, chance may look.
 settings.register_profile("ci", derandomize=True)
@@ -16,17 +16,17 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist then reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "Groups":
+    return Groups(config, log)
 
 
-def group(item: pytest.Item) -> str:
+class Groups(LoadScopeScheduling):  # type: ignore[misc]  # as above
     """Tests of one group run in one process, one after the other: they share what is dear to start, or is there once."""
-    folder, _, file = item.path.relative_to(HERE).as_posix().partition("/")
-    if folder == "cluster":
-        return folder
-    if "server" in (parameters := getattr(item, "callspec", NO_PARAMETERS).params):
-        return f"{folder} {parameters['server']}"
-    return f"{folder}/{file}"
+
+    def _split_scope(self, nodeid: str) -> str:
+        """The group of a test."""
+        if nodeid.startswith("tests/cluster/"):
+            return "cluster"
+        if server := SERVERS.match(nodeid):
+            return server[1]
+        return nodeid.partition("::")[0]
