@@ -13,9 +13,10 @@ from halimede_operator.cluster.indexes import Indexes
 from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS, PODS, REPLICA_SETS
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.diff import Apply, Conflict, Delete
+from halimede_operator.core.diff import Apply, Conflict, Delete, may_be_applied
 from halimede_operator.core.labels import TEMPLATE_HASH
 from halimede_operator.core.merge_patch import merge_patch
+from halimede_operator.core.ownership import taken_over
 from halimede_operator.core.plan import Plan, member_names, plan
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.snapshot import Object, Snapshot
@@ -206,7 +207,7 @@ class Reconciler:
         try:
             match change:
                 case Apply(value):
-                    answer = await self._api.apply(value)
+                    answer = await self._apply(value)
                     self._cache.put(BY_KIND[value["kind"]], answer)
                 case Delete(_, kind, namespace, name, uid):
                     await self._api.delete(BY_KIND[kind], namespace, name, uid)
@@ -219,6 +220,23 @@ class Reconciler:
                 raise
             return ApplyFailure(_reference(change), error.status, error.reason, str(error))
         return None
+
+    async def _apply(self, value: Object) -> Object:
+        try:
+            return await self._api.apply(value)
+        except ApiError as error:
+            if error.status != 422:
+                raise
+            metadata = value["metadata"]
+            found = await self._api.get(BY_KIND[value["kind"]], metadata["namespace"], metadata["name"])
+            if found is None or not may_be_applied(value, found):
+                raise
+            owners = taken_over(value, found, error.causes)
+            if owners is None:
+                raise
+        # Once for what stands: when it is refused again, nothing of others is in its way any more.
+        await self._api.set_owners(found, owners)
+        return await self._api.apply(value)
 
     async def _tell(
         self,

@@ -57,7 +57,7 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
     reason: str = ""
     message: str = "a fault of the test"
-    causes: tuple[str, ...] = ()
+    causes: tuple[Object, ...] = ()
     body: Object | None = None
     """Answered with status 200."""
     lines: tuple[bytes, ...] | None = None
@@ -245,12 +245,17 @@ class KubeApi:
         body = await request.json()
         if request.method == "DELETE":
             return self._delete(plural, namespace, name, known, body)
-        if request.method == "PATCH" and not status:
+        is_apply = request.method == "PATCH" and "apply" in request.content_type
+        if is_apply:
             return self._apply(plural, namespace, name, known, body)
         if known is None:
             return _failure(404, "NotFound", f"{plural} {name!r} not found")
-        if body["metadata"].get("resourceVersion") not in (None, known["metadata"]["resourceVersion"]):
+        if any(
+            body["metadata"].get(field) not in (None, known["metadata"][field]) for field in ("uid", "resourceVersion")
+        ):
             return _failure(409, "Conflict", "the object has been modified")
+        if request.method == "PATCH" and not status:
+            return self._apply(plural, namespace, name, known, body)
         if request.method == "PUT":
             return _response(self._store(plural, {**body, "metadata": known["metadata"]}, "MODIFIED"))
         changed = {**known, "metadata": {**known["metadata"]}, "status": _merged(known.get("status"), body["status"])}
@@ -391,10 +396,10 @@ def _line(event: str, value: Object) -> bytes:
 
 
 def _failure(
-    status: int, reason: str, message: str, headers: dict[str, str] | None = None, causes: tuple[str, ...] = ()
+    status: int, reason: str, message: str, headers: dict[str, str] | None = None, causes: tuple[Object, ...] = ()
 ) -> web.Response:
     body = {**STATUS_HAS, "code": status, "reason": reason, "message": message}
-    body["details"] = {"causes": [{"reason": cause} for cause in causes]}
+    body["details"] = {"causes": list(causes)}
     return _response(body, status=status, headers=headers)
 
 

@@ -13,6 +13,7 @@ import orjson
 from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.decoding import decode
 from halimede_operator.cluster.kinds import BY_KIND, EVENTS, LEASES, NODES, Resource
+from halimede_operator.core.ownership import Cause
 from halimede_operator.core.platform import FIELD_MANAGER
 from halimede_operator.core.snapshot import Object
 
@@ -35,7 +36,7 @@ class ApiError(Exception):
     reason: str
     message: str
     retry_after_s: float | None = None
-    causes: tuple[str, ...] = ()
+    causes: tuple[Cause, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.verb} {self.path}: {self.status or 'no answer'} {self.reason}: {self.message}"
@@ -51,7 +52,8 @@ class ApiError(Exception):
 
     @property
     def says_namespace_goes(self) -> bool:
-        return self.status == 403 and ("NamespaceTerminating" in self.causes or "being terminated" in self.message)
+        is_cause = any(cause.reason == "NamespaceTerminating" for cause in self.causes)
+        return self.status == 403 and (is_cause or "being terminated" in self.message)
 
 
 class KubeApi(Protocol):
@@ -61,6 +63,10 @@ class KubeApi(Protocol):
 
     async def apply(self, value: Object) -> Object:
         """Server-side apply; returns the object as it is now."""
+        ...
+
+    async def set_owners(self, value: Object, managed_fields: list[Object]) -> None:
+        """Who owns which field of an object, of that uid and resourceVersion alone; its values stay as they are."""
         ...
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
@@ -102,6 +108,13 @@ class KubeClient:
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         path = resource.path(metadata["namespace"], metadata["name"])
         return await self._write("PATCH", resource, path, value, query, "application/apply-patch+yaml")
+
+    async def set_owners(self, value: Object, managed_fields: list[Object]) -> None:
+        resource, metadata = BY_KIND[value["kind"]], value["metadata"]
+        path = resource.path(metadata["namespace"], metadata["name"])
+        body = {name: metadata[name] for name in ("uid", "resourceVersion")} | {"managedFields": managed_fields}
+        query = {"fieldManager": FIELD_MANAGER}
+        await self._write("PATCH", resource, path, {"metadata": body}, query, "application/merge-patch+json")
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
         body = {
@@ -239,7 +252,9 @@ def error_of(verb: str, path: str, status: int, headers: Mapping[str, str], data
         answer = orjson.loads(data)
         details = answer.get("details") or {}
         reason, message = str(answer.get("reason") or "Unknown"), str(answer.get("message") or "")
-        causes = tuple(str(cause.get("reason")) for cause in details.get("causes") or ())
+        causes = tuple(
+            Cause(str(cause.get("reason")), str(cause.get("field") or "")) for cause in details.get("causes") or ()
+        )
     except (orjson.JSONDecodeError, AttributeError):
         reason, message, causes = "Unknown", data[:256].decode(errors="replace"), ()
     return ApiError(verb, path, status, reason, message, retry_after_s, causes)

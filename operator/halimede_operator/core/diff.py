@@ -74,7 +74,7 @@ def diff(
             changes.append(Apply(child, is_new=True))
         elif found["metadata"].get("deletionTimestamp"):
             continue
-        elif not _may_be_applied(child, found, uid):
+        elif not may_be_applied(child, found):
             changes.append(Conflict(child, _owner_text(found)))
         elif not holds(child, found):
             changes.append(Apply(child))
@@ -100,10 +100,12 @@ def _is_owned(child: Object, uid: str) -> bool:
     return owner is not None and owner["uid"] == uid
 
 
-def _may_be_applied(child: Object, found: Object, uid: str) -> bool:
-    if controller_of(found) is None:
-        return has_labels_of(child["metadata"]["labels"], found)
-    return _is_owned(found, uid)
+def may_be_applied(wanted: Object, found: Object) -> bool:
+    """Whether what has the name of a wanted child is its owner's, or nobody's with its labels."""
+    owner, found_owner = controller_of(wanted), controller_of(found)
+    if found_owner is None:
+        return has_labels_of(wanted["metadata"]["labels"], found)
+    return owner is not None and owner["uid"] == found_owner["uid"]
 
 
 def _owner_text(found: Object) -> str:

@@ -6,6 +6,7 @@ import email.utils
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,101 @@ def test_what_may_not_be_written_is_told_in_the_status_and_tried_again_later(tmp
     run(story, tmp_path)
 
 
+def _edited_variable(shop: Shop) -> dict[str, Any]:
+    """POD_IP of the server with a value of somebody's, beside which our source of it is refused."""
+    deployment = deepcopy(shop.api.objects["deployments", "prod", "digits"])
+    (server,) = deployment["spec"]["template"]["spec"]["containers"]
+    (variable,) = (each for each in server["env"] if each["name"] == "POD_IP")
+    del variable["valueFrom"]
+    variable["value"] = "1.2.3.4"
+    fields = _in_server({"f:env": {'k:{"name":"POD_IP"}': {"f:value": {}}}, "f:stdin": {}})
+    entry = {"manager": "kubectl-set", "operation": "Update", "apiVersion": "apps/v1", "fieldsV1": fields}
+    return shop.api.put(
+        "deployments", "prod", "digits", spec=deployment["spec"], metadata={"managedFields": [entry]}
+    )  # fmt: skip
+
+
+def _in_server(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"f:spec": {"f:template": {"f:spec": {"f:containers": {'k:{"name":"server"}': fields}}}}}
+
+
+def _two_sources(times: int | None) -> Fault:
+    cause = {"reason": "FieldValueInvalid", "field": "spec.template.spec.containers[0].env[2].valueFrom"}
+    message = "valueFrom: may not be specified when `value` is not empty"
+    return Fault(f"PATCH {APPLY}", status=422, reason="Invalid", message=message, causes=(cause,), times=times)
+
+
+APPLY = r".*/deployments/digits\?.*force=true"
+OWNERS = r"^PATCH .*/deployments/digits\?(?!.*force=true)"
+
+
+def test_an_edit_beside_which_ours_is_refused_is_undone(tmp_path: Path):
+    """O-44."""
+
+    async def story(shop: Shop) -> None:
+        await shop.again()
+        whole = shop.children()
+        _edited_variable(shop)
+        shop.api.faults.append(_two_sources(times=1))
+        assert await shop.again() == Done()
+        assert (shop.children(), shop.api.counted(OWNERS)) == (whole, 1)
+        ours, theirs = shop.api.objects["deployments", "prod", "digits"]["metadata"]["managedFields"]
+        assert ours["manager"] == "halimede-operator"
+        assert ours["fieldsV1"] == _in_server({"f:env": {'k:{"name":"POD_IP"}': {"f:value": {}}}})
+        assert theirs["fieldsV1"] == _in_server({"f:stdin": {}}), "what is in nobody's way"
+        assert shop.condition("Accepted")["status"] == "True"
+
+    run(story, tmp_path)
+
+
+def test_what_is_refused_all_the_same_is_told_and_nothing_more_is_taken(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        await shop.again()
+        _edited_variable(shop)
+        shop.api.faults.append(_two_sources(times=None))
+        outcomes = [await shop.again() for _ in range(3)]
+        assert [outcome.failure for outcome in outcomes if isinstance(outcome, Failed)] == [Failure.PERMANENT] * 3
+        accepted = shop.condition("Accepted")
+        assert (accepted["status"], accepted["reason"]) == ("False", "ApplyRefused")
+        assert "may not be specified" in accepted["message"]
+        # The first one of four was the model's making, and one reconcile tried twice.
+        assert (shop.api.counted(OWNERS), shop.api.counted(f"PATCH {APPLY}")) == (1, 1 + 4)
+
+    run(story, tmp_path)
+
+
+def test_nothing_is_taken_from_a_child_that_changes_meanwhile(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        await shop.again()
+        whole = shop.children()
+        before = _edited_variable(shop)["metadata"]["managedFields"]
+        refusal = _two_sources(times=2)
+        edit = Fault(OWNERS, times=1, then=lambda: shop.api.put("deployments", "prod", "digits", metadata={"x": "y"}))
+        shop.api.faults += [refusal, edit]
+        outcome = await shop.again()
+        assert isinstance(outcome, Failed)
+        assert outcome.failure is Failure.CONFLICT
+        assert shop.api.objects["deployments", "prod", "digits"]["metadata"]["managedFields"] == before
+        assert await shop.again() == Done()
+        assert shop.children() == whole
+
+    run(story, tmp_path)
+
+
+def test_nothing_is_taken_from_a_stranger_who_has_the_name_now(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        await shop.again()
+        _edited_variable(shop)
+        shop.hear()
+        theirs = {"name": "web", "kind": "Shop", "uid": "x", "controller": True}
+        shop.api.put("deployments", "prod", "digits", metadata={"ownerReferences": [theirs]})
+        shop.api.faults.append(_two_sources(times=None))
+        assert isinstance(await shop.reconcile(DIGITS), Failed)
+        assert shop.api.counted(OWNERS) == 0
+
+    run(story, tmp_path)
+
+
 @pytest.mark.parametrize("status", [500, 503, 504])
 def test_an_api_server_in_trouble_is_asked_again(tmp_path: Path, status: int):
     async def story(shop: Shop) -> None:
@@ -295,7 +391,7 @@ def test_an_api_server_in_trouble_is_asked_again(tmp_path: Path, status: int):
 
 
 TERMINATING = {
-    "by cause": Fault("PATCH", status=403, reason="Forbidden", message="no", causes=("NamespaceTerminating",)),
+    "by cause": Fault("PATCH", status=403, reason="Forbidden", message="no", causes=({"reason": "NamespaceTerminating"},)),
     "by message": Fault(
         "PATCH", status=403, reason="Forbidden", message="unable to create new content in namespace prod because it is being terminated"
     ),

@@ -1,0 +1,91 @@
+"""Edits by hand beside which the API server refuses what we apply, on a real one: they are undone all the same."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.operators import Place, crds, no_other_operator
+from cluster.own import OwnCluster
+from cluster.spaces import eventually
+from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.core.labels import labels_of
+
+
+@pytest.fixture
+def place(own: OwnCluster, namespace: str, tmp_path: Path) -> Iterator[Place]:
+    own.kubectl("apply", "--server-side", *(f"--filename={path}" for path in crds()))
+    with no_other_operator(own):
+        place = Place(own, namespace, tmp_path)
+        place.allow("operator")
+        yield place
+        place.stop_all()
+
+
+def in_server(**fields: Any) -> dict[str, Any]:
+    return {"spec": {"template": {"spec": {"containers": [{"name": "server", **fields}]}}}}
+
+
+def port(field: str) -> list[dict[str, Any]]:
+    return [{"op": "replace", "path": field, "value": 9999}]
+
+
+EDITS: tuple[tuple[str, str, Any], ...] = (
+    ("deployment", "strategic", in_server(env=[{"name": "POD_IP", "valueFrom": None, "value": "1.2.3.4"}])),
+    ("deployment", "strategic", in_server(resources={"limits": {"cpu": "8"}, "requests": {"cpu": "4"}})),
+    ("deployment", "strategic", in_server(livenessProbe={"httpGet": None, "exec": {"command": ["true"]}})),
+    ("deployment", "json", port("/spec/template/spec/containers/0/ports/0/containerPort")),
+    ("service", "json", port("/spec/ports/0/port")),
+    ("poddisruptionbudget", "merge", {"spec": {"maxUnavailable": None, "minAvailable": 1}}),
+)
+
+
+def test_edits_beside_which_ours_is_refused_are_undone_and_what_others_add_stays(place: Place) -> None:
+    """O-44."""
+    operator = place.start().ready()
+    place.model("digits", replicas=2, resources={"requests": {"memory": "64Mi"}, "limits": {"cpu": "2"}})
+    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
+    place.kubectl("annotate", "deployment", "digits", "theirs=kept")
+    place.kubectl("set", "env", "deployment/digits", "--containers=server", "THEIRS=kept")
+    place.kubectl("patch", "service", "digits", '--patch={"spec":{"sessionAffinity":"ClientIP"}}')
+    whole = place.children()
+    theirs = json.dumps([whole["Deployment digits"], whole["Service digits"]])
+    assert all(f'"{what}"' in theirs for what in ("theirs", "THEIRS", "ClientIP"))
+
+    for kind, form, edit in EDITS:
+        before = place.writes()
+        place.kubectl("patch", kind, "digits", f"--type={form}", f"--patch={json.dumps(edit)}")
+        eventually(lambda: place.children() == whole, f"{kind} without {edit}", 20, operator.check)
+        refused = {what: count for what, count in (place.writes() - before).items() if what.endswith(" 422")}
+        assert refused, f"not what this test is about: {kind} with {edit}"
+        # One more where its controller wrote at the same time.
+        assert sum(refused.values()) <= 2
+
+    accepted = next(
+        each for each in place.get("inferencemodel", "digits")["status"]["conditions"] if each["type"] == "Accepted"
+    )
+    assert accepted["status"] == "True"
+
+
+def test_what_is_refused_all_the_same_is_told_once(place: Place) -> None:
+    """A Deployment that was left with our labels and another selector, which nobody can change."""
+    labels = labels_of(Key(Kind.INFERENCE_MODEL, place.namespace, "digits"))
+    pod = {"containers": [{"name": "server", "image": "nothing"}]}
+    template = {"metadata": {"labels": {"theirs": "yes"}}, "spec": pod}
+    spec = {"replicas": 0, "selector": {"matchLabels": {"theirs": "yes"}}, "template": template}
+    metadata = {"name": "digits", "labels": labels}
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+    place.kubectl("create", "-f", "-", given=json.dumps(deployment))
+    place.model("digits")
+    operator = place.start().ready()
+    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
+
+    conditions = {each["type"]: each for each in place.get("inferencemodel", "digits")["status"]["conditions"]}
+    assert (conditions["Accepted"]["status"], conditions["Accepted"]["reason"]) == ("False", "ApplyRefused")
+    assert "immutable" in conditions["Accepted"]["message"]
+    place.kubectl("annotate", "deployment", "digits", "news=1")
+    place.model("after")
+    eventually(lambda: place.settled("after"), "another model", check=operator.check)
+    assert place.writes()["patch deployments 422"] == 1
