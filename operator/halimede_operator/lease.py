@@ -34,12 +34,17 @@ class Leadership:
         name: str,
         identity: str,
         clock: Callable[[], float] = time.monotonic,
+        today: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
-        """identity: of no other process that runs."""
+        """identity: of no other process that runs. clock: seconds that never go back. today: the time in UTC, for
+        people."""
         self._api = api
         self._namespace = namespace
         self._name = name
         self._clock = clock
+        self._today = today
+        self._acted = False
+        """Whether we could act after the last attempt."""
         self._election = Election(identity)
         self._lease: Object | None = None
         self._renewed = asyncio.Event()
@@ -60,28 +65,31 @@ class Leadership:
 
         regained: called when we may act, for the first time or again.
         """
-        may_act = False
         while True:
-            try:
-                async with asyncio.timeout(RENEW_DEADLINE_S / 2):
-                    await self._turn()
-            except (ApiError, TimeoutError) as error:
-                log.warning("lease %s/%s: %s", self._namespace, self._name, error or "no answer in time")
-            if self.may_act() != may_act:
-                may_act = not may_act
-                what = "ours" if may_act else "not renewed in time, nothing is written"
-                log.info("lease %s/%s: %s", self._namespace, self._name, what)
-                if may_act:
-                    regained()
-            if may_act:
-                self._renewed.set()
+            await self.attempt(regained)
             await asyncio.sleep(RETRY_S)
+
+    async def attempt(self, regained: Callable[[], None]) -> None:
+        """One try of `run`."""
+        try:
+            async with asyncio.timeout(RENEW_DEADLINE_S / 2):
+                await self._turn()
+        except (ApiError, TimeoutError) as error:
+            log.warning("lease %s/%s: %s", self._namespace, self._name, error or "no answer in time")
+        if self.may_act() != self._acted:
+            self._acted = not self._acted
+            what = "ours" if self._acted else "not renewed in time, nothing is written"
+            log.info("lease %s/%s: %s", self._namespace, self._name, what)
+            if self._acted:
+                regained()
+        if self._acted:
+            self._renewed.set()
 
     async def release(self) -> None:
         """Give it back, so that the next one need not wait; that this fails is no error, since it ends by itself."""
         if self._lease is None or self._election.step(self._clock()) is not Step.RENEW:
             return
-        record = self._election.next_record(_now())
+        record = self._election.next_record(self._now())
         try:
             async with asyncio.timeout(2.0):
                 await self._api.write_lease(
@@ -110,7 +118,7 @@ class Leadership:
 
     async def _write(self) -> None:
         begun = self._clock()
-        record = self._election.next_record(_now())
+        record = self._election.next_record(self._now())
         try:
             self._lease = await self._api.write_lease(self._namespace, self._written(record), RENEW_DEADLINE_S / 2)
         except ApiError as error:
@@ -138,6 +146,9 @@ class Leadership:
         }
         return {**lease, "spec": spec}
 
+    def _now(self) -> str:
+        return self._today().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
 
 def record_of(lease: Object) -> Record:
     spec = _spec(lease)
@@ -152,7 +163,3 @@ def record_of(lease: Object) -> Record:
 def _spec(lease: Object | None) -> Object:
     spec: Object = (lease or {}).get("spec") or {}
     return spec
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

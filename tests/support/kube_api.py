@@ -64,6 +64,8 @@ class Fault:
     """A watch that says this, and ends."""
     silent: bool = False
     """A watch that never says anything."""
+    mute: bool = False
+    """There is no answer, and the connection stays."""
     drop: bool = False
     """The connection ends without an answer."""
     lose: bool = False
@@ -205,6 +207,8 @@ class KubeApi:
                     fault.times -= 1
                 if fault.then is not None:
                     fault.then()
+                if fault.mute:
+                    await asyncio.Event().wait()
                 if fault.lose:
                     await self._serve(request)
                 if fault.drop or fault.lose:

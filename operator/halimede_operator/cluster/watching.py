@@ -61,10 +61,12 @@ class Feed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait after failures in a row, seconds."""
+    """How long to wait: after failures in a row, and for a word of a watch."""
 
     first_s: float = 0.5
     longest_s: float = 30.0
+    silence_s: float = 70.0
+    """A watch that says nothing for so long is asked for anew: the API server sends a bookmark each minute."""
 
     def wait_s(self, failures: int) -> float:
         return float(min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 30)))

@@ -21,11 +21,23 @@ from halimede_operator.handlers.feed import CacheFeed
 
 log = logging.getLogger(__name__)
 
-INACTIVITY_S = 70.0
-"""The API server sends a bookmark each minute."""
 PAGE = 50
 """Objects of a list at a time: each may have 1.5 MB."""
 LONGEST_PAUSE_S = 30.0
+
+
+class NothingToCompare(kopf.DiffBaseStorage):
+    """No handler is told what changed. So kopf need not copy every object, nor read what its annotations say was there
+    before, which who made it wrote."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence({})
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
 
 
 class Watches:
@@ -77,7 +89,7 @@ class Watches:
             try:
                 await kopf.operator(
                     registry=self._registry(),
-                    settings=kopf_settings(),
+                    settings=kopf_settings(self._patience.silence_s),
                     standalone=True,
                     # Kopf would ask who we are, and a pod's user has no name.
                     identity="halimede-operator",  # type: ignore[arg-type]  # its type is not exported
@@ -120,12 +132,13 @@ class Watches:
         return on_event
 
 
-def kopf_settings() -> kopf.OperatorSettings:
+def kopf_settings(silence_s: float) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
-    settings.watching.inactivity_timeout = INACTIVITY_S
+    settings.persistence.diffbase_storage = NothingToCompare()
+    settings.watching.inactivity_timeout = silence_s
     settings.watching.connect_timeout = 10.0
     settings.watching.chunk_size = PAGE
     settings.networking.request_timeout = 60.0

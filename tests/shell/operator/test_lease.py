@@ -1,107 +1,171 @@
+"""Who holds the lease. Attempts are made one by one, at times of the test's own; the last test has the real pace."""
+
 import asyncio
+import datetime
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from halimede_operator.cluster.client import KubeClient
 from halimede_operator.cluster.connection import Connection
-from halimede_operator.core.election import RENEW_DEADLINE_S
+from halimede_operator.core.election import LEASE_S, RENEW_DEADLINE_S
 from halimede_operator.lease import Leadership, LostError
 from support.kube_api import Fault, KubeApi, kube_api
 
-
-class Clock:
-    """Real time, which may jump ahead: as for a process that stood still."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def __call__(self) -> float:
-        return asyncio.get_running_loop().time() + self.ahead
+NOON = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
 
 
-async def contender(api: KubeApi, folder: Path, name: str, clock: Clock) -> tuple[Leadership, KubeClient]:
-    connection = Connection(str(api.kubeconfig(folder)))
-    await connection.refresh()
-    client = KubeClient(connection, lambda: False)
-    return Leadership(client, "halimede", "operator", name, clock), client
+@dataclass
+class Hall:
+    """Where contenders meet."""
+
+    api: KubeApi
+    folder: Path
+    now: float = 1000.0
+    regained: int = 0
+    _clients: list[KubeClient] = field(default_factory=list)
+
+    async def contender(
+        self, name: str, *, clock_minutes: float = 0, clock: Callable[[], float] | None = None
+    ) -> Leadership:
+        """clock_minutes: how far the time of its machine is from the others'."""
+        connection = Connection(str(self.api.kubeconfig(self.folder)))
+        await connection.refresh()
+        client = KubeClient(connection, lambda: False)
+        self._clients.append(client)
+        wrong = datetime.timedelta(minutes=clock_minutes)
+        # Each machine counts its seconds from another beginning.
+        begin = 7_000.0 * len(self._clients)
+        return Leadership(
+            client,
+            "halimede",
+            "operator",
+            name,
+            clock or (lambda: self.now + begin),
+            lambda: NOON + wrong + datetime.timedelta(seconds=self.now),
+        )
+
+    async def attempt(self, *contenders: Leadership) -> None:
+        for each in contenders:
+            await each.attempt(self._regain)
+
+    def _regain(self) -> None:
+        self.regained += 1
+
+    def lease(self) -> dict[str, Any]:
+        spec: dict[str, Any] = self.api.objects["leases", "halimede", "operator"]["spec"]
+        return spec
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+
+def run(story: Callable[[Hall], Awaitable[None]], folder: Path) -> None:
+    async def whole() -> None:
+        async with kube_api() as api, asyncio.timeout(40):
+            hall = Hall(api, folder)
+            await story(hall)
+            await hall.close()
+
+    asyncio.run(whole())
 
 
 def test_the_first_leads_the_second_waits_and_takes_over_at_once_when_it_is_given_back(tmp_path: Path):
-    async def whole() -> None:
-        async with kube_api() as api, asyncio.timeout(40):
-            first, client1 = await contender(api, tmp_path, "first", Clock())
-            second, client2 = await contender(api, tmp_path, "second", Clock())
-            lead1 = asyncio.create_task(first.run(lambda: None))
-            await first.active()
-            lead2 = asyncio.create_task(second.run(lambda: None))
-            await api.until(lambda: second.has_read)
-            assert (first.may_act(), second.may_act()) == (True, False)
-            lead1.cancel()
-            await first.release()
-            assert not first.may_act()
-            await asyncio.wait_for(second.active(), 10)
-            spec = api.objects["leases", "halimede", "operator"]["spec"]
-            assert (spec["holderIdentity"], spec["leaseDurationSeconds"], spec["leaseTransitions"]) == ("second", 15, 1)
-            lead2.cancel()
-            await client1.close()
-            await client2.close()
+    async def story(hall: Hall) -> None:
+        first, second = await hall.contender("first"), await hall.contender("second")
+        await hall.attempt(first, second)
+        assert (first.may_act(), second.may_act(), second.has_read) == (True, False, True)
+        await first.release()
+        assert not first.may_act()
+        await hall.attempt(second)
+        await second.active()
+        lease = hall.lease()
+        assert (lease["holderIdentity"], lease["leaseDurationSeconds"], lease["leaseTransitions"]) == ("second", 15, 1)
 
-    asyncio.run(whole())
+    run(story, tmp_path)
+
+
+@pytest.mark.parametrize("minutes", [(5, -5), (-5, 5), (0, 5), (5, 0)])
+def test_clocks_that_differ_by_minutes_change_nothing(tmp_path: Path, minutes: tuple[float, float]):
+    """O-31."""
+
+    async def story(hall: Hall) -> None:
+        first = await hall.contender("first", clock_minutes=minutes[0])
+        second = await hall.contender("second", clock_minutes=minutes[1])
+        for _ in range(12):
+            hall.now += RENEW_DEADLINE_S - 1
+            await hall.attempt(first, second)
+            assert (first.may_act(), second.may_act()) == (True, False)
+        # The first one is gone; the second one waits as long as it has itself seen nothing of it.
+        last = hall.now
+        while not second.may_act() and hall.now < last + 1000:
+            hall.now += 1
+            await hall.attempt(second)
+        assert hall.now == last + LEASE_S
+        assert not first.may_act()
+
+    run(story, tmp_path)
 
 
 def test_one_that_stood_still_while_another_took_over_gives_up_without_a_write(tmp_path: Path):
-    async def whole() -> None:
-        async with kube_api() as api, asyncio.timeout(40):
-            clock = Clock()
-            first, client = await contender(api, tmp_path, "first", clock)
-            lead = asyncio.create_task(first.run(lambda: None))
-            await first.active()
-            lease = api.objects["leases", "halimede", "operator"]
-            api.put("leases", "halimede", "operator", spec={**lease["spec"], "holderIdentity": "second"})
-            clock.ahead += 20
-            assert not first.may_act()
-            with pytest.raises(LostError, match="second"):
-                await lead
-            assert api.objects["leases", "halimede", "operator"]["spec"]["holderIdentity"] == "second"
-            await client.close()
+    async def story(hall: Hall) -> None:
+        first = await hall.contender("first")
+        await hall.attempt(first)
+        hall.api.put("leases", "halimede", "operator", spec={**hall.lease(), "holderIdentity": "second"})
+        hall.now += 20
+        assert not first.may_act()
+        with pytest.raises(LostError, match="second"):
+            await hall.attempt(first)
+        assert hall.lease()["holderIdentity"] == "second"
 
-    asyncio.run(whole())
+    run(story, tmp_path)
 
 
 def test_one_whose_api_server_is_away_stops_acting_stays_and_goes_on(tmp_path: Path):
-    async def whole() -> None:
-        async with kube_api() as api, asyncio.timeout(60):
-            clock = Clock()
-            regained: list[float] = []
-            first, client = await contender(api, tmp_path, "first", clock)
-            lead = asyncio.create_task(first.run(lambda: regained.append(clock())))
-            await first.active()
-            away = Fault(".", status=503)
-            api.faults.append(away)
-            clock.ahead += RENEW_DEADLINE_S
+    async def story(hall: Hall) -> None:
+        first = await hall.contender("first")
+        await hall.attempt(first)
+        away = Fault(".", status=503)
+        hall.api.faults.append(away)
+        for _ in range(5):
+            hall.now += RENEW_DEADLINE_S
+            await hall.attempt(first)
             assert not first.may_act()
-            await api.until(lambda: len(api.requests) > 6)
-            assert not lead.done()
-            api.faults.remove(away)
-            await first.active()
-            await api.until(lambda: len(regained) == 2)
-            assert api.objects["leases", "halimede", "operator"]["spec"]["leaseTransitions"] == 0
-            lead.cancel()
-            await client.close()
+        hall.api.faults.remove(away)
+        await hall.attempt(first)
+        assert (first.may_act(), hall.regained, hall.lease()["leaseTransitions"]) == (True, 2, 0)
 
-    asyncio.run(whole())
+    run(story, tmp_path)
 
 
 def test_a_write_whose_answer_was_lost_is_read_before_the_next(tmp_path: Path):
-    async def whole() -> None:
-        async with kube_api() as api, asyncio.timeout(60):
-            api.faults.append(Fault("(POST|PUT) .*/leases", lose=True, times=2))
-            first, client = await contender(api, tmp_path, "first", Clock())
-            lead = asyncio.create_task(first.run(lambda: None))
-            await first.active()
-            assert api.objects["leases", "halimede", "operator"]["spec"]["holderIdentity"] == "first"
-            lead.cancel()
-            await client.close()
+    async def story(hall: Hall) -> None:
+        hall.api.faults.append(Fault("(POST|PUT) .*/leases", lose=True, times=2))
+        first = await hall.contender("first")
+        await hall.attempt(first, first)
+        assert not first.may_act()
+        await hall.attempt(first)
+        assert (first.may_act(), hall.lease()["holderIdentity"]) == (True, "first")
 
-    asyncio.run(whole())
+    run(story, tmp_path)
+
+
+def test_it_tries_and_renews_by_itself(tmp_path: Path):
+    async def story(hall: Hall) -> None:
+        clock = asyncio.get_running_loop().time
+        first = await hall.contender("first", clock=clock)
+        second = await hall.contender("second", clock=clock)
+        leads = asyncio.create_task(first.run(lambda: None))
+        waits = asyncio.create_task(second.run(lambda: None))
+        await first.active()
+        await hall.api.until(lambda: second.has_read and hall.api.counted("PUT .*/leases") >= 1)
+        leads.cancel()
+        await first.release()
+        await asyncio.wait_for(second.active(), 10)
+        waits.cancel()
+
+    run(story, tmp_path)

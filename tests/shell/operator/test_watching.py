@@ -5,7 +5,7 @@ import email.utils
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from support.kube_api import Fault, KubeApi, deep, kube_api
 MODELS = "/apis/halimede.dev/v1alpha1/inferencemodels"
 WATCH = rf"GET {MODELS}\?.*watch=true"
 LIST = rf"GET {MODELS}\?(?!.*watch=true)"
+QUICK = Patience(0.01, 0.2)
 
 
 @dataclass
@@ -55,14 +56,14 @@ class Watched:
 
 @asynccontextmanager
 async def watching(
-    api: KubeApi, folder: Path, *, namespaces: tuple[str, ...] = (), longest_s: float = 0.2
+    api: KubeApi, folder: Path, *, namespaces: tuple[str, ...] = (), patience: Patience = QUICK
 ) -> AsyncIterator[Watched]:
     cache, woken = Cache(), list[Key]()
     kubeconfig = api.kubeconfig(folder)
     spaces = namespaces or (None,)
     pulse = Pulse([Where(resource, space) for resource in WATCHED for space in spaces], time.monotonic())
     feed = CacheFeed(cache, pulse, woken.append)
-    watches = Watches(str(kubeconfig), namespaces, feed, pulse, time.monotonic, Patience(0.01, longest_s))
+    watches = Watches(str(kubeconfig), namespaces, feed, pulse, time.monotonic, patience)
     watches.start()
     try:
         await asyncio.wait_for(feed.complete.wait(), 30)
@@ -289,7 +290,31 @@ def test_a_watch_that_ends_at_once_is_not_asked_in_a_hurry(tmp_path: Path):
         per_second = (watched.api.counted(WATCH) - asked) / (time.monotonic() - begun)
         assert per_second < 4, "0.5 s, and a fifth less by chance, lie between two"
 
-    run(story, tmp_path, before=a_few, longest_s=0.5)
+    run(story, tmp_path, before=a_few, patience=Patience(0.01, 0.5))
+
+
+HALF_DEAD = {
+    "never a word": Fault(WATCH, silent=True),
+    "a bookmark, and then no word": Fault(
+        WATCH, lines=(b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n',), silent=True
+    ),
+    "no answer": Fault(WATCH, mute=True),
+}
+
+
+@pytest.mark.parametrize("fault", HALF_DEAD.values(), ids=HALF_DEAD.keys())
+def test_a_watch_that_is_silent_is_asked_for_anew(tmp_path: Path, fault: Fault):
+    """O-07: within 75 s, and not before the API server's bookmarks come, one each minute."""
+    assert 60 < Patience().silence_s <= 75
+
+    async def story(watched: Watched) -> None:
+        half_dead = replace(fault, times=1)
+        watched.api.faults.append(half_dead)
+        watched.api.cut()
+        await watched.api.until(lambda: half_dead.times == 0)
+        await still_works(watched)
+
+    run(story, tmp_path, before=a_few, patience=Patience(0.01, 0.2, silence_s=1.0))
 
 
 def test_kopf_is_started_anew_when_it_ends(tmp_path: Path):
