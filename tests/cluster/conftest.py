@@ -12,8 +12,11 @@ from cluster.faults import Faults
 from cluster.given import REGISTRY, GivenCluster
 from cluster.gpus import Gpus
 from cluster.installed import Platform, Tenant
+from cluster.operators import Place, no_other_operator
 from cluster.own import OwnCluster
-from support.image import Unavailable
+from cluster.spaces import eventually
+from support.custom_resources import CRDS
+from support.image import REPOSITORY_ROOT, Unavailable
 
 HERE = Path(__file__).parent
 TEST_LIMIT_S = 300
@@ -77,6 +80,43 @@ def own(cluster: Cluster) -> OwnCluster:
     if not isinstance(cluster, OwnCluster):
         pytest.skip("this is about the clusters that are made here")
     return cluster
+
+
+@pytest.fixture(scope="module")
+def crds(cluster: Cluster) -> Iterator[None]:
+    """In the cluster while the tests of a file run; those that helm installed stay, and helm installs no others' ones."""
+    there = cluster.kubectl("get", "customresourcedefinitions", "--output=name")
+    missing = [name for name in (crd["metadata"]["name"] for crd in CRDS.values()) if name not in there]
+    for name in missing:
+        path = REPOSITORY_ROOT / "crds" / f"{name.partition('.')[0]}.yaml"
+        cluster.kubectl("apply", "--server-side", f"--filename={path}")
+
+    def served() -> bool:
+        known = cluster.kubectl("api-resources", "--api-group=halimede.dev", "--output=name", "--cached=false")
+        return all(crd["metadata"]["name"] in known for crd in CRDS.values())
+
+    eventually(served, "both kinds")
+    yield
+    if missing:
+        cluster.kubectl("delete", "customresourcedefinitions", *missing)
+
+
+@pytest.fixture(scope="module")
+def alone(cluster: Cluster, crds: None) -> Iterator[None]:
+    """No operator works meanwhile but those that the tests of a file start."""
+    if not isinstance(cluster, OwnCluster):
+        pytest.skip("in a given cluster nobody's operator is sent away")
+    with no_other_operator(cluster):
+        yield
+
+
+@pytest.fixture
+def place(own: OwnCluster, alone: None, namespace: str, tmp_path: Path) -> Iterator[Place]:
+    """A namespace for operators on this machine."""
+    place = Place(own, namespace, tmp_path)
+    place.allow("operator", "second")
+    yield place
+    place.stop_all()
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,9 @@ import sys
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,16 @@ from support.image import REPOSITORY_ROOT
 
 Object = dict[str, Any]
 
-CHILDREN = ("configmaps", "serviceaccounts", "services", "deployments", "poddisruptionbudgets", "networkpolicies")
+CHILDREN = {
+    "/api/v1": ("configmaps", "serviceaccounts", "services"),
+    "/apis/apps/v1": ("deployments",),
+    "/apis/networking.k8s.io/v1": ("networkpolicies",),
+    "/apis/policy/v1": ("poddisruptionbudgets",),
+}
+OURS = "labelSelector=app.kubernetes.io%2Fmanaged-by%3Dhalimede-operator"
+APPLY = "application/apply-patch+yaml"
 LEASE = "halimede"
+RBAC = "rbac.authorization.k8s.io"
 
 
 class Operator:
@@ -85,23 +94,25 @@ class Place:
         self._folder = folder
         self._operators: list[Operator] = []
 
+    @property
+    def models(self) -> str:
+        """Where the API server has them."""
+        return f"/apis/halimede.dev/v1alpha1/namespaces/{self.namespace}/inferencemodels"
+
     def kubectl(self, *arguments: str, given: str | None = None) -> str:
         return self.own.kubectl(f"--namespace={self.namespace}", *arguments, given=given)
 
     def allow(self, *accounts: str) -> None:
-        rendered = self.own.helm(
-            "template", "halimede", str(REPOSITORY_ROOT / "helm" / "halimede"), f"--namespace={self.namespace}",
-            "--kube-version=1.36.0", f"--set=watchNamespaces={{{self.namespace}}}", "--show-only=templates/rbac.yaml",
-        )  # fmt: skip
-        roles = [document for document in yaml.safe_load_all(rendered) if document and document["kind"] == "Role"]
+        """Make the accounts, each with the rights that the chart gives to an operator of this namespace."""
+        api = self.own.api
         for account in accounts:
-            self.kubectl("create", "serviceaccount", account)
-        for role in roles:
-            self.kubectl("apply", "-f", "-", given=json.dumps(role))
-            name = role["metadata"]["name"]
-            self.kubectl(
-                "create", "rolebinding", name, f"--role={name}", f"--group=system:serviceaccounts:{self.namespace}"
-            )
+            api.create(f"/api/v1/namespaces/{self.namespace}/serviceaccounts", {"metadata": {"name": account}})
+        rights = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{self.namespace}"
+        subject = {"kind": "Group", "apiGroup": RBAC, "name": f"system:serviceaccounts:{self.namespace}"}
+        for name, rules in _roles(self.own).items():
+            api.create(f"{rights}/roles", {"metadata": {"name": name}, "rules": rules})
+            role = {"apiGroup": RBAC, "kind": "Role", "name": name}
+            api.create(f"{rights}/rolebindings", {"metadata": {"name": name}, "roleRef": role, "subjects": [subject]})
 
     def start(self, account: str = "operator", faulty: bool = False) -> Operator:
         login = self.own.faulty_login if faulty else self.own.login
@@ -124,7 +135,7 @@ class Place:
             "metadata": {"name": name},
             "spec": spec,
         }
-        self.kubectl("apply", "-f", "-", given=json.dumps(value))
+        self.own.api.send("PATCH", f"{self.models}/{name}?fieldManager=user&force=true", value, APPLY)
 
     def get(self, what: str, name: str) -> Object:
         value: Object = json.loads(self.kubectl("get", what, name, "--output=json"))
@@ -132,19 +143,21 @@ class Place:
 
     def children(self) -> dict[str, Object]:
         """All of ours, without what differs from one making to the next."""
-        found = json.loads(
-            self.kubectl(
-                "get", ",".join(CHILDREN), "--output=json", "--selector=app.kubernetes.io/managed-by=halimede-operator"
-            )
-        )["items"]
-        return {f"{child['kind']} {child['metadata']['name']}": _essence(child) for child in found}
+        found: dict[str, Object] = {}
+        for group, plurals in CHILDREN.items():
+            for plural in plurals:
+                listed = self.own.api.get(f"{group}/namespaces/{self.namespace}/{plural}?{OURS}")
+                kind = listed["kind"].removesuffix("List")
+                found |= {f"{kind} {child['metadata']['name']}": _essence(kind, child) for child in listed["items"]}
+        return found
 
     def settled(self, *models: str) -> bool:
-        for name in models:
-            value = self.get("inferencemodels", name)
-            if (value.get("status") or {}).get("observedGeneration") != value["metadata"]["generation"]:
-                return False
-        return True
+        found = {value["metadata"]["name"]: value for value in self.own.api.get(self.models)["items"]}
+        return all(
+            name in found
+            and (found[name].get("status") or {}).get("observedGeneration") == found[name]["metadata"]["generation"]
+            for name in models
+        )
 
     def audited(self) -> list[Object]:
         """What ServiceAccounts of this namespace asked of the API server, answered."""
@@ -191,10 +204,21 @@ def crds() -> list[Path]:
     return [path for path in sorted((REPOSITORY_ROOT / "crds").glob("*.yaml")) if path.name != "kustomization.yaml"]
 
 
-def _essence(child: Object) -> Object:
+@cache
+def _roles(own: OwnCluster) -> Mapping[str, Any]:
+    """Rules by the role's name."""
+    rendered = own.helm(
+        "template", "halimede", str(REPOSITORY_ROOT / "helm" / "halimede"), "--namespace=where",
+        "--kube-version=1.36.0", "--set=watchNamespaces={where}", "--show-only=templates/rbac.yaml",
+    )  # fmt: skip
+    documents = [document for document in yaml.safe_load_all(rendered) if document and document["kind"] == "Role"]
+    return {document["metadata"]["name"]: document["rules"] for document in documents}
+
+
+def _essence(kind: str, child: Object) -> Object:
     metadata = child["metadata"]
     kept = {name: part for name, part in child.items() if name not in ("metadata", "status")}
-    if child["kind"] == "Service":
+    if kind == "Service":
         kept["spec"] = {
             name: part for name, part in child["spec"].items() if not name.startswith("clusterIP") or part == "None"
         }

@@ -2,37 +2,16 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client, config
 
 from cluster.access import Cluster
-from cluster.spaces import eventually
-from support.custom_resources import BAD, CRDS, GOOD, Bad, Json, changed, ensemble, model
+from support.custom_resources import BAD, GOOD, Bad, Json, changed, ensemble, model
 
-FILES = Path(__file__).parents[2] / "crds"
+pytestmark = pytest.mark.usefixtures("crds")
 PLURALS = {"InferenceModel": "inferencemodels", "ModelEnsemble": "modelensembles"}
-NAMES = [crd["metadata"]["name"] for crd in CRDS.values()]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def crds(cluster: Cluster) -> Iterator[None]:
-    """In the cluster while the tests of this file run; those that are there already stay as they are."""
-    there = cluster.kubectl("get", "customresourcedefinitions", "--output=name")
-    missing = [name for name in NAMES if name not in there]
-    for name in missing:
-        cluster.kubectl("apply", "--server-side", "-f", str(FILES / f"{name.partition('.')[0]}.yaml"))
-
-    def served() -> bool:
-        known = cluster.kubectl("api-resources", "--api-group=halimede.dev", "--output=name", "--cached=false")
-        return all(name in known for name in NAMES)
-
-    eventually(served, "both kinds")
-    yield
-    if missing:
-        cluster.kubectl("delete", "customresourcedefinitions", *missing)
 
 
 @pytest.fixture(scope="module")

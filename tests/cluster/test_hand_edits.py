@@ -1,27 +1,12 @@
 """Edits by hand beside which the API server refuses what we apply, on a real one: they are undone all the same."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from cluster.operators import Place, crds, no_other_operator
-from cluster.own import OwnCluster
+from cluster.operators import Place
 from cluster.spaces import eventually
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.labels import labels_of
-
-
-@pytest.fixture
-def place(own: OwnCluster, namespace: str, tmp_path: Path) -> Iterator[Place]:
-    own.kubectl("apply", "--server-side", *(f"--filename={path}" for path in crds()))
-    with no_other_operator(own):
-        place = Place(own, namespace, tmp_path)
-        place.allow("operator")
-        yield place
-        place.stop_all()
 
 
 def in_server(**fields: Any) -> dict[str, Any]:

@@ -7,34 +7,21 @@ import json
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from cluster.api import Refused
 from cluster.faults import Faults
 from cluster.faulty_api import Rule
-from cluster.operators import LEASE, Place, crds, no_other_operator
-from cluster.own import OwnCluster
+from cluster.operators import LEASE, Place
 from cluster.spaces import eventually
-
-# Minutes of outages and of deaths at every write.
-pytestmark = pytest.mark.load
+from support.custom_resources import CRDS
 
 WRITES = "POST|PUT|PATCH|DELETE"
 
 
-@pytest.fixture
-def place(own: OwnCluster, namespace: str, tmp_path: Path) -> Iterator[Place]:
-    own.kubectl("apply", "--server-side", *(f"--filename={path}" for path in crds()))
-    with no_other_operator(own):
-        place = Place(own, namespace, tmp_path)
-        place.allow("operator", "second")
-        yield place
-        place.stop_all()
-
-
 def test_children_come_with_the_rights_of_the_chart_and_then_nothing_is_written(place: Place) -> None:
+    """At rest, and when it is started again."""
     operator = place.start()
     for name in ("a", "b"):
         place.model(name, networkPolicy={"enabled": True}, replicas=2)
@@ -53,6 +40,7 @@ def test_children_come_with_the_rights_of_the_chart_and_then_nothing_is_written(
 
 
 def test_what_is_edited_or_deleted_by_hand_is_restored_and_what_others_add_is_left(place: Place) -> None:
+    """O-44."""
     operator = place.start().ready()
     place.model("digits")
     eventually(lambda: place.settled("digits"), "the status", check=operator.check)
@@ -70,9 +58,10 @@ def test_what_is_edited_or_deleted_by_hand_is_restored_and_what_others_add_is_le
     eventually(restored, "the children as they were", 60, operator.check)
 
 
+@pytest.mark.load
 @pytest.mark.timeout(900, func_only=True)
 def test_an_operator_that_is_killed_at_any_write_is_made_good_by_the_next(place: Place, faults: Faults) -> None:
-    """Killed when the k-th write was done and before its answer came, then started again."""
+    """O-20. Killed when the k-th write was done and before its answer came, then started again."""
     paths = rf"/namespaces/{place.namespace}/(?!leases)"
 
     def live(k: int | None) -> bool:
@@ -114,6 +103,7 @@ def test_an_operator_that_is_killed_at_any_write_is_made_good_by_the_next(place:
 
 
 def test_of_two_operators_the_one_that_stood_still_writes_nothing_and_ends(place: Place) -> None:
+    """O-30."""
     first = place.start("operator").ready()
     second = place.start("second")
     place.model("digits")
@@ -146,16 +136,68 @@ OUTAGES = {
 }
 
 
+def test_kinds_that_are_missing_and_go_and_come_back_are_waited_for(place: Place) -> None:
+    """O-12."""
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    names = [crd["metadata"]["name"] for crd in CRDS.values()]
+    whole = [place.own.api.get(f"{path}/{name}") for name in names]
+
+    def there() -> list[str]:
+        return [crd["metadata"]["name"] for crd in place.own.api.get(path)["items"]]
+
+    def remove() -> None:
+        for name in names:
+            place.own.api.send("DELETE", f"{path}/{name}")
+        eventually(lambda: not {*names} & {*there()}, "the kinds to go")
+
+    def put_back() -> None:
+        # As helm knows them, where it was helm that made them.
+        for crd in whole:
+            kept = {key: crd["metadata"][key] for key in ("name", "labels", "annotations") if key in crd["metadata"]}
+            head = {key: crd[key] for key in ("apiVersion", "kind", "spec")}
+            place.own.api.create(path, {**head, "metadata": kept})
+
+    remove()
+    try:
+        operator = place.start()
+        eventually(lambda: "CRDs" in operator.log.read_text(), "it to say what is missing", check=operator.check)
+        assert (operator.probe("healthz"), operator.probe("readyz")) == (200, 503)
+        put_back()
+        operator.ready()
+        place.model("digits")
+        eventually(lambda: place.settled("digits"), "the status", check=operator.check)
+
+        remove()
+        eventually(lambda: "cannot list inferencemodels" in operator.log.read_text(), "it to know", 60, operator.check)
+        assert operator.probe("healthz") == 200
+    finally:
+        put_back()
+    eventually(lambda: _takes(place, "digits"), "the API server to take models again")
+    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
+    assert operator.end() == 0
+
+
+def _takes(place: Place, name: str) -> bool:
+    try:
+        place.model(name)
+    except Refused:
+        return False
+    return True
+
+
+@pytest.mark.load
 @pytest.mark.parametrize(("mode", "rules"), OUTAGES.values(), ids=OUTAGES.keys())
 def test_an_outage_of_the_api_server_is_survived_and_made_up_for(
     place: Place, faults: Faults, mode: str, rules: tuple[Rule, ...]
 ) -> None:
-    """25 s, longer than a lease; `load` has one of five minutes."""
+    """O-01, O-02, O-07, O-09, O-11. 25 s, longer than a lease."""
     _outage(place, faults, mode, rules, 25)
 
 
+@pytest.mark.load
 @pytest.mark.timeout(600, func_only=True)
 def test_an_outage_of_five_minutes_is_survived_and_made_up_for(place: Place, faults: Faults) -> None:
+    """O-02."""
     _outage(place, faults, "pass", (Rule(status=503),), 300)
 
 
@@ -181,7 +223,9 @@ def _outage(place: Place, faults: Faults, mode: str, rules: tuple[Rule, ...], se
     eventually(lambda: all(" before" not in name for name in place.children()), "what was deleted to go")
 
 
+@pytest.mark.load
 def test_slow_answers_make_nothing_twice(place: Place, faults: Faults) -> None:
+    """O-08."""
     operator = place.start(faulty=True).ready()
     faults.set_api("pass", Rule("PATCH", delay_s=3.0))
     place.model("digits")
@@ -192,24 +236,22 @@ def test_slow_answers_make_nothing_twice(place: Place, faults: Faults) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("times", [1, 5])
-def test_conflicts_are_tried_again_at_once(place: Place, faults: Faults, times: int) -> None:
+def test_conflicts_are_tried_again_at_once(place: Place, faults: Faults) -> None:
+    """O-06."""
     operator = place.start(faulty=True).ready()
-    faults.set_api("pass", Rule("PATCH", "/status", times=times, status=409))
+    faults.set_api("pass", Rule("PATCH", "/status", times=5, status=409))
     place.model("digits")
     eventually(lambda: place.settled("digits"), "the status", check=operator.check)
 
 
 def test_a_hundred_edits_make_a_few_rollouts_and_the_last_one_wins(place: Place) -> None:
+    """O-43."""
     operator = place.start().ready()
     place.model("digits")
     eventually(lambda: place.settled("digits"), "the status", check=operator.check)
     begun = time.monotonic()
     for n in range(100):
-        place.own.api.patch(
-            f"/apis/halimede.dev/v1alpha1/namespaces/{place.namespace}/inferencemodels/digits",
-            {"spec": {"env": [{"name": "N", "value": str(n)}]}},
-        )
+        place.own.api.patch(f"{place.models}/digits", {"spec": {"env": [{"name": "N", "value": str(n)}]}})
         time.sleep(max(0.0, begun + 0.1 * n - time.monotonic()))
     eventually(lambda: place.settled("digits"), "the status", check=operator.check)
 
@@ -224,6 +266,7 @@ def test_a_hundred_edits_make_a_few_rollouts_and_the_last_one_wins(place: Place)
 
 
 def test_deletion_leaves_nothing_and_makes_nothing_again(place: Place) -> None:
+    """O-40."""
     operator = place.start().ready()
     place.model("digits")
     eventually(lambda: place.settled("digits"), "the status", check=operator.check)
@@ -234,6 +277,7 @@ def test_deletion_leaves_nothing_and_makes_nothing_again(place: Place) -> None:
     assert (place.children(), place.writes()) == ({}, written)
 
 
+@pytest.mark.load
 @pytest.mark.timeout(900, func_only=True)
 def test_two_hundred_models_at_rest_cost_no_write(place: Place) -> None:
     operator = place.start().ready()
@@ -254,7 +298,7 @@ def test_two_hundred_models_at_rest_cost_no_write(place: Place) -> None:
     _at_rest(place, 60)
 
 
-def _at_rest(place: Place, seconds: float = 15) -> None:
+def _at_rest(place: Place, seconds: float = 5) -> None:
     """Nothing but the lease is written for so long, from when nothing was for a while."""
 
     def quiet() -> bool:
