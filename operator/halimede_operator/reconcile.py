@@ -4,7 +4,7 @@ change."""
 import asyncio
 import dataclasses
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi, NotLeaderError
@@ -34,6 +34,10 @@ ROLLOUT_SPACING_S = 3.0
 
 class _Stale(Exception):
     """The plan was made from what is not so any more."""
+
+
+class _Taken(_Stale):
+    """Something has the name of a child that was to be made."""
 
 
 class _Vanished(Exception):
@@ -68,7 +72,10 @@ class Reconciler:
 
     async def __call__(self, key: Key) -> Outcome:
         try:
-            return await self._reconcile(key)
+            try:
+                return await self._reconcile(key)
+            except _Taken:
+                return await self._reconcile(key, await self._find_strangers(key))
         except _Vanished:
             return Done()
         except _Stale as stale:
@@ -81,20 +88,19 @@ class Reconciler:
             )
             return Failed(failure, str(error), error.retry_after_s)
 
-    async def _reconcile(self, key: Key) -> Outcome:
+    async def _reconcile(self, key: Key, strangers: Sequence[Object] = ()) -> Outcome:
         snapshot = self._observe(key)
         if snapshot is None:
             self._rolled.pop(key, None)
             return Gone()
         if "deletionTimestamp" in snapshot.object["metadata"]:
             return Done()
-        planned = plan(snapshot, self._platform)
+        planned = plan(snapshot, self._platform, strangers)
         failures: list[ApplyFailure] = []
         again_in: list[float] = []
         is_postponed = False
         if any(not isinstance(change, Conflict) for change in planned.changes):
             await self._check_is_current(snapshot)
-            planned = await self._with_strangers(snapshot, planned)
             for change in planned.changes:
                 if self._rolls_too_soon(key, change):
                     # What comes after it comes with it.
@@ -167,28 +173,26 @@ class Reconciler:
         if (metadata["uid"], metadata["generation"]) != (known["uid"], known["generation"]):
             raise _Stale("it was changed since it was looked at")
 
-    async def _with_strangers(self, snapshot: Snapshot, planned: Plan) -> Plan:
-        """The plan, with what already has the names of children that are to be made.
-
-        Only what has our labels is watched. A forced apply would take anybody's object over.
-        """
-        new = [change.object for change in planned.changes if isinstance(change, Apply) and change.is_new]
+    async def _find_strangers(self, key: Key) -> list[Object]:
+        """What has the names of children that are to be made, and is not known: only what has our labels is watched."""
+        snapshot = self._observe(key)
+        if snapshot is None:
+            return []
+        changes = plan(snapshot, self._platform).changes
+        new = [change.object for change in changes if isinstance(change, Apply) and change.is_new]
         found = await asyncio.gather(
             *[
                 self._api.get(BY_KIND[value["kind"]], value["metadata"]["namespace"], value["metadata"]["name"])
                 for value in new
             ]
         )
+        there = [value for value in found if value is not None]
         uid = snapshot.object["metadata"]["uid"]
-        strangers: list[Object] = []
-        for value in found:
-            if value is None:
-                continue
+        for value in there:
             if any(owner["uid"] == uid for owner in value["metadata"].get("ownerReferences") or ()):
                 # Ours, of which the watch has not told yet.
-                self._learn(self._cache.put(BY_KIND[value["kind"]], value), but=snapshot.key)
-            strangers.append(value)
-        return plan(snapshot, self._platform, strangers) if strangers else planned
+                self._learn(self._cache.put(BY_KIND[value["kind"]], value), but=key)
+        return there
 
     def _rolls_too_soon(self, key: Key, change: Apply | Delete | Conflict) -> bool:
         if not isinstance(change, Apply) or change.is_new or change.object["kind"] != DEPLOYMENTS.kind:
@@ -206,8 +210,8 @@ class Reconciler:
     async def _make(self, change: Apply | Delete | Conflict) -> ApplyFailure | None:
         try:
             match change:
-                case Apply(value):
-                    answer = await self._apply(value)
+                case Apply(value, is_new):
+                    answer = await (self._api.apply(value, is_new=True) if is_new else self._apply(value))
                     self._cache.put(BY_KIND[value["kind"]], answer)
                 case Delete(_, kind, namespace, name, uid):
                     await self._api.delete(BY_KIND[kind], namespace, name, uid)
@@ -216,6 +220,8 @@ class Reconciler:
         except ApiError as error:
             if error.says_namespace_goes or (error.status == 404 and isinstance(change, Apply)):
                 raise _Vanished from error
+            if error.is_conflict and isinstance(change, Apply) and change.is_new:
+                raise _Taken(str(error)) from error
             if not error.is_refusal:
                 raise
             return ApplyFailure(_reference(change), error.status, error.reason, str(error))

@@ -249,15 +249,15 @@ class KubeApi:
         body = await request.json()
         if request.method == "DELETE":
             return self._delete(plural, namespace, name, known, body)
+        if known is not None and any(
+            body["metadata"].get(field) not in (None, known["metadata"][field]) for field in ("uid", "resourceVersion")
+        ):
+            return _failure(409, "Conflict", "the object has been modified")
         is_apply = request.method == "PATCH" and "apply" in request.content_type
         if is_apply:
             return self._apply(plural, namespace, name, known, body)
         if known is None:
             return _failure(404, "NotFound", f"{plural} {name!r} not found")
-        if any(
-            body["metadata"].get(field) not in (None, known["metadata"][field]) for field in ("uid", "resourceVersion")
-        ):
-            return _failure(409, "Conflict", "the object has been modified")
         if request.method == "PATCH" and not status:
             return self._apply(plural, namespace, name, known, body)
         if request.method == "PUT":

@@ -20,6 +20,8 @@ from halimede_operator.core.snapshot import Object
 STATUS_MANAGER = f"{FIELD_MANAGER}-status"
 TIMEOUT_S = 30.0
 RETRY_AFTER_MAX_S = 600.0
+NO_VERSION = "1"
+"""No object has it: etcd counts writes from 2. An apply that names a version makes what is not there all the same."""
 
 
 class NotLeaderError(Exception):
@@ -61,8 +63,8 @@ class KubeApi(Protocol):
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None: ...
 
-    async def apply(self, value: Object) -> Object:
-        """Server-side apply; returns the object as it is now."""
+    async def apply(self, value: Object, *, is_new: bool = False) -> Object:
+        """Server-side apply; returns the object as it is now. is_new: a conflict where anything has its name."""
         ...
 
     async def set_owners(self, value: Object, managed_fields: list[Object]) -> None:
@@ -102,9 +104,11 @@ class KubeClient:
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         return await self._get(resource.path(namespace, name))
 
-    async def apply(self, value: Object) -> Object:
+    async def apply(self, value: Object, *, is_new: bool = False) -> Object:
         resource = BY_KIND[value["kind"]]
         metadata = value["metadata"]
+        if is_new:
+            value = {**value, "metadata": {**metadata, "resourceVersion": NO_VERSION}}
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         path = resource.path(metadata["namespace"], metadata["name"])
         return await self._write("PATCH", resource, path, value, query, "application/apply-patch+yaml")

@@ -14,7 +14,9 @@ class Connection:
     def __init__(self, kubeconfig_path: str | None) -> None:
         """kubeconfig_path: None for the service account."""
         self._path = kubeconfig_path
-        self.configuration = Configuration()
+        # The environment's proxies and passwords are not for the API server, and aiohttp would look for them in threads
+        # before every request.
+        self.configuration = Configuration(client_session_kwargs={"trust_env": False})
 
     async def refresh(self) -> None:
         """Read the credentials from where they lie; raises kubernetes' ConfigException or OSError where they cannot

@@ -18,6 +18,9 @@ fourth from there."""
 
 # Everything up to the next bracket that is in no string.
 _TO_BRACKET = re.compile(rb'[^"{}\[\]]*+(?:"(?:[^"\\]++|\\.)*+"[^"{}\[\]]*+)*+[{}\[\]]', re.DOTALL)
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_BRACKETS = b"{}[]"
+_OTHERS = bytes(set(range(256)) - set(_BRACKETS))
 _ITEMS = re.compile(rb'"items"\s*:\s*\Z')
 _BEFORE = 32
 """Bytes before a list in which its name is looked for."""
@@ -55,6 +58,8 @@ def decode_list(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
 
 def _shallow(data: bytes) -> bytes:
     """The text with null in the place of each object and list of the level after the last."""
+    if _is_shallow(data):
+        return data
     pieces: list[bytes] = []
     depth = kept = 0
     for at in _brackets(data):
@@ -67,6 +72,18 @@ def _shallow(data: bytes) -> bytes:
                 kept = at + 1
             depth -= 1
     return b"".join([*pieces, data[kept:]]) if pieces else data
+
+
+def _is_shallow(data: bytes) -> bool:
+    """Whether JSON has no more levels than are read. Of nearly all that comes it is true, and soon known."""
+    plain = _ESCAPE.sub(b"", data) if b"\\" in data else data
+    brackets = b"".join(plain.split(b'"')[::2]).translate(None, _OTHERS)
+    for _ in range(MAX_LEVELS):
+        if not brackets:
+            break
+        # The innermost level, at least.
+        brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
+    return not brackets
 
 
 def _brackets(data: bytes) -> Iterator[int]:

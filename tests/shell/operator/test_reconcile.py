@@ -263,6 +263,21 @@ def test_a_token_that_was_renewed_in_its_file_is_used_at_once(tmp_path: Path):
     run(story, tmp_path)
 
 
+def test_the_environments_proxies_and_passwords_are_not_for_the_api_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login somebody password else\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+
+    async def story(shop: Shop) -> None:
+        assert await shop.again() == Done()
+
+    run(story, tmp_path)
+
+
 @pytest.mark.parametrize("plural", sorted(CHILDREN))
 def test_what_may_not_be_written_is_told_in_the_status_and_tried_again_later(tmp_path: Path, plural: str):
     async def story(shop: Shop) -> None:
@@ -420,14 +435,33 @@ def test_a_strangers_object_is_not_taken_over(tmp_path: Path):
     run(story, tmp_path)
 
 
-def test_a_child_of_ours_that_the_watch_did_not_tell_of_is_not_written_again(tmp_path: Path):
+def test_a_stranger_who_comes_meanwhile_is_not_taken_over(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        come = Fault("PATCH .*/configmaps", times=1, then=lambda: shop.api.put("services", "prod", "digits", spec={}))
+        shop.api.faults.append(come)
+        assert await shop.again() == Done(again_in=CONFLICT_AGAIN_S)
+        assert shop.api.objects["services", "prod", "digits"]["spec"] == {}
+        assert "digits" in shop.api.named("deployments"), "the others are made"
+
+    run(story, tmp_path)
+
+
+def test_where_nothing_has_the_childrens_names_the_model_alone_is_read(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        assert await shop.again() == Done()
+        assert [request for request in shop.api.requests if request.startswith("GET")] == [f"GET {MODELS.path('prod', 'digits')}"]  # fmt: skip
+
+    run(story, tmp_path)
+
+
+def test_a_child_of_ours_that_the_watch_did_not_tell_of_is_left_as_it_is(tmp_path: Path):
     async def story(shop: Shop) -> None:
         await shop.again()
-        written = shop.api.writes()
+        before = deepcopy(shop.api.objects)
         async with beside(shop) as other:
             other.cache.put(MODELS, shop.digits())
             assert await other.reconcile(DIGITS) == Done()
-        assert shop.api.writes() == written
+        assert shop.api.objects == before
 
     run(story, tmp_path)
 

@@ -125,6 +125,18 @@ def test_children_are_watched_by_their_label_and_wake_their_owner(tmp_path: Path
     run(story, tmp_path, before=a_few)
 
 
+def test_what_somebody_wrote_for_kopf_is_not_read(tmp_path: Path):
+    async def story(watched: Watched) -> None:
+        metadata = {
+            "labels": {"app.kubernetes.io/managed-by": "halimede-operator"},
+            "annotations": {"kopf.zalando.org/last-handled-configuration": "{"},
+        }
+        watched.api.put("services", "prod", "a", metadata=metadata)
+        await watched.api.until(lambda: watched.knows("services", "Service"))
+
+    run(story, tmp_path)
+
+
 def test_a_long_list_is_read_in_pages(tmp_path: Path):
     def many(api: KubeApi) -> None:
         for n in range(120):
