@@ -10,11 +10,11 @@ from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi, NotLeaderError
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
-from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS, PODS, REPLICA_SETS
+from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS, MODELS, PODS, REPLICA_SETS
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.diff import Apply, Conflict, Delete, may_be_applied
-from halimede_operator.core.labels import TEMPLATE_HASH
+from halimede_operator.core.labels import TEMPLATE_HASH, selector_of
 from halimede_operator.core.merge_patch import merge_patch
 from halimede_operator.core.ownership import taken_over
 from halimede_operator.core.plan import Plan, member_names, plan
@@ -101,6 +101,8 @@ class Reconciler:
         is_postponed = False
         if any(not isinstance(change, Conflict) for change in planned.changes):
             await self._check_is_current(snapshot)
+            if any(isinstance(change, Delete) for change in planned.changes):
+                planned = await self._with_replica_sets(snapshot, planned, strangers)
             for change in planned.changes:
                 if self._rolls_too_soon(key, change):
                     # What comes after it comes with it.
@@ -159,7 +161,8 @@ class Reconciler:
         )
 
     async def _check_is_current(self, snapshot: Snapshot) -> None:
-        """Ask the API server itself before anything is written: what we have of the object may be old."""
+        """Ask the API server itself before anything is written: what we have of the object, or of an ensemble's
+        members, may be old."""
         key, known = snapshot.key, snapshot.object["metadata"]
         resource = BY_KIND[key.kind]
         value = await self._api.get(resource, key.namespace, key.name)
@@ -172,6 +175,24 @@ class Reconciler:
             raise _Vanished
         if (metadata["uid"], metadata["generation"]) != (known["uid"], known["generation"]):
             raise _Stale("it was changed since it was looked at")
+        members = await asyncio.gather(*[self._api.get(MODELS, key.namespace, name) for name in snapshot.members])
+        for known_member, member in zip(snapshot.members.values(), members, strict=True):
+            known = known_member["metadata"]
+            if member is None:
+                self._learn(self._cache.delete(known["uid"], int(known["resourceVersion"])), but=key)
+                raise _Stale("a member is gone since it was looked at")
+            self._learn(self._cache.put(MODELS, member), but=key)
+            if (member["metadata"]["uid"], member["metadata"]["generation"]) != (known["uid"], known["generation"]):
+                raise _Stale("a member was changed since it was looked at")
+
+    async def _with_replica_sets(self, snapshot: Snapshot, planned: Plan, strangers: Sequence[Object]) -> Plan:
+        """The plan by the ReplicaSets that there are: what we know of them may be old, and their pods need what they
+        name."""
+        key = snapshot.key
+        for value in await self._api.list_labelled(REPLICA_SETS, key.namespace, selector_of(key)):
+            self._learn(self._cache.put(REPLICA_SETS, value), but=key)
+        after = self._observe(key)
+        return planned if after is None else plan(after, self._platform)
 
     async def _find_strangers(self, key: Key) -> list[Object]:
         """What has the names of children that are to be made, and is not known: only what has our labels is watched."""
@@ -213,8 +234,8 @@ class Reconciler:
                 case Apply(value, is_new):
                     answer = await (self._api.apply(value, is_new=True) if is_new else self._apply(value))
                     self._cache.put(BY_KIND[value["kind"]], answer)
-                case Delete(_, kind, namespace, name, uid):
-                    await self._api.delete(BY_KIND[kind], namespace, name, uid)
+                case Delete(_, kind, namespace, name, uid, version):
+                    await self._api.delete(BY_KIND[kind], namespace, name, uid, version)
                 case Conflict():
                     pass
         except ApiError as error:

@@ -130,6 +130,19 @@ class KubeApi:
     def named(self, plural: str) -> set[str]:
         return {name for kind, _, name in self.objects if kind == plural}
 
+    def objects_at(self, version: int) -> dict[tuple[str, str, str], Object]:
+        """What there was then."""
+        found: dict[tuple[str, str, str], Object] = {}
+        for number, plural, event, value in self.history:
+            if number > version:
+                break
+            where = (plural, value["metadata"]["namespace"], value["metadata"]["name"])
+            if event == "DELETED":
+                found.pop(where)
+            else:
+                found[where] = value
+        return found
+
     def counted(self, pattern: str) -> int:
         return sum(1 for request in self.requests if re.search(pattern, request))
 
@@ -363,9 +376,8 @@ class KubeApi:
     def _delete(self, plural: str, namespace: str, name: str, known: Object | None, body: Object) -> web.Response:
         if known is None:
             return _failure(404, "NotFound", f"{plural} {name!r} not found")
-        wanted = (body.get("preconditions") or {}).get("uid")
-        if wanted not in (None, known["metadata"]["uid"]):
-            return _failure(409, "Conflict", "the UID in the precondition is another one")
+        if any(known["metadata"][field] != wanted for field, wanted in (body.get("preconditions") or {}).items()):
+            return _failure(409, "Conflict", "a precondition does not hold")
         self.remove(plural, namespace, name)
         return _response({"kind": "Status", "status": "Success"})
 

@@ -63,6 +63,10 @@ class KubeApi(Protocol):
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None: ...
 
+    async def list_labelled(
+        self, resource: Resource, namespace: str, labels: Mapping[str, str]
+    ) -> tuple[Object, ...]: ...
+
     async def apply(self, value: Object, *, is_new: bool = False) -> Object:
         """Server-side apply; returns the object as it is now. is_new: a conflict where anything has its name."""
         ...
@@ -71,8 +75,8 @@ class KubeApi(Protocol):
         """Who owns which field of an object, of that uid and resourceVersion alone; its values stay as they are."""
         ...
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
-        """Of that uid alone; that it is gone, or another one, is no error."""
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str, version: str) -> None:
+        """Of that uid and that resourceVersion alone, else a conflict; that it is gone is no error."""
         ...
 
     async def patch_status(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object: ...
@@ -104,6 +108,11 @@ class KubeClient:
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         return await self._get(resource.path(namespace, name))
 
+    async def list_labelled(self, resource: Resource, namespace: str, labels: Mapping[str, str]) -> tuple[Object, ...]:
+        selector = ",".join(f"{name}={value}" for name, value in labels.items())
+        answer = await self._call("GET", resource.path(namespace), query={"labelSelector": selector})
+        return tuple(answer.get("items") or ())
+
     async def apply(self, value: Object, *, is_new: bool = False) -> Object:
         resource = BY_KIND[value["kind"]]
         metadata = value["metadata"]
@@ -120,17 +129,17 @@ class KubeClient:
         query = {"fieldManager": FIELD_MANAGER}
         await self._write("PATCH", resource, path, {"metadata": body}, query, "application/merge-patch+json")
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str, version: str) -> None:
         body = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
-            "preconditions": {"uid": uid},
+            "preconditions": {"uid": uid, "resourceVersion": version},
             "propagationPolicy": "Background",
         }
         try:
             await self._write("DELETE", resource, resource.path(namespace, name), body)
         except ApiError as error:
-            if error.status not in (404, 409):
+            if error.status != 404:
                 raise
 
     async def patch_status(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:

@@ -15,8 +15,9 @@ Whose an object is, its controller says. One of another owner, or of nobody, wit
 alone and told as a Conflict; only what nobody controls and has all labels of this object is taken over: its owner was
 deleted with `--cascade=orphan` and has come again. What is being deleted is waited for.
 
-Children of ours that are wanted no more are deleted last, by their uid. A ConfigMap or a ServiceAccount stays as long
-as the Deployment that stands or one of its ReplicaSets names it: pods of the revision before may still be started.
+Children of ours that are wanted no more are deleted last, by their uid and version. A ConfigMap or a ServiceAccount
+stays as long as the Deployment that stands or one of its ReplicaSets names it: pods of the revision before may still be
+started.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,13 +40,14 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Only of the object with this uid."""
+    """Only of the object with this uid, as it was looked at."""
 
     api_version: str
     kind: str
     namespace: str
     name: str
     uid: str
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,16 @@ def diff(
         if (child["kind"], child["metadata"]["name"]) in in_use:
             continue
         head = child["metadata"]
-        changes.append(Delete(child["apiVersion"], child["kind"], head["namespace"], head["name"], head["uid"]))
+        changes.append(
+            Delete(
+                child["apiVersion"],
+                child["kind"],
+                head["namespace"],
+                head["name"],
+                head["uid"],
+                head["resourceVersion"],
+            )
+        )
     return tuple(changes)
 
 

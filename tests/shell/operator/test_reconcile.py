@@ -1,109 +1,24 @@
 """One reconcile after the other, against an API server that has faults at a given time. There are no pods: no kubelet, no controllers."""
 
-import asyncio
 import datetime
 import email.utils
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from halimede_operator.cluster.cache import Cache, entry_of
-from halimede_operator.cluster.client import KubeClient
-from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.decoding import decode
-from halimede_operator.cluster.events import Events
-from halimede_operator.cluster.indexes import Indexes
-from halimede_operator.cluster.kinds import MODELS, WATCHED
-from halimede_operator.cluster.nodes import Nodes
+from halimede_operator.cluster.kinds import MODELS
 from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.platform import Platform
 from halimede_operator.core.workqueue import Failure
-from halimede_operator.queue import Done, Failed, Gone, Outcome
-from halimede_operator.reconcile import CONFLICT_AGAIN_S, ROLLOUT_SPACING_S, UNSCHEDULED_AGAIN_S, Reconciler
-from support.kube_api import Fault, KubeApi, deep, kube_api
+from halimede_operator.queue import Done, Failed, Gone
+from halimede_operator.reconcile import CONFLICT_AGAIN_S, ROLLOUT_SPACING_S, UNSCHEDULED_AGAIN_S
+from support.kube_api import Fault, deep
+from support.operator_shop import CHILDREN, DIGITS, SPEC, Shop, beside, run
 
-DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")
-PLATFORM = Platform(server_image="server:1", gpu_server_image="gpu:1")
-SPEC = {"model": {"uri": "s3://models/digits"}}
-CHILDREN = {"configmaps", "serviceaccounts", "services", "deployments"}
 DEEP = '{"a":' * 9_000 + "1" + "}" * 9_000
-TODAY = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
-
-
-@dataclass
-class Shop:
-    api: KubeApi
-    cache: Cache
-    reconcile: Reconciler
-    folder: Path
-    now: float = 1000.0
-    leads: bool = True
-    woken: list[Key] = field(default_factory=list)
-
-    def hear(self) -> None:
-        """The watches tell everything there is to tell."""
-        for resource in WATCHED:
-            there = [value for (plural, _, _), value in self.api.objects.items() if plural == resource.plural]
-            for value in there:
-                self.cache.learn(entry_of(resource, value), listed=True)
-            uids = frozenset(value["metadata"]["uid"] for value in there)
-            self.cache.listed(resource, None, self.api.version, uids)
-
-    async def again(self, key: Key = DIGITS) -> Outcome:
-        self.hear()
-        return await self.reconcile(key)
-
-    def digits(self) -> dict[str, Any]:
-        return self.api.objects["inferencemodels", "prod", "digits"]
-
-    def condition(self, name: str) -> dict[str, Any]:
-        return next(condition for condition in self.digits()["status"]["conditions"] if condition["type"] == name)
-
-    def children(self) -> dict[tuple[str, str, str], Any]:
-        """What was made, without what differs from one run to the next."""
-        return {
-            where: {name: part for name, part in value.items() if name != "metadata"}
-            for where, value in self.api.objects.items()
-            if where[0] in CHILDREN
-        }
-
-
-@asynccontextmanager
-async def shop_of(folder: Path) -> AsyncIterator[Shop]:
-    async with kube_api() as api:
-        connection = Connection(str(api.kubeconfig(folder)))
-        await connection.refresh()
-        cache, woken = Cache(), list[Key]()
-        client = KubeClient(connection, lambda: shop.leads)
-        reconciler = Reconciler(
-            client,
-            cache,
-            Indexes(woken.append, lambda: shop.now),
-            Nodes(client, lambda: shop.now, may_read=True),
-            Events(client, "this-operator", lambda: shop.now),
-            PLATFORM,
-            woken.append,
-            lambda: shop.now,
-            lambda: TODAY,
-        )
-        shop = Shop(api, cache, reconciler, folder, woken=woken)
-        api.put("inferencemodels", "prod", "digits", spec=SPEC)
-        yield shop
-        await client.close()
-
-
-def run(story: Callable[[Shop], Awaitable[None]], folder: Path) -> None:
-    async def whole() -> None:
-        async with shop_of(folder) as shop:
-            await story(shop)
-
-    asyncio.run(whole())
 
 
 def test_a_new_model_gets_its_children_and_a_status_and_then_nothing_more_is_written(tmp_path: Path):
@@ -446,6 +361,19 @@ def test_a_stranger_who_comes_meanwhile_is_not_taken_over(tmp_path: Path):
     run(story, tmp_path)
 
 
+def test_a_stranger_is_seen_while_something_else_is_deleted(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        shop.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "replicas": 2})
+        await shop.again()
+        theirs = shop.api.put("networkpolicies", "prod", "digits", spec={})
+        shop.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "networkPolicy": {"enabled": True}})
+        assert await shop.again() == Done(again_in=CONFLICT_AGAIN_S)
+        assert shop.api.objects["networkpolicies", "prod", "digits"] == theirs
+        assert shop.api.named("poddisruptionbudgets") == set()
+
+    run(story, tmp_path)
+
+
 def test_where_nothing_has_the_childrens_names_the_model_alone_is_read(tmp_path: Path):
     async def story(shop: Shop) -> None:
         assert await shop.again() == Done()
@@ -464,21 +392,6 @@ def test_a_child_of_ours_that_the_watch_did_not_tell_of_is_left_as_it_is(tmp_pat
         assert shop.api.objects == before
 
     run(story, tmp_path)
-
-
-@asynccontextmanager
-async def beside(shop: Shop) -> AsyncIterator[Shop]:
-    """Another operator, with an empty memory, as after a restart."""
-    connection = Connection(str(shop.api.kubeconfig(shop.folder)))
-    await connection.refresh()
-    client, cache = KubeClient(connection, lambda: True), Cache()
-    indexes = Indexes(lambda _key: None, lambda: shop.now)
-    nodes, events = Nodes(client, lambda: shop.now, may_read=True), Events(client, "other", lambda: shop.now)
-    reconciler = Reconciler(
-        client, cache, indexes, nodes, events, PLATFORM, lambda _key: None, lambda: shop.now, lambda: TODAY
-    )
-    yield Shop(shop.api, cache, reconciler, shop.folder, shop.now)
-    await client.close()
 
 
 def test_who_does_not_hold_the_lease_writes_nothing(tmp_path: Path):
@@ -626,6 +539,60 @@ def _an_unscheduled_pod(shop: Shop) -> None:
         "pods", "prod", "digits-1-x", spec=template["spec"], metadata=owned_by(replica_set),
         status={"phase": "Pending", "conditions": [condition]},
     )  # fmt: skip
+
+
+def test_what_is_wanted_no_more_is_deleted_only_as_it_was_looked_at(tmp_path: Path):
+    """O-21."""
+
+    async def story(shop: Shop) -> None:
+        shop.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "networkPolicy": {"enabled": True}})
+        await shop.again()
+        shop.api.put("inferencemodels", "prod", "digits", spec=SPEC)
+
+        def keep() -> None:
+            shop.api.put("networkpolicies", "prod", "digits", metadata={"ownerReferences": [], "labels": {}})
+
+        shop.api.faults.append(Fault("DELETE .*/networkpolicies/", times=1, then=keep))
+        outcome = await shop.again()
+        assert isinstance(outcome, Failed)
+        assert (outcome.failure, shop.api.named("networkpolicies")) == (Failure.CONFLICT, {"digits"})
+
+    run(story, tmp_path)
+
+
+def test_an_ensemble_is_not_made_of_what_a_member_was(tmp_path: Path):
+    """O-21."""
+    key = Key(Kind.MODEL_ENSEMBLE, "prod", "chain")
+    step = {"name": "a", "modelRef": {"name": "digits"}, "inputs": {"X": "request.X"}, "outputs": {"Y": "y"}}
+    tensor = {"dataType": "FP32", "shape": [1]}
+    spec = {
+        "inputs": [{"name": "X", **tensor}], "outputs": [{"name": "Y", "from": "a.y", **tensor}], "steps": [step],
+    }  # fmt: skip
+
+    async def story(shop: Shop) -> None:
+        shop.api.put("modelensembles", "prod", "chain", spec=spec)
+        assert await shop.again(key) == Done()
+        old = shop.api.version
+        shop.api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/newer"}})
+        shop.now += ROLLOUT_SPACING_S
+        assert [await shop.again(key), await shop.again(key)] == [Done(), Done()]
+        whole = shop.children()
+        async with beside(shop) as other:
+            other.hear({"inferencemodels": old})
+            outcome = await other.reconcile(key)
+            assert isinstance(outcome, Failed)
+            assert (outcome.failure, shop.children()) == (Failure.CONFLICT, whole)
+            assert await other.reconcile(key) == Done()
+            # And of one that is gone.
+            old = shop.api.version
+            shop.api.remove("inferencemodels", "prod", "digits")
+            shop.api.put("modelensembles", "prod", "chain", spec={**spec, "replicas": 2})
+            other.hear({"inferencemodels": old})
+            outcome = await other.reconcile(key)
+            assert isinstance(outcome, Failed)
+            assert (outcome.failure, shop.children()) == (Failure.CONFLICT, whole)
+
+    run(story, tmp_path)
 
 
 @pytest.mark.parametrize("is_done", [False, True])

@@ -27,7 +27,12 @@ def owned_by(child: Object, **owner: Any) -> Object:
 def removed(child: Object) -> Delete:
     head = child["metadata"]
     return Delete(
-        child["apiVersion"], child["kind"], head["namespace"], head["name"], f"uid-of-{child['kind']}-{head['name']}"
+        child["apiVersion"],
+        child["kind"],
+        head["namespace"],
+        head["name"],
+        f"uid-of-{child['kind']}-{head['name']}",
+        "7",
     )
 
 
