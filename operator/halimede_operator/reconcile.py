@@ -192,7 +192,7 @@ class Reconciler:
         for value in await self._api.list_labelled(REPLICA_SETS, key.namespace, selector_of(key)):
             self._learn(self._cache.put(REPLICA_SETS, value), but=key)
         after = self._observe(key)
-        return planned if after is None else plan(after, self._platform)
+        return planned if after is None else plan(after, self._platform, strangers)
 
     async def _find_strangers(self, key: Key) -> list[Object]:
         """What has the names of children that are to be made, and is not known: only what has our labels is watched."""
