@@ -1,0 +1,112 @@
+"""What the operator makes of many objects, as text: the simplest of each kind whole, of all others what is different.
+
+`PYTHONPATH=tests python -m support.operator_golden` writes it to where the test reads it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from halimede_operator.core.api.parse import parse
+from halimede_operator.core.api.spec import Key, Kind, ModelSpec, Spec
+from halimede_operator.core.desired import desired
+from halimede_operator.core.labels import APPLIED_HASH, REVISION_LABEL, TEMPLATE_HASH
+from halimede_operator.core.objects import map_key
+from halimede_operator.core.plan import member_names
+from support.custom_resources import GOOD, model
+from support.operator_specs import PLATFORM, UID
+
+Json = dict[str, Any]
+
+GOLDEN = Path(__file__).parents[1] / "unit" / "operator" / "children" / "golden.txt"
+REGENERATE = "PYTHONPATH=tests python -m support.operator_golden"
+_EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
+_PLAIN = {"InferenceModel": "the-simplest", "ModelEnsemble": "three-steps"}
+_LONGEST_NAME = 40
+_HASHES = {APPLIED_HASH, TEMPLATE_HASH, REVISION_LABEL}
+"""Of what is told anyway."""
+
+
+def golden() -> str:
+    """A part for each object: its name, the hash of its pods' template, and a line for each value."""
+    plain = {kind: _values(_children(GOOD[name])) for kind, name in _PLAIN.items()}
+    parts: list[str] = []
+    for name, value in _objects().items():
+        children = _children(value)
+        (deployment,) = (child for child in children if child["kind"] == "Deployment")
+        before = plain[value["kind"]] if name not in _PLAIN.values() else {}
+        lines = [f"  {line}" for line in _lines(before, _values(children))]
+        head = f"{name}: pod template {deployment['metadata']['annotations'][TEMPLATE_HASH]}"
+        parts.append("\n".join([head, *lines]))
+    return "\n\n".join(parts) + "\n"
+
+
+def templates(text: str) -> dict[str, str]:
+    """Of each object in a golden text, the hash of its pods' template."""
+    heads = (line.split(": pod template ", 1) for line in text.splitlines() if line and line[0] != " ")
+    return dict(heads)
+
+
+def _objects() -> dict[str, Json]:
+    examples = {f"example {path.stem}": yaml.safe_load(path.read_text()) for path in sorted(_EXAMPLES.glob("*.yaml"))}
+    return {**{name: GOOD[name] for name in _PLAIN.values()}, **GOOD, **examples}
+
+
+def _children(value: Json) -> tuple[Json, ...]:
+    kind, name = Kind(value["kind"]), value["metadata"]["name"]
+    # One name for all, so that it makes no difference, but where it is what the object is about.
+    key = Key(kind, "prod", name if len(name) > _LONGEST_NAME else "bert")
+    members = {
+        member: _spec(Key(Kind.INFERENCE_MODEL, "prod", member), model(member)) for member in member_names(value)
+    }
+    models = {member: spec for member, spec in members.items() if isinstance(spec, ModelSpec)}
+    return desired(key, UID, _spec(key, value), models, PLATFORM)
+
+
+def _spec(key: Key, value: Json) -> Spec:
+    spec, problems = parse(key.kind, {**value, "metadata": {"namespace": key.namespace, "name": key.name}}, PLATFORM)
+    assert spec is not None, problems
+    return spec
+
+
+def _values(children: tuple[Json, ...]) -> dict[str, str]:
+    """By path: whose items of lists have a name are by that."""
+    found: dict[str, str] = {}
+    for child in children:
+        suffix = child["metadata"]["name"].removeprefix("bert")
+        # A plan's name has its content's hash, which the Deployment tells.
+        kind = child["kind"] if child["kind"] == "ConfigMap" else f"{child['kind']}{suffix}"
+        found.update(_flat(kind, child, ""))
+    return found
+
+
+def _flat(path: str, value: Any, field: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str) and value.startswith("{"):
+        # The plan.
+        value = json.loads(value)
+    if isinstance(value, Mapping) and value:
+        for key, each in value.items():
+            if key not in _HASHES:
+                yield from _flat(f"{path}.{key}", each, key)
+        return
+    if isinstance(value, list) and value and all(map_key(field, each) is not None for each in value):
+        for each in value:
+            key = map_key(field, each) or ()
+            yield from _flat(f"{path}[{' '.join(map(str, key))}]", each, "")
+        # Their order rolls pods too.
+        names = ", ".join(str((map_key(field, each) or ("",))[0]) for each in value)
+        yield f"{path}[]", names
+        return
+    yield path, json.dumps(value, sort_keys=True)
+
+
+def _lines(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    gone = [f"- {path}" for path in before if path not in after]
+    return gone + [f"{path} = {value}" for path, value in after.items() if before.get(path) != value]
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(golden())
