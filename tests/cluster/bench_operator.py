@@ -6,26 +6,28 @@ the notes; counts and memory are exact. A benchmark gates nothing.
 """
 
 import datetime
+import http.client
 import json
 import os
+import signal
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil  # type: ignore[import-untyped]  # the package has no types
 
-from cluster.operators import Object, Operator, Place, crds
+from cluster.operators import APPLY, Object, Operator, Place, crds
 from cluster.own import OwnCluster
 from cluster.spaces import eventually
 
@@ -36,8 +38,7 @@ REST_S = 60.0
 QUIET_S = 5.0
 WRITERS = 4
 LIMIT_S = 900.0
-MIB = 1 << 20
-APPLY = "application/apply-patch+yaml"
+MOST_MB = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,6 @@ class Bench:
 
     place: Place
 
-    @property
-    def path(self) -> str:
-        return f"/apis/halimede.dev/v1alpha1/namespaces/{self.place.namespace}/inferencemodels"
-
     def apply(self, count: int, **spec: Any) -> None:
         def write(number: int) -> None:
             value = {
@@ -76,19 +73,21 @@ class Bench:
                 "metadata": {"name": name_of(number)},
                 "spec": {"model": {"uri": "s3://models/digits"}, **spec},
             }
-            path = f"{self.path}/{name_of(number)}?fieldManager=bench"
-            self.place.own.api.send("PATCH", path, value, APPLY)
+            self.place.own.api.send("PATCH", f"{self.path_of(number)}?fieldManager=bench", value, APPLY)
 
         with ThreadPoolExecutor(WRITERS) as writers:
             list(writers.map(write, range(count)))
+
+    def path_of(self, number: int) -> str:
+        return f"{self.place.models}/{name_of(number)}"
 
     def is_settled(self, path: str) -> bool:
         return is_settled(self.place.own.api.get(path))
 
     def wait_until_settled(self, operator: Operator) -> None:
         def are_settled() -> bool:
-            time.sleep(2)  # a list of a thousand has its price, which is not to be the operator's
-            return all(is_settled(value) for value in self.place.own.api.get(self.path)["items"])
+            time.sleep(QUIET_S)  # a list of a thousand has its price, which is not to be the operator's
+            return all(is_settled(value) for value in self.place.own.api.get(self.place.models)["items"])
 
         eventually(are_settled, "all models' status", LIMIT_S, operator.check)
 
@@ -105,15 +104,15 @@ class Bench:
     def rest_rows(self, operator: Operator, models: int) -> list[Row]:
         """`models` that were just settled, for a while in which nobody does anything."""
         self.wait_for_rest(operator)
-        before, cpu_before = self.place.writes(), cpu_s(operator)
+        pid = operator.process.pid
+        before, cpu_before = self.place.writes(), cpu_s(pid)
         with machine_load() as load:
             time.sleep(REST_S)
         written = self.place.writes() - before
-        cpu = (cpu_s(operator) - cpu_before) * 60 / REST_S
         return [
-            row(f"rest-{models}-writes", written.total(), "writes in 60 s", 0, told(written)),
-            row(f"rest-{models}-cpu", cpu, "s CPU per minute", None, load()),
-            row(f"rest-{models}-rss", rss_mib(operator), "MiB"),
+            row(f"rest-{models}-writes", written.total(), f"writes in {REST_S:g} s", 0, told(written)),
+            row(f"rest-{models}-cpu", cpu_s(pid) - cpu_before, f"s CPU in {REST_S:g} s", None, load()),
+            row(f"rest-{models}-rss", psutil.Process(pid).memory_info().rss / 1e6, "MB"),
         ]
 
 
@@ -154,34 +153,34 @@ def measure_scale(bench: Bench) -> list[Row]:
 
 def measure_apply(bench: Bench, operator: Operator) -> list[Row]:
     programs = {"operator": operator.process.pid, **control_programs(bench.place.own)}
-    before, begun = {name: tree_cpu_s(pid) for name, pid in programs.items()}, time.time()
+    before, begun = {name: cpu_s(pid) for name, pid in programs.items()}, time.time()
     with machine_load() as load:
         bench.apply(MODELS, replicas=0)
         applied_s = time.time() - begun
         bench.wait_until_settled(operator)
         bench.wait_for_rest(operator)
-        shares = ", ".join(f"{name} {tree_cpu_s(pid) - before[name]:.0f}" for name, pid in programs.items())
-    entries = [entry for entry in bench.place.audited() if entry["verb"] == "patch"]
-    made = [entry for entry in entries if is_made(entry)]
-    told_first = {entry["objectRef"]["name"]: finished(entry) for entry in reversed(entries) if is_status(entry)}
-    children, writes = len(made), bench.place.writes()
+        used = {name: cpu_s(pid) - before[name] for name, pid in programs.items()}
+    requests = bench.place.audited()
+    applied = [entry for entry in requests if entry["verb"] == "patch"]
+    made = [entry for entry in applied if entry["responseStatus"]["code"] == http.client.CREATED]
+    told_first = {entry["objectRef"]["name"]: finished(entry) for entry in reversed(applied) if is_status(entry)}
+    writes = bench.place.writes()
+    most = len(made) / MODELS + 2
     return [
-        row("apply-1000-children", max(map(finished, made)) - begun, "s", 120, f"{children} children; {load()}"),
-        row("apply-1000-status", max(told_first.values()) - begun, "s", None, "until each has its first status"),
-        row("apply-1000-objects", applied_s, "s", None, "of these for the models themselves, which others write"),
-        row("apply-1000-cpu", tree_cpu_s(operator.process.pid) - before["operator"], "s CPU", None, shares),
-        row(
-            "apply-1000-writes", writes.total() / MODELS, "writes per model", children / MODELS + 2, told(writes)
-        ),
-        row("apply-1000-requests", len(bench.place.audited()) / MODELS, "requests per model", None, "reads among them"),
-        row("apply-1000-peak-rss", peak_rss_mib(operator), "MiB", 300e6 / MIB),
-    ]  # fmt: skip
+        row(f"apply-{MODELS}-children", max(map(finished, made)) - begun, "s", 120, f"{len(made)} children; {load()}"),
+        row(f"apply-{MODELS}-status", max(told_first.values()) - begun, "s", None, "until each has its first status"),
+        row(f"apply-{MODELS}-models", applied_s, "s", None, "of these until the models themselves were written"),
+        row(f"apply-{MODELS}-cpu", used["operator"], "s CPU", None, ", ".join(f"{n} {s:.0f}" for n, s in used.items())),
+        row(f"apply-{MODELS}-writes", writes.total() / MODELS, "writes per model", most, told(writes)),
+        row(f"apply-{MODELS}-requests", len(requests) / MODELS, "requests per model", None, "reads among them"),
+        row(f"apply-{MODELS}-peak-rss", peak_rss_mb(operator), "MB", MOST_MB),
+    ]
 
 
 def measure_restart(bench: Bench, operator: Operator, before: Counter[str], begun: float) -> list[Row]:
     with machine_load() as load:
         eventually(lambda: operator.probe("readyz") == 200, "the operator to be ready", check=operator.check)
-        ready_s = time.monotonic() - begun
+        ready_s, ready_cpu_s = time.monotonic() - begun, cpu_s(operator.process.pid)
 
         def is_through() -> bool:
             return operator.metric("halimede_operator_reconciles_total") >= MODELS
@@ -191,22 +190,21 @@ def measure_restart(bench: Bench, operator: Operator, before: Counter[str], begu
     bench.wait_for_rest(operator)
     written = bench.place.writes() - before
     return [
-        row("restart-1000-ready", ready_s, "s", 15, load()),
-        row("restart-1000-looked-at", through_s, "s", None, "until each model was reconciled once"),
-        row("restart-1000-writes", written.total(), "writes", 0, told(written)),
-        row("restart-1000-peak-rss", peak_rss_mib(operator), "MiB", 300e6 / MIB),
+        row(f"restart-{MODELS}-ready", ready_s, "s", 15, f"{ready_cpu_s:.1f} s CPU; {load()}"),
+        row(f"restart-{MODELS}-looked-at", through_s, "s", None, "until each model was reconciled once"),
+        row(f"restart-{MODELS}-writes", written.total(), "writes", 0, told(written)),
+        row(f"restart-{MODELS}-peak-rss", peak_rss_mb(operator), "MB", MOST_MB),
     ]
 
 
 def measure_changes(bench: Bench, operator: Operator) -> list[Row]:
     """One model after the other gets another variable."""
-    api = bench.place.own.api
     rollouts, statuses = [], []
     with machine_load() as load:
         for number in range(0, MODELS, MODELS // CHANGED):
-            path, name = f"{bench.path}/{name_of(number)}", name_of(number)
+            path, name = bench.path_of(number), name_of(number)
             begun = time.time()
-            api.patch(path, {"spec": {"env": [{"name": "N", "value": "1"}]}})
+            bench.place.own.api.patch(path, {"spec": {"env": [{"name": "N", "value": "1"}]}})
             eventually(partial(bench.is_settled, path), f"{name}'s status", check=operator.check)
             entries = [
                 entry
@@ -217,8 +215,8 @@ def measure_changes(bench: Bench, operator: Operator) -> list[Row]:
             rollouts.append(min(rolled) - begun)
             statuses.append(min(finished(entry) for entry in entries if is_status(entry)) - begun)
     return [
-        row("change-1-of-1000-rollout", statistics.median(rollouts), "s", None, f"{spread(rollouts)}; {load()}"),
-        row("change-1-of-1000-status", statistics.median(statuses), "s", None, spread(statuses)),
+        row(f"change-1-of-{MODELS}-rollout", statistics.median(rollouts), "s", None, f"{spread(rollouts)}; {load()}"),
+        row(f"change-1-of-{MODELS}-status", statistics.median(statuses), "s", None, spread(statuses)),
     ]
 
 
@@ -231,15 +229,11 @@ def started(place: Place) -> Iterator[Operator]:
 
 
 @contextmanager
-def machine_load() -> Iterator[Any]:
+def machine_load() -> Iterator[Callable[[], str]]:
     """Tells, at the end, how busy the machine was with all that ran on it."""
     idle, begun = psutil.cpu_times(), time.monotonic()
     busy = ""
-
-    def tell() -> str:
-        return busy
-
-    yield tell
+    yield lambda: busy
     now = psutil.cpu_times()
     free = (now.idle + now.iowait - idle.idle - idle.iowait) / (time.monotonic() - begun)
     busy = f"{os.cpu_count() - free:.1f} of {os.cpu_count()} cores busy, load {os.getloadavg()[0]:.1f}"
@@ -251,11 +245,6 @@ def name_of(number: int) -> str:
 
 def is_settled(model: Object) -> bool:
     return bool((model.get("status") or {}).get("observedGeneration") == model["metadata"]["generation"])
-
-
-def is_made(entry: Object) -> bool:
-    """An applied object that was not there."""
-    return bool(entry["responseStatus"]["code"] == 201)
 
 
 def is_status(entry: Object) -> bool:
@@ -272,25 +261,17 @@ def control_programs(own: OwnCluster) -> dict[str, int]:
     return {name: programs[name].outer_pid for name in ("kube-apiserver", "etcd", "kube-controller-manager")}
 
 
-def tree_cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """CPU time of a process and those below it, user and system."""
     process = psutil.Process(pid)
     times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
     return float(sum(each.user + each.system for each in times))
 
 
-def cpu_s(operator: Operator) -> float:
-    return tree_cpu_s(operator.process.pid)
-
-
-def rss_mib(operator: Operator) -> float:
-    return float(psutil.Process(operator.process.pid).memory_info().rss) / MIB
-
-
-def peak_rss_mib(operator: Operator) -> float:
+def peak_rss_mb(operator: Operator) -> float:
     lines = Path(f"/proc/{operator.process.pid}/status").read_text().splitlines()
     (kib,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-    return int(kib) * 1024 / MIB
+    return int(kib) * 1024 / 1e6
 
 
 def told(writes: Counter[str]) -> str:
@@ -301,7 +282,13 @@ def spread(samples: list[float]) -> str:
     return f"{len(samples)} times, {min(samples):.3f} to {max(samples):.3f}"
 
 
+def end(*_: object) -> NoReturn:
+    """As Ctrl-C does, so that nothing is left running."""
+    raise KeyboardInterrupt
+
+
 def main() -> None:
+    signal.signal(signal.SIGTERM, end)
     with TemporaryDirectory() as folder:
         own = OwnCluster.start()
         try:

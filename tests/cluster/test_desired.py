@@ -1,5 +1,6 @@
 """Children against a real API server: it takes them, and what it gives back of them leaves nothing to do."""
 
+import asyncio
 import json
 from copy import deepcopy
 from dataclasses import replace
@@ -9,6 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from cluster.access import Cluster
+from halimede_operator.cluster.client import ApiError, KubeClient
+from halimede_operator.cluster.connection import Connection
+from halimede_operator.cluster.kinds import BY_KIND
 from halimede_operator.core.api.spec import (
     Accelerator,
     AcceleratorType,
@@ -29,6 +33,8 @@ Object = dict[str, Any]
 Case = tuple[Key, Spec, dict[str, ModelSpec]]
 
 APPLY = ("apply", "--server-side", "--force-conflicts", "--field-manager=halimede-operator", "--output=json", "-f", "-")
+MADE = {"ConfigMap", "ServiceAccount", "Service", "NetworkPolicy", "Deployment", "PodDisruptionBudget"}
+NOWHERE = Scheduling(node_selector={"nowhere": "yes"})
 EXAMPLES = settings(
     max_examples=40,
     deadline=None,
@@ -77,6 +83,28 @@ def test_what_is_wanted_no_more_is_taken_away(cluster: Cluster, namespace: str) 
     assert "annotations" not in template["metadata"]
     assert "hostAliases" not in template["spec"]
     assert all(variable["name"] != "GONE" for variable in template["spec"]["containers"][0]["env"])
+
+
+def test_what_is_new_is_made_only_where_nothing_has_its_name(cluster: Cluster, namespace: str) -> None:
+    every = model_spec(workload=workload(replicas=2, network_policy=True, scheduling=NOWHERE))
+    wanted = ownerless(desired(in_namespace(model_key(), namespace), UID, every, {}, PLATFORM))
+    assert {child["kind"] for child in wanted} == MADE
+
+    async def make() -> None:
+        connection = Connection(str(cluster.kubeconfig))
+        await connection.refresh()
+        client = KubeClient(connection, may_write=lambda: True)
+        for child in wanted:
+            made = await client.apply(child, is_new=True)
+            with pytest.raises(ApiError) as refusal:
+                await client.apply({**child, "metadata": {**child["metadata"], "labels": {}}}, is_new=True)
+            assert refusal.value.is_conflict
+            found = await client.get(BY_KIND[child["kind"]], namespace, child["metadata"]["name"])
+            assert found is not None
+            assert (found["metadata"]["uid"], found["metadata"]["labels"]) == (made["metadata"]["uid"], made["metadata"]["labels"])  # fmt: skip
+        await client.close()
+
+    asyncio.run(make())
 
 
 def test_an_edit_by_hand_is_found_and_undone_and_what_others_add_stays(cluster: Cluster, namespace: str) -> None:
