@@ -1,6 +1,7 @@
 """Edits by hand beside which the API server refuses what we apply, on a real one: they are undone all the same."""
 
 import json
+from collections import Counter
 from typing import Any
 
 from cluster.operators import Place
@@ -74,3 +75,19 @@ def test_what_is_refused_all_the_same_is_told_once(place: Place) -> None:
     place.model("after")
     eventually(lambda: place.settled("after"), "another model", check=operator.check)
     assert place.writes()["patch deployments 422"] == 1
+
+
+def test_what_is_wanted_no_more_goes_though_it_was_edited(place: Place) -> None:
+    operator = place.start().ready()
+    place.model("digits", replicas=2)
+    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
+    place.kubectl("annotate", "poddisruptionbudget", "digits", "theirs=yes")
+    place.model("digits", replicas=1, model={"uri": "s3://models/other"})
+    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
+
+    def is_gone() -> bool:
+        kinds = Counter(name.partition(" ")[0] for name in place.children())
+        # The plan before is kept with its ReplicaSet.
+        return kinds == {"ConfigMap": 2, "ServiceAccount": 1, "Service": 2, "Deployment": 1}
+
+    eventually(is_gone, "the budget to go", 20, operator.check)
