@@ -26,7 +26,7 @@ from halimede_operator.queue import Done, Failed, Gone, Outcome
 
 CONFLICT_AGAIN_S = 300.0
 """A stranger's object of the same name is not watched; it may be gone by then."""
-UNSCHEDULED_AGAIN_S = 60.0
+UNSCHEDULED_AGAIN_S = 30.0
 """Nodes are not watched; they may offer more by then."""
 ROLLOUT_SPACING_S = 3.0
 """A Deployment's template changes no more often, so that a hundred edits make a few rollouts."""

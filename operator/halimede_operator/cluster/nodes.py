@@ -5,7 +5,7 @@ from collections.abc import Callable
 from halimede_operator.cluster.client import ApiError, KubeApi
 from halimede_operator.core.snapshot import Object
 
-KEPT_S = 30.0
+KEPT_S = 10.0
 FORBIDDEN_S = 600.0
 
 

@@ -129,7 +129,7 @@ class PodView:
     stage: Stage
     failure: Failure | None
     past: Failure | None
-    """What it recovered from."""
+    """What it recovered from, or serves in spite of."""
     waits_for: str
     """What comes next, while nothing has failed."""
     fetched: tuple[FetchedModel, ...]
@@ -144,6 +144,11 @@ class PodView:
     def is_unknown(self) -> bool:
         """Nobody knows what it serves, since its index was not had."""
         return self.index is None or self.index.error is not None
+
+    @property
+    def ailment(self) -> Failure | None:
+        """What is wrong with it though it serves: the node says so, and the server may not have noticed yet."""
+        return self.past if self.past is not None and self.past.reason == Reason.DEVICE_UNHEALTHY else None
 
     @property
     def age(self) -> tuple[str, str]:

@@ -503,7 +503,7 @@ def test_nodes_are_asked_for_where_a_pod_has_none_and_not_too_often(tmp_path: Pa
         for _ in range(3):
             assert await shop.again() == Done(again_in=UNSCHEDULED_AGAIN_S)
         assert shop.api.counted("GET /api/v1/nodes") == 1
-        shop.now += 30
+        shop.now += 10
         await shop.again()
         assert shop.api.counted("GET /api/v1/nodes") == 2
 

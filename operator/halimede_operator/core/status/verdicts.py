@@ -217,6 +217,8 @@ def degraded_verdict(scene: Scene, stuck: Verdict | None, ready: Verdict, obstac
         return Verdict(TRUE, stuck.reason, stuck.message)
     if scene.serving and ready.status != TRUE and ready.reason not in {*Calm, "IndexUnreachable", "ApplyFailed"}:
         return Verdict(TRUE, ready.reason, ready.message)
+    if ill := next((pod.ailment for pod in scene.serving if pod.ailment is not None), None):
+        return Verdict(TRUE, ill.reason, ill.message)
     return Verdict(FALSE, "AsExpected", "no replica fails beside others that serve")
 
 

@@ -382,6 +382,21 @@ def test_an_unhealthy_device_comes_before_what_it_does():
     assert ready_of(status) == ("False", "DeviceUnhealthy", f"0/1 replicas serving: {said}")
 
 
+def test_a_device_that_breaks_under_a_pod_that_serves_is_told():
+    """O-63."""
+    pods = [serving(), serving("bert-7f9c66d5b8-bbbbb")]
+    pods[1]["status"]["containerStatuses"][0]["allocatedResourcesStatus"] = [
+        {"name": "nvidia.com/gpu", "resources": [{"resourceID": "GPU-1", "health": "Unhealthy"}]}
+    ]
+    spec = model_spec(workload=Workload(replicas=2))
+    status = status_of(snapshot(model_key(), *pods, child=deployment(2)), spec, (), (), (), NOW)
+
+    assert (ready_of(status)[:2], status["phase"]) == (("True", "Serving"), "Serving")
+    degraded = next(c for c in status["conditions"] if c["type"] == "Degraded")
+    said = "pod bert-7f9c66d5b8-bbbbb: container server: device GPU-1 (nvidia.com/gpu) is unhealthy"
+    assert (degraded["status"], degraded["reason"], degraded["message"]) == ("True", "DeviceUnhealthy", said)
+
+
 QUOTA = 'pods "bert-7f9c66d5b8-%s" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2'
 SECURITY = 'pods "bert-7f9c66d5b8-%s" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
 
