@@ -147,6 +147,8 @@ def test_it_ends_when_somebody_else_has_its_lease(tmp_path: Path):
 
 
 def test_without_custom_resources_it_waits_for_them_and_says_so(tmp_path: Path):
+    """O-12."""
+
     async def story() -> None:
         async with kube_api() as api:
             api.has_custom_kinds = False

@@ -40,6 +40,8 @@ def test_a_new_model_gets_its_children_and_a_status_and_then_nothing_more_is_wri
 
 
 def test_a_child_that_was_edited_or_deleted_is_made_as_it_was(tmp_path: Path):
+    """O-44."""
+
     async def story(shop: Shop) -> None:
         await shop.again()
         whole = shop.children()
@@ -106,6 +108,8 @@ def test_a_spec_that_changes_while_children_are_made_is_not_told_as_done(tmp_pat
 
 
 def test_what_is_being_deleted_is_left_to_the_garbage_collector(tmp_path: Path):
+    """O-40."""
+
     async def story(shop: Shop) -> None:
         shop.api.put("inferencemodels", "prod", "digits", metadata={"deletionTimestamp": "2030-01-01T00:00:00Z"})
         assert (await shop.again(), shop.api.writes()) == (Done(), {})
@@ -115,6 +119,8 @@ def test_what_is_being_deleted_is_left_to_the_garbage_collector(tmp_path: Path):
 
 @pytest.mark.parametrize("times", [1, 5])
 def test_a_status_that_conflicts_is_written_again_from_what_is_there(tmp_path: Path, times: int):
+    """O-06."""
+
     async def story(shop: Shop) -> None:
         shop.api.faults.append(Fault("PATCH .*/status", status=409, reason="Conflict", times=times))
         failures = [await shop.again() for _ in range(times)]
@@ -152,6 +158,8 @@ def test_a_status_is_not_written_over_one_that_was_not_seen(tmp_path: Path):
     ],
 )
 def test_what_the_api_server_asks_for_is_handed_to_the_queue(tmp_path: Path, header: str, seconds: float | None):
+    """O-09."""
+
     async def story(shop: Shop) -> None:
         shop.api.faults.append(Fault("PATCH .*/deployments/", status=429, headers={"Retry-After": header}, times=1))
         outcome = await shop.again()
@@ -163,6 +171,8 @@ def test_what_the_api_server_asks_for_is_handed_to_the_queue(tmp_path: Path, hea
 
 
 def test_a_token_that_was_renewed_in_its_file_is_used_at_once(tmp_path: Path):
+    """O-10."""
+
     async def story(shop: Shop) -> None:
         shop.api.tokens = {"better"}
         outcome = await shop.again()
@@ -191,6 +201,8 @@ def test_the_environments_proxies_and_passwords_are_not_for_the_api_server(
 
 @pytest.mark.parametrize("plural", sorted(CHILDREN))
 def test_what_may_not_be_written_is_told_in_the_status_and_tried_again_later(tmp_path: Path, plural: str):
+    """O-11."""
+
     async def story(shop: Shop) -> None:
         message = f"{plural} is forbidden: User operator cannot patch resource {plural}"
         forbidden = Fault(f"PATCH .*/{plural}/", status=403, reason="Forbidden", message=message)
@@ -327,6 +339,8 @@ TERMINATING = {
 
 @pytest.mark.parametrize("fault", TERMINATING.values(), ids=TERMINATING.keys())
 def test_in_a_namespace_that_goes_one_write_is_tried_and_no_more(tmp_path: Path, fault: Fault):
+    """O-42."""
+
     async def story(shop: Shop) -> None:
         shop.api.faults.append(fault)
         assert await shop.again() == Done()
@@ -413,6 +427,8 @@ def test_the_lease_is_looked_at_before_every_write(tmp_path: Path):
 
 
 def test_a_hundred_edits_in_ten_seconds_make_a_few_rollouts_and_the_last_one_wins(tmp_path: Path):
+    """O-43."""
+
     async def story(shop: Shop) -> None:
         await shop.again()
         for n in range(100):
@@ -593,7 +609,7 @@ def test_an_ensemble_is_not_made_of_what_a_member_was(tmp_path: Path):
 
 @pytest.mark.parametrize("is_done", [False, True])
 def test_an_operator_that_ends_at_any_write_is_made_good_by_the_next(tmp_path: Path, is_done: bool):
-    """The connection breaks at the k-th write, done or not, and another operator with an empty memory goes on."""
+    """O-20. The connection breaks at the k-th write, done or not, and another operator with an empty memory goes on."""
     more = {**SPEC, "replicas": 2, "networkPolicy": {"enabled": True}}
 
     async def live(shop: Shop) -> None:

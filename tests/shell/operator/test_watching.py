@@ -150,6 +150,8 @@ def test_a_long_list_is_read_in_pages(tmp_path: Path):
 
 
 def test_a_list_whose_rest_is_too_old_is_begun_again(tmp_path: Path):
+    """O-04."""
+
     def many(api: KubeApi) -> None:
         for n in range(70):
             api.put("inferencemodels", "prod", f"m{n:04}", spec={})
@@ -195,6 +197,8 @@ BROKEN_STREAMS = {
 
 @pytest.mark.parametrize("lines", BROKEN_STREAMS.values(), ids=BROKEN_STREAMS.keys())
 def test_a_stream_that_turns_bad_is_watched_on(tmp_path: Path, lines: tuple[bytes, ...]):
+    """O-04, O-05."""
+
     async def story(watched: Watched) -> None:
         fault = Fault(WATCH, lines=lines, times=7)
         watched.api.faults.append(fault)
@@ -223,7 +227,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("fault", REFUSALS.values(), ids=REFUSALS.keys())
 def test_an_api_server_that_refuses_for_long_is_asked_on(tmp_path: Path, fault: Fault):
-    """So often that kopf alone would have ended long before."""
+    """O-02, O-04, O-09, O-11: so often that kopf alone would have ended long before."""
 
     async def story(watched: Watched) -> None:
         refusal = Fault(MODELS, fault.status, fault.headers, fault.reason, drop=fault.drop, times=12)
@@ -270,6 +274,8 @@ def test_what_vanished_while_nobody_watched_is_forgotten_and_wakes(tmp_path: Pat
 
 
 def test_an_api_server_that_goes_and_comes_is_found_again(tmp_path: Path):
+    """O-01."""
+
     async def story(watched: Watched) -> None:
         await watched.api.stop()
         watched.api.put("inferencemodels", "prod", "meanwhile", spec={})
@@ -281,6 +287,8 @@ def test_an_api_server_that_goes_and_comes_is_found_again(tmp_path: Path):
 
 
 def test_a_token_that_was_renewed_in_its_file_is_read_again(tmp_path: Path):
+    """O-10."""
+
     async def story(watched: Watched) -> None:
         watched.api.tokens = {"better"}
         watched.api.cut()
@@ -293,6 +301,8 @@ def test_a_token_that_was_renewed_in_its_file_is_read_again(tmp_path: Path):
 
 
 def test_a_watch_that_ends_at_once_is_not_asked_in_a_hurry(tmp_path: Path):
+    """O-03."""
+
     async def story(watched: Watched) -> None:
         watched.api.faults.append(Fault(WATCH, lines=()))
         watched.api.cut()
@@ -303,6 +313,20 @@ def test_a_watch_that_ends_at_once_is_not_asked_in_a_hurry(tmp_path: Path):
         assert per_second < 4, "0.5 s, and a fifth less by chance, lie between two"
 
     run(story, tmp_path, before=a_few, patience=Patience(0.01, 0.5))
+
+
+def test_a_watch_that_is_cut_off_again_and_again_is_gone_on_with(tmp_path: Path):
+    """O-03."""
+
+    async def story(watched: Watched) -> None:
+        for n in range(20):
+            watched.api.put("inferencemodels", "prod", f"news-{n}", spec={})
+            await watched.api.until(watched.knows)
+            watched.api.cut()
+        await still_works(watched)
+        assert watched.api.counted(LIST) == 1
+
+    run(story, tmp_path, before=a_few)
 
 
 HALF_DEAD = {
