@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -230,13 +230,14 @@ def started(place: Place) -> Iterator[Operator]:
 
 @contextmanager
 def machine_load() -> Iterator[Callable[[], str]]:
-    """Tells, at the end, how busy the machine was with all that ran on it."""
-    idle, begun = psutil.cpu_times(), time.monotonic()
+    """Tells, at the end, how busy the machine was, and how much of that was the cluster, the operator and this program."""
+    idle, ours, begun = psutil.cpu_times(), cpu_s(os.getpid()), time.monotonic()
     busy = ""
     yield lambda: busy
-    now = psutil.cpu_times()
-    free = (now.idle + now.iowait - idle.idle - idle.iowait) / (time.monotonic() - begun)
-    busy = f"{os.cpu_count() - free:.1f} of {os.cpu_count()} cores busy, load {os.getloadavg()[0]:.1f}"
+    now, lasted_s = psutil.cpu_times(), time.monotonic() - begun
+    free = (now.idle + now.iowait - idle.idle - idle.iowait) / lasted_s
+    share = (cpu_s(os.getpid()) - ours) / lasted_s
+    busy = f"{os.cpu_count() - free:.1f} of {os.cpu_count()} cores busy, {share:.1f} with this; load {os.getloadavg()[0]:.1f}"
 
 
 def name_of(number: int) -> str:
@@ -264,8 +265,12 @@ def control_programs(own: OwnCluster) -> dict[str, int]:
 def cpu_s(pid: int) -> float:
     """CPU time of a process and those below it, user and system."""
     process = psutil.Process(pid)
-    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
-    return float(sum(each.user + each.system for each in times))
+    total = 0.0
+    for each in (process, *process.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            times = each.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def peak_rss_mb(operator: Operator) -> float:
