@@ -117,7 +117,7 @@ class Channel:
                 try:
                     if not inbox:
                         if self.expects_more:
-                            self._watch(inbox.__len__)
+                            self._watch()
                         if not inbox:
                             self._read(0)
                 finally:
@@ -128,10 +128,10 @@ class Channel:
                 self.wait_for(lambda: bool(inbox))
         return inbox.popleft()
 
-    def _watch(self, has_come: Callable[[], object]) -> None:
-        """Look for a frame for WATCH_NS, letting others have the processor. Held by `_reading`."""
+    def _watch(self) -> None:
+        """Look for work for WATCH_NS, letting others have the processor. Held by `_reading`."""
         until = time.monotonic_ns() + WATCH_NS
-        while not has_come() and time.monotonic_ns() < until:
+        while not self._inbox and time.monotonic_ns() < until:
             os.sched_yield()
             self._read(socket.MSG_DONTWAIT)
 
@@ -241,7 +241,7 @@ class Channel:
             finally:
                 self._writing.release()
 
-    def wait_for(self, has_come: Callable[[], bool], *, looks: bool = False) -> None:
+    def wait_for(self, has_come: Callable[[], bool]) -> None:
         """Read until `has_come`, or wait for whoever reads.
 
         What it asks about must be settled by what is dispatched, on the reader's thread. ServerGoneError.
@@ -250,8 +250,6 @@ class Channel:
             if self._reading.acquire(blocking=False):
                 try:
                     # What it waits for may have come between the look and the lock.
-                    if looks and not has_come():
-                        self._watch(has_come)
                     if not has_come():
                         self._read(0)
                 finally:
