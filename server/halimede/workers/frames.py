@@ -5,6 +5,10 @@ places, and then the bytes of those that travel in the frame itself, at multiple
 others lie in segments (`workers.segments`). Names of inputs and outputs travel as positions in the configuration, but
 those of calls, which are another model's, as text. Control messages are JSON.
 
+What a frame says of its requests and tensors is nearly always what one before it said. So numbers of a frame's own (keys,
+times) stand apart from this description, and what was read of one is remembered by its bytes: a form, which becomes
+requests and tensors over the frame's own bytes.
+
 What comes from a worker is not trusted: everything is held against the length of the frame, and FrameError says what is
 wrong. Standard library and numpy only, for any CPython from 3.10 on.
 """
@@ -57,6 +61,12 @@ MAX_CALLS = 256
 
 MAX_CALL_TENSORS = 4096
 """Inputs of an inference that a worker asks for, and outputs that it names."""
+
+REMEMBERED_BYTES = 4 << 10
+"""A longer description is read each time."""
+
+_REMEMBERED = 128
+"""Descriptions of each kind that are remembered: those of the shapes and sizes of batches that came last."""
 
 MAX_JSON_VALUES = 100_000
 """In one frame, counted by what stands between them: what is parsed holds up everything else."""
@@ -140,31 +150,39 @@ PLACE_END = "\x1f"
 
 LOG_LEVELS = ("ERROR", "WARNING", "INFO", "VERBOSE")
 
-# Length of the part before the tensors' bytes, batch, number of requests or replies.
+# Each begins with the length of the description.
+# Batch, number of requests or replies. The keys of an EXECUTE's requests stand between this and its description.
 _BATCH = struct.Struct("<IIH")
-# key, correlation, timeout, rows, length of parameters, of id, of a text correlation (NUMERIC for a number), START and
-# END, number of inputs, of outputs.
-_REQUEST = struct.Struct("<QQQIIIIBHH")
+# correlation, timeout, rows, length of parameters, of id, of a text correlation (NUMERIC for a number), START and END,
+# number of inputs, of outputs.
+_REQUEST = struct.Struct("<QQIIIIBHH")
 _NUMERIC = 0xFFFFFFFF
-# position of the name, datatype, number of dimensions, segment (0 for the frame itself), offset, length.
+# position of the name or its length, datatype, number of dimensions, segment (0 for the frame itself), offset, length.
 _TENSOR = struct.Struct("<HBBHQQ")
+# What ends a DONE's description: whether it failed, times, bytes that found no room.
 _DONE = struct.Struct("<B3QQ")
 # what it is, error code, number of outputs, length of the error's text or the parameters.
 _REPLY = struct.Struct("<BBHI")
+# key, whether it is final, when it was sent.
 _RESPONSE = struct.Struct("<IQBQ")
-# Length of the part before the tensors' bytes, number, batch, bytes that found no room, correlation, timeout, priority,
-# START and END, number of inputs, of outputs, length of the model's name, of the version, of id, of parameters, of a
-# text correlation.
-_INFER = struct.Struct("<IIIQQQQBHHHHIII")
-# Length of the part before the tensors' bytes, number, whether it is final, whether it is an error and its code, number
-# of outputs, length of the model's name, of the version, of id, of the error's text or the parameters.
-_CALL_ANSWER = struct.Struct("<IIBBBHHHII")
+# number, batch, bytes that found no room; then, as part of the description: correlation, timeout, priority, START and
+# END, number of inputs, of outputs, length of the model's name, of the version, of id, of parameters, of a text
+# correlation.
+_INFER_OWN = struct.Struct("<IIIQ")
+_INFER = struct.Struct("<QQQBHHHHIII")
+# number; then, as part of the description: whether it is final, whether it is an error and its code, number of outputs,
+# length of the model's name, of the version, of id, of the error's text or the parameters.
+_CALL_ANSWER_OWN = struct.Struct("<II")
+_CALL_ANSWER = struct.Struct("<BBBHHHII")
 _LENGTH = struct.Struct("<H")
 _POSITION = struct.Struct("<H")
 _BATCH_PEEK = struct.Struct("<4xIH")
 _DIMENSIONS = tuple(struct.Struct(f"<{count}q") for count in range(MAX_DIMENSIONS + 1))
 
 _ANSWERED, _ERROR, _OPEN = 0, 1, 2
+_EXECUTE_KIND, _DONE_KIND, _RESPONSE_KIND = int(Kind.EXECUTE), int(Kind.DONE), int(Kind.RESPONSE)
+_INFER_KIND, _CALL_ANSWER_KIND = int(Kind.INFER), int(Kind.CALL_ANSWER)
+# As numbers: to look up a member of an Enum costs as much as a small method.
 _CODES = tuple(ErrorCode)
 _CODE_NUMBERS = {code: number for number, code in enumerate(_CODES)}
 LIMITS = {
@@ -193,6 +211,9 @@ Place = Callable[[Buffer], "tuple[int, int] | None"]
 Locate = Callable[[int, int, int], Buffer]
 """The bytes at segment, offset and length; ValueError when they are none that the sender may name."""
 
+_TensorForm = tuple[int | str, DataType, tuple[int, ...], int, int, int]
+"""The name or its position, datatype, shape, segment (0 for the frame itself), offset, length."""
+
 
 def frame(kind: Kind, body: bytes = b"") -> bytes:
     """A whole frame."""
@@ -207,39 +228,38 @@ def json_frame(kind: Kind, value: Any) -> bytes:
     return frame(kind, json_body(value))
 
 
-def _describe(tensor: Tensor, position: int, at: int, place: Place, data: list[Buffer]) -> tuple[bytes, int]:
-    """What a frame says of a tensor, whose bytes are added to `data` when they travel with it, at `at`; and what is
-    `at` for the next one."""
-    payload, shape = tensor.data, tensor.shape
+@lru_cache(8 * _REMEMBERED)
+def _describe(name: int | str, datatype: DataType, shape: tuple[int, ...], segment: int, at: int, size: int) -> bytes:
+    """What a frame says of a tensor, whose name is text or a position. struct.error, ValueError."""
+    text = _short_text(name) if isinstance(name, str) else b""
+    position = len(text) if isinstance(name, str) else name
+    dimensions = len(shape)
+    tensor = _TENSOR.pack(position, datatype.number, dimensions, segment, at, size)
+    return tensor + _DIMENSIONS[dimensions].pack(*shape) + text
+
+
+def _add(tensor: Tensor, name: int | str, described: list[bytes], at: int, place: Place, data: list[Buffer]) -> int:
+    """Describe a tensor, whose bytes are added to `data` when they travel with it, at `at`; returns what is `at` for
+    the next one."""
+    payload = tensor.data
     size = len(payload)
     put = None if size <= INLINE_BYTES else place(payload)
-    dimensions = len(shape)
     if put is not None:
-        described = _TENSOR.pack(position, tensor.datatype.number, dimensions, *put, size)
-    else:
-        described = _TENSOR.pack(position, tensor.datatype.number, dimensions, 0, at, size)
-        data.append(payload)
-        at += size
-        if over := size & 15:
-            data.append(bytes(16 - over))
-            at += 16 - over
-    return described + _DIMENSIONS[dimensions].pack(*shape), at
+        described.append(_describe(name, tensor.datatype, tensor.shape, *put, size))
+        return at
+    described.append(_describe(name, tensor.datatype, tensor.shape, 0, at, size))
+    data.append(payload)
+    over = -size & 15
+    if over:
+        data.append(_PADDING[over])
+    return at + size + over
 
 
-def _assemble(
-    kind: Kind, first: struct.Struct, described: bytes, data: list[Buffer], size: int, *values: int
-) -> Buffer:
-    """A frame, whole. `first` begins with the length of the description, `values` are the rest of it."""
-    pad = -(HEADER.size + first.size + len(described)) & 15
-    head = (
-        HEADER.pack(first.size + len(described) + pad + size, kind)
-        + first.pack(len(described), *values)
-        + described
-        + _PADDING[pad]
-    )
-    if not data:
-        return head
-    return b"".join((head, *data))
+def _assemble(kind: int, own: bytes, described: bytes, data: list[Buffer], size: int) -> bytes:
+    """A frame of `size` bytes of data. `own` stands before the description."""
+    length = len(own) + len(described)
+    pad = -(HEADER.size + length) & 15
+    return b"".join((HEADER.pack(length + pad + size, kind), own, described, _PADDING[pad], *data))
 
 
 _PADDING = tuple(bytes(count) for count in range(16))
@@ -273,7 +293,6 @@ def encode_execute(
         wanted = request.outputs if len(request.outputs) != len(outputs) else ()
         described.append(
             _REQUEST.pack(
-                item.key,
                 number,
                 request.timeout_us,
                 item.rows,
@@ -290,9 +309,16 @@ def encode_execute(
                 request_id + correlation + parameters + b"".join([_POSITION.pack(outputs[name]) for name in wanted])
             )
         for tensor in tensors:
-            said, at = _describe(tensor, inputs[tensor.name], at, place, data)
-            described.append(said)
-    return _assemble(Kind.EXECUTE, _BATCH, b"".join(described), data, at, batch, len(items))
+            at = _add(tensor, inputs[tensor.name], described, at, place, data)
+    count = len(items)
+    whole = b"".join(described)
+    own = _BATCH.pack(len(whole), batch, count) + _keys(count).pack(*[item.key for item in items])
+    return _assemble(_EXECUTE_KIND, own, whole, data, at)
+
+
+@lru_cache(_REMEMBERED)
+def _keys(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}Q")
 
 
 @dataclass(slots=True)
@@ -308,42 +334,60 @@ def decode_execute(
 ) -> Execute:
     """The worker's reading of an EXECUTE frame's body, which the server has made. Tensors are views of `body`."""
     length, batch, count = _BATCH.unpack_from(body)
-    at = _BATCH.size
-    base = _base(at + length)
+    keys = _keys(count)
+    start = _BATCH.size + keys.size
+    end = start + length
+    base = _base(end)
+    described = body[start:end]
+    forms = _known_requests(bytes(described), count) if length <= REMEMBERED_BYTES else _requests(described, count)
     items = []
-    for _ in range(count):
-        (key, correlation, timeout_us, rows, parameters_length, id_length, text_length, flags, n_inputs, n_outputs) = (
-            _REQUEST.unpack_from(body, at)
-        )
-        at += _REQUEST.size
-        request_id, wanted, parameters = "", (), {}
-        if id_length:
-            request_id = str(body[at : at + id_length], "utf-8")
-            at += id_length
-        if text_length != _NUMERIC:
-            correlation = str(body[at : at + text_length], "utf-8")
-            at += text_length
-        if parameters_length:
-            parameters = json.loads(bytes(body[at : at + parameters_length]))
-            at += parameters_length
-        if n_outputs:
-            end = at + n_outputs * _POSITION.size
-            wanted = tuple([outputs[position] for (position,) in _POSITION.iter_unpack(body[at:end])])
-            at = end
-        tensors = []
-        for _ in range(n_inputs):
-            position, number, dimensions, segment, offset, size = _TENSOR.unpack_from(body, at)
-            at += _TENSOR.size
-            shape = _DIMENSIONS[dimensions].unpack_from(body, at)
-            at += dimensions * 8
-            payload = locate(segment, offset, size) if segment else body[base + offset : base + offset + size]
-            tensors.append(Tensor(inputs[position], _DATATYPES[number], shape, payload))
-        start, end_ = (False, False) if not flags else (bool(flags & 1), bool(flags & 2))
+    for key, (rows, request_id, tensors, wanted, parameters, timeout_us, correlation, flags) in zip(
+        keys.unpack_from(body, _BATCH.size), forms, strict=True
+    ):
         request = InferenceRequest(
-            model, "", request_id, tensors, wanted, parameters, 0, timeout_us, correlation, start, end_
+            model,
+            "",
+            request_id,
+            _tensors(tensors, body, base, inputs, locate, may_change=False),
+            tuple([outputs[position] for position in wanted]) if wanted else (),
+            json.loads(parameters) if parameters else {},
+            0,
+            timeout_us,
+            correlation,
+            bool(flags & 1),
+            bool(flags & 2),
         )
         items.append(BatchItem(key, request, rows, False))
     return Execute(batch, items)
+
+
+_RequestForm = tuple[int, str, Sequence[_TensorForm], Sequence[int], bytes, int, int | str, int]
+"""Rows, id, inputs, positions of the outputs, parameters as JSON, timeout, correlation, START and END."""
+
+
+def _requests(described: Buffer, count: int) -> Sequence[_RequestForm]:
+    forms: list[_RequestForm] = []
+    at = 0
+    for _ in range(count):
+        (correlation, timeout_us, rows, parameters_length, id_length, text_length, flags, n_inputs, n_outputs) = (
+            _REQUEST.unpack_from(described, at)
+        )
+        at += _REQUEST.size
+        request_id = str(described[at : at + id_length], "utf-8")
+        at += id_length
+        if text_length != _NUMERIC:
+            correlation = str(described[at : at + text_length], "utf-8")
+            at += text_length
+        parameters = bytes(described[at : at + parameters_length])
+        at += parameters_length
+        end = at + n_outputs * _POSITION.size
+        wanted = [position for (position,) in _POSITION.iter_unpack(described[at:end])]
+        tensors, at = _tensor_forms(described, end, n_inputs, are_named=False)
+        forms.append((rows, request_id, tensors, wanted, parameters, timeout_us, correlation, flags))
+    return forms
+
+
+_known_requests = lru_cache(_REMEMBERED)(_requests)
 
 
 @dataclass(slots=True)
@@ -385,10 +429,10 @@ def encode_done(
     reply = None
     replies.clear()
     wanted_bytes, retained = remains()
+    described.extend([BLOCK.pack(*block) for block in retained])
     described.append(_DONE.pack(failed, *times, wanted_bytes))
-    if retained:
-        described.extend([BLOCK.pack(*block) for block in retained])
-    return _assemble(Kind.DONE, _BATCH, b"".join(described), data, at, batch, count)
+    whole = b"".join(described)
+    return _assemble(_DONE_KIND, _BATCH.pack(len(whole), batch, count), whole, data, at)
 
 
 def batch_of(body: Buffer) -> tuple[int, int]:
@@ -403,22 +447,21 @@ def decode_done(body: memoryview, outputs: Sequence[str], locate: Locate) -> Don
     """The server's reading of a DONE frame's body. FrameError. Tensors in the frame are views of `body`."""
     try:
         length, batch, count = _BATCH.unpack_from(body)
-        at = _BATCH.size
-        end = at + length
-        base = _base(end)
-        replies: list[Reply] = []
-        for _ in range(count):
-            reply, at = _read_reply(body, at, base, outputs, locate)
-            replies.append(reply)
-        failed, received, begun, ended, wanted_bytes = _DONE.unpack_from(body, at)
-        at += _DONE.size
-        # What was read beyond the description's end was read for something else than it is.
-        if at > end or end > len(body):
+        end = _BATCH.size + length
+        stop = end - _DONE.size
+        if end > len(body) or stop < _BATCH.size:
             raise FrameError("DONE: a description that ends too early")
-        retained = decode_blocks(body[at:end]) if at < end else []
+        failed, received, begun, ended, wanted_bytes = _DONE.unpack_from(body, stop)
+        described = body[_BATCH.size : stop]
+        if length <= REMEMBERED_BYTES:
+            forms, retained = _known_replies(bytes(described), count, len(outputs))
+        else:
+            forms, retained = _replies(described, count, len(outputs))
+        base = _base(end)
+        replies = [_reply(form, body, base, outputs, locate) for form in forms]
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"DONE: {_wrong(error)}") from error
-    return Done(batch, replies, bool(failed), (received, begun, ended), wanted_bytes, retained)
+    return Done(batch, replies, bool(failed), (received, begun, ended), wanted_bytes, [*retained])
 
 
 @dataclass(slots=True)
@@ -438,7 +481,8 @@ def encode_response(
     described: list[bytes] = []
     data: list[Buffer] = []
     size = _add_reply(reply, described, 0, outputs, place, data)
-    return _assemble(Kind.RESPONSE, _RESPONSE, b"".join(described), data, size, key, final, sent_ns)
+    whole = b"".join(described)
+    return _assemble(_RESPONSE_KIND, _RESPONSE.pack(len(whole), key, final, sent_ns), whole, data, size)
 
 
 def decode_response(body: memoryview, outputs: Sequence[str], locate: Locate) -> Response:
@@ -446,12 +490,14 @@ def decode_response(body: memoryview, outputs: Sequence[str], locate: Locate) ->
     try:
         length, key, final, sent_ns = _RESPONSE.unpack_from(body)
         end = _RESPONSE.size + length
-        reply, at = _read_reply(body, _RESPONSE.size, _base(end), outputs, locate)
-        if at > end or end > len(body):
+        if end > len(body):
             raise FrameError("RESPONSE: a description that ends too early")
+        forms, retained = _replies(body[_RESPONSE.size : end], 1, len(outputs))
+        if retained:
+            raise FrameError("RESPONSE: blocks")
+        reply = _reply(forms[0], body, _base(end), outputs, locate)
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"RESPONSE: {_wrong(error)}") from error
-
     return Response(key, reply, bool(final), sent_ns)
 
 
@@ -476,37 +522,35 @@ def encode_infer(number: int, batch: int, request: InferenceRequest, place: Plac
             correlation_length = len(correlation)
         else:
             numeric = request.sequence_id
-    described: list[bytes] = [model, version, request_id, parameters, correlation]
-    for name in request.outputs:
-        text = _short_text(name)
-        described.append(_LENGTH.pack(len(text)) + text)
     data: list[Buffer] = []
     at = 0
+    tensors: list[bytes] = []
     for tensor in request.inputs:
-        name_text = _short_text(tensor.name)
-        said, at = _describe(tensor, len(name_text), at, place, data)
-        described.append(said + name_text)
-    return _assemble(
-        Kind.INFER,
-        _INFER,
-        b"".join(described),
-        data,
-        at,
-        number,
-        batch,
-        wanted(),
-        numeric,
-        request.timeout_us,
-        request.priority,
-        request.sequence_start | request.sequence_end << 1,
-        len(request.inputs),
-        len(request.outputs),
-        len(model),
-        len(version),
-        len(request_id),
-        len(parameters),
-        correlation_length,
+        at = _add(tensor, tensor.name, tensors, at, place, data)
+    described = (
+        _INFER.pack(
+            numeric,
+            request.timeout_us,
+            request.priority,
+            request.sequence_start | request.sequence_end << 1,
+            len(request.inputs),
+            len(request.outputs),
+            len(model),
+            len(version),
+            len(request_id),
+            len(parameters),
+            correlation_length,
+        ),
+        model,
+        version,
+        request_id,
+        parameters,
+        correlation,
+        *map(_name, request.outputs),
+        *tensors,
     )
+    whole = b"".join(described)
+    return _assemble(_INFER_KIND, _INFER_OWN.pack(len(whole) - _INFER.size, number, batch, wanted()), whole, data, at)
 
 
 @dataclass(slots=True)
@@ -525,37 +569,14 @@ class Infer:
 def decode_infer(body: memoryview, locate: Locate) -> Infer:
     """The server's reading of an INFER frame's body. FrameError. Tensors in the frame are views of `body`."""
     try:
-        (
-            length, number, batch, wanted_bytes, correlation, timeout_us, priority, flags, n_inputs, n_outputs,
-            model_length, version_length, id_length, parameters_length, correlation_length,
-        ) = _INFER.unpack_from(body)  # fmt: skip
-        texts = id_length + parameters_length + (correlation_length if correlation_length != _NUMERIC else 0)
-        if n_inputs > MAX_CALL_TENSORS or n_outputs > MAX_CALL_TENSORS or texts > 3 * MAX_TEXT_BYTES:
-            raise FrameError(f"INFER: {n_inputs} inputs, {n_outputs} outputs and {texts} bytes of text")
-        at = _INFER.size
-        end = at + length
-        model = str(body[at : at + model_length], "utf-8")
-        at += model_length
-        version = str(body[at : at + version_length], "utf-8")
-        at += version_length
-        request_id = ""
-        outputs: tuple[str, ...] = ()
-        parameters: Mapping[str, ParameterValue] = NO_PARAMETERS
-        if id_length:
-            request_id = str(body[at : at + id_length], "utf-8")
-            at += id_length
-        if parameters_length:
-            parameters = _parameters(body[at : at + parameters_length])
-            at += parameters_length
-        if correlation_length != _NUMERIC:
-            correlation = str(body[at : at + correlation_length], "utf-8")
-            at += correlation_length
-        if n_outputs:
-            outputs, at = _read_names(body, at, n_outputs)
-        tensors, at = _read_tensors(body, at, _base(end), n_inputs, None, locate)
-        # What was read beyond the description's end was read for something else than it is.
-        if at > end or end > len(body):
+        length, number, batch, wanted_bytes = _INFER_OWN.unpack_from(body)
+        end = _INFER_OWN.size + _INFER.size + length
+        if end > len(body):
             raise FrameError("INFER: a description that ends too early")
+        described = body[_INFER_OWN.size : end]
+        form = _known_call(bytes(described)) if length <= REMEMBERED_BYTES else _call(described)
+        model, version, request_id, inputs, outputs, parameters, priority, timeout_us, correlation, flags = form
+        tensors = _tensors(inputs, body, _base(end), (), locate, may_change=True)
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"INFER: {_wrong(error)}") from error
     request = InferenceRequest(
@@ -574,12 +595,50 @@ def decode_infer(body: memoryview, locate: Locate) -> Infer:
     return Infer(number, batch, request, wanted_bytes)
 
 
-def _read_names(body: memoryview, at: int, count: int) -> tuple[tuple[str, ...], int]:
+_CallForm = tuple[
+    str, str, str, Sequence[_TensorForm], tuple[str, ...], Mapping[str, ParameterValue], int, int, int | str, int
+]
+"""Model, version, id, inputs, outputs, parameters, priority, timeout, correlation, START and END."""
+
+
+def _call(described: Buffer) -> _CallForm:
+    """FrameError, struct.error, ValueError, KeyError."""
+    (
+        correlation, timeout_us, priority, flags, n_inputs, n_outputs,
+        model_length, version_length, id_length, parameters_length, correlation_length,
+    ) = _INFER.unpack_from(described)  # fmt: skip
+    texts = id_length + parameters_length + (correlation_length if correlation_length != _NUMERIC else 0)
+    if n_inputs > MAX_CALL_TENSORS or n_outputs > MAX_CALL_TENSORS or texts > 3 * MAX_TEXT_BYTES:
+        raise FrameError(f"INFER: {n_inputs} inputs, {n_outputs} outputs and {texts} bytes of text")
+    at = _INFER.size
+    model = str(described[at : at + model_length], "utf-8")
+    at += model_length
+    version = str(described[at : at + version_length], "utf-8")
+    at += version_length
+    request_id = str(described[at : at + id_length], "utf-8")
+    at += id_length
+    parameters = _parameters(described[at : at + parameters_length]) if parameters_length else NO_PARAMETERS
+    at += parameters_length
+    if correlation_length != _NUMERIC:
+        correlation = str(described[at : at + correlation_length], "utf-8")
+        at += correlation_length
+    outputs, at = _read_names(described, at, n_outputs)
+    tensors, at = _tensor_forms(described, at, n_inputs, are_named=True)
+    # What was read beyond the description's end was read for something else than it is.
+    if at > len(described):
+        raise FrameError("INFER: a description that ends too early")
+    return model, version, request_id, tensors, outputs, parameters, priority, timeout_us, correlation, flags
+
+
+_known_call = lru_cache(_REMEMBERED)(_call)
+
+
+def _read_names(described: Buffer, at: int, count: int) -> tuple[tuple[str, ...], int]:
     names = []
     for _ in range(count):
-        (length,) = _LENGTH.unpack_from(body, at)
+        (length,) = _LENGTH.unpack_from(described, at)
         at += _LENGTH.size
-        names.append(str(body[at : at + length], "utf-8"))
+        names.append(str(described[at : at + length], "utf-8"))
         at += length
     return tuple(names), at
 
@@ -597,27 +656,28 @@ def encode_call_answer(number: int, response: InferenceResponse, place: Place) -
     else:
         code, outputs = _CODE_NUMBERS[error.code], []
         text = error.message.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
-    described: list[bytes] = [model, version, request_id, text]
+    tensors: list[bytes] = []
     for tensor in outputs:
-        name = _short_text(tensor.name)
-        said, at = _describe(tensor, len(name), at, place, data)
-        described.append(said + name)
-    return _assemble(
-        Kind.CALL_ANSWER,
-        _CALL_ANSWER,
-        b"".join(described),
-        data,
-        at,
-        number,
-        response.final,
-        error is not None,
-        code,
-        len(outputs),
-        len(model),
-        len(version),
-        len(request_id),
-        len(text),
+        at = _add(tensor, tensor.name, tensors, at, place, data)
+    described = (
+        _CALL_ANSWER.pack(
+            response.final,
+            error is not None,
+            code,
+            len(outputs),
+            len(model),
+            len(version),
+            len(request_id),
+            len(text),
+        ),
+        model,
+        version,
+        request_id,
+        text,
+        *tensors,
     )
+    whole = b"".join(described)
+    return _assemble(_CALL_ANSWER_KIND, _CALL_ANSWER_OWN.pack(len(whole) - _CALL_ANSWER.size, number), whole, data, at)
 
 
 def decode_call_answer(body: memoryview, locate: Locate) -> tuple[int, InferenceResponse]:
@@ -625,35 +685,46 @@ def decode_call_answer(body: memoryview, locate: Locate) -> tuple[int, Inference
 
     Tensors are views of `body`.
     """
-    length, call, final, is_error, code, count, model_length, version_length, id_length, text_length = (
-        _CALL_ANSWER.unpack_from(body)
+    length, call = _CALL_ANSWER_OWN.unpack_from(body)
+    end = _CALL_ANSWER_OWN.size + _CALL_ANSWER.size + length
+    described = body[_CALL_ANSWER_OWN.size : end]
+    form = _known_answer(bytes(described)) if length <= REMEMBERED_BYTES else _answer(described)
+    model, version, request_id, tensors, parameters, code, text, final = form
+    response = InferenceResponse(
+        model,
+        version,
+        request_id,
+        _tensors(tensors, body, _base(end), (), locate, may_change=False),
+        json.loads(parameters) if parameters else {},
+        None if code is None else InferenceError(code, text),
+        final,
+    )
+    return call, response
+
+
+_AnswerForm = tuple[str, str, str, Sequence[_TensorForm], bytes, ErrorCode | None, str, bool]
+"""Model, version, id, outputs, parameters as JSON, the error's code, its text, whether it is final."""
+
+
+def _answer(described: Buffer) -> _AnswerForm:
+    final, is_error, code, count, model_length, version_length, id_length, text_length = _CALL_ANSWER.unpack_from(
+        described
     )
     at = _CALL_ANSWER.size
-    base = _base(at + length)
-    model = str(body[at : at + model_length], "utf-8")
+    model = str(described[at : at + model_length], "utf-8")
     at += model_length
-    version = str(body[at : at + version_length], "utf-8")
+    version = str(described[at : at + version_length], "utf-8")
     at += version_length
-    request_id = str(body[at : at + id_length], "utf-8") if id_length else ""
+    request_id = str(described[at : at + id_length], "utf-8")
     at += id_length
-    text = body[at : at + text_length]
-    at += text_length
-    outputs: list[Tensor] = []
-    response = InferenceResponse(model, version, request_id, outputs, {}, None, bool(final))
+    text = bytes(described[at : at + text_length])
+    tensors, _ = _tensor_forms(described, at + text_length, count, are_named=True)
     if is_error:
-        response.error = InferenceError(_CODES[code], str(text, "utf-8", "replace"))
-    elif text_length:
-        response.parameters = json.loads(bytes(text))
-    for _ in range(count):
-        name_length, number, dimensions, segment, offset, size = _TENSOR.unpack_from(body, at)
-        at += _TENSOR.size
-        shape = _DIMENSIONS[dimensions].unpack_from(body, at)
-        at += dimensions * 8
-        name = str(body[at : at + name_length], "utf-8")
-        at += name_length
-        payload = locate(segment, offset, size) if segment else body[base + offset : base + offset + size]
-        outputs.append(Tensor(name, _DATATYPES[number], shape, payload))
-    return call, response
+        return model, version, request_id, tensors, b"", _CODES[code], str(text, "utf-8", "replace"), bool(final)
+    return model, version, request_id, tensors, text, None, "", bool(final)
+
+
+_known_answer = lru_cache(_REMEMBERED)(_answer)
 
 
 def _text(value: str) -> bytes:
@@ -671,6 +742,13 @@ def _short_text(value: str) -> bytes:
     if len(text) > 0xFFFF:
         raise ValueError(f"a name of {len(text)} bytes")
     return text
+
+
+@lru_cache(maxsize=128)
+def _name(value: str) -> bytes:
+    """As `_short_text`, with its length before it."""
+    text = _short_text(value)
+    return _LENGTH.pack(len(text)) + text
 
 
 def _wrong(error: Exception) -> str:
@@ -743,8 +821,7 @@ def _add_reply(
         for tensor in reply.outputs:
             position = outputs.get(tensor.name)
             if position is not None:
-                said, at = _describe(tensor, position, at, place, data)
-                described.append(said)
+                at = _add(tensor, position, described, at, place, data)
                 count += 1
                 if count > len(outputs):
                     break  # one of them twice, which is the answer's fault whatever follows
@@ -757,48 +834,85 @@ def _add_reply(
     return at
 
 
-def _read_reply(body: memoryview, at: int, base: int, outputs: Sequence[str], locate: Locate) -> "tuple[Reply, int]":
-    """A reply, and where the next one begins."""
-    what, code, count, length = _REPLY.unpack_from(body, at)
-    at += _REPLY.size
-    if length > MAX_TEXT_BYTES or count > len(outputs) + 1:
-        raise FrameError(f"a reply with {count} outputs and {length} bytes of text")
-    if what == _ANSWERED:
-        parameters: Mapping[str, ParameterValue] = NO_PARAMETERS
-        if length:
-            parameters = _parameters(body[at : at + length])
-            at += length
-        tensors, at = _read_tensors(body, at, base, count, outputs, locate)
-        return Answer(tensors, parameters), at
-    if what == _ERROR:
-        return InferenceError(_CODES[code], str(body[at : at + length], "utf-8", "replace")), at + length
-    if what == _OPEN:
-        return None, at
-    raise FrameError(f"a reply of kind {what}")
+_ReplyForm = tuple[Sequence[_TensorForm], Mapping[str, ParameterValue], ErrorCode | None, str] | None
+"""Outputs, parameters, the error's code, its text; None for a request that stays open."""
 
 
-def _read_tensors(
-    body: memoryview, at: int, base: int, count: int, names: Sequence[str] | None, locate: Locate
-) -> tuple[list[Tensor], int]:
-    """Tensors that a worker has sent, and what follows them. Without `names` each has its own as text, which the number
-    in its place is the length of."""
-    tensors = []
+def _replies(described: Buffer, count: int, n_outputs: int) -> tuple[Sequence[_ReplyForm], Sequence[tuple[int, int]]]:
+    """Replies and, after them, blocks. FrameError, struct.error, IndexError, KeyError, ValueError."""
+    forms: list[_ReplyForm] = []
+    at = 0
     for _ in range(count):
-        position, number, dimensions, segment, offset, size = _TENSOR.unpack_from(body, at)
-        at += _TENSOR.size
-        shape = _DIMENSIONS[dimensions].unpack_from(body, at)
-        at += dimensions * 8
-        if names is not None:
-            name = names[position]
+        what, code, outputs, length = _REPLY.unpack_from(described, at)
+        at += _REPLY.size
+        if length > MAX_TEXT_BYTES or outputs > n_outputs + 1:
+            raise FrameError(f"a reply with {outputs} outputs and {length} bytes of text")
+        text = described[at : at + length]
+        if what == _ANSWERED:
+            tensors, at = _tensor_forms(described, at + length, outputs, are_named=False)
+            forms.append((tensors, _parameters(text) if length else NO_PARAMETERS, None, ""))
+        elif what == _ERROR:
+            forms.append(((), NO_PARAMETERS, _CODES[code], str(text, "utf-8", "replace")))
+            at += length
+        elif what == _OPEN:
+            forms.append(None)
         else:
-            name = str(body[at : at + position], "utf-8")
+            raise FrameError(f"a reply of kind {what}")
+    # What was read beyond the description's end was read for something else than it is.
+    if at > len(described):
+        raise FrameError("a description that ends too early")
+    return forms, decode_blocks(described[at:])
+
+
+_known_replies = lru_cache(_REMEMBERED)(_replies)
+
+
+def _reply(form: _ReplyForm, body: memoryview, base: int, outputs: Sequence[str], locate: Locate) -> Reply:
+    if form is None:
+        return None
+    tensors, parameters, code, text = form
+    if code is not None:
+        return InferenceError(code, text)
+    answered = _tensors(tensors, body, base, outputs, locate, may_change=True)
+    return Answer(answered, dict(parameters) if parameters else NO_PARAMETERS)
+
+
+def _tensor_forms(described: Buffer, at: int, count: int, *, are_named: bool) -> tuple[Sequence[_TensorForm], int]:
+    """What is said of tensors, and what follows it. Those that are named have their names as text, which the number in
+    its place is the length of. struct.error, ValueError, KeyError."""
+    forms: list[_TensorForm] = []
+    for _ in range(count):
+        position, number, dimensions, segment, offset, size = _TENSOR.unpack_from(described, at)
+        at += _TENSOR.size
+        shape = _DIMENSIONS[dimensions].unpack_from(described, at)
+        at += dimensions * 8
+        name: int | str = position
+        if are_named:
+            name = str(described[at : at + position], "utf-8")
             at += position
-        datatype = _DATATYPES[number]
+        forms.append((name, _DATATYPES[number], shape, segment, offset, size))
+    return forms, at
+
+
+def _tensors(
+    forms: Sequence[_TensorForm],
+    body: memoryview,
+    base: int,
+    names: Sequence[str],
+    locate: Locate,
+    *,
+    may_change: bool,
+) -> list[Tensor]:
+    """Tensors whose bytes are in `body` from `base` on, or where `locate` finds them. FrameError, IndexError.
+
+    `may_change`: the sender may still write to the latter. Numbers are sent on as they are, whatever they are then;
+    elements of BYTES are walked by their lengths, which must not change once they were checked.
+    """
+    tensors = []
+    for name, datatype, shape, segment, offset, size in forms:
         if segment:
-            payload: Buffer = locate(segment, offset, size)
-            if datatype is DataType.BYTES:
-                # The sender may still write to it. Numbers are sent on as they are, whatever they are then; elements
-                # are walked by their lengths, which must not change once they were checked.
+            payload = locate(segment, offset, size)
+            if may_change and datatype is DataType.BYTES:
                 payload = bytes(payload)
         else:
             start = base + offset
@@ -806,8 +920,8 @@ def _read_tensors(
             if stop > len(body):
                 raise FrameError(f"a tensor that ends at byte {stop} of {len(body)}")
             payload = body[start:stop]
-        tensors.append(Tensor(name, datatype, shape, payload))
-    return tensors, at
+        tensors.append(Tensor(name if isinstance(name, str) else names[name], datatype, shape, payload))
+    return tensors
 
 
 def _parameters_text(parameters: Mapping[str, ParameterValue], of: str = "response") -> bytes:
