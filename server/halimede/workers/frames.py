@@ -5,9 +5,9 @@ places, and then the bytes of those that travel in the frame itself, at multiple
 others lie in segments (`workers.segments`). Names of inputs and outputs travel as positions in the configuration, but
 those of calls, which are another model's, as text. Control messages are JSON.
 
-What a frame says of its requests and tensors is nearly always what one before it said. So numbers of a frame's own (keys,
-times) stand apart from this description, and what was read of one is remembered by its bytes: a form, which becomes
-requests and tensors over the frame's own bytes.
+What a frame says of its requests and tensors is nearly always what one before it said. So numbers of a frame's own
+(keys, times) stand apart from this description, and what was read of one is remembered by its bytes: a form, which
+becomes requests and tensors over the frame's own bytes.
 
 What comes from a worker is not trusted: everything is held against the length of the frame, and FrameError says what is
 wrong. Standard library and numpy only, for any CPython from 3.10 on.
@@ -63,10 +63,13 @@ MAX_CALL_TENSORS = 4096
 """Inputs of an inference that a worker asks for, and outputs that it names."""
 
 REMEMBERED_BYTES = 4 << 10
-"""A longer description is read each time."""
+"""A longer description is read, and made, each time."""
 
 _REMEMBERED = 128
 """Descriptions of each kind that are remembered: those of the shapes and sizes of batches that came last."""
+
+_REMEMBERED_TENSORS = 16
+"""A description of more is made each time."""
 
 MAX_JSON_VALUES = 100_000
 """In one frame, counted by what stands between them: what is parsed holds up everything else."""
@@ -165,24 +168,27 @@ _DONE = struct.Struct("<B3QQ")
 _REPLY = struct.Struct("<BBHI")
 # key, whether it is final, when it was sent.
 _RESPONSE = struct.Struct("<IQBQ")
-# number, batch, bytes that found no room; then, as part of the description: correlation, timeout, priority, START and
-# END, number of inputs, of outputs, length of the model's name, of the version, of id, of parameters, of a text
+# number, batch, bytes that found no room; then, remembered with the description: correlation, timeout, priority, START
+# and END, number of inputs, of outputs, length of the model's name, of the version, of id, of parameters, of a text
 # correlation.
 _INFER_OWN = struct.Struct("<IIIQ")
 _INFER = struct.Struct("<QQQBHHHHIII")
-# number; then, as part of the description: whether it is final, whether it is an error and its code, number of outputs,
-# length of the model's name, of the version, of id, of the error's text or the parameters.
+# number; then, remembered with the description: whether it is final, whether it is an error and its code, number of
+# outputs, length of the model's name, of the version, of id, of the error's text or the parameters.
 _CALL_ANSWER_OWN = struct.Struct("<II")
 _CALL_ANSWER = struct.Struct("<BBBHHHII")
+# Each with the header before it.
+_WHOLE_BATCH, _WHOLE_RESPONSE = struct.Struct("<IIIIH"), struct.Struct("<IIIQBQ")
+_WHOLE_INFER, _WHOLE_CALL_ANSWER = struct.Struct("<IIIIIQ"), struct.Struct("<IIII")
 _LENGTH = struct.Struct("<H")
 _POSITION = struct.Struct("<H")
 _BATCH_PEEK = struct.Struct("<4xIH")
 _DIMENSIONS = tuple(struct.Struct(f"<{count}q") for count in range(MAX_DIMENSIONS + 1))
 
 _ANSWERED, _ERROR, _OPEN = 0, 1, 2
-_EXECUTE_KIND, _DONE_KIND, _RESPONSE_KIND = int(Kind.EXECUTE), int(Kind.DONE), int(Kind.RESPONSE)
-_INFER_KIND, _CALL_ANSWER_KIND = int(Kind.INFER), int(Kind.CALL_ANSWER)
 # As numbers: to look up a member of an Enum costs as much as a small method.
+EXECUTE, DONE, RESPONSE = int(Kind.EXECUTE), int(Kind.DONE), int(Kind.RESPONSE)
+INFER, CALL_ANSWER = int(Kind.INFER), int(Kind.CALL_ANSWER)
 _CODES = tuple(ErrorCode)
 _CODE_NUMBERS = {code: number for number, code in enumerate(_CODES)}
 LIMITS = {
@@ -203,6 +209,7 @@ LIMITS = {
 }
 """The largest body of each kind that a worker sends."""
 
+_INVALID, _BYTES = DataType.INVALID, DataType.BYTES
 _DATATYPES = {each.number: each for each in DataType if each is not DataType.INVALID}
 
 Place = Callable[[Buffer], "tuple[int, int] | None"]
@@ -211,8 +218,8 @@ Place = Callable[[Buffer], "tuple[int, int] | None"]
 Locate = Callable[[int, int, int], Buffer]
 """The bytes at segment, offset and length; ValueError when they are none that the sender may name."""
 
-_TensorForm = tuple[int | str, DataType, tuple[int, ...], int, int, int]
-"""The name or its position, datatype, shape, segment (0 for the frame itself), offset, length."""
+_TensorForm = tuple[str, DataType, tuple[int, ...], int, int, int]
+"""Name, datatype, shape, segment (0 for the frame itself), offset, length."""
 
 
 def frame(kind: Kind, body: bytes = b"") -> bytes:
@@ -255,13 +262,6 @@ def _add(tensor: Tensor, name: int | str, described: list[bytes], at: int, place
     return at + size + over
 
 
-def _assemble(kind: int, own: bytes, described: bytes, data: list[Buffer], size: int) -> bytes:
-    """A frame of `size` bytes of data. `own` stands before the description."""
-    length = len(own) + len(described)
-    pad = -(HEADER.size + length) & 15
-    return b"".join((HEADER.pack(length + pad + size, kind), own, described, _PADDING[pad], *data))
-
-
 _PADDING = tuple(bytes(count) for count in range(16))
 
 
@@ -274,46 +274,64 @@ def encode_execute(
     batch: int, items: Sequence[BatchItem], inputs: Mapping[str, int], outputs: Mapping[str, int], place: Place
 ) -> Buffer:
     """An EXECUTE frame. `inputs` and `outputs` are the positions of the names."""
+    keys: list[int] = []
     described: list[bytes] = []
     data: list[Buffer] = []
     at = 0
     for item in items:
+        keys.append(item.key)
         request = item.request
-        parameters = json.dumps(request.parameters).encode() if request.parameters else b""
-        request_id = request.id.encode("utf-8", "replace") if request.id else b""
-        correlation, number, text_length = b"", 0, _NUMERIC
-        if request.sequence_id:
-            if isinstance(request.sequence_id, str):
-                correlation = request.sequence_id.encode("utf-8", "replace")
-                text_length = len(correlation)
-            else:
-                number = request.sequence_id
-        tensors = request.inputs
-        # All of them, each once, is what naming none means.
-        wanted = request.outputs if len(request.outputs) != len(outputs) else ()
-        described.append(
-            _REQUEST.pack(
-                number,
-                request.timeout_us,
-                item.rows,
-                len(parameters),
-                len(request_id),
-                text_length,
-                request.sequence_start | request.sequence_end << 1,
-                len(tensors),
-                len(wanted),
-            )
-        )
-        if request_id or correlation or parameters or wanted:
-            described.append(
-                request_id + correlation + parameters + b"".join([_POSITION.pack(outputs[name]) for name in wanted])
-            )
+        tensors, wanted = request.inputs, request.outputs
+        if len(wanted) == len(outputs):
+            wanted = ()  # All of them, each once, is what naming none means.
+        flags = request.sequence_start | request.sequence_end << 1
+        if request.id or request.sequence_id or request.parameters:
+            texts = _texts_of(request)
+            described.append(_request_text(request.timeout_us, item.rows, flags, len(tensors), len(wanted), texts))
+        else:
+            described.append(_known_request_text(request.timeout_us, item.rows, flags, len(tensors), len(wanted)))
+        if wanted:
+            described.extend([_POSITION.pack(outputs[name]) for name in wanted])
         for tensor in tensors:
             at = _add(tensor, inputs[tensor.name], described, at, place, data)
-    count = len(items)
+    count = len(keys)
+    head = _execute_head(count)
     whole = b"".join(described)
-    own = _BATCH.pack(len(whole), batch, count) + _keys(count).pack(*[item.key for item in items])
-    return _assemble(_EXECUTE_KIND, own, whole, data, at)
+    pad = _PADDING[-(head.size + len(whole)) & 15]
+    length = head.size - HEADER.size + len(whole) + len(pad) + at
+    return b"".join((head.pack(length, EXECUTE, len(whole), batch, count, *keys), whole, pad, *data))
+
+
+@lru_cache(_REMEMBERED)
+def _execute_head(count: int) -> struct.Struct:
+    """What stands before an EXECUTE's description: header, _BATCH and keys."""
+    return struct.Struct(f"<IIIIH{count}Q")
+
+
+_Texts = tuple[int, int, int, int, bytes]
+"""The correlation, if it is a number; the lengths of parameters, id and a text correlation; id, that and parameters."""
+
+_NO_TEXTS: _Texts = 0, 0, 0, _NUMERIC, b""
+
+
+def _request_text(
+    timeout_us: int, rows: int, flags: int, n_inputs: int, n_outputs: int, texts: _Texts = _NO_TEXTS
+) -> bytes:
+    number, parameters, request_id, correlation, text = texts
+    lengths = parameters, request_id, correlation
+    return _REQUEST.pack(number, timeout_us, rows, *lengths, flags, n_inputs, n_outputs) + text
+
+
+_known_request_text = lru_cache(_REMEMBERED)(_request_text)
+
+
+def _texts_of(request: InferenceRequest) -> _Texts:
+    parameters = json.dumps(request.parameters).encode() if request.parameters else b""
+    request_id = request.id.encode("utf-8", "replace")
+    if isinstance(request.sequence_id, str):
+        text = request.sequence_id.encode("utf-8", "replace")
+        return 0, len(parameters), len(request_id), len(text) if text else _NUMERIC, request_id + text + parameters
+    return request.sequence_id, len(parameters), len(request_id), _NUMERIC, request_id + parameters
 
 
 @lru_cache(_REMEMBERED)
@@ -330,42 +348,45 @@ class Execute:
 
 
 def decode_execute(
-    body: memoryview, inputs: Sequence[str], outputs: Sequence[str], model: str, locate: Locate
+    body: memoryview, inputs: tuple[str, ...], outputs: tuple[str, ...], model: str, locate: Locate
 ) -> Execute:
     """The worker's reading of an EXECUTE frame's body, which the server has made. Tensors are views of `body`."""
     length, batch, count = _BATCH.unpack_from(body)
-    keys = _keys(count)
-    start = _BATCH.size + keys.size
+    start = _BATCH.size + count * KEY.size
     end = start + length
+    if length <= REMEMBERED_BYTES:
+        forms = _known_requests(bytes(body[start:end]), count, inputs, outputs)
+    else:
+        forms = _requests(body[start:end], count, inputs, outputs)
     base = _base(end)
-    described = body[start:end]
-    forms = _known_requests(bytes(described), count) if length <= REMEMBERED_BYTES else _requests(described, count)
     items = []
-    for key, (rows, request_id, tensors, wanted, parameters, timeout_us, correlation, flags) in zip(
-        keys.unpack_from(body, _BATCH.size), forms, strict=True
+    for (key,), (rows, request_id, tensors, wanted, parameters, timeout_us, correlation, starts, ends) in zip(
+        KEY.iter_unpack(body[_BATCH.size : start]), forms, strict=True
     ):
         request = InferenceRequest(
             model,
             "",
             request_id,
-            _tensors(tensors, body, base, inputs, locate, may_change=False),
-            tuple([outputs[position] for position in wanted]) if wanted else (),
+            _tensors(tensors, body, base, locate, False),
+            wanted,
             json.loads(parameters) if parameters else {},
             0,
             timeout_us,
             correlation,
-            bool(flags & 1),
-            bool(flags & 2),
+            starts,
+            ends,
         )
         items.append(BatchItem(key, request, rows, False))
     return Execute(batch, items)
 
 
-_RequestForm = tuple[int, str, Sequence[_TensorForm], Sequence[int], bytes, int, int | str, int]
-"""Rows, id, inputs, positions of the outputs, parameters as JSON, timeout, correlation, START and END."""
+_RequestForm = tuple[int, str, Sequence[_TensorForm], tuple[str, ...], bytes, int, int | str, bool, bool]
+"""Rows, id, inputs, outputs, parameters as JSON, timeout, correlation, START, END."""
 
 
-def _requests(described: Buffer, count: int) -> Sequence[_RequestForm]:
+def _requests(
+    described: Buffer, count: int, inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> Sequence[_RequestForm]:
     forms: list[_RequestForm] = []
     at = 0
     for _ in range(count):
@@ -381,9 +402,11 @@ def _requests(described: Buffer, count: int) -> Sequence[_RequestForm]:
         parameters = bytes(described[at : at + parameters_length])
         at += parameters_length
         end = at + n_outputs * _POSITION.size
-        wanted = [position for (position,) in _POSITION.iter_unpack(described[at:end])]
-        tensors, at = _tensor_forms(described, end, n_inputs, are_named=False)
-        forms.append((rows, request_id, tensors, wanted, parameters, timeout_us, correlation, flags))
+        wanted = tuple([outputs[position] for (position,) in _POSITION.iter_unpack(described[at:end])])
+        tensors, at = _tensor_forms(described, end, n_inputs, inputs)
+        forms.append(
+            (rows, request_id, tensors, wanted, parameters, timeout_us, correlation, bool(flags & 1), bool(flags & 2))
+        )
     return forms
 
 
@@ -429,10 +452,13 @@ def encode_done(
     reply = None
     replies.clear()
     wanted_bytes, retained = remains()
-    described.extend([BLOCK.pack(*block) for block in retained])
+    if retained:
+        described.extend([BLOCK.pack(*block) for block in retained])
     described.append(_DONE.pack(failed, *times, wanted_bytes))
     whole = b"".join(described)
-    return _assemble(_DONE_KIND, _BATCH.pack(len(whole), batch, count), whole, data, at)
+    pad = _PADDING[-(_WHOLE_BATCH.size + len(whole)) & 15]
+    length = _BATCH.size + len(whole) + len(pad) + at
+    return b"".join((_WHOLE_BATCH.pack(length, DONE, len(whole), batch, count), whole, pad, *data))
 
 
 def batch_of(body: Buffer) -> tuple[int, int]:
@@ -443,7 +469,7 @@ def batch_of(body: Buffer) -> tuple[int, int]:
     return number, count
 
 
-def decode_done(body: memoryview, outputs: Sequence[str], locate: Locate) -> Done:
+def decode_done(body: memoryview, outputs: tuple[str, ...], locate: Locate) -> Done:
     """The server's reading of a DONE frame's body. FrameError. Tensors in the frame are views of `body`."""
     try:
         length, batch, count = _BATCH.unpack_from(body)
@@ -452,13 +478,11 @@ def decode_done(body: memoryview, outputs: Sequence[str], locate: Locate) -> Don
         if end > len(body) or stop < _BATCH.size:
             raise FrameError("DONE: a description that ends too early")
         failed, received, begun, ended, wanted_bytes = _DONE.unpack_from(body, stop)
-        described = body[_BATCH.size : stop]
         if length <= REMEMBERED_BYTES:
-            forms, retained = _known_replies(bytes(described), count, len(outputs))
+            forms, retained = _known_replies(bytes(body[_BATCH.size : stop]), count, outputs)
         else:
-            forms, retained = _replies(described, count, len(outputs))
-        base = _base(end)
-        replies = [_reply(form, body, base, outputs, locate) for form in forms]
+            forms, retained = _replies(body[_BATCH.size : stop], count, outputs)
+        replies = _made(forms, body, _base(end), locate)
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"DONE: {_wrong(error)}") from error
     return Done(batch, replies, bool(failed), (received, begun, ended), wanted_bytes, [*retained])
@@ -482,20 +506,22 @@ def encode_response(
     data: list[Buffer] = []
     size = _add_reply(reply, described, 0, outputs, place, data)
     whole = b"".join(described)
-    return _assemble(_RESPONSE_KIND, _RESPONSE.pack(len(whole), key, final, sent_ns), whole, data, size)
+    pad = _PADDING[-(_WHOLE_RESPONSE.size + len(whole)) & 15]
+    length = _RESPONSE.size + len(whole) + len(pad) + size
+    return b"".join((_WHOLE_RESPONSE.pack(length, RESPONSE, len(whole), key, final, sent_ns), whole, pad, *data))
 
 
-def decode_response(body: memoryview, outputs: Sequence[str], locate: Locate) -> Response:
+def decode_response(body: memoryview, outputs: tuple[str, ...], locate: Locate) -> Response:
     """The server's reading of a RESPONSE frame's body. FrameError."""
     try:
         length, key, final, sent_ns = _RESPONSE.unpack_from(body)
         end = _RESPONSE.size + length
         if end > len(body):
             raise FrameError("RESPONSE: a description that ends too early")
-        forms, retained = _replies(body[_RESPONSE.size : end], 1, len(outputs))
+        forms, retained = _replies(body[_RESPONSE.size : end], 1, outputs)
         if retained:
             raise FrameError("RESPONSE: blocks")
-        reply = _reply(forms[0], body, _base(end), outputs, locate)
+        (reply,) = _made(forms, body, _base(end), locate)
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"RESPONSE: {_wrong(error)}") from error
     return Response(key, reply, bool(final), sent_ns)
@@ -506,51 +532,66 @@ def encode_infer(number: int, batch: int, request: InferenceRequest, place: Plac
     size = 0
     for tensor in request.inputs:
         size += len(tensor.data)
-        if tensor.datatype is DataType.INVALID:
+        if tensor.datatype is _INVALID:
             raise ValueError(f"input '{tensor.name}' has no datatype")
     if size > MAX_ANSWER_BYTES:
         raise ValueError(f"the inputs take {size} bytes, at most {MAX_ANSWER_BYTES} are allowed")
     if len(request.inputs) > MAX_CALL_TENSORS or len(request.outputs) > MAX_CALL_TENSORS:
         raise ValueError(f"at most {MAX_CALL_TENSORS} inputs and as many outputs are allowed")
-    model, version = _short_text(request.model_name), _short_text(request.model_version)
-    request_id = _text(request.id) if request.id else b""
-    parameters = _parameters_text(request.parameters, "request") if request.parameters else b""
-    correlation, numeric, correlation_length = b"", 0, _NUMERIC
-    if request.sequence_id:
-        if isinstance(request.sequence_id, str):
-            correlation = _text(request.sequence_id)
-            correlation_length = len(correlation)
-        else:
-            numeric = request.sequence_id
+    is_plain = not (request.id or request.sequence_id or request.parameters)
+    texts = _NO_TEXTS if is_plain else _texts_of_call(request)
+    described: list[bytes] = []
     data: list[Buffer] = []
     at = 0
-    tensors: list[bytes] = []
     for tensor in request.inputs:
-        at = _add(tensor, tensor.name, tensors, at, place, data)
-    described = (
-        _INFER.pack(
-            numeric,
-            request.timeout_us,
-            request.priority,
-            request.sequence_start | request.sequence_end << 1,
-            len(request.inputs),
-            len(request.outputs),
-            len(model),
-            len(version),
-            len(request_id),
-            len(parameters),
-            correlation_length,
-        ),
-        model,
-        version,
-        request_id,
-        parameters,
-        correlation,
-        *map(_name, request.outputs),
-        *tensors,
+        at = _add(tensor, tensor.name, described, at, place, data)
+    is_short = is_plain and len(described) + len(request.outputs) <= _REMEMBERED_TENSORS
+    whole = (_known_call_text if is_short else _call_text)(
+        request.model_name,
+        request.model_version,
+        request.outputs,
+        request.timeout_us,
+        request.priority,
+        request.sequence_start | request.sequence_end << 1,
+        texts,
+        *described,
     )
-    whole = b"".join(described)
-    return _assemble(_INFER_KIND, _INFER_OWN.pack(len(whole) - _INFER.size, number, batch, wanted()), whole, data, at)
+    length = len(whole) - _INFER.size
+    head = _WHOLE_INFER.pack(_INFER_OWN.size + len(whole) + at, INFER, length, number, batch, wanted())
+    return b"".join((head, whole, *data))
+
+
+def _texts_of_call(request: InferenceRequest) -> "_Texts":
+    """As `_texts_of`, for the server, which bounds them. ValueError."""
+    request_id = _text(request.id)
+    parameters = _parameters_text(request.parameters, "request") if request.parameters else b""
+    if isinstance(request.sequence_id, str):
+        text = _text(request.sequence_id)
+        return 0, len(parameters), len(request_id), len(text) if text else _NUMERIC, request_id + text + parameters
+    return request.sequence_id, len(parameters), len(request_id), _NUMERIC, request_id + parameters
+
+
+def _call_text(
+    model_name: str,
+    model_version: str,
+    outputs: tuple[str, ...],
+    timeout_us: int,
+    priority: int,
+    flags: int,
+    texts: "_Texts",
+    *tensors: bytes,
+) -> bytes:
+    """An INFER's description, and what is between that and its tensors' bytes."""
+    model, version = _short_text(model_name), _short_text(model_version)
+    numeric, parameters, request_id, correlation, text = texts
+    lengths = len(tensors), len(outputs), len(model), len(version), request_id, parameters, correlation
+    numbers = _INFER.pack(numeric, timeout_us, priority, flags, *lengths)
+    names = [_LENGTH.pack(len(name)) + name for name in map(_short_text, outputs)]
+    described = b"".join((numbers, model, version, text, *names, *tensors))
+    return described + _PADDING[-(_WHOLE_INFER.size + len(described)) & 15]
+
+
+_known_call_text = lru_cache(_REMEMBERED)(_call_text)
 
 
 @dataclass(slots=True)
@@ -574,9 +615,10 @@ def decode_infer(body: memoryview, locate: Locate) -> Infer:
         if end > len(body):
             raise FrameError("INFER: a description that ends too early")
         described = body[_INFER_OWN.size : end]
-        form = _known_call(bytes(described)) if length <= REMEMBERED_BYTES else _call(described)
-        model, version, request_id, inputs, outputs, parameters, priority, timeout_us, correlation, flags = form
-        tensors = _tensors(inputs, body, _base(end), (), locate, may_change=True)
+        model, version, request_id, inputs, outputs, parameters, priority, timeout_us, correlation, starts, ends = (
+            _known_call(bytes(described)) if length <= REMEMBERED_BYTES else _call(described)
+        )
+        tensors = _tensors(inputs, body, _base(end), locate, True)
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"INFER: {_wrong(error)}") from error
     request = InferenceRequest(
@@ -585,20 +627,20 @@ def decode_infer(body: memoryview, locate: Locate) -> Infer:
         request_id,
         tensors,
         outputs,
-        dict(parameters),
+        dict(parameters) if parameters else {},
         priority,
         timeout_us,
         correlation,
-        bool(flags & 1),
-        bool(flags & 2),
+        starts,
+        ends,
     )
     return Infer(number, batch, request, wanted_bytes)
 
 
 _CallForm = tuple[
-    str, str, str, Sequence[_TensorForm], tuple[str, ...], Mapping[str, ParameterValue], int, int, int | str, int
+    str, str, str, Sequence[_TensorForm], tuple[str, ...], Mapping[str, ParameterValue], int, int, int | str, bool, bool
 ]
-"""Model, version, id, inputs, outputs, parameters, priority, timeout, correlation, START and END."""
+"""Model, version, id, inputs, outputs, parameters, priority, timeout, correlation, START, END."""
 
 
 def _call(described: Buffer) -> _CallForm:
@@ -617,17 +659,18 @@ def _call(described: Buffer) -> _CallForm:
     at += version_length
     request_id = str(described[at : at + id_length], "utf-8")
     at += id_length
-    parameters = _parameters(described[at : at + parameters_length]) if parameters_length else NO_PARAMETERS
-    at += parameters_length
     if correlation_length != _NUMERIC:
         correlation = str(described[at : at + correlation_length], "utf-8")
         at += correlation_length
+    parameters = _parameters(described[at : at + parameters_length]) if parameters_length else NO_PARAMETERS
+    at += parameters_length
     outputs, at = _read_names(described, at, n_outputs)
-    tensors, at = _tensor_forms(described, at, n_inputs, are_named=True)
+    tensors, at = _tensor_forms(described, at, n_inputs, None)
     # What was read beyond the description's end was read for something else than it is.
     if at > len(described):
         raise FrameError("INFER: a description that ends too early")
-    return model, version, request_id, tensors, outputs, parameters, priority, timeout_us, correlation, flags
+    starts, ends = bool(flags & 1), bool(flags & 2)
+    return model, version, request_id, tensors, outputs, parameters, priority, timeout_us, correlation, starts, ends
 
 
 _known_call = lru_cache(_REMEMBERED)(_call)
@@ -645,39 +688,45 @@ def _read_names(described: Buffer, at: int, count: int) -> tuple[tuple[str, ...]
 
 def encode_call_answer(number: int, response: InferenceResponse, place: Place) -> Buffer:
     """A CALL_ANSWER frame."""
-    model, version = _short_text(response.model_name), _short_text(response.model_version)
-    request_id = _text(response.id) if response.id else b""
+    described: list[bytes] = []
     data: list[Buffer] = []
     at = 0
     error = response.error
     if error is None:
-        code, outputs = 0, response.outputs
         text = json.dumps(response.parameters).encode() if response.parameters else b""
+        for tensor in response.outputs:
+            at = _add(tensor, tensor.name, described, at, place, data)
     else:
-        code, outputs = _CODE_NUMBERS[error.code], []
         text = error.message.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
-    tensors: list[bytes] = []
-    for tensor in outputs:
-        at = _add(tensor, tensor.name, tensors, at, place, data)
-    described = (
-        _CALL_ANSWER.pack(
-            response.final,
-            error is not None,
-            code,
-            len(outputs),
-            len(model),
-            len(version),
-            len(request_id),
-            len(text),
-        ),
-        model,
-        version,
-        request_id,
+    is_short = not text and len(described) <= _REMEMBERED_TENSORS
+    whole = (_known_answer_text if is_short and not response.id else _answer_text)(
+        response.model_name,
+        response.model_version,
+        response.id,
         text,
-        *tensors,
+        response.final,
+        None if error is None else error.code,
+        *described,
     )
-    whole = b"".join(described)
-    return _assemble(_CALL_ANSWER_KIND, _CALL_ANSWER_OWN.pack(len(whole) - _CALL_ANSWER.size, number), whole, data, at)
+    head = _WHOLE_CALL_ANSWER.pack(
+        _CALL_ANSWER_OWN.size + len(whole) + at, CALL_ANSWER, len(whole) - _CALL_ANSWER.size, number
+    )
+    return b"".join((head, whole, *data))
+
+
+def _answer_text(
+    model_name: str, model_version: str, name: str, text: bytes, final: bool, code: ErrorCode | None, *tensors: bytes
+) -> bytes:
+    """A CALL_ANSWER's description, and what is between that and its tensors' bytes."""
+    model, version, request_id = _short_text(model_name), _short_text(model_version), _text(name)
+    number = 0 if code is None else _CODE_NUMBERS[code]
+    lengths = len(tensors), len(model), len(version), len(request_id), len(text)
+    numbers = _CALL_ANSWER.pack(final, code is not None, number, *lengths)
+    described = b"".join((numbers, model, version, request_id, text, *tensors))
+    return described + _PADDING[-(_WHOLE_CALL_ANSWER.size + len(described)) & 15]
+
+
+_known_answer_text = lru_cache(_REMEMBERED)(_answer_text)
 
 
 def decode_call_answer(body: memoryview, locate: Locate) -> tuple[int, InferenceResponse]:
@@ -694,7 +743,7 @@ def decode_call_answer(body: memoryview, locate: Locate) -> tuple[int, Inference
         model,
         version,
         request_id,
-        _tensors(tensors, body, _base(end), (), locate, may_change=False),
+        _tensors(tensors, body, _base(end), locate, False),
         json.loads(parameters) if parameters else {},
         None if code is None else InferenceError(code, text),
         final,
@@ -718,7 +767,7 @@ def _answer(described: Buffer) -> _AnswerForm:
     request_id = str(described[at : at + id_length], "utf-8")
     at += id_length
     text = bytes(described[at : at + text_length])
-    tensors, _ = _tensor_forms(described, at + text_length, count, are_named=True)
+    tensors, _ = _tensor_forms(described, at + text_length, count, None)
     if is_error:
         return model, version, request_id, tensors, b"", _CODES[code], str(text, "utf-8", "replace"), bool(final)
     return model, version, request_id, tensors, text, None, "", bool(final)
@@ -742,13 +791,6 @@ def _short_text(value: str) -> bytes:
     if len(text) > 0xFFFF:
         raise ValueError(f"a name of {len(text)} bytes")
     return text
-
-
-@lru_cache(maxsize=128)
-def _name(value: str) -> bytes:
-    """As `_short_text`, with its length before it."""
-    text = _short_text(value)
-    return _LENGTH.pack(len(text)) + text
 
 
 def _wrong(error: Exception) -> str:
@@ -802,7 +844,6 @@ def _add_reply(
     reply: Reply, described: list[bytes], at: int, outputs: Mapping[str, int], place: Place, data: list[Buffer]
 ) -> int:
     """Describe a reply. Outputs that the configuration does not have are left out, as if nobody had asked for them."""
-    parameters = b""
     if isinstance(reply, Answer):
         size = at
         for tensor in reply.outputs:
@@ -810,11 +851,9 @@ def _add_reply(
         try:
             if size > MAX_ANSWER_BYTES:
                 raise ValueError(f"the batch's outputs take {size} bytes, at most {MAX_ANSWER_BYTES} are allowed")
-            if reply.parameters:
-                parameters = _parameters_text(reply.parameters)
+            parameters = _parameters_text(reply.parameters) if reply.parameters else b""
         except ValueError as error:
-            reply = InferenceError(ErrorCode.INTERNAL, str(error))
-    if isinstance(reply, Answer):
+            return _add_reply(InferenceError(ErrorCode.INTERNAL, str(error)), described, at, outputs, place, data)
         head = len(described)
         described.append(b"")
         count = 0
@@ -838,18 +877,20 @@ _ReplyForm = tuple[Sequence[_TensorForm], Mapping[str, ParameterValue], ErrorCod
 """Outputs, parameters, the error's code, its text; None for a request that stays open."""
 
 
-def _replies(described: Buffer, count: int, n_outputs: int) -> tuple[Sequence[_ReplyForm], Sequence[tuple[int, int]]]:
+def _replies(
+    described: Buffer, count: int, outputs: tuple[str, ...]
+) -> tuple[Sequence[_ReplyForm], Sequence[tuple[int, int]]]:
     """Replies and, after them, blocks. FrameError, struct.error, IndexError, KeyError, ValueError."""
     forms: list[_ReplyForm] = []
     at = 0
     for _ in range(count):
-        what, code, outputs, length = _REPLY.unpack_from(described, at)
+        what, code, n_outputs, length = _REPLY.unpack_from(described, at)
         at += _REPLY.size
-        if length > MAX_TEXT_BYTES or outputs > n_outputs + 1:
-            raise FrameError(f"a reply with {outputs} outputs and {length} bytes of text")
+        if length > MAX_TEXT_BYTES or n_outputs > len(outputs) + 1:
+            raise FrameError(f"a reply with {n_outputs} outputs and {length} bytes of text")
         text = described[at : at + length]
         if what == _ANSWERED:
-            tensors, at = _tensor_forms(described, at + length, outputs, are_named=False)
+            tensors, at = _tensor_forms(described, at + length, n_outputs, outputs)
             forms.append((tensors, _parameters(text) if length else NO_PARAMETERS, None, ""))
         elif what == _ERROR:
             forms.append(((), NO_PARAMETERS, _CODES[code], str(text, "utf-8", "replace")))
@@ -861,33 +902,41 @@ def _replies(described: Buffer, count: int, n_outputs: int) -> tuple[Sequence[_R
     # What was read beyond the description's end was read for something else than it is.
     if at > len(described):
         raise FrameError("a description that ends too early")
-    return forms, decode_blocks(described[at:])
+    return forms, decode_blocks(described[at:]) if at < len(described) else ()
 
 
 _known_replies = lru_cache(_REMEMBERED)(_replies)
 
 
-def _reply(form: _ReplyForm, body: memoryview, base: int, outputs: Sequence[str], locate: Locate) -> Reply:
-    if form is None:
-        return None
-    tensors, parameters, code, text = form
-    if code is not None:
-        return InferenceError(code, text)
-    answered = _tensors(tensors, body, base, outputs, locate, may_change=True)
-    return Answer(answered, dict(parameters) if parameters else NO_PARAMETERS)
+def _made(forms: Sequence[_ReplyForm], body: memoryview, base: int, locate: Locate) -> list[Reply]:
+    replies: list[Reply] = []
+    for form in forms:
+        if form is None:
+            replies.append(None)
+            continue
+        tensors, parameters, code, text = form
+        if code is not None:
+            replies.append(InferenceError(code, text))
+            continue
+        outputs = _tensors(tensors, body, base, locate, True)
+        replies.append(Answer(outputs, dict(parameters) if parameters else NO_PARAMETERS))
+    return replies
 
 
-def _tensor_forms(described: Buffer, at: int, count: int, *, are_named: bool) -> tuple[Sequence[_TensorForm], int]:
-    """What is said of tensors, and what follows it. Those that are named have their names as text, which the number in
-    its place is the length of. struct.error, ValueError, KeyError."""
+def _tensor_forms(
+    described: Buffer, at: int, count: int, names: tuple[str, ...] | None
+) -> tuple[Sequence[_TensorForm], int]:
+    """What is said of tensors, and where that ends. Without `names` each has its own as text, which the number in its
+    place is the length of. struct.error, ValueError, IndexError, KeyError."""
     forms: list[_TensorForm] = []
     for _ in range(count):
         position, number, dimensions, segment, offset, size = _TENSOR.unpack_from(described, at)
         at += _TENSOR.size
         shape = _DIMENSIONS[dimensions].unpack_from(described, at)
         at += dimensions * 8
-        name: int | str = position
-        if are_named:
+        if names is not None:
+            name = names[position]
+        else:
             name = str(described[at : at + position], "utf-8")
             at += position
         forms.append((name, _DATATYPES[number], shape, segment, offset, size))
@@ -895,15 +944,9 @@ def _tensor_forms(described: Buffer, at: int, count: int, *, are_named: bool) ->
 
 
 def _tensors(
-    forms: Sequence[_TensorForm],
-    body: memoryview,
-    base: int,
-    names: Sequence[str],
-    locate: Locate,
-    *,
-    may_change: bool,
+    forms: Sequence[_TensorForm], body: memoryview, base: int, locate: Locate, may_change: bool
 ) -> list[Tensor]:
-    """Tensors whose bytes are in `body` from `base` on, or where `locate` finds them. FrameError, IndexError.
+    """Tensors whose bytes are in `body` from `base` on, or where `locate` finds them. FrameError.
 
     `may_change`: the sender may still write to the latter. Numbers are sent on as they are, whatever they are then;
     elements of BYTES are walked by their lengths, which must not change once they were checked.
@@ -912,7 +955,7 @@ def _tensors(
     for name, datatype, shape, segment, offset, size in forms:
         if segment:
             payload = locate(segment, offset, size)
-            if may_change and datatype is DataType.BYTES:
+            if may_change and datatype is _BYTES:
                 payload = bytes(payload)
         else:
             start = base + offset
@@ -920,7 +963,7 @@ def _tensors(
             if stop > len(body):
                 raise FrameError(f"a tensor that ends at byte {stop} of {len(body)}")
             payload = body[start:stop]
-        tensors.append(Tensor(name if isinstance(name, str) else names[name], datatype, shape, payload))
+        tensors.append(Tensor(name, datatype, shape, payload))
     return tensors
 
 

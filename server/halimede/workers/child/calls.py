@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.workers import frames
 from halimede.workers.child.channel import Channel, ServerGoneError
 from halimede.workers.frames import Kind, Locate, Place
@@ -130,11 +130,14 @@ class Calls:
                 number = self._last = self._last % 0xFFFFFFFF + 1
             self._under_way[number] = record
         try:
-            frame = self._encode(number, record.batch, request)
-        except BaseException:
+            frame = frames.encode_infer(number, record.batch, request, self._place, self._take_wanted)
+        except BaseException as error:
             del self._under_way[number]
             self._wake_for_room()
-            raise
+            if not isinstance(error, (ValueError, TypeError, OverflowError, struct.error)):
+                raise
+            text = f"a request for model '{request.model_name:.100}' cannot be sent: {error}"
+            raise InferenceError(ErrorCode.INVALID_ARG, text) from error
         record.number = number
         self._channel.send(frame)
         if record.is_cancelled:
@@ -148,13 +151,6 @@ class Calls:
         except InferenceError as error:
             self._end(record, error)
             return True
-
-    def _encode(self, number: int, batch: int, request: InferenceRequest) -> Buffer:
-        try:
-            return frames.encode_infer(number, batch, request, self._place, self._take_wanted)
-        except (ValueError, TypeError, OverflowError, struct.error) as error:
-            text = f"a request for model '{request.model_name:.100}' cannot be sent: {error}"
-            raise InferenceError(ErrorCode.INVALID_ARG, text) from error
 
     def wait(self, record: _Record) -> None:
         """Until it has news, or may."""
