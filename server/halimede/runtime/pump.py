@@ -397,46 +397,53 @@ class Pump(Account):
         input_ns = times.input_end - times.start
         infer_ns = times.output_start - times.input_end
         output_ns = times.end - times.output_start
-        if not done.failed:
-            rows = 0
-            for item in done.items:
-                rows += item.rows
-            self._stats.record_execution(rows, input_ns, infer_ns, output_ns)
         wall = wall_ms()
-        is_open = self._open
-        parameters = {done.items[at].key: sent for at, sent in done.parameters.items()} if done.parameters else None
-        for item, reply in zip(done.items, done.replies, strict=True):
-            if reply is None or (is_open and item.key in is_open):
-                self._end_batch_of(item, done, reply, parameters.get(item.key) if parameters else None)
-                continue
-            if isinstance(reply, InferenceError):
-                self._fail_executed(item.key, reply, times)
+        stats, live, is_open = self._stats, self._live, self._open
+        rows = 0
+        for at, (item, reply) in enumerate(zip(done.items, done.replies, strict=True)):
+            rows += item.rows
+            key = item.key
+            if not isinstance(reply, list) or (is_open and key in is_open):
+                self._answer_otherwise(item, done, reply, done.parameters.get(at))
                 continue
             if self._reshapes:
                 try:
                     self._checker.reshape_outputs(reply, item.rows)
                 except InferenceError as error:
-                    self._fail_executed(item.key, error, times)
+                    self._fail_executed(key, error, times)
                     continue
             # None of these is open here, so that nothing but its record is known of it.
-            flight = self._live.take(item.key)
+            flight = live.take(key)
             if flight is None:
                 continue
             self._live_count -= 1
-            self._stats.record_success(
+            response = InferenceResponse(self._name, self._version, item.request.id, reply, {}, None, True)
+            if done.parameters and at in done.parameters:
+                response.parameters = dict(done.parameters[at])
+            now = monotonic_ns()
+            # Counted while the answer is on its way.
+            self._send(key, flight, response)
+            stats.record_success(
                 item.rows,
-                monotonic_ns() - flight.received_ns,
+                now - flight.received_ns,
                 max(0, times.start - flight.queued_ns),
                 input_ns,
                 infer_ns,
                 output_ns,
                 wall,
             )
-            response = InferenceResponse(self._name, self._version, item.request.id, reply)
-            if parameters is not None and item.key in parameters:
-                response.parameters = dict(parameters[item.key])
-            self._send(item.key, flight, response)
+        if not done.failed:
+            stats.record_execution(rows, input_ns, infer_ns, output_ns)
         self._rest()
+
+    def _answer_otherwise(
+        self, item: BatchItem, done: BatchDone, reply: Outputs | InferenceError | None, parameters: Parameters | None
+    ) -> None:
+        """Not by the first and only answer: with an error, or of a request that is open or will be."""
+        if reply is None or item.key in self._open:
+            self._end_batch_of(item, done, reply, parameters)
+        elif isinstance(reply, InferenceError):
+            self._fail_executed(item.key, reply, done.times)
 
     def _end_batch_of(
         self, item: BatchItem, done: BatchDone, reply: Outputs | InferenceError | None, parameters: Parameters | None

@@ -13,7 +13,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from halimede.backends.hosting import WorkerSpec
@@ -95,7 +95,7 @@ class Batch:
     number: int
     slot: int
     items: list[BatchItem]
-    blocks: list[Block] = field(default_factory=list)
+    blocks: Sequence[Block] = ()
     is_sent: bool = False
 
 
@@ -135,8 +135,8 @@ class Connection:
         self._outbound_size = Arena(arena_bytes)
         self._is_growing = False
         self._segments = 0
-        # Of the batch that is being encoded: its blocks, and what is to be copied into them.
-        self._placing: list[Block] = []
+        # Of the frame that is being encoded: its blocks, and what is to be copied into them.
+        self._placed: list[Block] = []
         self._copies: list[tuple[Block, Buffer]] = []
         self._batches: dict[int, Batch] = {}
         self._next_batch = 1
@@ -208,26 +208,23 @@ class Connection:
         number = self._next_batch
         self._next_batch = number + 1 & 0xFFFFFFFF
         batch = self._batches[number] = Batch(number, slot, items)
-        large = 0
+        size = 0
         for item in items:
             for tensor in item.request.inputs:
-                size = len(tensor.data)
-                if size > frames.INLINE_BYTES:
-                    large += size
-        if large > COPIED_ON_LOOP_BYTES:
-            large = sum(self._bytes_to_copy(item.request.inputs) for item in items)
-        if large <= COPIED_ON_LOOP_BYTES:
-            copies: list[tuple[Block, Buffer]] = []
+                size += len(tensor.data)
+        if size > COPIED_ON_LOOP_BYTES:
+            size = sum(self._bytes_to_copy(item.request.inputs) for item in items)
+        if size <= COPIED_ON_LOOP_BYTES:
             try:
-                frame = self._encode(batch, copies)
+                frame = self._encode(batch)
             except Exception as error:  # noqa: BLE001  whatever it is, the batch must end
                 self._refuse(batch, error)
                 return number
-            if copies:
-                self._copy(copies)
+            if batch.blocks:
+                self._copy(self._take_copies())
             self._send_batch(batch, frame)
         else:
-            self._run(self._execute_large(batch, large))
+            self._run(self._execute_large(batch, size))
         return number
 
     def cancel(self, key: int) -> None:
@@ -258,8 +255,8 @@ class Connection:
         await self._make_room(size_bytes)
         copies: list[tuple[Block, Buffer]] = []
         try:
-            frame = self._encode(batch, copies)
-            if copies:
+            frame = self._encode(batch)
+            if copies := self._take_copies():
                 await asyncio.to_thread(self._copy, copies)
         except Exception as error:  # noqa: BLE001  whatever it is, the batch must end
             # A pool of threads that cannot grow raises, and may copy all the same: the blocks are free from now on.
@@ -279,16 +276,22 @@ class Connection:
 
     def _send_answer(self, number: int, response: InferenceResponse) -> None:
         """See `inferences.Send`."""
-        if self._answers or self._bytes_to_copy(response.outputs) > COPIED_ON_LOOP_BYTES:
+        size = 0
+        for tensor in response.outputs:
+            size += len(tensor.data)
+        if self._answers or (
+            size > COPIED_ON_LOOP_BYTES and self._bytes_to_copy(response.outputs) > COPIED_ON_LOOP_BYTES
+        ):
             self._answers.append((number, response))
             if len(self._answers) == 1:
                 self._run(self._send_answers())
             return
-        copies: list[tuple[Block, Buffer]] = []
-        frame, blocks = self._encode_answer(number, response, copies)
-        if copies:
-            self._copy(copies)
-        self._send_encoded(frame, blocks)
+        frame, blocks = self._encode_answer(number, response)
+        if blocks:
+            self._copy(self._take_copies())
+            # The worker's, until it says that they are unused.
+            self._retained.update(blocks)
+        self._send(frame)
 
     async def _send_answers(self) -> None:
         """From a large one on, whose many bytes are copied beside the loop."""
@@ -297,39 +300,30 @@ class Connection:
             size_bytes = self._bytes_to_copy(response.outputs)
             if size_bytes > COPIED_ON_LOOP_BYTES:
                 await self._make_room(size_bytes)
-            copies: list[tuple[Block, Buffer]] = []
-            frame, blocks = self._encode_answer(number, response, copies)
+            frame, blocks = self._encode_answer(number, response)
             try:
-                if copies:
+                if copies := self._take_copies():
                     await asyncio.to_thread(self._copy, copies)
             except Exception as error:  # noqa: BLE001  whatever it is, the inference must be answered
                 self._take_back(blocks, set())
-                frame, blocks = self._encode_answer(number, _unsent(response, error), [])
+                frame, blocks = self._encode_answer(number, _unsent(response, error))
             self._answers.popleft()
-            self._send_encoded(frame, blocks)
+            self._retained.update(blocks)
+            self._send(frame)
 
-    def _encode_answer(
-        self, number: int, response: InferenceResponse, copies: list[tuple[Block, Buffer]]
-    ) -> tuple[Buffer, list[Block]]:
+    def _encode_answer(self, number: int, response: InferenceResponse) -> tuple[Buffer, Sequence[Block]]:
         """The frame and its blocks; of an error where the answer cannot be sent."""
         if self._unsent_bytes > MAX_UNSENT_BYTES and response.error is None:
             text = f"more than {MAX_UNSENT_BYTES} bytes wait for the model's process to read them"
             response = _unsent(response, InferenceError(ErrorCode.UNAVAILABLE, text))
-        blocks: list[Block] = []
-        self._placing, self._copies = blocks, copies
         try:
-            return frames.encode_call_answer(number, response, self._place), blocks
+            frame = frames.encode_call_answer(number, response, self._place)
         except Exception as error:
             log.error("model '%s': an answer could not be sent to its process", self._spec.model, exc_info=error)
-            self._take_back(blocks, set())
-            copies.clear()
-            return frames.encode_call_answer(number, _unsent(response, error), self._place), []
-
-    def _send_encoded(self, frame: Buffer, blocks: Sequence[Block]) -> None:
-        if blocks:
-            # The worker's, until it says that they are unused.
-            self._retained.update(blocks)
-        self._send(frame)
+            self._take_back(self._take_placed(), set())
+            self._take_copies()
+            frame = frames.encode_call_answer(number, _unsent(response, error), self._place)
+        return frame, self._take_placed() if self._placed else ()
 
     def _copy(self, copies: list[tuple[Block, Buffer]]) -> None:
         for block, data in copies:
@@ -337,10 +331,26 @@ class Connection:
         # The list lives until the next batch is encoded.
         copies.clear()
 
-    def _encode(self, batch: Batch, copies: list[tuple[Block, Buffer]]) -> Buffer:
-        self._placing = batch.blocks
-        self._copies = copies
-        return frames.encode_execute(batch.number, batch.items, self._inputs, self._output_positions, self._place)
+    def _encode(self, batch: Batch) -> Buffer:
+        try:
+            frame = frames.encode_execute(batch.number, batch.items, self._inputs, self._output_positions, self._place)
+        except BaseException:
+            batch.blocks = self._take_placed()
+            self._take_copies()
+            raise
+        if self._placed:
+            batch.blocks = self._take_placed()
+        return frame
+
+    def _take_placed(self) -> Sequence[Block]:
+        """The blocks of the frame that was encoded."""
+        placed, self._placed = self._placed, []
+        return placed
+
+    def _take_copies(self) -> list[tuple[Block, Buffer]]:
+        """What is to be copied into them."""
+        copies, self._copies = self._copies, []
+        return copies
 
     def _bytes_to_copy(self, tensors: Sequence[Tensor]) -> int:
         """Of those that neither travel in the frame nor are read where they are."""
@@ -358,7 +368,7 @@ class Connection:
         size = len(data)
         if size >= LENT_BYTES and (lent := self._lending.lend(data)) is not None:
             self._holders[lent] = 1
-            self._placing.append(lent)
+            self._placed.append(lent)
             return lent
         block = arena.allocate(size)
         if block is None:
@@ -370,7 +380,7 @@ class Connection:
                 return None
         self._holders[block] = 1
         self._inbound.map.loans.writable.add(block)
-        self._placing.append(block)
+        self._placed.append(block)
         self._copies.append((block, data))
         return block
 
@@ -503,8 +513,9 @@ class Connection:
             _close(self._unsent.popleft()[1])
 
     def _readable(self) -> None:
+        buffer = self._buffer
         try:
-            got = self._socket.recv_into(self._buffer)
+            got = self._socket.recv_into(buffer)
         except BlockingIOError:
             return
         except ConnectionResetError:
@@ -519,16 +530,23 @@ class Connection:
             self._lose("it closed its channel")
             return
         if self._partial:
-            self._partial += self._buffer[:got]
+            self._partial += buffer[:got]
             self._take(memoryview(self._partial), self._partial)
             return
-        length, number = HEADER.unpack_from(self._buffer) if got >= HEADER.size else (0, 0)
+        length, number = HEADER.unpack_from(buffer) if got >= HEADER.size else (0, 0)
         if HEADER.size + length != got:
-            self._take(self._buffer[:got], None)
+            self._take(buffer[:got], None)
             return
         # Nearly always one frame, and whole.
+        body = memoryview(bytes(buffer[HEADER.size : got]))
         try:
-            self._handle(self._check_header(length, number), memoryview(bytes(self._buffer[HEADER.size : got])))
+            # Neither of these is too long where it has fitted into the buffer.
+            if number == frames.DONE:
+                self._on_done(body)
+            elif number == frames.INFER:
+                self._on_infer(body)
+            else:
+                self._handle(self._check_header(length, number), body)
         except FrameError as error:
             self._lose(f"it sent garbage: {error}")
 
@@ -582,11 +600,10 @@ class Connection:
     def _check_begun(self, kind: Kind, body: memoryview) -> None:
         """Of an answer's frame, the part that has come. FrameError."""
         if kind is Kind.DONE and len(body) >= HEADER.size * 2:
-            self._batch_of(body)
+            self._batch_of(*frames.batch_of(body))
 
-    def _batch_of(self, body: memoryview) -> Batch:
-        """The batch that a DONE frame ends. FrameError."""
-        number, count = frames.batch_of(body)
+    def _batch_of(self, number: int, count: int) -> Batch:
+        """The batch that a DONE frame ends with so many replies. FrameError."""
         batch = self._batches.get(number)
         if batch is None or not batch.is_sent or count != len(batch.items):
             raise FrameError(f"an end of batch {number} with {count} answers, which it was not asked for")
@@ -628,9 +645,9 @@ class Connection:
                 raise FrameError(f"a {kind.name} frame that was not asked for")
 
     def _on_done(self, body: memoryview) -> None:
-        batch = self._batch_of(body)
+        batch = self._batch_of(*frames.batch_of(body))
         done = frames.decode_done(body, self._outputs, self._locate)
-        del self._batches[batch.number]
+        del self._batches[done.batch]
         if batch is self._last_sent:
             self._last_sent = None  # which would hold on to its tensors
         if batch.blocks or done.retained:
@@ -681,12 +698,12 @@ class Connection:
         infer = frames.decode_infer(body, self._locate)
         if infer.wanted_bytes:
             self._give_memory(infer.wanted_bytes)
-        batches = self._batches
-        if not infer.batch and len(batches) == 1 and not self._spec.decoupled:
+        batch = self._batches.get(infer.batch)
+        if batch is None and not infer.batch and len(self._batches) == 1 and not self._spec.decoupled:
             # A thread of the model's asks, for which the batch most likely waits: it has to answer when it ends.
-            (infer.batch,) = batches
-        batch = batches.get(infer.batch)
-        self._inferences.begin(infer, batch.slot if batch is not None else None)
+            (batch,) = self._batches.values()
+            infer.batch = batch.number
+        self._inferences.begin(infer, None if batch is None else batch.slot)
 
     def cancel_calls_of(self, batch: int) -> None:
         """Cancel the inferences that were asked for from this batch."""

@@ -5,6 +5,10 @@ places, and then the bytes of those that travel in the frame itself, at multiple
 others lie in segments (`workers.segments`). Names of inputs and outputs travel as positions in the configuration, but
 those of calls, which are another model's, as text. Control messages are JSON.
 
+What a frame says of its requests and tensors is nearly always what one before it said. So numbers of a frame's own
+(keys, times) stand apart from this description, and what was read of one is remembered by its bytes: a form, which
+becomes requests and tensors over the frame's own bytes.
+
 What comes from a worker is not trusted: everything is held against the length of the frame, and FrameError says what is
 wrong. Standard library and numpy only, for any CPython from 3.10 on.
 """
@@ -57,6 +61,15 @@ MAX_CALLS = 256
 
 MAX_CALL_TENSORS = 4096
 """Inputs of an inference that a worker asks for, and outputs that it names."""
+
+REMEMBERED_BYTES = 4 << 10
+"""A longer description is read, and made, each time."""
+
+_REMEMBERED = 128
+"""Descriptions of each kind that are remembered: those of the shapes and sizes of batches that came last."""
+
+_REMEMBERED_TENSORS = 16
+"""A description of more is made each time."""
 
 MAX_JSON_VALUES = 100_000
 """In one frame, counted by what stands between them: what is parsed holds up everything else."""
@@ -140,31 +153,42 @@ PLACE_END = "\x1f"
 
 LOG_LEVELS = ("ERROR", "WARNING", "INFO", "VERBOSE")
 
-# Length of the part before the tensors' bytes, batch, number of requests or replies.
+# Each begins with the length of the description.
+# Batch, number of requests or replies. The keys of an EXECUTE's requests stand between this and its description.
 _BATCH = struct.Struct("<IIH")
-# key, correlation, timeout, rows, length of parameters, of id, of a text correlation (NUMERIC for a number), START and
-# END, number of inputs, of outputs.
-_REQUEST = struct.Struct("<QQQIIIIBHH")
+# correlation, timeout, rows, length of parameters, of id, of a text correlation (NUMERIC for a number), START and END,
+# number of inputs, of outputs.
+_REQUEST = struct.Struct("<QQIIIIBHH")
 _NUMERIC = 0xFFFFFFFF
-# position of the name, datatype, number of dimensions, segment (0 for the frame itself), offset, length.
+# position of the name or its length, datatype, number of dimensions, segment (0 for the frame itself), offset, length.
 _TENSOR = struct.Struct("<HBBHQQ")
+# What ends a DONE's description: whether it failed, times, bytes that found no room.
 _DONE = struct.Struct("<B3QQ")
 # what it is, error code, number of outputs, length of the error's text or the parameters.
 _REPLY = struct.Struct("<BBHI")
+# key, whether it is final, when it was sent.
 _RESPONSE = struct.Struct("<IQBQ")
-# Length of the part before the tensors' bytes, number, batch, bytes that found no room, correlation, timeout, priority,
-# START and END, number of inputs, of outputs, length of the model's name, of the version, of id, of parameters, of a
-# text correlation.
-_INFER = struct.Struct("<IIIQQQQBHHHHIII")
-# Length of the part before the tensors' bytes, number, whether it is final, whether it is an error and its code, number
-# of outputs, length of the model's name, of the version, of id, of the error's text or the parameters.
-_CALL_ANSWER = struct.Struct("<IIBBBHHHII")
+# number, batch, bytes that found no room; then, remembered with the description: correlation, timeout, priority, START
+# and END, number of inputs, of outputs, length of the model's name, of the version, of id, of parameters, of a text
+# correlation.
+_INFER_OWN = struct.Struct("<IIIQ")
+_INFER = struct.Struct("<QQQBHHHHIII")
+# number; then, remembered with the description: whether it is final, whether it is an error and its code, number of
+# outputs, length of the model's name, of the version, of id, of the error's text or the parameters.
+_CALL_ANSWER_OWN = struct.Struct("<II")
+_CALL_ANSWER = struct.Struct("<BBBHHHII")
+# Each with the header before it.
+_WHOLE_BATCH, _WHOLE_RESPONSE = struct.Struct("<IIIIH"), struct.Struct("<IIIQBQ")
+_WHOLE_INFER, _WHOLE_CALL_ANSWER = struct.Struct("<IIIIIQ"), struct.Struct("<IIII")
 _LENGTH = struct.Struct("<H")
 _POSITION = struct.Struct("<H")
 _BATCH_PEEK = struct.Struct("<4xIH")
 _DIMENSIONS = tuple(struct.Struct(f"<{count}q") for count in range(MAX_DIMENSIONS + 1))
 
 _ANSWERED, _ERROR, _OPEN = 0, 1, 2
+# As numbers: to look up a member of an Enum costs as much as a small method.
+EXECUTE, DONE, RESPONSE = int(Kind.EXECUTE), int(Kind.DONE), int(Kind.RESPONSE)
+INFER, CALL_ANSWER = int(Kind.INFER), int(Kind.CALL_ANSWER)
 _CODES = tuple(ErrorCode)
 _CODE_NUMBERS = {code: number for number, code in enumerate(_CODES)}
 LIMITS = {
@@ -185,6 +209,7 @@ LIMITS = {
 }
 """The largest body of each kind that a worker sends."""
 
+_INVALID, _BYTES = DataType.INVALID, DataType.BYTES
 _DATATYPES = {each.number: each for each in DataType if each is not DataType.INVALID}
 
 Place = Callable[[Buffer], "tuple[int, int] | None"]
@@ -192,6 +217,9 @@ Place = Callable[[Buffer], "tuple[int, int] | None"]
 
 Locate = Callable[[int, int, int], Buffer]
 """The bytes at segment, offset and length; ValueError when they are none that the sender may name."""
+
+_TensorForm = tuple[str, DataType, tuple[int, ...], int, int, int]
+"""Name, datatype, shape, segment (0 for the frame itself), offset, length."""
 
 
 def frame(kind: Kind, body: bytes = b"") -> bytes:
@@ -207,39 +235,31 @@ def json_frame(kind: Kind, value: Any) -> bytes:
     return frame(kind, json_body(value))
 
 
-def _describe(tensor: Tensor, position: int, at: int, place: Place, data: list[Buffer]) -> tuple[bytes, int]:
-    """What a frame says of a tensor, whose bytes are added to `data` when they travel with it, at `at`; and what is
-    `at` for the next one."""
-    payload, shape = tensor.data, tensor.shape
+@lru_cache(8 * _REMEMBERED)
+def _describe(name: int | str, datatype: DataType, shape: tuple[int, ...], segment: int, at: int, size: int) -> bytes:
+    """What a frame says of a tensor, whose name is text or a position. struct.error, ValueError."""
+    text = _short_text(name) if isinstance(name, str) else b""
+    position = len(text) if isinstance(name, str) else name
+    dimensions = len(shape)
+    tensor = _TENSOR.pack(position, datatype.number, dimensions, segment, at, size)
+    return tensor + _DIMENSIONS[dimensions].pack(*shape) + text
+
+
+def _add(tensor: Tensor, name: int | str, described: list[bytes], at: int, place: Place, data: list[Buffer]) -> int:
+    """Describe a tensor, whose bytes are added to `data` when they travel with it, at `at`; returns what is `at` for
+    the next one."""
+    payload = tensor.data
     size = len(payload)
     put = None if size <= INLINE_BYTES else place(payload)
-    dimensions = len(shape)
     if put is not None:
-        described = _TENSOR.pack(position, tensor.datatype.number, dimensions, *put, size)
-    else:
-        described = _TENSOR.pack(position, tensor.datatype.number, dimensions, 0, at, size)
-        data.append(payload)
-        at += size
-        if over := size & 15:
-            data.append(bytes(16 - over))
-            at += 16 - over
-    return described + _DIMENSIONS[dimensions].pack(*shape), at
-
-
-def _assemble(
-    kind: Kind, first: struct.Struct, described: bytes, data: list[Buffer], size: int, *values: int
-) -> Buffer:
-    """A frame, whole. `first` begins with the length of the description, `values` are the rest of it."""
-    pad = -(HEADER.size + first.size + len(described)) & 15
-    head = (
-        HEADER.pack(first.size + len(described) + pad + size, kind)
-        + first.pack(len(described), *values)
-        + described
-        + _PADDING[pad]
-    )
-    if not data:
-        return head
-    return b"".join((head, *data))
+        described.append(_describe(name, tensor.datatype, tensor.shape, *put, size))
+        return at
+    described.append(_describe(name, tensor.datatype, tensor.shape, 0, at, size))
+    data.append(payload)
+    over = -size & 15
+    if over:
+        data.append(_PADDING[over])
+    return at + size + over
 
 
 _PADDING = tuple(bytes(count) for count in range(16))
@@ -254,45 +274,69 @@ def encode_execute(
     batch: int, items: Sequence[BatchItem], inputs: Mapping[str, int], outputs: Mapping[str, int], place: Place
 ) -> Buffer:
     """An EXECUTE frame. `inputs` and `outputs` are the positions of the names."""
+    keys: list[int] = []
     described: list[bytes] = []
     data: list[Buffer] = []
     at = 0
     for item in items:
+        keys.append(item.key)
         request = item.request
-        parameters = json.dumps(request.parameters).encode() if request.parameters else b""
-        request_id = request.id.encode("utf-8", "replace") if request.id else b""
-        correlation, number, text_length = b"", 0, _NUMERIC
-        if request.sequence_id:
-            if isinstance(request.sequence_id, str):
-                correlation = request.sequence_id.encode("utf-8", "replace")
-                text_length = len(correlation)
-            else:
-                number = request.sequence_id
-        tensors = request.inputs
-        # All of them, each once, is what naming none means.
-        wanted = request.outputs if len(request.outputs) != len(outputs) else ()
-        described.append(
-            _REQUEST.pack(
-                item.key,
-                number,
-                request.timeout_us,
-                item.rows,
-                len(parameters),
-                len(request_id),
-                text_length,
-                request.sequence_start | request.sequence_end << 1,
-                len(tensors),
-                len(wanted),
-            )
-        )
-        if request_id or correlation or parameters or wanted:
-            described.append(
-                request_id + correlation + parameters + b"".join([_POSITION.pack(outputs[name]) for name in wanted])
-            )
+        tensors, wanted = request.inputs, request.outputs
+        if len(wanted) == len(outputs):
+            wanted = ()  # All of them, each once, is what naming none means.
+        flags = request.sequence_start | request.sequence_end << 1
+        if request.id or request.sequence_id or request.parameters:
+            texts = _texts_of(request)
+            described.append(_request_text(request.timeout_us, item.rows, flags, len(tensors), len(wanted), texts))
+        else:
+            described.append(_known_request_text(request.timeout_us, item.rows, flags, len(tensors), len(wanted)))
+        if wanted:
+            described.extend([_POSITION.pack(outputs[name]) for name in wanted])
         for tensor in tensors:
-            said, at = _describe(tensor, inputs[tensor.name], at, place, data)
-            described.append(said)
-    return _assemble(Kind.EXECUTE, _BATCH, b"".join(described), data, at, batch, len(items))
+            at = _add(tensor, inputs[tensor.name], described, at, place, data)
+    count = len(keys)
+    head = _execute_head(count)
+    whole = b"".join(described)
+    pad = _PADDING[-(head.size + len(whole)) & 15]
+    length = head.size - HEADER.size + len(whole) + len(pad) + at
+    return b"".join((head.pack(length, EXECUTE, len(whole), batch, count, *keys), whole, pad, *data))
+
+
+@lru_cache(_REMEMBERED)
+def _execute_head(count: int) -> struct.Struct:
+    """What stands before an EXECUTE's description: header, _BATCH and keys."""
+    return struct.Struct(f"<IIIIH{count}Q")
+
+
+_Texts = tuple[int, int, int, int, bytes]
+"""The correlation, if it is a number; the lengths of parameters, id and a text correlation; id, that and parameters."""
+
+_NO_TEXTS: _Texts = 0, 0, 0, _NUMERIC, b""
+
+
+def _request_text(
+    timeout_us: int, rows: int, flags: int, n_inputs: int, n_outputs: int, texts: _Texts = _NO_TEXTS
+) -> bytes:
+    number, parameters, request_id, correlation, text = texts
+    lengths = parameters, request_id, correlation
+    return _REQUEST.pack(number, timeout_us, rows, *lengths, flags, n_inputs, n_outputs) + text
+
+
+_known_request_text = lru_cache(_REMEMBERED)(_request_text)
+
+
+def _texts_of(request: InferenceRequest) -> _Texts:
+    parameters = json.dumps(request.parameters).encode() if request.parameters else b""
+    request_id = request.id.encode("utf-8", "replace")
+    if isinstance(request.sequence_id, str):
+        text = request.sequence_id.encode("utf-8", "replace")
+        return 0, len(parameters), len(request_id), len(text) if text else _NUMERIC, request_id + text + parameters
+    return request.sequence_id, len(parameters), len(request_id), _NUMERIC, request_id + parameters
+
+
+@lru_cache(_REMEMBERED)
+def _keys(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}Q")
 
 
 @dataclass(slots=True)
@@ -304,46 +348,69 @@ class Execute:
 
 
 def decode_execute(
-    body: memoryview, inputs: Sequence[str], outputs: Sequence[str], model: str, locate: Locate
+    body: memoryview, inputs: tuple[str, ...], outputs: tuple[str, ...], model: str, locate: Locate
 ) -> Execute:
     """The worker's reading of an EXECUTE frame's body, which the server has made. Tensors are views of `body`."""
     length, batch, count = _BATCH.unpack_from(body)
-    at = _BATCH.size
-    base = _base(at + length)
+    start = _BATCH.size + count * KEY.size
+    end = start + length
+    if length <= REMEMBERED_BYTES:
+        forms = _known_requests(bytes(body[start:end]), count, inputs, outputs)
+    else:
+        forms = _requests(body[start:end], count, inputs, outputs)
+    base = _base(end)
     items = []
-    for _ in range(count):
-        (key, correlation, timeout_us, rows, parameters_length, id_length, text_length, flags, n_inputs, n_outputs) = (
-            _REQUEST.unpack_from(body, at)
-        )
-        at += _REQUEST.size
-        request_id, wanted, parameters = "", (), {}
-        if id_length:
-            request_id = str(body[at : at + id_length], "utf-8")
-            at += id_length
-        if text_length != _NUMERIC:
-            correlation = str(body[at : at + text_length], "utf-8")
-            at += text_length
-        if parameters_length:
-            parameters = json.loads(bytes(body[at : at + parameters_length]))
-            at += parameters_length
-        if n_outputs:
-            end = at + n_outputs * _POSITION.size
-            wanted = tuple([outputs[position] for (position,) in _POSITION.iter_unpack(body[at:end])])
-            at = end
-        tensors = []
-        for _ in range(n_inputs):
-            position, number, dimensions, segment, offset, size = _TENSOR.unpack_from(body, at)
-            at += _TENSOR.size
-            shape = _DIMENSIONS[dimensions].unpack_from(body, at)
-            at += dimensions * 8
-            payload = locate(segment, offset, size) if segment else body[base + offset : base + offset + size]
-            tensors.append(Tensor(inputs[position], _DATATYPES[number], shape, payload))
-        start, end_ = (False, False) if not flags else (bool(flags & 1), bool(flags & 2))
+    for (key,), (rows, request_id, tensors, wanted, parameters, timeout_us, correlation, starts, ends) in zip(
+        KEY.iter_unpack(body[_BATCH.size : start]), forms, strict=True
+    ):
         request = InferenceRequest(
-            model, "", request_id, tensors, wanted, parameters, 0, timeout_us, correlation, start, end_
+            model,
+            "",
+            request_id,
+            _tensors(tensors, body, base, locate, False),
+            wanted,
+            json.loads(parameters) if parameters else {},
+            0,
+            timeout_us,
+            correlation,
+            starts,
+            ends,
         )
         items.append(BatchItem(key, request, rows, False))
     return Execute(batch, items)
+
+
+_RequestForm = tuple[int, str, Sequence[_TensorForm], tuple[str, ...], bytes, int, int | str, bool, bool]
+"""Rows, id, inputs, outputs, parameters as JSON, timeout, correlation, START, END."""
+
+
+def _requests(
+    described: Buffer, count: int, inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> Sequence[_RequestForm]:
+    forms: list[_RequestForm] = []
+    at = 0
+    for _ in range(count):
+        (correlation, timeout_us, rows, parameters_length, id_length, text_length, flags, n_inputs, n_outputs) = (
+            _REQUEST.unpack_from(described, at)
+        )
+        at += _REQUEST.size
+        request_id = str(described[at : at + id_length], "utf-8")
+        at += id_length
+        if text_length != _NUMERIC:
+            correlation = str(described[at : at + text_length], "utf-8")
+            at += text_length
+        parameters = bytes(described[at : at + parameters_length])
+        at += parameters_length
+        end = at + n_outputs * _POSITION.size
+        wanted = tuple([outputs[position] for (position,) in _POSITION.iter_unpack(described[at:end])])
+        tensors, at = _tensor_forms(described, end, n_inputs, inputs)
+        forms.append(
+            (rows, request_id, tensors, wanted, parameters, timeout_us, correlation, bool(flags & 1), bool(flags & 2))
+        )
+    return forms
+
+
+_known_requests = lru_cache(_REMEMBERED)(_requests)
 
 
 @dataclass(slots=True)
@@ -385,10 +452,13 @@ def encode_done(
     reply = None
     replies.clear()
     wanted_bytes, retained = remains()
-    described.append(_DONE.pack(failed, *times, wanted_bytes))
     if retained:
         described.extend([BLOCK.pack(*block) for block in retained])
-    return _assemble(Kind.DONE, _BATCH, b"".join(described), data, at, batch, count)
+    described.append(_DONE.pack(failed, *times, wanted_bytes))
+    whole = b"".join(described)
+    pad = _PADDING[-(_WHOLE_BATCH.size + len(whole)) & 15]
+    length = _BATCH.size + len(whole) + len(pad) + at
+    return b"".join((_WHOLE_BATCH.pack(length, DONE, len(whole), batch, count), whole, pad, *data))
 
 
 def batch_of(body: Buffer) -> tuple[int, int]:
@@ -399,26 +469,23 @@ def batch_of(body: Buffer) -> tuple[int, int]:
     return number, count
 
 
-def decode_done(body: memoryview, outputs: Sequence[str], locate: Locate) -> Done:
+def decode_done(body: memoryview, outputs: tuple[str, ...], locate: Locate) -> Done:
     """The server's reading of a DONE frame's body. FrameError. Tensors in the frame are views of `body`."""
     try:
         length, batch, count = _BATCH.unpack_from(body)
-        at = _BATCH.size
-        end = at + length
-        base = _base(end)
-        replies: list[Reply] = []
-        for _ in range(count):
-            reply, at = _read_reply(body, at, base, outputs, locate)
-            replies.append(reply)
-        failed, received, begun, ended, wanted_bytes = _DONE.unpack_from(body, at)
-        at += _DONE.size
-        # What was read beyond the description's end was read for something else than it is.
-        if at > end or end > len(body):
+        end = _BATCH.size + length
+        stop = end - _DONE.size
+        if end > len(body) or stop < _BATCH.size:
             raise FrameError("DONE: a description that ends too early")
-        retained = decode_blocks(body[at:end]) if at < end else []
+        failed, received, begun, ended, wanted_bytes = _DONE.unpack_from(body, stop)
+        if length <= REMEMBERED_BYTES:
+            forms, retained = _known_replies(bytes(body[_BATCH.size : stop]), count, outputs)
+        else:
+            forms, retained = _replies(body[_BATCH.size : stop], count, outputs)
+        replies = _made(forms, body, _base(end), locate)
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"DONE: {_wrong(error)}") from error
-    return Done(batch, replies, bool(failed), (received, begun, ended), wanted_bytes, retained)
+    return Done(batch, replies, bool(failed), (received, begun, ended), wanted_bytes, [*retained])
 
 
 @dataclass(slots=True)
@@ -438,20 +505,25 @@ def encode_response(
     described: list[bytes] = []
     data: list[Buffer] = []
     size = _add_reply(reply, described, 0, outputs, place, data)
-    return _assemble(Kind.RESPONSE, _RESPONSE, b"".join(described), data, size, key, final, sent_ns)
+    whole = b"".join(described)
+    pad = _PADDING[-(_WHOLE_RESPONSE.size + len(whole)) & 15]
+    length = _RESPONSE.size + len(whole) + len(pad) + size
+    return b"".join((_WHOLE_RESPONSE.pack(length, RESPONSE, len(whole), key, final, sent_ns), whole, pad, *data))
 
 
-def decode_response(body: memoryview, outputs: Sequence[str], locate: Locate) -> Response:
+def decode_response(body: memoryview, outputs: tuple[str, ...], locate: Locate) -> Response:
     """The server's reading of a RESPONSE frame's body. FrameError."""
     try:
         length, key, final, sent_ns = _RESPONSE.unpack_from(body)
         end = _RESPONSE.size + length
-        reply, at = _read_reply(body, _RESPONSE.size, _base(end), outputs, locate)
-        if at > end or end > len(body):
+        if end > len(body):
             raise FrameError("RESPONSE: a description that ends too early")
+        forms, retained = _replies(body[_RESPONSE.size : end], 1, outputs)
+        if retained:
+            raise FrameError("RESPONSE: blocks")
+        (reply,) = _made(forms, body, _base(end), locate)
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"RESPONSE: {_wrong(error)}") from error
-
     return Response(key, reply, bool(final), sent_ns)
 
 
@@ -460,53 +532,66 @@ def encode_infer(number: int, batch: int, request: InferenceRequest, place: Plac
     size = 0
     for tensor in request.inputs:
         size += len(tensor.data)
-        if tensor.datatype is DataType.INVALID:
+        if tensor.datatype is _INVALID:
             raise ValueError(f"input '{tensor.name}' has no datatype")
     if size > MAX_ANSWER_BYTES:
         raise ValueError(f"the inputs take {size} bytes, at most {MAX_ANSWER_BYTES} are allowed")
     if len(request.inputs) > MAX_CALL_TENSORS or len(request.outputs) > MAX_CALL_TENSORS:
         raise ValueError(f"at most {MAX_CALL_TENSORS} inputs and as many outputs are allowed")
-    model, version = _short_text(request.model_name), _short_text(request.model_version)
-    request_id = _text(request.id) if request.id else b""
-    parameters = _parameters_text(request.parameters, "request") if request.parameters else b""
-    correlation, numeric, correlation_length = b"", 0, _NUMERIC
-    if request.sequence_id:
-        if isinstance(request.sequence_id, str):
-            correlation = _text(request.sequence_id)
-            correlation_length = len(correlation)
-        else:
-            numeric = request.sequence_id
-    described: list[bytes] = [model, version, request_id, parameters, correlation]
-    for name in request.outputs:
-        text = _short_text(name)
-        described.append(_LENGTH.pack(len(text)) + text)
+    is_plain = not (request.id or request.sequence_id or request.parameters)
+    texts = _NO_TEXTS if is_plain else _texts_of_call(request)
+    described: list[bytes] = []
     data: list[Buffer] = []
     at = 0
     for tensor in request.inputs:
-        name_text = _short_text(tensor.name)
-        said, at = _describe(tensor, len(name_text), at, place, data)
-        described.append(said + name_text)
-    return _assemble(
-        Kind.INFER,
-        _INFER,
-        b"".join(described),
-        data,
-        at,
-        number,
-        batch,
-        wanted(),
-        numeric,
+        at = _add(tensor, tensor.name, described, at, place, data)
+    is_short = is_plain and len(described) + len(request.outputs) <= _REMEMBERED_TENSORS
+    whole = (_known_call_text if is_short else _call_text)(
+        request.model_name,
+        request.model_version,
+        request.outputs,
         request.timeout_us,
         request.priority,
         request.sequence_start | request.sequence_end << 1,
-        len(request.inputs),
-        len(request.outputs),
-        len(model),
-        len(version),
-        len(request_id),
-        len(parameters),
-        correlation_length,
+        texts,
+        *described,
     )
+    length = len(whole) - _INFER.size
+    head = _WHOLE_INFER.pack(_INFER_OWN.size + len(whole) + at, INFER, length, number, batch, wanted())
+    return b"".join((head, whole, *data))
+
+
+def _texts_of_call(request: InferenceRequest) -> "_Texts":
+    """As `_texts_of`, for the server, which bounds them. ValueError."""
+    request_id = _text(request.id)
+    parameters = _parameters_text(request.parameters, "request") if request.parameters else b""
+    if isinstance(request.sequence_id, str):
+        text = _text(request.sequence_id)
+        return 0, len(parameters), len(request_id), len(text) if text else _NUMERIC, request_id + text + parameters
+    return request.sequence_id, len(parameters), len(request_id), _NUMERIC, request_id + parameters
+
+
+def _call_text(
+    model_name: str,
+    model_version: str,
+    outputs: tuple[str, ...],
+    timeout_us: int,
+    priority: int,
+    flags: int,
+    texts: "_Texts",
+    *tensors: bytes,
+) -> bytes:
+    """An INFER's description, and what is between that and its tensors' bytes."""
+    model, version = _short_text(model_name), _short_text(model_version)
+    numeric, parameters, request_id, correlation, text = texts
+    lengths = len(tensors), len(outputs), len(model), len(version), request_id, parameters, correlation
+    numbers = _INFER.pack(numeric, timeout_us, priority, flags, *lengths)
+    names = [_LENGTH.pack(len(name)) + name for name in map(_short_text, outputs)]
+    described = b"".join((numbers, model, version, text, *names, *tensors))
+    return described + _PADDING[-(_WHOLE_INFER.size + len(described)) & 15]
+
+
+_known_call_text = lru_cache(_REMEMBERED)(_call_text)
 
 
 @dataclass(slots=True)
@@ -525,37 +610,15 @@ class Infer:
 def decode_infer(body: memoryview, locate: Locate) -> Infer:
     """The server's reading of an INFER frame's body. FrameError. Tensors in the frame are views of `body`."""
     try:
-        (
-            length, number, batch, wanted_bytes, correlation, timeout_us, priority, flags, n_inputs, n_outputs,
-            model_length, version_length, id_length, parameters_length, correlation_length,
-        ) = _INFER.unpack_from(body)  # fmt: skip
-        texts = id_length + parameters_length + (correlation_length if correlation_length != _NUMERIC else 0)
-        if n_inputs > MAX_CALL_TENSORS or n_outputs > MAX_CALL_TENSORS or texts > 3 * MAX_TEXT_BYTES:
-            raise FrameError(f"INFER: {n_inputs} inputs, {n_outputs} outputs and {texts} bytes of text")
-        at = _INFER.size
-        end = at + length
-        model = str(body[at : at + model_length], "utf-8")
-        at += model_length
-        version = str(body[at : at + version_length], "utf-8")
-        at += version_length
-        request_id = ""
-        outputs: tuple[str, ...] = ()
-        parameters: Mapping[str, ParameterValue] = NO_PARAMETERS
-        if id_length:
-            request_id = str(body[at : at + id_length], "utf-8")
-            at += id_length
-        if parameters_length:
-            parameters = _parameters(body[at : at + parameters_length])
-            at += parameters_length
-        if correlation_length != _NUMERIC:
-            correlation = str(body[at : at + correlation_length], "utf-8")
-            at += correlation_length
-        if n_outputs:
-            outputs, at = _read_names(body, at, n_outputs)
-        tensors, at = _read_tensors(body, at, _base(end), n_inputs, None, locate)
-        # What was read beyond the description's end was read for something else than it is.
-        if at > end or end > len(body):
+        length, number, batch, wanted_bytes = _INFER_OWN.unpack_from(body)
+        end = _INFER_OWN.size + _INFER.size + length
+        if end > len(body):
             raise FrameError("INFER: a description that ends too early")
+        described = body[_INFER_OWN.size : end]
+        model, version, request_id, inputs, outputs, parameters, priority, timeout_us, correlation, starts, ends = (
+            _known_call(bytes(described)) if length <= REMEMBERED_BYTES else _call(described)
+        )
+        tensors = _tensors(inputs, body, _base(end), locate, True)
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"INFER: {_wrong(error)}") from error
     request = InferenceRequest(
@@ -564,60 +627,106 @@ def decode_infer(body: memoryview, locate: Locate) -> Infer:
         request_id,
         tensors,
         outputs,
-        dict(parameters),
+        dict(parameters) if parameters else {},
         priority,
         timeout_us,
         correlation,
-        bool(flags & 1),
-        bool(flags & 2),
+        starts,
+        ends,
     )
     return Infer(number, batch, request, wanted_bytes)
 
 
-def _read_names(body: memoryview, at: int, count: int) -> tuple[tuple[str, ...], int]:
+_CallForm = tuple[
+    str, str, str, Sequence[_TensorForm], tuple[str, ...], Mapping[str, ParameterValue], int, int, int | str, bool, bool
+]
+"""Model, version, id, inputs, outputs, parameters, priority, timeout, correlation, START, END."""
+
+
+def _call(described: Buffer) -> _CallForm:
+    """FrameError, struct.error, ValueError, KeyError."""
+    (
+        correlation, timeout_us, priority, flags, n_inputs, n_outputs,
+        model_length, version_length, id_length, parameters_length, correlation_length,
+    ) = _INFER.unpack_from(described)  # fmt: skip
+    texts = id_length + parameters_length + (correlation_length if correlation_length != _NUMERIC else 0)
+    if n_inputs > MAX_CALL_TENSORS or n_outputs > MAX_CALL_TENSORS or texts > 3 * MAX_TEXT_BYTES:
+        raise FrameError(f"INFER: {n_inputs} inputs, {n_outputs} outputs and {texts} bytes of text")
+    at = _INFER.size
+    model = str(described[at : at + model_length], "utf-8")
+    at += model_length
+    version = str(described[at : at + version_length], "utf-8")
+    at += version_length
+    request_id = str(described[at : at + id_length], "utf-8")
+    at += id_length
+    if correlation_length != _NUMERIC:
+        correlation = str(described[at : at + correlation_length], "utf-8")
+        at += correlation_length
+    parameters = _parameters(described[at : at + parameters_length]) if parameters_length else NO_PARAMETERS
+    at += parameters_length
+    outputs, at = _read_names(described, at, n_outputs)
+    tensors, at = _tensor_forms(described, at, n_inputs, None)
+    # What was read beyond the description's end was read for something else than it is.
+    if at > len(described):
+        raise FrameError("INFER: a description that ends too early")
+    starts, ends = bool(flags & 1), bool(flags & 2)
+    return model, version, request_id, tensors, outputs, parameters, priority, timeout_us, correlation, starts, ends
+
+
+_known_call = lru_cache(_REMEMBERED)(_call)
+
+
+def _read_names(described: Buffer, at: int, count: int) -> tuple[tuple[str, ...], int]:
     names = []
     for _ in range(count):
-        (length,) = _LENGTH.unpack_from(body, at)
+        (length,) = _LENGTH.unpack_from(described, at)
         at += _LENGTH.size
-        names.append(str(body[at : at + length], "utf-8"))
+        names.append(str(described[at : at + length], "utf-8"))
         at += length
     return tuple(names), at
 
 
 def encode_call_answer(number: int, response: InferenceResponse, place: Place) -> Buffer:
     """A CALL_ANSWER frame."""
-    model, version = _short_text(response.model_name), _short_text(response.model_version)
-    request_id = _text(response.id) if response.id else b""
+    described: list[bytes] = []
     data: list[Buffer] = []
     at = 0
     error = response.error
     if error is None:
-        code, outputs = 0, response.outputs
         text = json.dumps(response.parameters).encode() if response.parameters else b""
+        for tensor in response.outputs:
+            at = _add(tensor, tensor.name, described, at, place, data)
     else:
-        code, outputs = _CODE_NUMBERS[error.code], []
         text = error.message.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
-    described: list[bytes] = [model, version, request_id, text]
-    for tensor in outputs:
-        name = _short_text(tensor.name)
-        said, at = _describe(tensor, len(name), at, place, data)
-        described.append(said + name)
-    return _assemble(
-        Kind.CALL_ANSWER,
-        _CALL_ANSWER,
-        b"".join(described),
-        data,
-        at,
-        number,
+    is_short = not text and len(described) <= _REMEMBERED_TENSORS
+    whole = (_known_answer_text if is_short and not response.id else _answer_text)(
+        response.model_name,
+        response.model_version,
+        response.id,
+        text,
         response.final,
-        error is not None,
-        code,
-        len(outputs),
-        len(model),
-        len(version),
-        len(request_id),
-        len(text),
+        None if error is None else error.code,
+        *described,
     )
+    head = _WHOLE_CALL_ANSWER.pack(
+        _CALL_ANSWER_OWN.size + len(whole) + at, CALL_ANSWER, len(whole) - _CALL_ANSWER.size, number
+    )
+    return b"".join((head, whole, *data))
+
+
+def _answer_text(
+    model_name: str, model_version: str, name: str, text: bytes, final: bool, code: ErrorCode | None, *tensors: bytes
+) -> bytes:
+    """A CALL_ANSWER's description, and what is between that and its tensors' bytes."""
+    model, version, request_id = _short_text(model_name), _short_text(model_version), _text(name)
+    number = 0 if code is None else _CODE_NUMBERS[code]
+    lengths = len(tensors), len(model), len(version), len(request_id), len(text)
+    numbers = _CALL_ANSWER.pack(final, code is not None, number, *lengths)
+    described = b"".join((numbers, model, version, request_id, text, *tensors))
+    return described + _PADDING[-(_WHOLE_CALL_ANSWER.size + len(described)) & 15]
+
+
+_known_answer_text = lru_cache(_REMEMBERED)(_answer_text)
 
 
 def decode_call_answer(body: memoryview, locate: Locate) -> tuple[int, InferenceResponse]:
@@ -625,35 +734,46 @@ def decode_call_answer(body: memoryview, locate: Locate) -> tuple[int, Inference
 
     Tensors are views of `body`.
     """
-    length, call, final, is_error, code, count, model_length, version_length, id_length, text_length = (
-        _CALL_ANSWER.unpack_from(body)
+    length, call = _CALL_ANSWER_OWN.unpack_from(body)
+    end = _CALL_ANSWER_OWN.size + _CALL_ANSWER.size + length
+    described = body[_CALL_ANSWER_OWN.size : end]
+    form = _known_answer(bytes(described)) if length <= REMEMBERED_BYTES else _answer(described)
+    model, version, request_id, tensors, parameters, code, text, final = form
+    response = InferenceResponse(
+        model,
+        version,
+        request_id,
+        _tensors(tensors, body, _base(end), locate, False),
+        json.loads(parameters) if parameters else {},
+        None if code is None else InferenceError(code, text),
+        final,
+    )
+    return call, response
+
+
+_AnswerForm = tuple[str, str, str, Sequence[_TensorForm], bytes, ErrorCode | None, str, bool]
+"""Model, version, id, outputs, parameters as JSON, the error's code, its text, whether it is final."""
+
+
+def _answer(described: Buffer) -> _AnswerForm:
+    final, is_error, code, count, model_length, version_length, id_length, text_length = _CALL_ANSWER.unpack_from(
+        described
     )
     at = _CALL_ANSWER.size
-    base = _base(at + length)
-    model = str(body[at : at + model_length], "utf-8")
+    model = str(described[at : at + model_length], "utf-8")
     at += model_length
-    version = str(body[at : at + version_length], "utf-8")
+    version = str(described[at : at + version_length], "utf-8")
     at += version_length
-    request_id = str(body[at : at + id_length], "utf-8") if id_length else ""
+    request_id = str(described[at : at + id_length], "utf-8")
     at += id_length
-    text = body[at : at + text_length]
-    at += text_length
-    outputs: list[Tensor] = []
-    response = InferenceResponse(model, version, request_id, outputs, {}, None, bool(final))
+    text = bytes(described[at : at + text_length])
+    tensors, _ = _tensor_forms(described, at + text_length, count, None)
     if is_error:
-        response.error = InferenceError(_CODES[code], str(text, "utf-8", "replace"))
-    elif text_length:
-        response.parameters = json.loads(bytes(text))
-    for _ in range(count):
-        name_length, number, dimensions, segment, offset, size = _TENSOR.unpack_from(body, at)
-        at += _TENSOR.size
-        shape = _DIMENSIONS[dimensions].unpack_from(body, at)
-        at += dimensions * 8
-        name = str(body[at : at + name_length], "utf-8")
-        at += name_length
-        payload = locate(segment, offset, size) if segment else body[base + offset : base + offset + size]
-        outputs.append(Tensor(name, _DATATYPES[number], shape, payload))
-    return call, response
+        return model, version, request_id, tensors, b"", _CODES[code], str(text, "utf-8", "replace"), bool(final)
+    return model, version, request_id, tensors, text, None, "", bool(final)
+
+
+_known_answer = lru_cache(_REMEMBERED)(_answer)
 
 
 def _text(value: str) -> bytes:
@@ -724,7 +844,6 @@ def _add_reply(
     reply: Reply, described: list[bytes], at: int, outputs: Mapping[str, int], place: Place, data: list[Buffer]
 ) -> int:
     """Describe a reply. Outputs that the configuration does not have are left out, as if nobody had asked for them."""
-    parameters = b""
     if isinstance(reply, Answer):
         size = at
         for tensor in reply.outputs:
@@ -732,19 +851,16 @@ def _add_reply(
         try:
             if size > MAX_ANSWER_BYTES:
                 raise ValueError(f"the batch's outputs take {size} bytes, at most {MAX_ANSWER_BYTES} are allowed")
-            if reply.parameters:
-                parameters = _parameters_text(reply.parameters)
+            parameters = _parameters_text(reply.parameters) if reply.parameters else b""
         except ValueError as error:
-            reply = InferenceError(ErrorCode.INTERNAL, str(error))
-    if isinstance(reply, Answer):
+            return _add_reply(InferenceError(ErrorCode.INTERNAL, str(error)), described, at, outputs, place, data)
         head = len(described)
         described.append(b"")
         count = 0
         for tensor in reply.outputs:
             position = outputs.get(tensor.name)
             if position is not None:
-                said, at = _describe(tensor, position, at, place, data)
-                described.append(said)
+                at = _add(tensor, position, described, at, place, data)
                 count += 1
                 if count > len(outputs):
                     break  # one of them twice, which is the answer's fault whatever follows
@@ -757,48 +873,89 @@ def _add_reply(
     return at
 
 
-def _read_reply(body: memoryview, at: int, base: int, outputs: Sequence[str], locate: Locate) -> "tuple[Reply, int]":
-    """A reply, and where the next one begins."""
-    what, code, count, length = _REPLY.unpack_from(body, at)
-    at += _REPLY.size
-    if length > MAX_TEXT_BYTES or count > len(outputs) + 1:
-        raise FrameError(f"a reply with {count} outputs and {length} bytes of text")
-    if what == _ANSWERED:
-        parameters: Mapping[str, ParameterValue] = NO_PARAMETERS
-        if length:
-            parameters = _parameters(body[at : at + length])
-            at += length
-        tensors, at = _read_tensors(body, at, base, count, outputs, locate)
-        return Answer(tensors, parameters), at
-    if what == _ERROR:
-        return InferenceError(_CODES[code], str(body[at : at + length], "utf-8", "replace")), at + length
-    if what == _OPEN:
-        return None, at
-    raise FrameError(f"a reply of kind {what}")
+_ReplyForm = tuple[Sequence[_TensorForm], Mapping[str, ParameterValue], ErrorCode | None, str] | None
+"""Outputs, parameters, the error's code, its text; None for a request that stays open."""
 
 
-def _read_tensors(
-    body: memoryview, at: int, base: int, count: int, names: Sequence[str] | None, locate: Locate
-) -> tuple[list[Tensor], int]:
-    """Tensors that a worker has sent, and what follows them. Without `names` each has its own as text, which the number
-    in its place is the length of."""
-    tensors = []
+def _replies(
+    described: Buffer, count: int, outputs: tuple[str, ...]
+) -> tuple[Sequence[_ReplyForm], Sequence[tuple[int, int]]]:
+    """Replies and, after them, blocks. FrameError, struct.error, IndexError, KeyError, ValueError."""
+    forms: list[_ReplyForm] = []
+    at = 0
     for _ in range(count):
-        position, number, dimensions, segment, offset, size = _TENSOR.unpack_from(body, at)
+        what, code, n_outputs, length = _REPLY.unpack_from(described, at)
+        at += _REPLY.size
+        if length > MAX_TEXT_BYTES or n_outputs > len(outputs) + 1:
+            raise FrameError(f"a reply with {n_outputs} outputs and {length} bytes of text")
+        text = described[at : at + length]
+        if what == _ANSWERED:
+            tensors, at = _tensor_forms(described, at + length, n_outputs, outputs)
+            forms.append((tensors, _parameters(text) if length else NO_PARAMETERS, None, ""))
+        elif what == _ERROR:
+            forms.append(((), NO_PARAMETERS, _CODES[code], str(text, "utf-8", "replace")))
+            at += length
+        elif what == _OPEN:
+            forms.append(None)
+        else:
+            raise FrameError(f"a reply of kind {what}")
+    # What was read beyond the description's end was read for something else than it is.
+    if at > len(described):
+        raise FrameError("a description that ends too early")
+    return forms, decode_blocks(described[at:]) if at < len(described) else ()
+
+
+_known_replies = lru_cache(_REMEMBERED)(_replies)
+
+
+def _made(forms: Sequence[_ReplyForm], body: memoryview, base: int, locate: Locate) -> list[Reply]:
+    replies: list[Reply] = []
+    for form in forms:
+        if form is None:
+            replies.append(None)
+            continue
+        tensors, parameters, code, text = form
+        if code is not None:
+            replies.append(InferenceError(code, text))
+            continue
+        outputs = _tensors(tensors, body, base, locate, True)
+        replies.append(Answer(outputs, dict(parameters) if parameters else NO_PARAMETERS))
+    return replies
+
+
+def _tensor_forms(
+    described: Buffer, at: int, count: int, names: tuple[str, ...] | None
+) -> tuple[Sequence[_TensorForm], int]:
+    """What is said of tensors, and where that ends. Without `names` each has its own as text, which the number in its
+    place is the length of. struct.error, ValueError, IndexError, KeyError."""
+    forms: list[_TensorForm] = []
+    for _ in range(count):
+        position, number, dimensions, segment, offset, size = _TENSOR.unpack_from(described, at)
         at += _TENSOR.size
-        shape = _DIMENSIONS[dimensions].unpack_from(body, at)
+        shape = _DIMENSIONS[dimensions].unpack_from(described, at)
         at += dimensions * 8
         if names is not None:
             name = names[position]
         else:
-            name = str(body[at : at + position], "utf-8")
+            name = str(described[at : at + position], "utf-8")
             at += position
-        datatype = _DATATYPES[number]
+        forms.append((name, _DATATYPES[number], shape, segment, offset, size))
+    return forms, at
+
+
+def _tensors(
+    forms: Sequence[_TensorForm], body: memoryview, base: int, locate: Locate, may_change: bool
+) -> list[Tensor]:
+    """Tensors whose bytes are in `body` from `base` on, or where `locate` finds them. FrameError.
+
+    `may_change`: the sender may still write to the latter. Numbers are sent on as they are, whatever they are then;
+    elements of BYTES are walked by their lengths, which must not change once they were checked.
+    """
+    tensors = []
+    for name, datatype, shape, segment, offset, size in forms:
         if segment:
-            payload: Buffer = locate(segment, offset, size)
-            if datatype is DataType.BYTES:
-                # The sender may still write to it. Numbers are sent on as they are, whatever they are then; elements
-                # are walked by their lengths, which must not change once they were checked.
+            payload = locate(segment, offset, size)
+            if may_change and datatype is _BYTES:
                 payload = bytes(payload)
         else:
             start = base + offset
@@ -807,7 +964,7 @@ def _read_tensors(
                 raise FrameError(f"a tensor that ends at byte {stop} of {len(body)}")
             payload = body[start:stop]
         tensors.append(Tensor(name, datatype, shape, payload))
-    return tensors, at
+    return tensors
 
 
 def _parameters_text(parameters: Mapping[str, ParameterValue], of: str = "response") -> bytes:

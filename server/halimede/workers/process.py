@@ -391,17 +391,19 @@ class ProcessWorker:
         if self._limits:
             self._settle_limits(batch.number)
             self._limit_anew(batch.slot)
+        items, untaken = self._items, self._untaken
         replies: list[Outputs | InferenceError | None] = []
         parameters: dict[int, Parameters] = {}
         for item, reply in zip(batch.items, done.replies, strict=True):
+            key = item.key
             if reply is None:
                 replies.append(None)
-                if item.key in self._items:
-                    self._opened[item.key] = batch.number
+                if key in items:
+                    self._opened[key] = batch.number
                 continue
-            self._items.pop(item.key, None)
-            if self._untaken:
-                self._untaken.pop(item.key, None)
+            items.pop(key, None)
+            if untaken:
+                untaken.pop(key, None)
             if isinstance(reply, InferenceError):
                 replies.append(reply)
                 continue

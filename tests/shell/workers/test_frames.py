@@ -32,8 +32,8 @@ from halimede.workers.frames import HEADER, Done, FrameError, Kind, Response
 from halimede.workers.worker import BatchItem
 
 SERVER = Path(frames.__file__).parents[2]
-INPUTS = ["in", "zweiter ✓", *(f"x{at}" for at in range(300))]
-OUTPUTS = ["out", "größe", "n"]
+INPUTS = ("in", "zweiter ✓", *(f"x{at}" for at in range(300)))
+OUTPUTS = ("out", "größe", "n")
 IN = {name: at for at, name in enumerate(INPUTS)}
 OUT = {name: at for at, name in enumerate(OUTPUTS)}
 TYPES = [each for each in DataType if each is not DataType.INVALID]
@@ -375,6 +375,78 @@ def test_long_errors_are_cut_and_too_large_answers_are_errors():
     ]
 
 
+# ---- what is remembered of descriptions
+
+CALL_SAID_BEFORE = InferenceRequest("m", inputs=[out(40)], outputs=("out",), parameters={"k": 1})
+
+
+def calls_read(call: InferenceRequest) -> list[InferenceRequest]:
+    """The same one, from two frames."""
+    sent = [frames.encode_infer(number, 0, call, Shelf(False).place, lambda: 0) for number in (1, 2)]
+    return [frames.decode_infer(body_of(frame, Kind.INFER), Shelf(False).locate).request for frame in sent]
+
+
+def test_what_is_made_of_one_description_belongs_to_one_frame():
+    first, second = calls_read(CALL_SAID_BEFORE)
+    first.parameters["k"] = 2
+    first.inputs[0].shape = (1,)
+    assert (second.parameters, second.inputs[0].shape) == ({"k": 1}, (40,))
+
+    [[answer], [other]] = [decoded(done_frame([Answer([out()], {"k": 1})])).replies for _ in range(2)]
+    assert isinstance(answer, Answer)
+    assert isinstance(other, Answer)
+    assert answer.parameters is not other.parameters
+    [[error], [later]] = [decoded(done_frame([InferenceError(ErrorCode.INTERNAL, "no")])).replies for _ in range(2)]
+    assert error is not later
+
+
+def test_a_description_that_was_read_before_is_held_against_each_frame():
+    frame = bytes(frames.encode_infer(1, 0, CALL_SAID_BEFORE, Shelf(False).place, lambda: 0))
+    whole = body_of(frame, Kind.INFER)
+    frames.decode_infer(whole, Shelf(False).locate)
+    done = body_of(done_frame([Answer([out(40)])]), Kind.DONE)
+    done_of(bytes(done), Shelf(False))
+
+    with pytest.raises(FrameError, match="a tensor that ends at byte"):
+        frames.decode_infer(whole[:-20], Shelf(False).locate)
+    with pytest.raises(FrameError, match="a tensor that ends at byte"):
+        done_of(bytes(done[:-20]), Shelf(False))
+
+
+def test_a_description_in_shared_memory_is_looked_up_each_time():
+    shelf = Shelf(True)
+    frame = frames.encode_infer(
+        1, 0, InferenceRequest("m", inputs=[out(frames.INLINE_BYTES + 1)]), shelf.place, lambda: 0
+    )
+    frames.decode_infer(body_of(frame, Kind.INFER), shelf.locate)
+    shelf.blocks.clear()
+
+    with pytest.raises(FrameError, match="bytes at 0 of 1"):
+        frames.decode_infer(body_of(frame, Kind.INFER), shelf.locate)
+
+
+def test_long_descriptions_and_texts_are_not_remembered():
+    def cross(number: int) -> None:
+        text = f"{number:060000}"
+        calls_read(InferenceRequest("m", id=text, parameters={"k": text[:50_000]}))
+        decoded(done_frame([InferenceError(ErrorCode.INTERNAL, text)]))
+        answer = frames.encode_call_answer(
+            1, InferenceResponse("m", "1", text, error=InferenceError(ErrorCode.INTERNAL, text)), Shelf(False).place
+        )
+        frames.decode_call_answer(body_of(answer, Kind.CALL_ANSWER), Shelf(False).locate)
+
+    cross(0)
+    tracemalloc.start()
+    try:
+        for number in range(1, 200):
+            cross(number)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert kept < 1 << 20
+
+
 # ---- what no worker of ours sends
 
 REPLIES_TO_BREAK: list[Reply] = [
@@ -672,7 +744,7 @@ from halimede.workers import frames
 
 data = sys.stdin.buffer.read()
 body = memoryview(data)[frames.HEADER.size:]
-execute = frames.decode_execute(body, ["in", "b"], ["out"], "m", None)
+execute = frames.decode_execute(body, ("in", "b"), ("out",), "m", None)
 replies = []
 for item in execute.items:
     request = item.request
@@ -719,7 +791,7 @@ def test_another_interpreter_reads_and_writes_the_same_frames(version: str | Non
     )
 
     assert ran.returncode == 0, ran.stderr.decode()
-    done = frames.decode_done(body_of(ran.stdout, Kind.DONE), ["out"], Shelf(False).locate)
+    done = frames.decode_done(body_of(ran.stdout, Kind.DONE), ("out",), Shelf(False).locate)
     assert (done.batch, done.failed, done.times, done.wanted_bytes) == (3, True, (1, 2, 3), 5)
     assert done.retained == [(1, 64)]
     for item, reply in zip(items, done.replies[:-2], strict=True):

@@ -101,6 +101,7 @@ class RequestChecker:
         "_input_names",
         "_inputs",
         "_known",
+        "_last",
         "_max_batch_size",
         "_model",
         "_output_names",
@@ -138,6 +139,8 @@ class RequestChecker:
             if tensor.reshape is not None
         }
         self._sole: _Input | None = None
+        # Of a request with the one input.
+        self._last = Checked(0, 0)
         self._row_bytes = 0
         if self._batches and self._uniform and len(self._inputs) == 1:
             only = self._inputs[self._input_names[0]]
@@ -157,7 +160,9 @@ class RequestChecker:
                 rows = shape[0]
                 size = len(tensor.data)
                 if 0 < rows <= self._max_batch_size and size == rows * self._row_bytes:
-                    return Checked(rows, size)
+                    if rows != self._last.batch_size:
+                        self._last = Checked(rows, size)
+                    return self._last
         known = self._known
         if known is not None and request.outputs == known.outputs and len(inputs) == len(known.inputs):
             for tensor, (name, datatype, shape, size) in zip(inputs, known.inputs, strict=True):

@@ -76,8 +76,9 @@ class ModelStats:
         self.queue_buckets = [0] * (len(BUCKET_EDGES_NS) + 1)
         self.first_response_buckets = [0] * (len(BUCKET_EDGES_NS) + 1) if decoupled else []
         self.first_response_ns = 0
-        # Per total batch size, at most max_batch_size of them.
-        self._batches: dict[int, BatchStatistics] = {}
+        # Per total batch size, at most max_batch_size of them: executions, and what they took for input, compute and
+        # output.
+        self._batches: dict[int, list[int]] = {}
         self._responses: list[ResponseStatistics] = []
 
     def __repr__(self) -> str:
@@ -111,14 +112,11 @@ class ModelStats:
         self.execution_count += 1
         batch = self._batches.get(rows)
         if batch is None:
-            batch = self._batches[rows] = BatchStatistics(rows)
-        # Without a call for each: this is once per batch, and most batches are small.
-        batch.compute_input.count += 1
-        batch.compute_input.ns += input_ns
-        batch.compute_infer.count += 1
-        batch.compute_infer.ns += infer_ns
-        batch.compute_output.count += 1
-        batch.compute_output.ns += output_ns
+            batch = self._batches[rows] = [0, 0, 0, 0]
+        batch[0] += 1
+        batch[1] += input_ns
+        batch[2] += infer_ns
+        batch[3] += output_ns
 
     def record_failure(self, reason: FailureReason, request_ns: int) -> None:
         """A request was answered with an error."""
@@ -170,7 +168,7 @@ class ModelStats:
                 compute_infer=Duration(count, self.infer_ns),
                 compute_output=Duration(count, self.output_ns),
             ),
-            batches=[_copy(self._batches[rows]) for rows in sorted(self._batches)],
+            batches=[_batch(rows, *self._batches[rows]) for rows in sorted(self._batches)],
             responses=[_copy_response(response) for response in self._responses],
         )
 
@@ -187,13 +185,8 @@ def _add(duration: Duration, ns: int) -> None:
     duration.ns += ns
 
 
-def _copy(batch: BatchStatistics) -> BatchStatistics:
-    return BatchStatistics(
-        batch.batch_size,
-        _copied(batch.compute_input),
-        _copied(batch.compute_infer),
-        _copied(batch.compute_output),
-    )
+def _batch(rows: int, count: int, input_ns: int, infer_ns: int, output_ns: int) -> BatchStatistics:
+    return BatchStatistics(rows, Duration(count, input_ns), Duration(count, infer_ns), Duration(count, output_ns))
 
 
 def _copy_response(response: ResponseStatistics) -> ResponseStatistics:

@@ -17,13 +17,11 @@ import asyncio
 import os
 import struct
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
-from halimede.core.watching import is_worth_watching
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.workers import frames
 from halimede.workers.child.channel import Channel, ServerGoneError
 from halimede.workers.frames import Kind, Locate, Place
@@ -98,8 +96,6 @@ class Calls:
         self._waiting_for_room: list[_Waiter] = []
         self._forks = _forks
         self._is_gone = False
-        self._processors = len(os.sched_getaffinity(0))
-        self._answers_soon = False
         channel.on_call_answer = self._on_answer
         channel.on_gone = self._on_gone
 
@@ -134,11 +130,14 @@ class Calls:
                 number = self._last = self._last % 0xFFFFFFFF + 1
             self._under_way[number] = record
         try:
-            frame = self._encode(number, record.batch, request)
-        except BaseException:
+            frame = frames.encode_infer(number, record.batch, request, self._place, self._take_wanted)
+        except BaseException as error:
             del self._under_way[number]
             self._wake_for_room()
-            raise
+            if not isinstance(error, (ValueError, TypeError, OverflowError, struct.error)):
+                raise
+            text = f"a request for model '{request.model_name:.100}' cannot be sent: {error}"
+            raise InferenceError(ErrorCode.INVALID_ARG, text) from error
         record.number = number
         self._channel.send(frame)
         if record.is_cancelled:
@@ -153,13 +152,6 @@ class Calls:
             self._end(record, error)
             return True
 
-    def _encode(self, number: int, batch: int, request: InferenceRequest) -> Buffer:
-        try:
-            return frames.encode_infer(number, batch, request, self._place, self._take_wanted)
-        except (ValueError, TypeError, OverflowError, struct.error) as error:
-            text = f"a request for model '{request.model_name:.100}' cannot be sent: {error}"
-            raise InferenceError(ErrorCode.INVALID_ARG, text) from error
-
     def wait(self, record: _Record) -> None:
         """Until it has news, or may."""
         if self._forks != _forks:
@@ -167,9 +159,7 @@ class Calls:
         if record.request is not None and not self._send_at_last(record):
             self._channel.wait_for(self._has_room)
             return
-        began = time.monotonic_ns()
-        self._channel.wait_for(record.has_news, looks=self._answers_soon)
-        self._answers_soon = is_worth_watching(self._processors, time.monotonic_ns() - began, 1)
+        self._channel.wait_for(record.has_news)
 
     async def wait_async(self, record: _Record) -> None:
         """The same, without blocking the running loop."""

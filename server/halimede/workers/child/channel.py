@@ -31,6 +31,7 @@ _DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * 8)
 _MAX_EARLY = 1024
 
 _KINDS = {kind.value: kind for kind in Kind}
+_EXECUTE = Kind.EXECUTE
 
 WINDOW_RESPONSES = 32
 WINDOW_BYTES = 8 << 20
@@ -75,6 +76,7 @@ class Channel:
         self._on_forget = on_forget
         self._buffer = bytearray(_RECEIVE_BYTES)
         self._view = memoryview(self._buffer)
+        self._views = (self._view,)
         self._start = 0
         self._end = 0
         self._descriptors: deque[int] = deque()
@@ -117,7 +119,7 @@ class Channel:
                 try:
                     if not inbox:
                         if self.expects_more:
-                            self._watch(inbox.__len__)
+                            self._watch()
                         if not inbox:
                             self._read(0)
                 finally:
@@ -128,10 +130,10 @@ class Channel:
                 self.wait_for(lambda: bool(inbox))
         return inbox.popleft()
 
-    def _watch(self, has_come: Callable[[], object]) -> None:
-        """Look for a frame for WATCH_NS, letting others have the processor. Held by `_reading`."""
+    def _watch(self) -> None:
+        """Look for work for WATCH_NS, letting others have the processor. Held by `_reading`."""
         until = time.monotonic_ns() + WATCH_NS
-        while not has_come() and time.monotonic_ns() < until:
+        while not self._inbox and time.monotonic_ns() < until:
             os.sched_yield()
             self._read(socket.MSG_DONTWAIT)
 
@@ -241,7 +243,7 @@ class Channel:
             finally:
                 self._writing.release()
 
-    def wait_for(self, has_come: Callable[[], bool], *, looks: bool = False) -> None:
+    def wait_for(self, has_come: Callable[[], bool]) -> None:
         """Read until `has_come`, or wait for whoever reads.
 
         What it asks about must be settled by what is dispatched, on the reader's thread. ServerGoneError.
@@ -250,8 +252,6 @@ class Channel:
             if self._reading.acquire(blocking=False):
                 try:
                     # What it waits for may have come between the look and the lock.
-                    if looks and not has_come():
-                        self._watch(has_come)
                     if not has_come():
                         self._read(0)
                 finally:
@@ -329,34 +329,36 @@ class Channel:
 
     def _read(self, flags: int) -> None:
         """One read of the socket, and all frames that are whole then. Held by `_reading`."""
+        begun = self._end
         try:
-            got, ancillary, _, _ = self._socket.recvmsg_into((self._view[self._end :],), _DESCRIPTORS_BYTES, flags)
+            got, ancillary, _, _ = self._socket.recvmsg_into(
+                (self._view[begun:],) if begun else self._views, _DESCRIPTORS_BYTES, flags
+            )
         except BlockingIOError:
             return
         except OSError as error:
             raise ServerGoneError from error
         if not got:
             raise ServerGoneError
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self._descriptors.extend(memoryview(data).cast("i"))
-        self._end += got
+        if ancillary:
+            for level, kind, data in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    self._descriptors.extend(memoryview(data).cast("i"))
+        if not begun and got >= HEADER.size:
+            # Nearly always one frame, and whole.
+            length, number = HEADER.unpack_from(self._buffer)
+            if HEADER.size + length == got:
+                # A copy of its own, because a model may keep what it got, and may write to it.
+                self._dispatch(number, memoryview(self._buffer[:got])[HEADER.size :])
+                return
+        self._end = begun + got
         self._take_frames()
 
     def _take_frames(self) -> None:
-        if not self._start:
-            # Nearly always one frame, and whole.
-            length, number = HEADER.unpack_from(self._buffer) if self._end >= HEADER.size else (0, 0)
-            if HEADER.size + length == self._end:
-                whole_frame = memoryview(bytearray(self._view[: self._end]))
-                self._end = 0
-                self._dispatch(_KINDS[number], whole_frame[HEADER.size :])
-                return
         while self._end - self._start >= HEADER.size:
             length, number = HEADER.unpack_from(self._buffer, self._start)
             whole = HEADER.size + length
             have = self._end - self._start
-            # A copy of its own, because a model may keep what it got, and may write to it.
             copied = bytearray(whole)
             if have >= whole:
                 copied[:] = self._view[self._start : self._start + whole]
@@ -367,7 +369,7 @@ class Channel:
                 self._fill(memoryview(copied)[have:])
             else:
                 break
-            self._dispatch(_KINDS[number], memoryview(copied)[HEADER.size :])
+            self._dispatch(number, memoryview(copied)[HEADER.size :])
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start > _RECEIVE_BYTES // 2:
@@ -386,13 +388,14 @@ class Channel:
                 raise ServerGoneError
             rest = rest[got:]
 
-    def _dispatch(self, kind: Kind, body: memoryview) -> None:
-        if kind is Kind.EXECUTE:
-            self._inbox.append((kind, body))
+    def _dispatch(self, number: int, body: memoryview) -> None:
+        if number == frames.EXECUTE:
+            self._inbox.append((_EXECUTE, body))
             return
-        if kind is Kind.CALL_ANSWER:
+        if number == frames.CALL_ANSWER:
             self.on_call_answer(body)
             return
+        kind = _KINDS[number]
         match kind:
             case Kind.CANCEL:
                 (key,) = frames.KEY.unpack(body)

@@ -306,8 +306,8 @@ class Serving:
         self._runner = runner
         self._model = spec.model
         self._decoupled = spec.decoupled
-        self._inputs = inputs
-        self._outputs = outputs
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
         self._positions = {name: position for position, name in enumerate(outputs)}
         self._blocks: list[Block] = []
         """Of the batch that is being decoded, or answered."""
@@ -378,10 +378,11 @@ class Serving:
     def _decode(self, body: memoryview, blocks: list[Block]) -> frames.Execute:
         self._blocks = blocks
         execute = frames.decode_execute(body, self._inputs, self._outputs, self._model, self._locate)
-        opened = self._channel.open
+        channel = self._channel
+        opened = channel.open
         for item in execute.items:
             opened[item.key] = OpenRequest()
-        early = self._channel.cancelled_early
+        early = channel.cancelled_early
         if early:
             for item in execute.items:
                 if item.key in early:
@@ -450,7 +451,8 @@ class Serving:
         times: tuple[int, int, int],
         blocks: list[Block],
     ) -> None:
-        memory, opened = self._memory, self._channel.open
+        memory, channel = self._memory, self._channel
+        opened = channel.open
         for item, reply in zip(execute.items, replies, strict=True):
             if reply is not None:
                 opened.pop(item.key, None)
@@ -462,14 +464,15 @@ class Serving:
             done = frames.encode_done(
                 execute.batch, replies, failed, times, self._positions, memory.place, self._remains
             )
-            updates = self._host.updates() if self._host.unsent_metrics else []
+            if not self._host.unsent_metrics and not self._unused:
+                channel.send(done)
+                return
+            updates = [*self._host.updates(), done]
             if self._unused:
                 # Afterwards, because an answer may lie in one of them.
-                updates = [*updates, done, frames.encode_blocks(Kind.UNUSED, self._unused)]
+                updates.append(frames.encode_blocks(Kind.UNUSED, self._unused))
                 self._unused = []
-                self._channel.send(updates)
-            else:
-                self._channel.send([*updates, done] if updates else done)
+            channel.send(updates)
 
     def _remains(self) -> tuple[int, Sequence[Block]]:
         """What is left of the batch that is being answered."""

@@ -103,15 +103,11 @@ class InferenceRequest:
         else:
             raise TritonModelException("Correlation ID must be integer or string")
         self._model_name = model_name if type(model_name) is str else text_of(model_name, where, "model_name")
-        try:
-            self._inputs: list[Tensor] | None = sequence_of(inputs, Tensor, where, "inputs")
-        except TypeError:
-            if not isinstance(inputs, (list, tuple)) or all(tensor is not None for tensor in inputs):
-                raise
-            raise TritonModelException(
-                f"Input tensor for request with id '{self._request_id}' and model name '{self._model_name}' should not"
-                " be empty."
-            ) from None
+        self._inputs: list[Tensor] | None
+        if type(inputs) is list and len(inputs) == 1 and type(inputs[0]) is Tensor:
+            self._inputs = [inputs[0]]
+        else:
+            self._inputs = self._tensors(inputs)
         self._outputs: list[str] = sequence_of(requested_output_names, str, where, "requested_output_names")
         if type(model_version) is not int or model_version != -1:
             model_version = integer_of(model_version, where, "model_version", -(1 << 63), (1 << 63) - 1)
@@ -127,6 +123,17 @@ class InferenceRequest:
         self._preferred_memory = preferred_memory
         self._trace = _NO_TRACE if trace is None else instance_of(trace, InferenceTrace, where, "trace")
         self._parameters = checked_parameters(parameters) if parameters is not None else {}
+
+    def _tensors(self, inputs: Any) -> list[Tensor]:
+        try:
+            return sequence_of(inputs, Tensor, "InferenceRequest", "inputs")
+        except TypeError:
+            if not isinstance(inputs, (list, tuple)) or all(tensor is not None for tensor in inputs):
+                raise
+            raise TritonModelException(
+                f"Input tensor for request with id '{self._request_id}' and model name '{self._model_name}' should not"
+                " be empty."
+            ) from None
 
     def inputs(self) -> list[Tensor]:
         return self._inputs or []
@@ -192,8 +199,8 @@ class InferenceRequest:
             0,
             self._timeout,
             self._correlation_id,
-            bool(flags & SEQUENCE_START),
-            bool(flags & SEQUENCE_END),
+            flags & SEQUENCE_START != 0,
+            flags & SEQUENCE_END != 0,
         )
 
 
