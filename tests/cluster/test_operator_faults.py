@@ -1,6 +1,6 @@
 """The operator's process against a real API server: what it does when that goes wrong, and when it itself does.
 
-It runs on this machine, as a ServiceAccount with the rights that the chart gives to an operator of one namespace.
+Those that take long are `load`: tests/shell/operator has the same against an API server that is played. The operator runs on this machine, as a ServiceAccount with the rights that the chart gives to an operator of one namespace.
 """
 
 import json
@@ -244,6 +244,7 @@ def test_conflicts_are_tried_again_at_once(place: Place, faults: Faults) -> None
     eventually(lambda: place.settled("digits"), "the status", check=operator.check)
 
 
+@pytest.mark.load
 def test_a_hundred_edits_make_a_few_rollouts_and_the_last_one_wins(place: Place) -> None:
     """O-43."""
     operator = place.start().ready()
@@ -266,15 +267,24 @@ def test_a_hundred_edits_make_a_few_rollouts_and_the_last_one_wins(place: Place)
 
 
 def test_deletion_leaves_nothing_and_makes_nothing_again(place: Place) -> None:
-    """O-40."""
+    """O-40, O-41: with an operator, and without one."""
     operator = place.start().ready()
-    place.model("digits")
-    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
-    place.kubectl("delete", "inferencemodel", "digits", "--cascade=foreground")
-    eventually(lambda: not place.children(), "nothing to be left", 60)
+    for name in ("first", "second"):
+        place.model(name)
+    eventually(lambda: place.settled("first", "second"), "the status", check=operator.check)
+    place.kubectl("delete", "inferencemodel", "first", "--cascade=foreground", "--timeout=60s")
+    eventually(lambda: not _of(place, "first"), "nothing to be left", 60)
     written = place.writes()
     time.sleep(3)  # nothing comes again
-    assert (place.children(), place.writes()) == ({}, written)
+    assert (_of(place, "first"), place.writes()) == (set(), written)
+
+    operator.end()
+    place.kubectl("delete", "inferencemodel", "second", "--timeout=60s")
+    eventually(lambda: not place.children(), "nothing to be left", 60)
+
+
+def _of(place: Place, model: str) -> set[str]:
+    return {name for name, child in place.children().items() if child["labels"]["halimede.dev/model"] == model}
 
 
 @pytest.mark.load
@@ -298,7 +308,7 @@ def test_two_hundred_models_at_rest_cost_no_write(place: Place) -> None:
     _at_rest(place, 60)
 
 
-def _at_rest(place: Place, seconds: float = 5) -> None:
+def _at_rest(place: Place, seconds: float = 3) -> None:
     """Nothing but the lease is written for so long, from when nothing was for a while."""
 
     def quiet() -> bool:
