@@ -130,9 +130,8 @@ def _named_by_pods(workloads: Iterable[Object]) -> set[tuple[str, str]]:
     for workload in workloads:
         pod = workload["spec"]["template"]["spec"]
         named.add(("ServiceAccount", pod.get("serviceAccountName", "")))
-        named.update(
-            ("ConfigMap", each["configMap"]["name"]) for each in pod.get("volumes") or () if "configMap" in each
-        )
+        for volume in pod.get("volumes") or ():
+            named.add(("ConfigMap", (volume.get("configMap") or {}).get("name", "")))
     return named
 
 
