@@ -1,6 +1,7 @@
 """The operator's process against a real API server: what it does when that goes wrong, and when it itself does.
 
-Those that take long are `load`: tests/shell/operator has the same against an API server that is played. The operator runs on this machine, as a ServiceAccount with the rights that the chart gives to an operator of one namespace.
+It runs on this machine, as a ServiceAccount with the rights that the chart gives to an operator of one namespace. What
+takes long is `load`: tests/shell/operator shows the same against an API server that is played.
 """
 
 import json
