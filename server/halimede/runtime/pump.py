@@ -26,6 +26,7 @@ from typing import NamedTuple
 from halimede.core.config.check_request import Checked, RequestChecker
 from halimede.core.observe.stats import ModelStats, outcome_of
 from halimede.core.schedule.actions import Execute
+from halimede.core.schedule.company import Company
 from halimede.core.schedule.ordering import ResponseOrder
 from halimede.core.schedule.scheduler import Pending, Scheduler
 from halimede.core.schedule.waits import Place, Queued, Runs
@@ -120,6 +121,7 @@ class Pump(Account):
         # Of the batch that called last, by its first request: most batches call more than once.
         self._caller: tuple[int, Caller] | None = None
         self._open: dict[int, Open] = {}
+        self._company = Company(scheduler.max_batch_size)
         self._polls_soon = False
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
         self._timer_at: int | None = None
@@ -203,7 +205,7 @@ class Pump(Account):
             live = self._live
             if live.size_bytes + size_bytes > live.limit_bytes:
                 live.check_room(size_bytes)
-            if not self._live_count:
+            if not self._live_count and self._company.share == 1:
                 # Alone in the model: there is nobody to share a batch or to wait for.
                 instance = self._scheduler.try_start(rows)
             if instance is None:
@@ -311,8 +313,9 @@ class Pump(Account):
             # The end of a batch that its worker's death took with it frees nothing: the slot is gone, or taken again.
             if batch is not None and batch[0].key == event.items[0].key:
                 del self._running[instance]
+                self._company.note(self._live_count, self._capacity, event.times.end - event.times.start)
                 if self._scheduler.completed(instance):
-                    self._poll_soon()
+                    self._poll_soon(waits=False)
             self._answer(event)
         elif isinstance(event, ResponseSent):
             self._on_response_sent(event)
@@ -344,13 +347,20 @@ class Pump(Account):
             self._timer.cancel()
         await asyncio.gather(*(worker.stop() for worker in (*self._workers.values(), *self._passive)))
 
-    def _poll_soon(self) -> None:
-        """Poll when this turn of the loop ends, so that all that comes in it shares a batch; for one alone at once."""
-        if self._live_count == 1:
+    def _poll_soon(self, *, waits: bool = True) -> None:
+        """Poll as this turn of the loop ends, so that all that comes in it shares a batch; for one alone at once.
+
+        Where more are likely to come, one turn later if it `waits`, or as soon as they are there.
+        """
+        share = self._company.share
+        if self._live_count == 1 if share == 1 else self._scheduler.queued >= share:
             self._poll()
         elif not self._polls_soon:
             self._polls_soon = True
-            self._loop.call_soon(self._poll_now)
+            if waits and share > 1:
+                self._loop.call_soon(self._loop.call_soon, self._poll_now)
+            else:
+                self._loop.call_soon(self._poll_now)
 
     def _poll_now(self) -> None:
         self._polls_soon = False

@@ -48,10 +48,10 @@ class PlayedWorker:
 OUTPUT = ModelOutput(name="OUT", data_type=DataType.FP32, dims=(1,))
 
 
-def config(output: ModelOutput, **batching: object) -> ModelConfig:
+def config(output: ModelOutput, max_batch_size: int, **batching: object) -> ModelConfig:
     return ModelConfig(
         name="m",
-        max_batch_size=4,
+        max_batch_size=max_batch_size,
         input=(ModelInput(name="IN", data_type=DataType.FP32, dims=(1,)),),
         output=(output,),
         dynamic_batching=ModelDynamicBatching(**batching),
@@ -62,9 +62,14 @@ class Bench:
     """A pump with played workers, and what its callers were told."""
 
     def __init__(
-        self, workers: int = 1, limit_bytes: int = 1 << 30, output: ModelOutput = OUTPUT, **batching: object
+        self,
+        workers: int = 1,
+        limit_bytes: int = 1 << 30,
+        output: ModelOutput = OUTPUT,
+        max_batch_size: int = 4,
+        **batching: object,
     ) -> None:
-        made = config(output, **batching)
+        made = config(output, max_batch_size, **batching)
         self.live = LiveRequests(limit_bytes)
         self.stats = ModelStats("m", "1")
         self.pump = Pump(
@@ -157,6 +162,48 @@ def test_the_end_of_a_batch_and_a_request_of_the_same_turn_make_one_batch_with_t
         await bench.turn()
         assert bench.running() == [[2, 3]]
         assert bench.answers == [(1, "ok")]
+
+    scenario(story)
+
+
+def test_where_many_were_those_who_come_again_share_a_batch() -> None:
+    async def story() -> None:
+        bench = Bench(max_batch_size=16)
+        bench.submit(*range(1, 10))
+        assert bench.running() == [[1]]
+        bench.finish()
+        # Half of those who were there, and before the answers are dealt with.
+        assert bench.running() == [[2, 3, 4, 5, 6, 7, 8, 9]]
+        bench.finish()
+
+        bench.submit(10)
+        await bench.turn()
+        bench.submit(11)
+        assert bench.running() == []
+        await bench.turn()
+        assert bench.running() == [[10, 11]]
+        bench.finish()
+        # They were two: nobody else is waited for.
+        bench.submit(12)
+        assert bench.running() == [[12]]
+
+    scenario(story)
+
+
+def test_where_many_were_half_of_them_wait_for_no_turn_to_end() -> None:
+    async def story() -> None:
+        bench = Bench(max_batch_size=16)
+        bench.submit(*range(1, 10))
+        bench.finish()
+        bench.finish()
+        bench.submit(10, 11, 12)
+        assert bench.running() == []
+        bench.submit(13, 14)
+        assert bench.running() == [[10, 11, 12, 13]]
+        bench.finish()
+        await bench.turn()
+        await bench.turn()
+        assert bench.running() == [[14]]
 
     scenario(story)
 

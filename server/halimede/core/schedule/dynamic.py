@@ -18,6 +18,7 @@ class DynamicBatchScheduler:
 
     def __init__(self, policy: BatchPolicy, instances: int = 0) -> None:
         self._queue = BatchQueue(policy)
+        self.max_batch_size = policy.max_batch_size
         self.may_expire = self._queue.may_expire
         # Free longest first: a model's instances on several devices take turns, and none is left cold.
         self._free: deque[int] = deque(range(instances))

@@ -39,6 +39,9 @@ class Pending:
 class Scheduler(Protocol):
     """Every key that was enqueued without an error leaves by exactly one of: an Execute, a Fail, or a true `cancel`."""
 
+    max_batch_size: int
+    """Of how many rows an execution is at most, but for a request that has more by itself."""
+
     may_expire: bool
     """Whether requests may run out of time in the queue. If not, `enqueue` changes `wake_at` only while an instance is
     free."""
