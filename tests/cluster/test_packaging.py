@@ -155,8 +155,18 @@ def test_the_operator_has_the_rights_that_it_needs_and_no_others(
     assert "networkpolicy.networking.k8s.io/twice" in tenant.names(CHILDREN)
 
     # A pod without a node makes the operator look at the nodes.
-    tenant.apply(model("large", scaled, resources={"requests": {"cpu": "1000"}}))
+    large = model("large", scaled, replicas=2, resources={"requests": {"cpu": "1000"}}, **policy)
+    tenant.apply(large)
     tenant.wait_for_reason("im/large", "Unschedulable", START_LIMIT_S)
+
+    # And something else that has the name of its first child, at what has the names of all of them.
+    of_large = "--selector=halimede.dev/model=large"
+    (plan,) = tenant.names("configmaps", of_large)
+    tenant.kubectl("delete", "im/large")
+    eventually(lambda: not tenant.names(CHILDREN, of_large), "its children to go", START_LIMIT_S)
+    tenant.kubectl("create", "configmap", plan.removeprefix("configmap/"))
+    tenant.apply(large)
+    tenant.wait_for_reason("im/large", "Conflict")
 
     # Rollouts until the first plan and the account are in no revision's pods; what is wanted no more goes.
     tenant.apply(model("twice", scaled, replicas=0, serviceAccountName="default"))
