@@ -286,7 +286,8 @@ def encode_execute(
             wanted = ()  # All of them, each once, is what naming none means.
         flags = request.sequence_start | request.sequence_end << 1
         if request.id or request.sequence_id or request.parameters:
-            texts = _texts_of(request)
+            parameters = json.dumps(request.parameters).encode() if request.parameters else b""
+            texts = _texts_of(request, parameters, _replaced)
             described.append(_request_text(request.timeout_us, item.rows, flags, len(tensors), len(wanted), texts))
         else:
             described.append(_known_request_text(request.timeout_us, item.rows, flags, len(tensors), len(wanted)))
@@ -325,18 +326,17 @@ def _request_text(
 _known_request_text = lru_cache(_REMEMBERED)(_request_text)
 
 
-def _texts_of(request: InferenceRequest) -> _Texts:
-    parameters = json.dumps(request.parameters).encode() if request.parameters else b""
-    request_id = request.id.encode("utf-8", "replace")
+def _texts_of(request: InferenceRequest, parameters: bytes, encode: Callable[[str], bytes]) -> _Texts:
+    request_id = encode(request.id)
     if isinstance(request.sequence_id, str):
-        text = request.sequence_id.encode("utf-8", "replace")
+        text = encode(request.sequence_id)
         return 0, len(parameters), len(request_id), len(text) if text else _NUMERIC, request_id + text + parameters
     return request.sequence_id, len(parameters), len(request_id), _NUMERIC, request_id + parameters
 
 
-@lru_cache(_REMEMBERED)
-def _keys(count: int) -> struct.Struct:
-    return struct.Struct(f"<{count}Q")
+def _replaced(value: str) -> bytes:
+    """Half of a surrogate pair is replaced."""
+    return value.encode("utf-8", "replace")
 
 
 @dataclass(slots=True)
@@ -539,7 +539,8 @@ def encode_infer(number: int, batch: int, request: InferenceRequest, place: Plac
     if len(request.inputs) > MAX_CALL_TENSORS or len(request.outputs) > MAX_CALL_TENSORS:
         raise ValueError(f"at most {MAX_CALL_TENSORS} inputs and as many outputs are allowed")
     is_plain = not (request.id or request.sequence_id or request.parameters)
-    texts = _NO_TEXTS if is_plain else _texts_of_call(request)
+    parameters = _parameters_text(request.parameters, "request") if request.parameters else b""
+    texts = _NO_TEXTS if is_plain else _texts_of(request, parameters, _text)
     described: list[bytes] = []
     data: list[Buffer] = []
     at = 0
@@ -561,16 +562,6 @@ def encode_infer(number: int, batch: int, request: InferenceRequest, place: Plac
     return b"".join((head, whole, *data))
 
 
-def _texts_of_call(request: InferenceRequest) -> "_Texts":
-    """As `_texts_of`, for the server, which bounds them. ValueError."""
-    request_id = _text(request.id)
-    parameters = _parameters_text(request.parameters, "request") if request.parameters else b""
-    if isinstance(request.sequence_id, str):
-        text = _text(request.sequence_id)
-        return 0, len(parameters), len(request_id), len(text) if text else _NUMERIC, request_id + text + parameters
-    return request.sequence_id, len(parameters), len(request_id), _NUMERIC, request_id + parameters
-
-
 def _call_text(
     model_name: str,
     model_version: str,
@@ -578,7 +569,7 @@ def _call_text(
     timeout_us: int,
     priority: int,
     flags: int,
-    texts: "_Texts",
+    texts: _Texts,
     *tensors: bytes,
 ) -> bytes:
     """An INFER's description, and what is between that and its tensors' bytes."""
@@ -777,8 +768,8 @@ _known_answer = lru_cache(_REMEMBERED)(_answer)
 
 
 def _text(value: str) -> bytes:
-    """Half of a surrogate pair is replaced. ValueError when it is too long for one field."""
-    text = value.encode("utf-8", "replace")
+    """As `_replaced`. ValueError when it is too long for one field."""
+    text = _replaced(value)
     if len(text) > MAX_TEXT_BYTES:
         raise ValueError(f"a text of {len(text)} bytes, at most {MAX_TEXT_BYTES} are allowed")
     return text
@@ -787,7 +778,7 @@ def _text(value: str) -> bytes:
 @lru_cache(maxsize=128)
 def _short_text(value: str) -> bytes:
     """As `_text`, for what has 16 bits of length: names of models and tensors, the same ones again and again."""
-    text = value.encode("utf-8", "replace")
+    text = _replaced(value)
     if len(text) > 0xFFFF:
         raise ValueError(f"a name of {len(text)} bytes")
     return text
