@@ -161,12 +161,26 @@ PARALLEL = {
     4: "from concurrent.futures import ThreadPoolExecutor\nassert list(ThreadPoolExecutor(4).map(abs, [-1, -2])) == [1, 2]",
     5: "import subprocess\nassert subprocess.run(['echo', 'x'], capture_output=True).stdout == b'x\\n'",
     6: "held.append(multiprocessing.get_context('spawn').Lock())\nnote(held[0]._semlock.name)",
+    7: "assert ends_by_itself() == -signal.SIGTERM",
 }
+PARALLEL_HEAD = """
+import ctypes, multiprocessing, os, signal
+from collections import deque
+from itertools import chain, repeat
+held = []
+
+def ends_by_itself():
+    child = os.fork()
+    if not child:
+        # Nothing of Python's runs between these calls: the signal finds a process that only waits.
+        deque(chain(map(ctypes.CDLL(None).kill, [os.getpid()], [signal.SIGTERM]), map(os._exit, [7])))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
 
 
 def test_a_model_may_use_processes_threads_and_event_loops(stage: Stage) -> None:
     server = stage.server
-    stage.put_up("parallel", choosing(PARALLEL), head="import multiprocessing\nheld = []")
+    stage.put_up("parallel", choosing(PARALLEL), head=PARALLEL_HEAD)
     for number, code in PARALLEL.items():
         assert infer(server, "parallel", number) == (200, [number]), code
     semaphore = Path("/dev/shm/sem." + stage.notes("parallel")[0].removeprefix("/"))

@@ -49,17 +49,31 @@ def main(descriptor: int) -> int:
 def _outlive_stops() -> None:
     """What asks the server to stop may ask all its processes: the server drains, and ends this one when it has.
 
-    A handler and not SIG_IGN, which programs that the model starts would keep. Processes that it forks end as ever.
+    A handler and not SIG_IGN, which programs that the model starts would keep. Processes that it forks end as ever, and
+    from their first moment: a handler of Python's runs between two instructions, so a signal that comes just before
+    the process waits (for a queue's semaphore, say) would leave it waiting, and with it the one who ends it.
     """
-    mine = os.getpid()
+    stops = (signal.SIGTERM, signal.SIGINT)
+    masks: dict[int, set[int]] = {}
 
-    def on_signal(number: int, _frame: object) -> None:
-        if os.getpid() != mine:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+    def on_signal(_number: int, _frame: object) -> None:
+        """Nothing."""
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    def before() -> None:
+        masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+
+    def in_child() -> None:
+        for number in stops:
+            if signal.getsignal(number) is on_signal:
+                signal.signal(number, signal.SIG_DFL)
+        after()
+
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(threading.get_ident()))
+
+    for number in stops:
         signal.signal(number, on_signal)
+    os.register_at_fork(before=before, after_in_child=in_child, after_in_parent=after)
 
 
 def _work(channel: Channel, memory: "Memory") -> int:
