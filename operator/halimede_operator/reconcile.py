@@ -19,6 +19,8 @@ from halimede_operator.core.merge_patch import merge_patch
 from halimede_operator.core.ownership import taken_over
 from halimede_operator.core.plan import Plan, member_names, plan
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.pods import waits_for_volumes
+from halimede_operator.core.reading import condition, moment_at
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, events_of, status_of
 from halimede_operator.core.workqueue import Failure
@@ -28,6 +30,10 @@ CONFLICT_AGAIN_S = 300.0
 """A stranger's object of the same name is not watched; it may be gone by then."""
 UNSCHEDULED_AGAIN_S = 30.0
 """Nodes are not watched; they may offer more by then."""
+MOUNT_PATIENCE_S = 3.0
+"""Most pods have their volumes by then. To find the events of one, the API server reads all of the namespace."""
+MOST_PODS_ASKED = 4
+"""About their volumes, of one object: they have the same."""
 ROLLOUT_SPACING_S = 3.0
 """A Deployment's template changes no more often, so that a hundred edits make a few rollouts."""
 
@@ -121,6 +127,12 @@ class Reconciler:
         if any(_is_unscheduled(pod) for pod in snapshot.pods):
             snapshot = dataclasses.replace(snapshot, nodes=await self._nodes.read())
             again_in.append(UNSCHEDULED_AGAIN_S)
+        if waiting := [pod for pod in snapshot.pods if waits_for_volumes(pod)]:
+            age_s = max(self._waited_s(pod) for pod in waiting)
+            if age_s >= MOUNT_PATIENCE_S:
+                snapshot = dataclasses.replace(snapshot, mount_events=await self._failed_mounts(key, waiting))
+            # Often while it is news, and less often the longer nothing changes.
+            again_in.append(min(60.0, max(MOUNT_PATIENCE_S, age_s / 4)))
         conflicts = [change for change in planned.changes if isinstance(change, Conflict)]
         if conflicts:
             again_in.append(CONFLICT_AGAIN_S)
@@ -128,6 +140,26 @@ class Reconciler:
         if failures:
             return Failed(Failure.PERMANENT, f"{failures[0].object_ref}: {failures[0].message}")
         return Done(min(again_in, default=None))
+
+    def _waited_s(self, pod: Object) -> float:
+        """How long for its volumes, by its node's clock and ours."""
+        since = moment_at(condition(pod, "PodReadyToStartContainers"), "lastTransitionTime")
+        if since is None:
+            return MOUNT_PATIENCE_S
+        return (self._today() - datetime.datetime.fromisoformat(since)).total_seconds()
+
+    async def _failed_mounts(self, key: Key, pods: Sequence[Object]) -> dict[str, tuple[Object, ...]]:
+        """By uid, of the newest of these pods."""
+        newest = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", reverse=True)
+        uids = [pod["metadata"]["uid"] for pod in newest[:MOST_PODS_ASKED]]
+        try:
+            found = await asyncio.gather(*[self._api.failed_mounts(key.namespace, uid) for uid in uids])
+        except ApiError as error:
+            if not error.is_refusal:
+                raise
+            # Without the right to read events the status says what is mounted, and not what is wrong with it.
+            return {}
+        return dict(zip(uids, found, strict=True))
 
     def _observe(self, key: Key) -> Snapshot | None:
         cache = self._cache

@@ -159,6 +159,12 @@ def test_the_operator_has_the_rights_that_it_needs_and_no_others(
     tenant.apply(large)
     tenant.wait_for_reason("im/large", "Unschedulable", START_LIMIT_S)
 
+    # One that cannot have its volumes, at what the kubelet says of it.
+    without = {"uri": scaled, "credentials": {"secretRef": {"name": "absent"}}}
+    tenant.apply(model("without", scaled, model=without, **policy))
+    tenant.wait_for_reason("im/without", "SecretMissing", START_LIMIT_S)
+    tenant.kubectl("delete", "im/without")
+
     # And something else that has the name of its first child, at what has the names of all of them.
     of_large = "--selector=halimede.dev/model=large"
     (plan,) = tenant.names("configmaps", of_large)

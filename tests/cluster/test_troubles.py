@@ -94,9 +94,17 @@ def in_trouble(pod: Object) -> bool:
         ended = (container["state"].get("terminated"), container.get("lastState", {}).get("terminated"))
         if any(each and each["exitCode"] for each in ended):
             return True
-        if container["state"].get("waiting", {}).get("reason") in ("ErrImagePull", "ImagePullBackOff"):
+        waits_for = container["state"].get("waiting", {}).get("reason")
+        if waits_for in ("ErrImagePull", "ImagePullBackOff", "CreateContainerConfigError"):
             return True
     return False
+
+
+def of_volumes(tenant: Tenant) -> set[str]:
+    """The uids of pods of which a kubelet has said that it cannot mount something."""
+    return {
+        each["involvedObject"]["uid"] for each in tenant.get("events", "--field-selector=reason=FailedMount")["items"]
+    }
 
 
 def ready(tenant: Tenant) -> dict[str, Object]:
@@ -166,7 +174,7 @@ def test_every_model_says_what_is_wrong_with_it(
             "ModelFetchFailed",
             ("digest mismatch", scaled),
         ),
-        "secret": ({"model": absent}, "Fetching", ("Secret absent",)),
+        "secret": ({"model": absent}, "SecretMissing", ('secret "absent" not found',)),
     }  # fmt: skip
     apply(tenant, *({**model(name, ""), "spec": spec} for name, (spec, _, _) in troubles.items()))
 
@@ -175,8 +183,9 @@ def test_every_model_says_what_is_wrong_with_it(
     objects_said: dict[str, float] = {}
 
     def all_told() -> bool:
+        troubled = of_volumes(tenant)
         for pod in tenant.get("pods")["items"]:
-            if in_trouble(pod):
+            if in_trouble(pod) or pod["metadata"]["uid"] in troubled:
                 pods_said.setdefault(pod["metadata"]["labels"]["halimede.dev/model"], time.monotonic())
         said.update(ready(tenant))
         for name, (_, reason, words) in troubles.items():
@@ -191,7 +200,7 @@ def test_every_model_says_what_is_wrong_with_it(
         missing = {name: condition for name, condition in said.items() if name not in objects_said}
         raise AssertionError(f"{error}\n{json.dumps(missing, indent=1)}") from None
     # Whose object told before its pod was looked at is missing; of these no pod tells anything.
-    assert pods_said.keys().isdisjoint({"quota", "secret"})
+    assert pods_said.keys().isdisjoint({"quota"})
     late = {
         name: objects_said[name] - at for name, at in pods_said.items() if objects_said[name] > at + SECONDS_TO_TELL
     }
@@ -218,6 +227,83 @@ def test_every_model_says_what_is_wrong_with_it(
     tenant.kubectl("delete", "im", "--all", "--timeout=60s")
     left = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
     eventually(lambda: tenant.names(KINDS) == left, "nothing to be left", START_LIMIT_S)
+
+
+def test_what_a_pod_needs_and_is_not_there_is_told_until_it_is(platform: Platform, tenant: Tenant, scaled: str) -> None:
+    """O-61."""
+    credentials = {"secretRef": {"name": "keys"}, "caBundle": {"configMapName": "authorities", "key": "ca.crt"}}
+    secret_key, map_key = {"name": "words", "key": "A"}, {"name": "settings", "key": "A"}
+    mounted = {"volumes": [{"name": "license", "secret": {"secretName": "license"}}]}
+    troubles: dict[str, tuple[Object, str, str]] = {
+        "credentials": (
+            {"model": {"uri": scaled, "credentials": {"secretRef": {"name": "keys"}}}},
+            "SecretMissing",
+            'secret "keys" not found',
+        ),
+        "bundle": (
+            {"model": {"uri": scaled, "credentials": {**credentials, "secretRef": {"name": "there"}}}},
+            "ConfigMapMissing",
+            'configmap "authorities" not found',
+        ),
+        "variable": (
+            {"model": {"uri": scaled}, "env": [{"name": "A", "valueFrom": {"secretKeyRef": secret_key}}]},
+            "SecretMissing",
+            'secret "words" not found',
+        ),
+        "setting": (
+            {"model": {"uri": scaled}, "env": [{"name": "A", "valueFrom": {"configMapKeyRef": map_key}}]},
+            "ConfigMapMissing",
+            'configmap "settings" not found',
+        ),
+        "mounted": (
+            {"model": {"uri": scaled}, "podTemplate": {"spec": mounted}},
+            "SecretMissing",
+            'secret "license" not found',
+        ),
+    }
+    keys = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": TOKEN}
+    authority = (platform.cluster.control.pki / "ca.crt").read_text()
+    apply(tenant, _holding("Secret", "there", stringData=keys))
+    apply(tenant, *({**model(name, ""), "spec": spec} for name, (spec, _, _) in troubles.items()))
+    pods_said: dict[str, float] = {}
+    objects_said: dict[str, float] = {}
+
+    def all_told() -> bool:
+        troubled = of_volumes(tenant)
+        for pod in tenant.get("pods")["items"]:
+            if in_trouble(pod) or pod["metadata"]["uid"] in troubled:
+                pods_said.setdefault(pod["metadata"]["labels"]["halimede.dev/model"], time.monotonic())
+        said = ready(tenant)
+        for name, (_, reason, words) in troubles.items():
+            if said[name].get("reason") == reason and words in said[name]["message"]:
+                objects_said.setdefault(name, time.monotonic())
+        return objects_said.keys() == troubles.keys()
+
+    try:
+        eventually(all_told, "all to be told", START_LIMIT_S)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{json.dumps(ready(tenant), indent=1)}") from None
+    late = {
+        name: objects_said[name] - at for name, at in pods_said.items() if objects_said[name] > at + SECONDS_TO_TELL
+    }
+    assert late == {}
+    column = tenant.kubectl("get", "im/mounted")
+    assert "SecretMissing" in column
+
+    apply(
+        tenant,
+        _holding("Secret", "keys", stringData=keys),
+        _holding("Secret", "words", stringData={"A": "B"}),
+        _holding("Secret", "license", stringData={"A": "B"}),
+        _holding("ConfigMap", "authorities", data={"ca.crt": authority}),
+        _holding("ConfigMap", "settings", data={"A": "B"}),
+    )
+    for name in troubles:
+        tenant.wait_ready(f"im/{name}", START_LIMIT_S)
+
+
+def _holding(kind: str, name: str, **data: Object) -> Object:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **data}
 
 
 def restarts(tenant: Tenant, name: str) -> int:
@@ -349,7 +435,7 @@ def test_who_writes_models_reaches_nothing_of_others(platform: Platform, tenant:
         "network": (pod(hostNetwork=True), "InvalidSpec"),
         "another": (pod(serviceAccountName="halimede"), "InvalidSpec"),
         "root": (pod(securityContext={"runAsUser": 0}), "InvalidSpec"),
-        "keys": (secret("keys"), "Fetching"),
+        "keys": (secret("keys"), "SecretMissing"),
         "account": (claimed, "PodsRefused"),
         "token": (
             pod(volumes=[{"name": "token", "projected": {"sources": [token]}}]) | {"replicas": 0},

@@ -301,9 +301,14 @@ class KubeApi:
         return None
 
     def _selected(self, request: web.Request, plural: str, namespace: str | None, value: Object) -> bool:
-        wanted = dict(pair.split("=") for pair in request.query.get("labelSelector", "").split(",") if pair)
+        wanted = _selector(request, "labelSelector")
         labels = value["metadata"].get("labels") or {}
-        return namespace in (None, value["metadata"]["namespace"]) and wanted.items() <= labels.items()
+        fields = _selector(request, "fieldSelector")
+        return (
+            namespace in (None, value["metadata"]["namespace"])
+            and wanted.items() <= labels.items()
+            and all(_field(value, path) == text for path, text in fields.items())
+        )
 
     def _list(self, request: web.Request, plural: str, namespace: str | None) -> web.Response:
         begin = int(request.query.get("continue") or 0)
@@ -390,6 +395,16 @@ async def kube_api() -> AsyncIterator[KubeApi]:
         yield api
     finally:
         await api.stop()
+
+
+def _selector(request: web.Request, name: str) -> dict[str, str]:
+    return dict(pair.split("=") for pair in request.query.get(name, "").split(",") if pair)
+
+
+def _field(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = (value or {}).get(name)
+    return value
 
 
 def deep(levels: int) -> str:

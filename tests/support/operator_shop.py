@@ -35,6 +35,7 @@ class Shop:
     reconcile: Reconciler
     folder: Path
     now: float = 1000.0
+    today: datetime.datetime = TODAY
     leads: bool = True
     woken: list[Key] = field(default_factory=list)
 
@@ -84,7 +85,7 @@ async def shop_of(folder: Path) -> AsyncIterator[Shop]:
             PLATFORM,
             woken.append,
             lambda: shop.now,
-            lambda: TODAY,
+            lambda: shop.today,
         )
         shop = Shop(api, cache, reconciler, folder, woken=woken)
         api.put("inferencemodels", "prod", "digits", spec=SPEC)

@@ -20,6 +20,8 @@ from halimede_operator.core.snapshot import Object
 STATUS_MANAGER = f"{FIELD_MANAGER}-status"
 TIMEOUT_S = 30.0
 RETRY_AFTER_MAX_S = 600.0
+MOST_EVENTS = 32
+"""Of one pod. A kubelet makes one for each thing that it says; who else writes events is anybody."""
 NO_VERSION = "1"
 """No object has it: etcd counts writes from 2. An apply that names a version makes what is not there all the same."""
 
@@ -84,6 +86,10 @@ class KubeApi(Protocol):
     async def create_event(self, namespace: str, event: Object) -> None: ...
 
     async def list_nodes(self) -> tuple[Object, ...]: ...
+
+    async def failed_mounts(self, namespace: str, uid: str) -> tuple[Object, ...]:
+        """The events in which a kubelet says why it cannot mount the volumes of the pod."""
+        ...
 
 
 class KubeClient:
@@ -154,6 +160,12 @@ class KubeClient:
     async def list_nodes(self) -> tuple[Object, ...]:
         # From the API server's cache: it need not be of this moment.
         answer = await self._call("GET", NODES.path(None), query={"resourceVersion": "0"})
+        return tuple(answer.get("items") or ())
+
+    async def failed_mounts(self, namespace: str, uid: str) -> tuple[Object, ...]:
+        selector = f"involvedObject.uid={uid},reason=FailedMount"
+        query = {"fieldSelector": selector, "limit": str(MOST_EVENTS)}
+        answer = await self._call("GET", EVENTS.path(namespace), query=query)
         return tuple(answer.get("items") or ())
 
     async def has_kinds(self, root: str, plurals: frozenset[str]) -> bool:

@@ -24,6 +24,7 @@ from halimede_operator.core.reading import (
     name_at,
     objects_at,
     root_cause,
+    seconds_before,
     text_at,
 )
 from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion
@@ -41,6 +42,9 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "OutOfMemory"
     CRASH_LOOP = "CrashLoop"
     MODEL_FETCH_FAILED = "ModelFetchFailed"
+    SECRET_MISSING = "SecretMissing"  # noqa: S105 - a reason
+    CONFIG_MAP_MISSING = "ConfigMapMissing"
+    VOLUME_MOUNT_FAILED = "VolumeMountFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_START_FAILED = "ContainerStartFailed"
@@ -166,12 +170,14 @@ def ready_versions(index: Sequence[ServedVersion], model: str) -> Iterator[int]:
             yield number
 
 
-def read_pod(pod: Object, index: PodIndex | None, served: str) -> PodView:
-    """`served` is the name of the model, or the ensemble, that clients ask for."""
+def read_pod(pod: Object, index: PodIndex | None, served: str, mount_events: Sequence[Object] = ()) -> PodView:
+    """`served` is the name of the model, or the ensemble, that clients ask for. `mount_events`: what its kubelet said
+    of volumes that it could not mount."""
     name = name_at(pod, "metadata", "name")
     is_over = text_at(pod, "status", "phase") in {"Failed", "Succeeded"}
     reached = _reached(pod, index, served)
-    failures = sorted(_failures(pod, name, index, served, reached), key=lambda failure: failure.order)
+    found = [*_failures(pod, name, index, served, reached), *_of_mounts(pod, name, mount_events)]
+    failures = sorted(found, key=lambda failure: failure.order)
     return PodView(
         name=name,
         uid=text_at(pod, "metadata", "uid"),
@@ -284,6 +290,51 @@ def _of_devices(pod: Object, name: str) -> Iterator[Failure]:
                 yield Failure(Reason.DEVICE_UNHEALTHY, message, Stage.SERVING, pod=name, container=container)
 
 
+_MISSING = (
+    (re.compile(r'\bsecret "[^"]{1,253}" not found'), Reason.SECRET_MISSING),
+    (re.compile(r'\bconfigmap "[^"]{1,253}" not found'), Reason.CONFIG_MAP_MISSING),
+)
+
+
+def _reason_of_lack(said: str, otherwise: Reason) -> Reason:
+    """Which kind of object is not there, by the words of the kubelet, the same for variables and volumes."""
+    return next((reason for pattern, reason in _MISSING if pattern.search(said)), otherwise)
+
+
+def waits_for_volumes(pod: Object) -> bool:
+    """It has a node and no sandbox yet. Why is not in its status: kubelets say it in events."""
+    return (
+        text_at(pod, "status", "phase") == "Pending"
+        and at(pod, "metadata", "deletionTimestamp") is None
+        and condition(pod, "PodScheduled").get("status") == "True"
+        and condition(pod, "PodReadyToStartContainers").get("status") == "False"
+    )
+
+
+MOUNT_RETRIES_S = 150.0
+"""A kubelet tries each volume again after 2 min 2 s at most: what it has not said again by then is over."""
+_OF_VOLUME = re.compile(r'\bfor volume "([^"]{1,253})"')
+_SUMMARY = "Unable to attach or mount volumes"
+"""It names volumes, and no cause."""
+
+
+def _of_mounts(pod: Object, name: str, events: Sequence[Object]) -> Iterator[Failure]:
+    """What the kubelet said last of each volume that it still tries to mount."""
+    if not waits_for_volumes(pod):
+        return
+    last: dict[str, tuple[str, str]] = {}
+    for event in events:
+        if not (said := at_rest(text_at(event, "message"))):
+            continue
+        volume = match[1] if (match := _OF_VOLUME.search(said)) else said
+        last[volume] = max(last.get(volume, ("", "")), (moment_at(event, "lastTimestamp") or "", said))
+    since = seconds_before(max((time for time, _ in last.values()), default=""), MOUNT_RETRIES_S)
+    standing = sorted({said for time, said in last.values() if time >= since})
+    for said in [each for each in standing if not each.startswith(_SUMMARY)] or standing:
+        reason = _reason_of_lack(said, Reason.VOLUME_MOUNT_FAILED)
+        yield Failure(reason, clean(f"pod {name}: {said}"), Stage.FETCHED, pod=name)
+
+
 _PULL_REASONS = frozenset({
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
     "RegistryUnavailable", "SignatureValidationFailed",
@@ -323,7 +374,7 @@ def _of_container(pod: Object, name: str, status: Mapping[str, Any]) -> Failure 
     if waiting in _PULL_REASONS:
         return failure(Reason.IMAGE_PULL_FAILED, said or waiting)
     if waiting == "CreateContainerConfigError":
-        return failure(Reason.CONTAINER_CONFIG_ERROR, said or waiting)
+        return failure(_reason_of_lack(said, Reason.CONTAINER_CONFIG_ERROR), said or waiting)
     ended = at(status, "state", "terminated") or at(status, "lastState", "terminated")
     if waiting not in _STILL_COMING and text_at(ended, "reason") not in _NEVER_STARTED:
         return failure(Reason.CONTAINER_START_FAILED, f"{clean(waiting, 63)}: {said}".removesuffix(": "))
@@ -407,7 +458,7 @@ def _waits_for(pod: Object, name: str, reached: Stage) -> str:
 
 
 def _mounts(pod: Object) -> Iterator[str]:
-    """What a kubelet waits for without a word in the pod's status, where it is not there."""
+    """What a kubelet may wait for, where its events do not say it or may not be read."""
     for volume in objects_at(pod, "spec", "volumes"):
         for kind, path in (
             ("Secret", ("secret", "secretName")),

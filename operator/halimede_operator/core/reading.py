@@ -8,7 +8,7 @@ times on every attempt (back-offs, request ids, clocks) is taken out here.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 MAX_MESSAGE_CHARACTERS = 1024
@@ -66,6 +66,14 @@ def moment_at(value: object, *path: str) -> str | None:
         return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError):
         return None
+
+
+def seconds_before(moment: str, seconds: float) -> str:
+    """An earlier moment, as `moment_at` writes them; "" before ""."""
+    if not moment:
+        return ""
+    earlier = datetime.fromisoformat(moment) - timedelta(seconds=seconds)
+    return earlier.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def decimal(value: object) -> int | None:

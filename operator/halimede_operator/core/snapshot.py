@@ -1,7 +1,7 @@
 """All that a reconcile looked at, at one time, as the API server and the pods told it: what decisions are made from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from halimede_operator.core.api.spec import Key
@@ -47,5 +47,7 @@ class Snapshot:
     """By pod uid, of pods whose server container runs."""
     quota_messages: tuple[str, ...] = ()
     """What the ReplicaSet says of pods that it may not make (condition ReplicaFailure)."""
+    mount_events: Mapping[str, tuple[Object, ...]] = field(default_factory=dict)
+    """By pod uid, of pods that wait for their volumes: what their kubelets said that they could not mount."""
     nodes: tuple[Object, ...] = ()
     """Of the cluster, labels and allocatable; empty where they may not be read."""

@@ -1,5 +1,6 @@
 """One reconcile after the other, against an API server that has faults at a given time. There are no pods: no kubelet, no controllers."""
 
+import datetime
 import email.utils
 import json
 from copy import deepcopy
@@ -13,7 +14,13 @@ from halimede_operator.cluster.kinds import MODELS
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed, Gone
-from halimede_operator.reconcile import CONFLICT_AGAIN_S, ROLLOUT_SPACING_S, UNSCHEDULED_AGAIN_S
+from halimede_operator.reconcile import (
+    CONFLICT_AGAIN_S,
+    MOST_PODS_ASKED,
+    MOUNT_PATIENCE_S,
+    ROLLOUT_SPACING_S,
+    UNSCHEDULED_AGAIN_S,
+)
 from support.kube_api import Fault, deep
 from support.operator_shop import CHILDREN, DIGITS, SPEC, Shop, beside, run
 
@@ -535,7 +542,83 @@ def test_where_nodes_may_not_be_read_it_goes_without(tmp_path: Path):
     run(story, tmp_path)
 
 
+def test_why_a_pod_waits_for_its_volumes_is_asked_after_a_while_and_ever_more_rarely(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        await shop.again()
+        begun = shop.today
+        uid = _a_pod_that_waits(shop, begun)
+        _an_event(shop, "it", uid, 'secret "keys" not found')
+        _an_event(shop, "another", "uid-of-another", 'configmap "other" not found')
+        asked = "GET /api/v1/namespaces/prod/events"
+        assert (await shop.again(), shop.api.counted(asked)) == (Done(again_in=MOUNT_PATIENCE_S), 0)
+        assert shop.condition("ModelFetched")["reason"] == "Fetching"
+        waits = {}
+        for age_s in (3, 60, 3600):
+            shop.today = begun + datetime.timedelta(seconds=age_s)
+            outcome = await shop.again()
+            assert isinstance(outcome, Done)
+            waits[age_s] = outcome.again_in
+            assert shop.condition("ModelFetched")["reason"] == "SecretMissing"
+        assert waits == {3: MOUNT_PATIENCE_S, 60: 15, 3600: 60}
+        assert shop.api.counted(asked) == 3
+
+        _a_pod_that_waits(shop, begun, does=False)
+        assert (await shop.again(), shop.api.counted(asked)) == (Done(), 3)
+        assert shop.condition("ModelFetched")["reason"] == "Fetching"
+
+    run(story, tmp_path)
+
+
+@pytest.mark.parametrize(("status", "told"), [(403, "Fetching"), (503, None)])
+def test_where_events_cannot_be_read_nothing_is_made_up(tmp_path: Path, status: int, told: str | None):
+    """Without the right to it, the status goes without; while there is no answer, it stays as it is."""
+
+    async def story(shop: Shop) -> None:
+        await shop.again()
+        _a_pod_that_waits(shop, shop.today - datetime.timedelta(seconds=10))
+        shop.api.faults.append(Fault("GET .*/events", status=status))
+        before = shop.digits()["status"]
+        outcome = await shop.again()
+        if told is None:
+            assert isinstance(outcome, Failed)
+            assert (outcome.failure, shop.digits()["status"]) == (Failure.TRANSIENT, before)
+        else:
+            assert shop.condition("ModelFetched")["reason"] == told
+
+    run(story, tmp_path)
+
+
+def test_of_many_pods_that_wait_a_few_are_asked_about(tmp_path: Path):
+    async def story(shop: Shop) -> None:
+        await shop.again()
+        for number in range(20):
+            _a_pod_that_waits(shop, shop.today - datetime.timedelta(seconds=10), f"digits-1-{number:02}")
+        await shop.again()
+        assert shop.api.counted("GET .*/events") == MOST_PODS_ASKED
+
+    run(story, tmp_path)
+
+
+def _an_event(shop: Shop, name: str, uid: str, message: str) -> None:
+    shop.api.put(
+        "events", "prod", name, involvedObject={"uid": uid}, reason="FailedMount", message=message,
+        lastTimestamp="2030-01-01T00:00:01Z",
+    )  # fmt: skip
+
+
+def _a_pod_that_waits(shop: Shop, since: datetime.datetime, name: str = "digits-1-x", does: bool = True) -> str:
+    """For its volumes; returns its uid."""
+    at = since.strftime("%Y-%m-%dT%H:%M:%SZ")
+    has_sandbox = {"type": "PodReadyToStartContainers", "status": str(not does), "lastTransitionTime": at}
+    return _a_pod(shop, name, {"type": "PodScheduled", "status": "True"}, has_sandbox)
+
+
 def _an_unscheduled_pod(shop: Shop) -> None:
+    message = {"reason": "Unschedulable", "message": "0/2 nodes"}
+    _a_pod(shop, "digits-1-x", {"type": "PodScheduled", "status": "False", **message})
+
+
+def _a_pod(shop: Shop, name: str, *conditions: dict[str, str]) -> str:
     def owned_by(owner: dict[str, Any]) -> dict[str, Any]:
         name, uid = owner["metadata"]["name"], owner["metadata"]["uid"]
         reference = {"apiVersion": "apps/v1", "kind": owner["kind"], "name": name, "uid": uid, "controller": True}
@@ -546,11 +629,11 @@ def _an_unscheduled_pod(shop: Shop) -> None:
     replica_set = shop.api.put(
         "replicasets", "prod", "digits-1", spec={"template": template}, metadata=owned_by(deployment)
     )
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
-    shop.api.put(
-        "pods", "prod", "digits-1-x", spec=template["spec"], metadata=owned_by(replica_set),
-        status={"phase": "Pending", "conditions": [condition]},
+    pod = shop.api.put(
+        "pods", "prod", name, spec=template["spec"], metadata=owned_by(replica_set),
+        status={"phase": "Pending", "conditions": list(conditions)},
     )  # fmt: skip
+    return str(pod["metadata"]["uid"])
 
 
 def test_what_is_wanted_no_more_is_deleted_only_as_it_was_looked_at(tmp_path: Path):

@@ -17,7 +17,7 @@ from halimede_operator.core.reading import (
     name_at,
     text_at,
 )
-from halimede_operator.core.snapshot import Object, PodIndex, Snapshot
+from halimede_operator.core.snapshot import Object, Snapshot
 
 REVISION = "deployment.kubernetes.io/revision"
 
@@ -87,7 +87,7 @@ class Scene:
 def scene_of(snapshot: Snapshot, spec: Spec | None) -> Scene:
     deployment = next((c for c in snapshot.children if c.get("kind") == "Deployment"), None)
     served = _served_name(snapshot, spec)
-    pods = sorted((read_pod(p, _index_of(snapshot, p), served) for p in snapshot.pods), key=lambda pod: pod.age)
+    pods = sorted((_read(snapshot, pod, served) for pod in snapshot.pods), key=lambda pod: pod.age)
     pods = [replace(pod, failure=_with_hint(pod.failure, snapshot.nodes)) for pod in pods]
     live = [pod for pod in pods if pod.is_live]
     template_hash = _newest_template(snapshot.replica_sets)
@@ -123,8 +123,9 @@ def _served_name(snapshot: Snapshot, spec: Spec | None) -> str:
             return text_at(snapshot.object, "spec", "model", "name") or snapshot.key.name
 
 
-def _index_of(snapshot: Snapshot, pod: Object) -> PodIndex | None:
-    return snapshot.indexes.get(text_at(pod, "metadata", "uid"))
+def _read(snapshot: Snapshot, pod: Object, served: str) -> PodView:
+    uid = text_at(pod, "metadata", "uid")
+    return read_pod(pod, snapshot.indexes.get(uid), served, snapshot.mount_events.get(uid, ()))
 
 
 def _newest_template(replica_sets: Sequence[Object]) -> str:

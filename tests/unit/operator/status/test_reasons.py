@@ -26,6 +26,7 @@ from support.operator_pods import (
     rejected,
     replica_set,
     running,
+    second,
     serving,
     snapshot,
     stopped,
@@ -130,8 +131,20 @@ CASES = {
     "a Secret that is not there": (
         stopped(waiting("CreateContainerConfigError", 'secret "missing" not found')),
         "ModelLoaded",
-        "ContainerConfigError",
+        "SecretMissing",
         f'{SERVER}: secret "missing" not found',
+    ),
+    "a ConfigMap that is not there": (
+        stopped(waiting("CreateContainerConfigError", 'configmap "missing" not found')),
+        "ModelLoaded",
+        "ConfigMapMissing",
+        f'{SERVER}: configmap "missing" not found',
+    ),
+    "a key that is not there": (
+        stopped(waiting("CreateContainerConfigError", "couldn't find key TOKEN in Secret prod/keys")),
+        "ModelLoaded",
+        "ContainerConfigError",
+        f"{SERVER}: couldn't find key TOKEN in Secret prod/keys",
     ),
     "an image of root": (
         stopped(waiting("CreateContainerConfigError", f'container has runAsNonRoot and image will run as root (pod: "{NAME}_prod(6ce3d11c-cb39-4c41-bb8c-419f96609ae0)", container: server)')),
@@ -222,6 +235,84 @@ def test_what_is_on_its_way_is_no_failure(case: str):
     assert ready_of(status) == ("False", reason, f"0/1 replicas serving: {message}")
     assert status["phase"] == phase
     assert "lastFailure" not in status
+
+
+SETUP = 'MountVolume.SetUp failed for volume "%s" : %s'
+SUMMARY = (
+    "Unable to attach or mount volumes: unmounted volumes=[keys], unattached volumes=[], "
+    "failed to process volumes=[]: context deadline exceeded"
+)
+NO_SECRET, NO_MAP = 'secret "keys" not found', 'configmap "corp-ca" not found'
+MOUNTS = {
+    "a Secret": ([(1, SETUP % ("keys", NO_SECRET))], "SecretMissing", SETUP % ("keys", NO_SECRET)),
+    "a ConfigMap": ([(1, SETUP % ("ca", NO_MAP))], "ConfigMapMissing", SETUP % ("ca", NO_MAP)),
+    "a key": (
+        [(1, SETUP % ("ca", "references non-existent config key: ca.crt"))],
+        "VolumeMountFailed",
+        SETUP % ("ca", "references non-existent config key: ca.crt"),
+    ),
+    "several, of which one is told": (
+        [(1, SETUP % ("ca", NO_MAP)), (1, SETUP % ("keys", NO_SECRET))],
+        "SecretMissing",
+        SETUP % ("keys", NO_SECRET),
+    ),
+    "of a volume the last": (
+        [(3, SETUP % ("keys", NO_SECRET)), (2, SETUP % ("keys", "failed to sync secret cache"))],
+        "SecretMissing",
+        SETUP % ("keys", NO_SECRET),
+    ),
+    "what is not tried any more is over": (
+        [(1, SETUP % ("keys", NO_SECRET)), (152, SETUP % ("ca", NO_MAP))],
+        "ConfigMapMissing",
+        SETUP % ("ca", NO_MAP),
+    ),
+    "a cause before a summary": (
+        [(1, SETUP % ("ca", "no such host")), (124, SUMMARY)],
+        "VolumeMountFailed",
+        SETUP % ("ca", "no such host"),
+    ),
+    "a summary where there is no more": ([(124, SUMMARY)], "VolumeMountFailed", SUMMARY),
+}
+
+
+def events_of_mounts(*said: tuple[int, str]) -> dict[str, tuple[Object, ...]]:
+    events = ({"reason": "FailedMount", "lastTimestamp": second(at), "message": message} for at, message in said)
+    return {f"uid-{NAME}": tuple(events)}
+
+
+@pytest.mark.parametrize("case", MOUNTS)
+@pytest.mark.parametrize("turn", [1, -1])
+def test_what_a_kubelet_cannot_mount_is_told_from_its_events(case: str, turn: int):
+    said, reason, message = MOUNTS[case]
+    events = events_of_mounts(*said[::turn])
+    seen = snapshot(model_key(), pod(has_sandbox=False), child=deployment(), mount_events=events)
+
+    status = status_of(seen, model_spec(), (), (), (), NOW)
+
+    assert ready_of(status) == ("False", reason, f"0/1 replicas serving: pod {NAME}: {message}")
+    assert said_of(status, "ModelFetched") == ("False", reason)
+    assert status["lastFailure"] == {"reason": reason, "message": f"pod {NAME}: {message}", "pod": NAME, "time": NOW}
+
+
+def test_what_a_kubelet_could_not_mount_is_forgotten_once_it_could():
+    """The events stay for an hour."""
+    events = events_of_mounts((1, SETUP % ("keys", NO_SECRET)))
+    told = [
+        ready_of(
+            status_of(
+                snapshot(model_key(), each, child=deployment(), mount_events=events), model_spec(), (), (), (), NOW
+            )
+        )[1]
+        for each in (pod(has_sandbox=False), pod(), serving(), leaving(pod(has_sandbox=False)))
+    ]
+    assert told == ["SecretMissing", "Fetching", "Serving", "Pending"]
+
+
+def test_events_that_are_none_are_no_reason_to_stop():
+    events = {f"uid-{NAME}": ({"message": 7}, {"lastTimestamp": "soon", "message": NO_SECRET}, {})}
+    seen = snapshot(model_key(), pod(has_sandbox=False), child=deployment(), mount_events=events)
+
+    assert ready_of(status_of(seen, model_spec(), (), (), (), NOW))[1] == "SecretMissing"
 
 
 def test_a_pod_that_started_and_was_not_ready_yet_is_no_failure():
