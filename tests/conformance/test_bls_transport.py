@@ -2,6 +2,7 @@
 
 import random
 import signal
+import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -93,6 +94,109 @@ def test_circles_of_decoupled_models_end_too(stage: Stage, execute: str, methods
     # The script, and 31 calls within one another; the next is refused.
     assert len(stage.notes("circle")) == 32
     wait_until(lambda: executing(stage.server, "circle") == 0, "the end of all", stage.server)
+
+
+CALL_ITSELF = """
+*_, last = ask("{}", tensor(requests[0].inputs()[0].as_numpy().ravel())).exec(decoupled=True)
+self.error = last.error()
+"""
+TELL = """
+for request in requests:
+    sender = request.get_response_sender()
+    sender.send(pb_utils.InferenceResponse(error=self.error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+WAYS_TO_WAIT = {
+    "execute": ("def", "self.work(requests)"),
+    "join": ("def", "thread = threading.Thread(target=self.work, args=(requests,)); thread.start(); thread.join()"),
+    "map": ("def", "with ThreadPoolExecutor(2) as pool: list(pool.map(self.work, [requests]))"),
+    "result": ("def", "ThreadPoolExecutor(1).submit(self.work, requests).result()"),
+    "exec on the loop": ("async def", "self.work(requests)"),
+}
+
+
+def work(code: str) -> str:
+    return "def work(self, requests):\n" + textwrap.indent(code.strip(), "    ")
+
+
+def refused(told: object) -> bool:
+    return "all its instances wait for the answer" in str(told)
+
+
+@pytest.mark.parametrize("way", WAYS_TO_WAIT)
+def test_a_decoupled_model_that_waits_for_itself_is_told_of_the_deadlock(stage: Stage, way: str) -> None:
+    """F-21."""
+    how, wait = WAYS_TO_WAIT[way]
+    head = CALLS + "from concurrent.futures import ThreadPoolExecutor\n"
+    note = "\nnote('went on')\n"
+    methods = work(CALL_ITSELF.format("circle") + note)
+    decoupled = {"decoupled": True, "max_batch_size": 0}
+    stage.put_up("circle", wait + TELL, methods=methods, head=head, how=how, **decoupled)
+    add_script(stage)
+    code = "return said(list(ask('circle', tensor(np.float32([{}]))).exec(decoupled=True))[-1])"
+    assert refused(run(stage.server, code.format(1)))
+    # What it called was not run: it would have called itself in turn.
+    assert stage.notes("circle") == ["went on"]
+    wait_until(lambda: executing(stage.server, "circle") == 0, "the end of all", stage.server)
+
+
+@pytest.mark.parametrize("way", ["a thread", "a task"])
+def test_a_circle_through_a_decoupled_model_whose_batches_are_over_is_seen(stage: Stage, way: str) -> None:
+    """F-21."""
+    decoupled = {"decoupled": True, "max_batch_size": 0}
+    call = CALL_ITSELF.format("waits").replace("as_numpy().ravel()", "as_numpy().reshape(1, -1)")
+    if way == "a thread":
+        start = "threading.Thread(target=self.work, args=(requests,)).start()"
+        stage.put_up("beside", start, methods=work(call + TELL), head=CALLS, **decoupled)
+    else:
+        execute = (
+            "await asyncio.sleep(0)\nasync for last in await ask('waits', row(1)).async_exec(decoupled=True): pass\n"
+        )
+        stage.put_up("beside", f"{execute}self.error = last.error()\n{TELL}", head=CALLS, how="async def", **decoupled)
+    answered = "return [pb_utils.InferenceResponse(error=self.error)]"
+    stage.put_up("waits", f"{CALL_ITSELF.format('beside').strip()}\n{answered}", head=CALLS)
+    status, told = infer(stage.server, "waits", 1)
+    assert (status, refused(told)) == (503, True), told
+    wait_until(lambda: executing(stage.server, "waits") == executing(stage.server, "beside") == 0, "all", stage.server)
+
+
+def test_a_thread_that_execute_does_not_join_may_call_its_own_model(stage: Stage) -> None:
+    """The call waits for the one instance until `execute` returns, however long that takes."""
+    execute = """
+if value(requests[0]):
+    threading.Thread(target=self.work, args=(requests,)).start()
+    while not os.path.exists(NOTES + ".go"): time.sleep(0.005)
+else:
+    self.error = None
+    self.tell(requests)
+"""
+    methods = work(
+        "note('calls')\n" + CALL_ITSELF.format("own").replace("ravel()", "ravel() - 1") + "self.tell(requests)"
+    )
+    methods += "\ndef tell(self, requests):\n" + textwrap.indent(TELL.strip(), "    ")
+    stage.put_up("own", execute, methods=methods, head=CALLS, decoupled=True, max_batch_size=0)
+    add_script(stage)
+    code = "return said(list(ask('own', tensor(np.float32([1]))).exec(decoupled=True))[-1])"
+    asked = in_background(lambda: run(stage.server, code))
+    wait_until(lambda: stage.notes("own") == ["calls"], "the call", stage.server)
+    time.sleep(0.2)  # for several looks at who waits
+    (stage.repository.parent / "own.notes.go").touch()
+    assert asked.result(30) == []
+
+
+def test_a_wait_that_nobody_can_see_ends_with_the_time_of_its_call(stage: Stage) -> None:
+    """An event tells nobody who will set it."""
+    execute = """
+told = threading.Event()
+threading.Thread(target=lambda: (self.work(requests), told.set())).start()
+told.wait()
+"""
+    queue = "dynamic_batching { default_queue_policy { timeout_action: REJECT allow_timeout_override: true } }"
+    methods = work(CALL_ITSELF.format("hidden").replace("ravel())", "ravel()), timeout=300_000"))
+    methods = methods.replace("ravel())", "reshape(1, -1))")
+    stage.put_up("hidden", execute + TELL, methods=methods, head=CALLS, decoupled=True, max_batch_size=1, extra=queue)
+    add_script(stage)
+    told = run(stage.server, "return said(list(ask('hidden', row(1)).exec(decoupled=True))[-1])")
+    assert "UNAVAILABLE: Request timeout expired" in str(told)
 
 
 @pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["exit", "kill"])

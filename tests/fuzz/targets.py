@@ -372,6 +372,12 @@ class _Owner:
     def on_taken(self, ticket: int, responses: int) -> None:
         self.heard.append((ticket, responses))
 
+    def on_held_up(self, ticket: int, slot: int | None) -> None:
+        self.heard.append((ticket, slot))
+
+    def on_let_go(self, ticket: int) -> None:
+        self.heard.append(ticket)
+
 
 def _told(reply: Reply) -> Any:
     """A reply as it goes to the client: what the configuration accepts is exactly the bytes that its shape says."""

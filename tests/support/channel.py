@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,8 @@ class Heard:
     on_ask: "Callable[[Asked], None] | None" = None
     uncalled: list[int] = field(default_factory=list)
     taken: list[tuple[int, int]] = field(default_factory=list)
+    held_up: list[tuple[int, int | None]] = field(default_factory=list)
+    let_go: list[int] = field(default_factory=list)
 
     def on_done(self, batch: Batch, done: frames.Done) -> None:
         if self.on_end is not None:
@@ -104,6 +106,12 @@ class Heard:
 
     def on_taken(self, ticket: int, responses: int) -> None:
         self.taken.append((ticket, responses))
+
+    def on_held_up(self, ticket: int, slot: int | None) -> None:
+        self.held_up.append((ticket, slot))
+
+    def on_let_go(self, ticket: int) -> None:
+        self.let_go.append(ticket)
 
 
 @dataclass
@@ -311,18 +319,17 @@ class HonestWorker(threading.Thread):
     def __init__(self, descriptor: int, runner: Callable[[Host], Runner], decoupled: bool = False) -> None:
         super().__init__(daemon=True)
         self._make = runner
-        self._spec = SPEC
-        self._decoupled = decoupled
+        self._spec = replace(SPEC, decoupled=decoupled)
         self.memory = Memory()
         self.channel = Channel(descriptor, self.memory.add_segment, self.memory.release, self.memory.forget)
-        self.host = WorkerHost(self.channel, self.memory, SPEC, OUTPUTS)
+        self.host = WorkerHost(self.channel, self.memory, self._spec, OUTPUTS)
         self.failure: BaseException | None = None
         self.start()
 
     def run(self) -> None:
         try:
             runner = self._make(self.host)
-            serving = Serving(self.channel, self.memory, self.host, runner, SPEC, INPUTS, OUTPUTS)
+            serving = Serving(self.channel, self.memory, self.host, runner, self._spec, INPUTS, OUTPUTS)
             if runner.is_async:
                 asyncio.run(serving.run_on_loop())
             else:

@@ -54,7 +54,7 @@ class Acceptor(Protocol):
         """Whoever asked is gone: its final answer may come early. Ignored when the request is not known."""
 
     def refuse(self, key: int, error: InferenceError) -> None:
-        """Answer a request that is queued with an error; nothing when it is not."""
+        """Answer a request with an error, wherever it is: what still becomes of it is unheard."""
 
     def acknowledge(self, key: int, responses: int) -> None:
         """Whoever asked took so many more answers, none of them final."""

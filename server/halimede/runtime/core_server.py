@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Hashable, Mapping, Sequence
 
 from halimede import __version__
 from halimede.core.config.check_request import Checked
@@ -81,6 +81,7 @@ class CoreServer:
         self._draining = False
         self._next_ticket = 1
         lifecycle.inferences = self
+        self._waits = lifecycle.live.waits
         self._control: set[asyncio.Task[None]] = set()
         self._framing: dict[int, asyncio.Task[None]] = {}
         self._framing_slots = asyncio.Semaphore(FRAMING_THREADS)
@@ -150,14 +151,13 @@ class CoreServer:
             self._frame_first(ticket, model, request, checked, on_response, received_ns, caller)
         else:
             model.pump.submit(ticket, request, checked, on_response, received_ns, caller)
-            if caller is not None and caller.waiter is not None and model.pump.is_busy():
+            if caller is not None and caller.waiter is not None and (model.pump.is_busy() or self._waits.late):
                 self._refuse_if_stuck(ticket)
         return ticket
 
     def _refuse_if_stuck(self, ticket: int) -> None:
-        live = self._lifecycle.live
-        flight = live.by_ticket.get(ticket)
-        if flight is not None and live.waits.is_stuck(ticket):
+        flight = self._lifecycle.live.by_ticket.get(ticket)
+        if flight is not None and self._waits.is_stuck(ticket):
             flight.pump.refuse(ticket, InferenceError(ErrorCode.UNAVAILABLE, DEADLOCK % flight.request.model_name))
 
     def _frame_first(
@@ -194,7 +194,7 @@ class CoreServer:
                 # Submitted first: a pump that is held by nobody may close.
                 model.pump.submit(ticket, request, checked, on_response, received_ns, caller)
                 model.pump.release(checked.size_bytes)
-                if caller is not None and caller.waiter is not None and model.pump.is_busy():
+                if caller is not None and caller.waiter is not None and (model.pump.is_busy() or self._waits.late):
                     self._refuse_if_stuck(ticket)
 
         try:
@@ -217,6 +217,15 @@ class CoreServer:
         flight = self._lifecycle.live.by_ticket.get(ticket)
         if flight is not None:
             flight.pump.acknowledge(ticket, responses)
+
+    def hold_up(self, ticket: int, waiter: Hashable) -> None:
+        """See `services.Models`."""
+        self._waits.hold_up(ticket, waiter)
+        self._refuse_if_stuck(ticket)
+
+    def let_go(self, ticket: int) -> None:
+        """See `services.Models`."""
+        self._waits.let_go(ticket)
 
     def kv_cache(self, model: str) -> KvCache | None:
         return kv_cache.find_kv_cache(self._custom_metrics.series(kv_cache.FAMILY), model)

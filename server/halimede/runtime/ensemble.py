@@ -22,7 +22,7 @@ from halimede.core.ensemble.admission import Gate, Key
 from halimede.core.ensemble.graph import Graph
 from halimede.core.ensemble.run import Acknowledge, Answer, Call, EnsembleRun, RunAction
 from halimede.core.observe.stats import ModelStats, outcome_of
-from halimede.core.schedule.waits import Place, Waits
+from halimede.core.schedule.waits import Held, Place
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller
 from halimede.core.types.error import of_request
@@ -201,14 +201,17 @@ class Ensemble(Account):
         self._act(flight, flight.run.cancel)
 
     def refuse(self, key: int, error: InferenceError) -> None:
-        """Nothing: an ensemble's request is never queued, and a step of it that is gets an error of its own."""
+        """See `Acceptor.refuse`."""
+        flight = self._flight(key)
+        if flight is not None:
+            self._give_up(flight, error)
 
     def is_busy(self) -> bool:
         """False: what is looked at are the calls of its steps, each as it is made."""
         return False
 
     def place_of(self, key: int) -> Place:
-        return Waits(key) if self._flight(key) is not None else None
+        return Held((key,)) if self._flight(key) is not None else None
 
     def acknowledge(self, key: int, responses: int) -> None:
         """The client took so many more answers: steps that were held back go on."""
@@ -271,7 +274,8 @@ class Ensemble(Account):
             # Whatever it was: the one request must not stay unanswered for it.
             about = {"model": self._name, "version": self._version}
             log.exception("ensemble '%s': a request failed in the server", self._name, extra=about)
-            self._give_up(flight)
+            failed = f"in ensemble '{self._name}', the server failed"
+            self._give_up(flight, InferenceError(ErrorCode.INTERNAL, failed))
 
     def _call(self, flight: EnsembleRequest, action: Call) -> None:
         """Make a call, or have it wait at its step's gate."""
@@ -413,16 +417,17 @@ class Ensemble(Account):
                 self._inferences.acknowledge(ticket)
         del flight.held[:count]
 
-    def _give_up(self, flight: EnsembleRequest) -> None:
-        """A defect of ours: the request it was found with fails, and nothing else."""
-        for call, ticket in list(flight.calls.items()):
+    def _give_up(self, flight: EnsembleRequest, error: InferenceError) -> None:
+        """The one request fails, whatever its steps still do."""
+        calls = list(flight.calls.items())
+        # First: its steps may be answered while they are cancelled, which would end it otherwise.
+        self._answer(flight, self._failure(flight, error))
+        for call, ticket in calls:
             waiting = self._waiting.get((flight.key, call))
             if waiting is not None:
                 self._leave_gate(waiting)
-            else:
+            elif ticket:
                 self._inferences.cancel(ticket)
-        error = InferenceError(ErrorCode.INTERNAL, f"in ensemble '{self._name}', the server failed")
-        self._answer(flight, self._failure(flight, error))
 
     def _answer(self, flight: EnsembleRequest, response: InferenceResponse) -> None:
         if flight.is_over:

@@ -19,7 +19,7 @@ No slot of a worker that is down is given a batch. Requests wait as long as one 
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from halimede.core.schedule.actions import Execute
 from halimede.core.schedule.company import Company
 from halimede.core.schedule.ordering import ResponseOrder
 from halimede.core.schedule.scheduler import Pending, Scheduler
-from halimede.core.schedule.waits import Place, Queued, Runs
+from halimede.core.schedule.waits import Held, Place, Queued
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller
 from halimede.core.types.error import of_request
@@ -65,14 +65,35 @@ class RunningBatch(NamedTuple):
     first: int
 
 
+class Answers(NamedTuple):
+    """What the requests of a batch get, while it runs or afterwards: its instance does not wait for that."""
+
+    batch: RunningBatch
+
+
+class Instance(NamedTuple):
+    """All that an instance does: its code holds up every batch of it."""
+
+    pump: "Pump"
+    ordinal: int
+
+
+class Beside(NamedTuple):
+    """What an instance's code does on its own: nobody knows who waits for that."""
+
+    instance: Instance
+
+
 @dataclass(slots=True)
 class Open:
     """What is known of an open request: beside its record, so that a request that is answered once does not pay for it.
 
-    `answers` are those that were sent, `last_ns` is when the last of them was, `has_failed` whether one was an error.
+    `first` is the first request of its batch, `answers` are those that were sent, `last_ns` is when the last of them
+    was, `has_failed` whether one was an error.
     """
 
     worker: Worker
+    first: int
     batch_is_over: bool = False
     answers: int = 0
     last_ns: int = 0
@@ -255,9 +276,18 @@ class Pump(Account):
             self._forget(key, opened)
 
     def refuse(self, key: int, error: InferenceError) -> None:
-        """Answer a request that is queued with an error; nothing when it is not."""
-        if self._scheduler.try_cancel(key):
-            self._fail(key, error, FailureReason.REJECTED)
+        """See `Acceptor.refuse`."""
+        flight = self._live.by_ticket.get(key)
+        if flight is None:
+            return
+        was_queued = self._scheduler.try_cancel(key)
+        if not was_queued:
+            flight.cancelled = True
+            worker = self._worker_of(key)
+            if worker is not None and worker.ordinal not in self._down:
+                worker.cancel(key)
+        self._fail(key, error, FailureReason.REJECTED)
+        if was_queued:
             self._poll()
 
     def is_busy(self) -> bool:
@@ -269,11 +299,27 @@ class Pump(Account):
         for instance, batch in self._running.items():
             for item in batch:
                 if item.key == key:
-                    return Runs(self.batch_on(instance))
-        if key in self._open or key not in self._live.by_ticket:
+                    holders = self._holders(instance)
+                    return Held((*holders, Answers(self._name_of(batch[0].key))))
+        opened = self._open.get(key)
+        if opened is not None:
+            return Held((self.instance(opened.worker.ordinal), Answers(self._name_of(opened.first))))
+        if key not in self._live.by_ticket:
             return None
         # An instance that is down comes back free.
-        return Queued([self.batch_on(instance) for instance in self._slots])
+        return Queued([self._holders(instance) for instance in self._slots])
+
+    def _holders(self, instance: int) -> Sequence[Hashable]:
+        """What holds up one of the scheduler's instances."""
+        batch = self.batch_on(instance)
+        whole = self.instance(instance % SLOT_STRIDE)
+        return (whole,) if batch is None else (whole, batch)
+
+    def _name_of(self, first: int) -> RunningBatch:
+        return RunningBatch(self._name, self._version, first)
+
+    def instance(self, ordinal: int) -> Instance:
+        return Instance(self, ordinal)
 
     def batch_on(self, instance: int) -> "RunningBatch | None":
         """What runs on one of the scheduler's instances, named so that no other batch ever has the same name."""
@@ -293,11 +339,31 @@ class Pump(Account):
             made = self._caller = key, Caller(depth + 1, self.batch_on(instance))
         return made[1]
 
-    def depth_of(self, keys: Iterable[int]) -> int:
-        """How many calls led to these requests, at most; 0 when clients asked for all of them that are left."""
-        flights = (self._live.by_ticket.get(key) for key in keys)
-        callers = [flight.caller for flight in flights if flight is not None]
-        return max((caller.depth for caller in callers if caller is not None), default=0)
+    def caller_beside(self, ordinal: int, keys: Iterable[int]) -> Caller:
+        """Who calls beside an instance's batches, for one or some of these requests of it, as deep as any of them.
+
+        When all are of one batch their answers wait for it. Otherwise nobody knows which do.
+        """
+        depth = 0
+        firsts: set[int] = set()
+        for key in keys:
+            flight = self._live.by_ticket.get(key)
+            if flight is None:
+                continue
+            if flight.caller is not None:
+                depth = max(depth, flight.caller.depth)
+            if len(firsts) < 2 and (first := self._first_of(key)) is not None:
+                firsts.add(first)
+        waiter = Answers(self._name_of(firsts.pop())) if len(firsts) == 1 else Beside(self.instance(ordinal))
+        return Caller(depth + 1, waiter)
+
+    def _first_of(self, key: int) -> int | None:
+        """The first request of a request's batch, None while it has none."""
+        opened = self._open.get(key)
+        if opened is not None:
+            return opened.first
+        batches = (batch for batch in self._running.values() if any(item.key == key for item in batch))
+        return next((batch[0].key for batch in batches), None)
 
     def acknowledge(self, key: int, responses: int) -> None:
         """The client took so many more answers, none of them final; ignored when the request is not open any more."""
@@ -464,7 +530,7 @@ class Pump(Account):
             return
         opened = self._open.get(item.key)
         if opened is None:
-            opened = self._open[item.key] = Open(done.worker)
+            opened = self._open[item.key] = Open(done.worker, done.items[0].key)
         if reply is not None:
             self._pass_on(
                 flight, opened, ResponseSent(done.worker, item.key, reply, True, done.times, parameters or {})
@@ -479,8 +545,8 @@ class Pump(Account):
         if flight is None:
             return
         opened = self._open.get(sent.key)
-        if opened is None and self._runs(sent.worker, sent.key):
-            opened = self._open[sent.key] = Open(sent.worker)
+        if opened is None and (batch := self._batch_of(sent.worker, sent.key)):
+            opened = self._open[sent.key] = Open(sent.worker, batch[0].key)
         if opened is None or opened.worker is not sent.worker:
             return
         if flight.cancelled and not sent.final:
@@ -552,9 +618,10 @@ class Pump(Account):
                     return self._slots[instance][0]
         return None
 
-    def _runs(self, worker: Worker, key: int) -> bool:
+    def _batch_of(self, worker: Worker, key: int) -> Sequence[InFlight]:
+        """The batch that a worker runs a request in, empty when it does not."""
         batches = (self._running.get(instance, ()) for instance in _instances(worker))
-        return any(item.key == key for batch in batches for item in batch)
+        return next((batch for batch in batches if any(item.key == key for item in batch)), ())
 
     def _on_down(self, down: WorkerDown) -> None:
         worker = down.worker
@@ -563,9 +630,10 @@ class Pump(Account):
             return  # passive, or still to be added
         for instance in _instances(worker):
             self._scheduler.remove_instance(instance)
-            for item in self._running.pop(instance, ()):
+            batch = self._running.pop(instance, [])
+            for item in batch:
                 if item.key in self._live.by_ticket:
-                    self._open.setdefault(item.key, Open(worker))
+                    self._open.setdefault(item.key, Open(worker, batch[0].key))
         self._count_capacity()
         self._refuse_if_parked()
 

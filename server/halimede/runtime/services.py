@@ -2,7 +2,7 @@
 
 import logging
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from halimede.core.observe.custom_metrics import CustomMetrics
@@ -32,6 +32,12 @@ class Models(Protocol):
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:
         """So many more of its answers were taken."""
+
+    def hold_up(self, ticket: int, waiter: Hashable) -> None:
+        """Until `let_go` this call holds up `waiter`; it is refused if that can never end."""
+
+    def let_go(self, ticket: int) -> None:
+        """It does not any more."""
 
     async def load_model(
         self, name: str, parameters: Mapping[str, bool | int | str | bytes], *, for_model: bool = False
@@ -91,7 +97,7 @@ class ModelServices:
             return 0
         if slot is not None:
             return self.models.infer(request, on_response, pump.caller_on(ordinal + slot * SLOT_STRIDE))
-        return self.models.infer(request, on_response, Caller(pump.depth_of(requests) + 1))
+        return self.models.infer(request, on_response, pump.caller_beside(ordinal, requests))
 
     def cancel(self, ticket: int) -> None:
         """See `workers.process.Services`."""
@@ -102,6 +108,20 @@ class ModelServices:
         """See `workers.process.Services`."""
         if self.models is not None:
             self.models.acknowledge(ticket, responses)
+
+    def hold_up(self, owner: str, ordinal: int, slot: int | None, ticket: int) -> None:
+        """See `workers.process.Services`."""
+        pump = self._pumps.get(owner)
+        if self.models is None or pump is None:
+            return
+        waiter = pump.instance(ordinal) if slot is None else pump.batch_on(ordinal + slot * SLOT_STRIDE)
+        if waiter is not None:
+            self.models.hold_up(ticket, waiter)
+
+    def let_go(self, ticket: int) -> None:
+        """See `workers.process.Services`."""
+        if self.models is not None:
+            self.models.let_go(ticket)
 
     async def call(self, owner: str, method: str, arguments: Mapping[str, Any]) -> Any:
         """See `backends.hosting.Host.call`. InferenceError, also for arguments that no module of ours sends."""

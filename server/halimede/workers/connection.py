@@ -622,6 +622,8 @@ class Connection:
                 self._inferences.take(*frames.TAKEN.unpack(body))
             case Kind.CANCEL_CALL if len(body) == frames.CALL.size:
                 self._inferences.cancel(*frames.CALL.unpack(body))
+            case Kind.HELD_UP if len(body) == frames.HELD_UP.size:
+                self._on_held_up(*frames.HELD_UP.unpack(body))
             case Kind.UNUSED:
                 self._on_unused(frames.decode_blocks(body))
             case Kind.MAPPED if len(body) == frames.MAPPED.size:
@@ -704,6 +706,12 @@ class Connection:
             (batch,) = self._batches.values()
             infer.batch = batch.number
         self._inferences.begin(infer, None if batch is None else batch.slot)
+
+    def _on_held_up(self, number: int, batch: int) -> None:
+        if not batch:
+            self._inferences.hold_up(number, None)
+        elif batch in self._batches:
+            self._inferences.hold_up(number, self._batches[batch].slot)
 
     def cancel_calls_of(self, batch: int) -> None:
         """Cancel the inferences that were asked for from this batch."""

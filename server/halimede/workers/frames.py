@@ -127,6 +127,8 @@ class Kind(IntEnum):
     """The number of an INFER, and how many of its answers, none of them final, were taken."""
     MAPPED = 45
     """The number of a borrowed segment, and whether tensors may lie in it from now on; False ends all borrowing."""
+    HELD_UP = 46
+    """The number of an INFER, and the batch that waits for it; 0 where all that the process does waits."""
 
 
 HEADER = struct.Struct("<II")
@@ -139,6 +141,7 @@ BLOCK = struct.Struct("<HQ")
 SEGMENT = struct.Struct("<HB")
 FORGET = struct.Struct("<H")
 MAPPED = struct.Struct("<HB")
+HELD_UP = struct.Struct("<II")
 METRIC = struct.Struct("<IBd")
 
 INBOUND, OUTBOUND, BORROWED = 0, 1, 2
@@ -206,6 +209,7 @@ LIMITS = {
     Kind.CANCEL_CALL: CALL.size,
     Kind.TAKEN: TAKEN.size,
     Kind.MAPPED: MAPPED.size,
+    Kind.HELD_UP: HELD_UP.size,
 }
 """The largest body of each kind that a worker sends."""
 

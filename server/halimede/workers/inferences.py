@@ -34,15 +34,22 @@ class Asker(Protocol):
     def on_taken(self, ticket: int, responses: int) -> None:
         """So many more of its answers, none of them final, were taken."""
 
+    def on_held_up(self, ticket: int, slot: int | None) -> None:
+        """It turned out that the batch in `slot` waits for it, or, where that is None, all that the process does."""
+
+    def on_let_go(self, ticket: int) -> None:
+        """What it held up goes on."""
+
 
 class _Inference:
-    __slots__ = ("_all", "batch", "number", "ticket", "untaken")
+    __slots__ = ("_all", "batch", "holds_up", "number", "ticket", "untaken")
 
     def __init__(self, number: int, batch: int, of: "Inferences") -> None:
         self.number = number
         self.batch = batch
         self.ticket = 0
         self.untaken = 0
+        self.holds_up = False
         self._all = of
 
     def answer(self, response: InferenceResponse) -> None:
@@ -52,6 +59,9 @@ class _Inference:
             its.under_way.pop(self.number, None)
         else:
             self.untaken += 1
+            if self.holds_up:
+                self.holds_up = False
+                its.asker.on_let_go(self.ticket)
         its.send(self.number, response)
         its.asker.on_told()
 
@@ -82,6 +92,12 @@ class Inferences:
         if inference is not None:
             self.asker.on_cancel_call(inference.ticket)
 
+    def hold_up(self, number: int, slot: int | None) -> None:
+        inference = self.under_way.get(number)
+        if inference is not None:
+            inference.holds_up = True
+            self.asker.on_held_up(inference.ticket, slot)
+
     def take(self, number: int, responses: int) -> None:
         """FrameError."""
         inference = self.under_way.get(number)
@@ -104,6 +120,8 @@ class Inferences:
         left = list(self.under_way.values())
         self.under_way.clear()
         for inference in left:
+            if inference.holds_up:
+                self.asker.on_let_go(inference.ticket)
             self.asker.on_cancel_call(inference.ticket)
 
 

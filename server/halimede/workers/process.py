@@ -83,6 +83,12 @@ class Services(Protocol):
     def acknowledge(self, ticket: int, responses: int) -> None:
         """See `runtime.server.Server.acknowledge`."""
 
+    def hold_up(self, owner: str, ordinal: int, slot: int | None, ticket: int) -> None:
+        """Until `let_go` this inference holds up the batch in `slot`, or all of the instance where that is None."""
+
+    def let_go(self, ticket: int) -> None:
+        """It does not any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -504,6 +510,14 @@ class ProcessWorker:
         """See `inferences.Asker`."""
         self._services.acknowledge(ticket, responses)
 
+    def on_held_up(self, ticket: int, slot: int | None) -> None:
+        """See `inferences.Asker`."""
+        self._services.hold_up(self._owner, self.ordinal, slot, ticket)
+
+    def on_let_go(self, ticket: int) -> None:
+        """See `inferences.Asker`."""
+        self._services.let_go(ticket)
+
     def _checked(self, item: BatchItem, reply: Answer) -> Outputs | InferenceError:
         try:
             return check_reply(
@@ -666,6 +680,12 @@ class _NoOwner:
         """There are no calls."""
 
     def on_taken(self, ticket: int, responses: int) -> None:
+        """There are no calls."""
+
+    def on_held_up(self, ticket: int, slot: int | None) -> None:
+        """There are no calls."""
+
+    def on_let_go(self, ticket: int) -> None:
         """There are no calls."""
 
 

@@ -22,7 +22,7 @@ from halimede.core.config.model_config import (
 from halimede.core.ensemble.admission import MAX_WAITING
 from halimede.core.ensemble.graph import make_graph
 from halimede.core.observe.stats import ModelStats
-from halimede.core.schedule.waits import Waits
+from halimede.core.schedule.waits import Held
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.caller import Caller
 from halimede.core.types.statistics import FailureReason
@@ -60,6 +60,7 @@ class PlayedServer:
     cancelled: list[int] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
     at_once: Callable[[InferenceRequest], InferenceError | None] | None = None
+    at_cancel: Callable[[Call], None] | None = None
     tickets: int = 1000
 
     def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
@@ -73,6 +74,8 @@ class PlayedServer:
 
     def cancel(self, ticket: int) -> None:
         self.cancelled.append(ticket)
+        if self.at_cancel is not None:
+            self.at_cancel(self.calls.pop(ticket))
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:
         self.acknowledged += [ticket] * responses
@@ -240,8 +243,24 @@ async def test_steps_know_how_deep_they_lie_and_what_waits_for_them() -> None:
     for key, caller in ((1, None), (2, Caller(3)), (3, Caller(3, "a batch"))):
         bench.submit(key, caller=caller)
         assert bench.server.take().caller == (Caller(1), Caller(4), Caller(4, 3))[key - 1]
-    assert bench.ensemble.place_of(3) == Waits(3)
+    assert bench.ensemble.place_of(3) == Held((3,))
     assert bench.ensemble.place_of(4) is None
+
+
+@story
+async def test_a_request_is_refused_wherever_its_steps_are() -> None:
+    bench = Bench("a", limit=1)
+    bench.submit(1, 2)
+    (ticket,) = bench.server.calls
+    stuck = InferenceError(ErrorCode.UNAVAILABLE, "nobody will answer")
+    # A step that is queued is answered while it is cancelled.
+    bench.server.at_cancel = lambda call: call.answer(CANCELLED)
+    for key in (2, 1, 1):
+        bench.ensemble.refuse(key, stuck)
+    assert bench.server.cancelled == [ticket]
+    assert bench.answers == [(2, stuck, True), (1, stuck, True)]
+    assert bench.failures() == {FailureReason.OTHER: 2}
+    bench.assert_at_rest()
 
 
 @story

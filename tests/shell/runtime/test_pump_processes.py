@@ -6,9 +6,11 @@ import pytest
 
 from halimede.core.config.check_request import Checked
 from halimede.core.config.model_config import ModelOutput, ModelQueuePolicy, ModelTensorReshape
+from halimede.core.schedule.waits import Held, Queued
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.statistics import Duration, FailureReason, ResponseStatistics
 from halimede.runtime.clock import monotonic_ns
+from halimede.runtime.pump import Answers, Instance
 from support.pumping import MS, Bench, PlayedProcess, outputs, story, times
 
 BOOM = InferenceError(ErrorCode.INTERNAL, "boom")
@@ -559,6 +561,54 @@ def test_only_decoupled_models_have_figures_by_response(decoupled: bool) -> None
         bench.workers[0].finish()
         assert bool(bench.stats.snapshot().responses) is decoupled
         assert bool(bench.stats.first_response_buckets) is decoupled
+
+    story(tell)
+
+
+@pytest.mark.parametrize("where", ["queued", "running", "open"])
+def test_a_request_is_refused_wherever_it_is_and_what_becomes_of_it_is_unheard(where: str) -> None:
+    async def tell() -> None:
+        bench = Bench(preferred_batch_size=(1,))
+        (worker,) = bench.workers
+        stuck = InferenceError(UNAVAILABLE, "nobody will answer")
+        bench.submit(1, 2)
+        await bench.turn()
+        if where == "open":
+            worker.send(1, outputs())
+            worker.finish()
+        bench.responses.clear()
+        key = 2 if where == "queued" else 1
+        for _ in range(2):
+            bench.pump.refuse(key, stuck)
+        assert [(told, response.error, response.final) for told, response in bench.responses] == [(key, stuck, True)]
+        assert worker.cancelled == ([] if where == "queued" else [1])
+        assert key not in bench.live.by_ticket
+        if where != "open":
+            worker.finish(reply=outputs())
+        worker.send(1, outputs(), final=True)
+        await bench.turn()
+        assert worker.executed == ([1] if where == "queued" else [1, 2])
+        assert [told for told, _ in bench.responses if told == key] == [key]
+
+    story(tell)
+
+
+def test_what_holds_a_request_up() -> None:
+    async def tell() -> None:
+        bench = Bench(preferred_batch_size=(1,))
+        (worker,) = bench.workers
+        pump, whole = bench.pump, Instance(bench.pump, 0)
+        bench.submit(1, 2)
+        await bench.turn()
+        first = pump.batch_on(0)
+        assert first is not None
+        assert (pump.place_of(1), pump.place_of(2)) == (Held((whole, first, Answers(first))), Queued([(whole, first)]))
+        worker.finish()
+        assert (pump.place_of(1), pump.place_of(3)) == (Held((whole, Answers(first))), None)
+        assert pump.place_of(2) == Queued([(whole,)]), "nothing runs before the turn ends"
+        await bench.turn()
+        second = pump.batch_on(0)
+        assert second not in (None, first)
 
     story(tell)
 

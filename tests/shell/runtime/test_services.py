@@ -1,5 +1,7 @@
 """What models ask of the server and tell it."""
 
+from collections.abc import Hashable
+
 import pytest
 
 from halimede.core.config.check_request import Checked
@@ -7,7 +9,7 @@ from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller
 from halimede.runtime.clock import monotonic_ns
-from halimede.runtime.pump import SLOT_STRIDE
+from halimede.runtime.pump import SLOT_STRIDE, Answers, Beside, Instance
 from halimede.runtime.server import OnResponse
 from halimede.runtime.services import ModelServices
 from support.pumping import Bench, outputs, story
@@ -29,10 +31,14 @@ class Played:
 
     def __init__(self) -> None:
         self.callers: list[Caller | None] = []
+        self.held_up: list[tuple[int, Hashable]] = []
 
     def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
         self.callers.append(caller)
         return len(self.callers)
+
+    def hold_up(self, ticket: int, waiter: Hashable) -> None:
+        self.held_up.append((ticket, waiter))
 
 
 def test_a_call_says_what_waits_for_it_and_how_deep_it_lies() -> None:
@@ -52,8 +58,33 @@ def test_a_call_says_what_waits_for_it_and_how_deep_it_lies() -> None:
 
         first, second = bench.pump.batch_on(0), bench.pump.batch_on(SLOT_STRIDE)
         assert (ask(0), ask(1)) == (Caller(5, first), Caller(1, second))
-        # Of open requests, whose batch is over: as deep as any of them that is left.
-        assert (ask(None, 1, 2), ask(None, 2), ask(None, 99), ask(None)) == (Caller(5), Caller(1), Caller(1), Caller(1))
+        # Beside the batches: as deep as any of the requests that is left, and their answers wait where all are of one
+        # batch.
+        unknown = Beside(bench.pump.instance(0))
+        assert (ask(None, 1, 2), ask(None, 99), ask(None)) == (
+            Caller(5, unknown),
+            Caller(1, unknown),
+            Caller(1, unknown),
+        )
+        assert (ask(None, 1), ask(None, 2, 99)) == (Caller(5, Answers(first)), Caller(1, Answers(second)))
+        bench.workers[0].finish(0)
+        assert ask(None, 1) == Caller(5, Answers(first)), "it is open"
+
+    story(tell)
+
+
+def test_a_call_holds_up_the_batch_in_a_slot_or_the_whole_instance() -> None:
+    async def tell() -> None:
+        bench = Bench()
+        services, server = ModelServices(CustomMetrics()), Played()
+        services.hold_up("m#1", 0, None, 7)
+        services.models = server  # type: ignore[assignment]  # all that this needs of it
+        services.register("m#1", bench.pump)
+        bench.submit(1)
+        services.hold_up("m#1", 0, 0, 7)
+        services.hold_up("m#1", 0, 1, 8)  # nothing runs there any more
+        services.hold_up("m#1", 0, None, 9)
+        assert server.held_up == [(7, bench.pump.batch_on(0)), (9, Instance(bench.pump, 0))]
 
     story(tell)
 

@@ -74,13 +74,20 @@ Execute = Callable[[Host, Sequence[HostedRequest]], Any]
 
 @asynccontextmanager
 async def calling(
-    execute: Execute, *, on_ask: Callable[[Asked], None] | None = None, is_async: bool = False, arena: int = ARENA_BYTES
+    execute: Execute,
+    *,
+    on_ask: Callable[[Asked], None] | None = None,
+    is_async: bool = False,
+    decoupled: bool = False,
+    arena: int = ARENA_BYTES,
 ) -> AsyncIterator[Caller]:
     """With a worker that runs these lines for each batch, and ends well."""
     async with stage(arena) as each:
         each.heard.on_ask = on_ask
         worker = HonestWorker(
-            os.dup(each.theirs.fileno()), lambda host: Script(lambda requests: execute(host, requests), is_async)
+            os.dup(each.theirs.fileno()),
+            lambda host: Script(lambda requests: execute(host, requests), is_async),
+            decoupled,
         )
         each.theirs.close()
         caller = Caller(each, worker)
@@ -570,6 +577,126 @@ def test_the_one_batch_that_runs_is_that_of_any_thread():
         async with calling(execute, on_ask=doubled) as caller:
             await caller.executed(slot=5)
             assert [(each.batch, each.slot) for each in caller.heard.asked] == [(1, 5), (1, 5)]
+
+    asyncio.run(main())
+
+
+def test_the_server_is_told_of_a_batch_that_joins_a_thread_which_calls():
+    def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
+        thread = threading.Thread(target=lambda: list(iter(ask(host, 10).receive, None)))
+        thread.start()
+        thread.join()
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute, decoupled=True) as caller:
+            batch = asyncio.create_task(caller.executed(slot=5))
+            await caller.until(lambda: caller.heard.held_up, "word of it")
+            (asked,) = caller.heard.asked
+            assert set(caller.heard.held_up) == {(asked.ticket, 5)}
+            asked.answer(final=False)
+            await caller.until(lambda: caller.heard.let_go, "the end of it")
+            asked.answer()
+            assert await batch == [Answer([])]
+            assert caller.heard.let_go == [asked.ticket]
+
+    asyncio.run(main())
+
+
+def test_the_server_is_told_nothing_of_a_thread_that_nobody_joins():
+    go, threads = threading.Event(), []
+
+    def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
+        thread = threading.Thread(target=lambda: received(ask(host, 10)))
+        threads.append(thread)
+        thread.start()
+        assert go.wait(LIMIT_S)
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute, decoupled=True) as caller:
+            batch = asyncio.create_task(caller.executed())
+            await caller.until(lambda: caller.heard.asked, "the call")
+            await asyncio.sleep(0.1)  # for its first looks
+            go.set()
+            await batch
+            caller.heard.asked[0].answer()
+            await asyncio.to_thread(threads[0].join)
+            assert (caller.heard.held_up, caller.heard.let_go) == ([], [])
+
+    asyncio.run(main())
+
+
+def test_the_server_is_told_of_a_call_that_holds_up_the_loop():
+    async def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
+        call = ask(host, 10)
+        if requests[0].key == 1:
+            received(call)
+        else:
+            await call.receive_async()
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute, is_async=True) as caller:
+            awaits = asyncio.create_task(caller.executed(key=2))
+            await caller.until(lambda: caller.heard.asked, "the first call")
+            await asyncio.sleep(0.1)  # for looks, of which there are none
+            assert caller.heard.held_up == []
+            blocks = asyncio.create_task(caller.executed(key=1, slot=1))
+            await caller.until(lambda: caller.heard.held_up, "word of the second one")
+            first, second = caller.heard.asked
+            assert set(caller.heard.held_up) == {(second.ticket, None)}
+            second.answer()
+            await blocks
+            first.answer()
+            await awaits
+
+    asyncio.run(main())
+
+
+def test_what_was_cancelled_while_the_loop_stood_still_is_not_run():
+    executed: list[int] = []
+
+    async def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
+        executed.append(requests[0].key)
+        if requests[0].key == 1:
+            received(ask(host, 10))
+        return [Answer([])]
+
+    async def main() -> None:
+        async with calling(execute, is_async=True) as caller:
+            connection, heard = caller.stage.connection, caller.heard
+            connection.execute([item(1, 10)], 0)
+            await caller.until(lambda: heard.held_up, "the loop to stand")
+            for key in (2, 3):
+                connection.execute([item(key, 10)], key)
+            connection.cancel(2)
+            heard.asked[0].answer()
+            await caller.until(lambda: len(heard.done) == 3, "the end of all")
+            replies = {batch.slot: done.replies for batch, done in heard.done}
+            assert replies[2] == [InferenceError(ErrorCode.CANCELLED, "request was cancelled")]
+            assert (replies[3], executed) == ([Answer([])], [1, 3])
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_is_lost_holds_nothing_up():
+    async def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
+        with pytest.raises(ServerGoneError):
+            ask(host, 10).receive()
+        raise ServerGoneError
+
+    async def main() -> None:
+        async with stage() as each:
+            worker = HonestWorker(
+                os.dup(each.theirs.fileno()), lambda host: Script(lambda requests: execute(host, requests), True)
+            )
+            each.theirs.close()
+            each.connection.execute([item(1, 10)], 0)
+            await each.until(lambda: each.heard.held_up, "the loop to stand")
+            each.connection.close()
+            assert each.heard.let_go == each.heard.uncalled == [each.heard.asked[0].ticket]
+            await asyncio.to_thread(worker.join, LIMIT_S)
 
     asyncio.run(main())
 

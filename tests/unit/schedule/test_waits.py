@@ -1,6 +1,8 @@
 """Calls by number; what waits is a word."""
 
-from halimede.core.schedule.waits import Place, Queued, Runs, WaitGraph, Waits
+from halimede.core.schedule.waits import Held, Place, Queued, WaitGraph
+
+FREE = ()
 
 
 def graph(places: dict[int, Place], **calls: list[int]) -> WaitGraph:
@@ -12,43 +14,43 @@ def graph(places: dict[int, Place], **calls: list[int]) -> WaitGraph:
 
 
 def test_a_call_for_a_free_instance_is_served():
-    assert not graph({1: Queued([None])}, a=[1]).is_stuck(1)
+    assert not graph({1: Queued([FREE])}, a=[1]).is_stuck(1)
 
 
 def test_a_model_that_calls_itself_on_its_only_instance_waits_for_ever():
-    assert graph({1: Queued(["a"])}, a=[1]).is_stuck(1)
+    assert graph({1: Queued([["a"]])}, a=[1]).is_stuck(1)
 
 
 def test_a_second_instance_that_works_will_serve_it():
-    assert not graph({1: Queued(["a", "b"])}, a=[1]).is_stuck(1)
+    assert not graph({1: Queued([["a"], ["b"]])}, a=[1]).is_stuck(1)
 
 
 def test_two_instances_that_wait_for_each_other_are_stuck_with_the_second_call():
-    places: dict[int, Place] = {1: Queued(["a", "b"])}
+    places: dict[int, Place] = {1: Queued([["a"], ["b"]])}
     calls = graph(places, a=[1])
     assert not calls.is_stuck(1)
 
-    places[2] = Queued(["a", "b"])
+    places[2] = Queued([["a"], ["b"]])
     calls.add(2, "b")
     assert calls.is_stuck(2)
 
 
 def test_a_circle_through_other_models_is_seen():
     # a's model calls b's, which runs and calls c's, which runs and calls a's.
-    places: dict[int, Place] = {1: Runs("b"), 2: Runs("c"), 3: Queued(["a"])}
+    places: dict[int, Place] = {1: Held(["b"]), 2: Held(["c"]), 3: Queued([["a"]])}
 
     assert graph(places, a=[1], b=[2], c=[3]).is_stuck(3)
 
 
 def test_a_circle_through_an_ensemble_is_seen():
-    places: dict[int, Place] = {1: Waits("pipeline"), 2: Queued(["a"])}
+    places: dict[int, Place] = {1: Held(["pipeline"]), 2: Queued([["a"]])}
 
     assert graph(places, a=[1], pipeline=[2]).is_stuck(2)
 
 
 def test_a_batch_of_several_calls_ends_with_all_of_them():
     # b waits for a call that will be served and for one that waits for b itself.
-    places: dict[int, Place] = {1: Queued([None]), 2: Queued(["b"])}
+    places: dict[int, Place] = {1: Queued([FREE]), 2: Queued([["b"]])}
 
     calls = graph(places, b=[1, 2])
 
@@ -57,17 +59,57 @@ def test_a_batch_of_several_calls_ends_with_all_of_them():
 
 
 def test_what_is_behind_a_batch_that_waits_for_a_batch_that_works_is_served():
-    places: dict[int, Place] = {1: Queued(["b"]), 2: Runs("c")}
+    places: dict[int, Place] = {1: Queued([["b"]]), 2: Held(["c"])}
 
     assert not graph(places, a=[1], b=[2]).is_stuck(1)
 
 
-def test_an_open_request_holds_nothing_up():
+def test_a_process_that_waits_holds_up_its_free_slots_too():
+    places: dict[int, Place] = {1: Queued([["process"], ["process", "b"]])}
+
+    assert graph(places, process=[1]).is_stuck(1)
+    assert not graph(places, b=[1]).is_stuck(1), "another slot of the process serves it"
+
+
+def test_a_call_is_answered_when_all_that_holds_it_up_has_ended():
+    places: dict[int, Place] = {1: Held(["process", "b"]), 2: Queued([FREE]), 3: Queued([["a"]])}
+
+    assert graph(places, a=[1], process=[2], b=[3]).is_stuck(3)
+    places[3] = Queued([FREE])
+    assert not graph(places, a=[1], process=[2], b=[3]).is_stuck(1)
+
+
+def test_what_turns_out_to_wait_closes_a_circle_until_it_goes_on():
+    calls = graph({1: Queued([["a"]])}, thread=[1])
+    assert not calls.is_stuck(1)
+
+    calls.hold_up(1, "a")
+    calls.hold_up(1, "a")
+    assert calls.is_stuck(1)
+
+    calls.let_go(1)
+    calls.let_go(1)
+    assert not calls.is_stuck(1)
+    assert (len(calls), calls.late) == (1, {})
+
+
+def test_a_call_that_is_answered_holds_nothing_up():
+    calls = graph({1: Queued([["a"]])}, thread=[1])
+    calls.hold_up(1, "a")
+
+    calls.remove(1)
+    calls.hold_up(1, "a")
+    calls.let_go(1)
+
+    assert (len(calls), calls.late) == (0, {})
+
+
+def test_a_call_that_is_over_holds_nothing_up():
     assert not graph({1: None}, a=[1]).is_stuck(1)
 
 
 def test_calls_that_are_answered_are_forgotten():
-    calls = graph({1: Queued(["a"])}, a=[1])
+    calls = graph({1: Queued([["a"]])}, a=[1])
     assert len(calls) == 1
 
     calls.remove(1)

@@ -2,10 +2,10 @@
 
 A model's code may call other models while its batch holds an instance. A call that only instances could serve whose own
 batches wait for it, directly or through other calls, would wait for ever. Such a circle can only be closed by a new
-call, so that one look as it is queued finds them all.
+call, or by what turns out to wait for one: one look as that happens finds them all.
 
-A batch can end when all calls that it waits for can. A call that runs ends with its batch; one that is queued, when one
-of its model's instances is free or can become free; a request of an ensemble, when all of its steps can.
+What holds a call up ends when all calls that it waits for are answered. A call that runs is answered when all that
+holds it up can end; one that is queued, when all that holds up one of its model's instances can.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -13,39 +13,34 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Runs:
-    """It is part of this batch."""
+class Held:
+    """It is answered when all of these have ended: its batch, or the steps of an ensemble's request, and the like."""
 
-    batch: Hashable
+    by: Sequence[Hashable]
 
 
 @dataclass(slots=True)
 class Queued:
-    """It is served as soon as one of these instances is: each by the batch that it runs, None for a free one."""
+    """It is served as soon as one of these instances is: each by what holds it up, nothing for one that is free."""
 
-    instances: Sequence[Hashable]
-
-
-@dataclass(slots=True)
-class Waits:
-    """It is an ensemble's request, and waits for its own steps."""
-
-    waiter: Hashable
+    instances: Sequence[Sequence[Hashable]]
 
 
-Place = Runs | Queued | Waits | None
-"""Where a request is; None where nothing holds it up, because it is over or its model has it open."""
+Place = Held | Queued | None
+"""Where a request is; None where nothing holds it up, because it is over."""
 
 
 class WaitGraph:
     """The calls that are under way, by what waits for them. `place_of` says where a request is, by ticket."""
 
-    __slots__ = ("_calls", "_place_of", "_waiters")
+    __slots__ = ("_calls", "_place_of", "_waiters", "late")
 
     def __init__(self, place_of: Callable[[int], Place]) -> None:
         self._place_of = place_of
         self._calls: dict[Hashable, set[int]] = {}
         self._waiters: dict[int, Hashable] = {}
+        self.late: dict[int, Hashable] = {}
+        """Calls of which it turned out later what waits for them, with what they were added with."""
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -60,10 +55,28 @@ class WaitGraph:
         waiter = self._waiters.pop(ticket, None)
         if waiter is None:
             return
+        if self.late:
+            self.late.pop(ticket, None)
         calls = self._calls[waiter]
         calls.discard(ticket)
         if not calls:
             del self._calls[waiter]
+
+    def hold_up(self, ticket: int, waiter: Hashable) -> None:
+        """It is `waiter` that waits for this call, until `let_go`; ignored when the call is not known."""
+        before = self.late.get(ticket, self._waiters.get(ticket))
+        if before is None:
+            return
+        self.remove(ticket)
+        self.add(ticket, waiter)
+        self.late[ticket] = before
+
+    def let_go(self, ticket: int) -> None:
+        """What was held up by this call goes on."""
+        before = self.late.get(ticket)
+        if before is not None:
+            self.remove(ticket)
+            self.add(ticket, before)
 
     def is_stuck(self, ticket: int) -> bool:
         """Whether nothing that can happen will answer this call."""
@@ -107,21 +120,19 @@ class WaitGraph:
 
 def _waiters_in(place: Place) -> Sequence[Hashable]:
     match place:
-        case Runs(batch):
-            return (batch,)
+        case Held(by):
+            return by
         case Queued(instances):
-            return [instance for instance in instances if instance is not None]
-        case Waits(waiter):
-            return (waiter,)
+            return [waiter for instance in instances for waiter in instance]
         case None:
             return ()
 
 
 def _is_served(place: Place, ends: set[Hashable]) -> bool:
     match place:
+        case Held(by):
+            return ends.issuperset(by)
         case Queued(instances):
-            return any(instance is None or instance in ends for instance in instances)
-        case Runs(waiter) | Waits(waiter):
-            return waiter in ends
+            return any(ends.issuperset(instance) for instance in instances)
         case None:
             return True

@@ -24,6 +24,7 @@ from contextvars import ContextVar
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.workers import frames
 from halimede.workers.child.channel import Channel, ServerGoneError
+from halimede.workers.child.joins import waits_for
 from halimede.workers.frames import Kind, Locate, Place
 
 batch_of_task: ContextVar[int] = ContextVar("batch_of_task", default=0)
@@ -31,6 +32,10 @@ batch_of_task: ContextVar[int] = ContextVar("batch_of_task", default=0)
 
 TAKEN_TOGETHER = 8
 """Answers that are acknowledged at once, at most, while more of them wait to be received."""
+
+FIRST_LOOK_SECS = 0.01
+LONGEST_LOOK_SECS = 1.0
+"""When whoever waits on a thread looks first whether batches wait for it, and how long at most until it looks again."""
 
 _forks = 0
 """How many forks lie between this process and the one that loaded this module."""
@@ -96,8 +101,19 @@ class Calls:
         self._waiting_for_room: list[_Waiter] = []
         self._forks = _forks
         self._is_gone = False
+        self._main = 0
+        self._runs_loop = False
+        self._is_decoupled = False
+        self.executing = 0
+        """The batch that runs on the main thread, 0 for none; where that runs a loop always 0."""
         channel.on_call_answer = self._on_answer
         channel.on_gone = self._on_gone
+
+    def serve(self, *, runs_loop: bool, is_decoupled: bool) -> None:
+        """This thread is the one that runs all batches, perhaps on a loop."""
+        self._main = threading.get_ident()
+        self._runs_loop = runs_loop
+        self._is_decoupled = is_decoupled
 
     def __repr__(self) -> str:
         return f"<Calls {len(self._under_way)} under way>"
@@ -159,7 +175,22 @@ class Calls:
         if record.request is not None and not self._send_at_last(record):
             self._channel.wait_for(self._has_room)
             return
-        self._channel.wait_for(record.has_news)
+        if self._runs_loop or (self._is_decoupled and not record.batch):
+            self._wait_and_tell(record)
+        else:
+            self._channel.wait_for(record.has_news)
+
+    def _wait_and_tell(self, record: _Record) -> None:
+        """Wait where the server cannot know whether batches wait too; if so, it is told."""
+        pause_secs = FIRST_LOOK_SECS
+        while not self._channel.wait_briefly(record.has_news, pause_secs):
+            batch = self.executing
+            thread = threading.get_ident()
+            holds_up = thread == self._main or ((batch or self._runs_loop) and waits_for(self._main, thread))
+            if holds_up and batch == self.executing:
+                self._channel.send(frames.frame(Kind.HELD_UP, frames.HELD_UP.pack(record.number, batch)))
+            # Again and again: what waits may begin to later, and end and begin anew.
+            pause_secs = min(2 * pause_secs, LONGEST_LOOK_SECS)
 
     async def wait_async(self, record: _Record) -> None:
         """The same, without blocking the running loop."""

@@ -12,6 +12,7 @@ for as long as it does (`reading_on`).
 import asyncio
 import json
 import os
+import select
 import socket
 import threading
 import time
@@ -260,6 +261,34 @@ class Channel:
                     self._tell()
             else:
                 self._wait_for_news(lambda: has_come() or not self._reading.locked())
+
+    def wait_briefly(self, has_come: Callable[[], bool], limit_secs: float) -> bool:
+        """As `wait_for`, for so long at most; whether it has come. ServerGoneError."""
+        until = time.monotonic() + limit_secs
+        readable = select.poll()
+        readable.register(self._socket, select.POLLIN)
+        while not has_come():
+            left_secs = until - time.monotonic()
+            if left_secs <= 0:
+                return False
+            if self._reading.acquire(blocking=False):
+                try:
+                    if not has_come() and readable.poll(left_secs * 1000):
+                        self._read(socket.MSG_DONTWAIT)
+                finally:
+                    self._reading.release()
+                if self._waiting or self._loop is not None:
+                    self._tell()
+            else:
+                with self._news:
+                    self._waiting += 1
+                    try:
+                        # Not after what was told between the look and this; the limit is as in `_wait_for_news`.
+                        if not has_come() and self._reading.locked():
+                            self._news.wait(min(left_secs, 0.1))
+                    finally:
+                        self._waiting -= 1
+        return True
 
     @contextmanager
     def reading_on(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from halimede.backends.hosting import Answer, HostedRequest, Reply, Runner, WorkerSpec
-from halimede.core.types import Buffer, InferenceError, InferenceRequest
+from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceRequest
 from halimede.core.watching import is_worth_watching
 from halimede.workers import frames
 from halimede.workers.child.blas import set_blas_threads
@@ -28,6 +28,8 @@ from halimede.workers.segments import Block, OwnArena, SegmentMap
 
 ARENA_BYTES = 256 << 20
 """Answers that lie in shared memory at a time. What is over it travels in frames."""
+
+CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
 
 LINES_PER_SECOND = 500
 """Lines that are sent to the log, which takes fewer: a model that logs more must not slow the server down."""
@@ -203,14 +205,12 @@ class WorkerHost:
         self._positions = {name: position for position, name in enumerate(outputs)}
         self._lines_since = 0.0
         self._lines = 0
-        self._inferences = Calls(channel, memory.place, memory.look_at_own, memory.take_wanted)
+        self.calls = Calls(channel, memory.place, memory.look_at_own, memory.take_wanted)
         self.unsent_metrics: list[bytes] = []
         """Updates that are to be sent before anything else."""
         self._metrics_lock = threading.Lock()
         self.ending = ""
         """Why the process is to end after its batch, "" when it is not."""
-        self.executing = False
-        """Whether a batch runs on the main thread, at whose end updates of metrics are sent with the answers."""
         memory.borrowed.on_written = self._refuse
 
     def _refuse(self, segment: int) -> None:
@@ -263,7 +263,7 @@ class WorkerHost:
         return self._channel.call(method, arguments)
 
     def infer(self, request: InferenceRequest) -> InferenceCall:
-        call = self._inferences.infer(request)
+        call = self.calls.infer(request)
         # Afterwards: the server works meanwhile.
         if self._memory.inbound.released:
             self.give_back()
@@ -271,7 +271,8 @@ class WorkerHost:
 
     def update_metric(self, metric: int, operation: str, value: float) -> None:
         packed = frames.METRIC.pack(metric, frames.METRIC_OPERATIONS.index(operation), value)
-        if self.executing and threading.current_thread() is threading.main_thread():
+        # At the end of a batch on the main thread they are sent with its answers.
+        if self.calls.executing and threading.current_thread() is threading.main_thread():
             with self._metrics_lock:
                 self.unsent_metrics.append(packed)
             if len(self.unsent_metrics) >= frames.MAX_UPDATES:
@@ -332,6 +333,7 @@ class Serving:
 
     def run(self) -> None:
         """Execute one batch after the other until STOP."""
+        self._host.calls.serve(runs_loop=False, is_decoupled=self._decoupled)
         channel = self._channel
         processors = len(os.sched_getaffinity(0))
         answered_ns = 0
@@ -354,6 +356,7 @@ class Serving:
 
     async def run_on_loop(self) -> None:
         """The same for a runner whose batches are coroutines."""
+        self._host.calls.serve(runs_loop=True, is_decoupled=self._decoupled)
         loop = asyncio.get_running_loop()
         self._channel.read_on_loop(loop, self._on_work)
         self._on_work()
@@ -414,7 +417,8 @@ class Serving:
         host = self._host
         self._last_size = len(execute.items)
         batch_of_task.set(execute.batch)
-        host.executing = True
+        calls = host.calls
+        calls.executing = execute.batch
         begun = time.monotonic_ns()
         failed = False
         try:
@@ -422,7 +426,7 @@ class Serving:
         except InferenceError as error:
             replies, failed = [error.with_traceback(None) for _ in execute.items], True
         ended = time.monotonic_ns()
-        host.executing = False
+        calls.executing = 0
         self._answer(execute, replies, failed, (received, begun, ended), blocks)
         if host.ending:
             self._end_if_asked()
@@ -438,6 +442,12 @@ class Serving:
         batch_of_task.set(execute.batch)
         items = list(execute.items)
         begun = time.monotonic_ns()
+        channel = self._channel
+        if channel.cancelled_early and all(channel.open[item.key].cancelled for item in items):
+            # Nobody is left to run it for: a call of this process's own, say, that its loop waited for.
+            unwanted: list[Reply] = [CANCELLED for _ in items]
+            self._answer(execute, unwanted, True, (received, begun, begun), blocks)
+            return
         if self._decoupled:
             # The instance is free for more while this goes on: its answers come one by one.
             nothing: list[Reply] = [None for _ in execute.items]
