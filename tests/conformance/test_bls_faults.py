@@ -16,7 +16,7 @@ from support.calling import (
     load_on,
     run,
 )
-from support.calls import executing, pending
+from support.calls import executing, metric, pending
 from support.models import add_identity
 from support.served import ECHO, Stage, body, infer, parameter, workers
 from support.server import RunningServer, wait_until
@@ -72,6 +72,10 @@ def test_a_call_that_cannot_be_made_says_why(stage: Stage) -> None:
     }
     for code, text in calls.items():
         assert run(server, f"return said({code}.exec())") == text
+    awaited = "return [said(await ask('count', tensor(np.float32([3, 0]))).async_exec())]"
+    add_async_script(stage, "awaiting")
+    assert run(server, awaited, "awaiting") == [calls["ask('count', tensor(np.float32([3, 0])))"]]
+    assert metric(server, "nv_inference_exec_count", "count") == 0, "it is refused before it is asked"
     # The model goes on as if nothing had been.
     assert run(server, "return said(ask('same', row(1)).exec())") == [[[1]]]
 

@@ -38,6 +38,11 @@ STOPPING = InferenceError(ErrorCode.UNAVAILABLE, "Server is stopping, models are
 FRAMING_THREADS = 2
 
 TOO_DEEP = f"model '%s' is not called: calls within one another are at most {MAX_DEPTH} deep"
+NOT_ONE = (
+    "Model %s is using the decoupled. The current BLS request call doesn't support models using the decoupled"
+    " transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled"
+    " models.'"
+)
 DEADLOCK = (
     "model '%s' is not called: all its instances wait for the answer, directly or through other models; "
     "more instances would serve the call"
@@ -143,6 +148,8 @@ class CoreServer:
             return ticket
         try:
             model = self._find(request.model_name, request.model_version, is_inside=caller is not None).version
+            if request.wants_one and model.stats.decoupled:
+                raise InferenceError(ErrorCode.INTERNAL, NOT_ONE % model.name)
             checked = model.checker.check(request)
         except InferenceError as error:
             on_response(InferenceResponse(request.model_name, "", request.id, error=error))

@@ -171,9 +171,9 @@ _DONE = struct.Struct("<B3QQ")
 _REPLY = struct.Struct("<BBHI")
 # key, whether it is final, when it was sent.
 _RESPONSE = struct.Struct("<IQBQ")
-# number, batch, bytes that found no room; then, remembered with the description: correlation, timeout, priority, START
-# and END, number of inputs, of outputs, length of the model's name, of the version, of id, of parameters, of a text
-# correlation.
+# number, batch, bytes that found no room; then, remembered with the description: correlation, timeout, priority, START,
+# END and whether one answer is wanted, number of inputs, of outputs, length of the model's name, of the version, of id,
+# of parameters, of a text correlation.
 _INFER_OWN = struct.Struct("<IIIQ")
 _INFER = struct.Struct("<QQQBHHHHIII")
 # number; then, remembered with the description: whether it is final, whether it is an error and its code, number of
@@ -557,7 +557,7 @@ def encode_infer(number: int, batch: int, request: InferenceRequest, place: Plac
         request.outputs,
         request.timeout_us,
         request.priority,
-        request.sequence_start | request.sequence_end << 1,
+        request.sequence_start | request.sequence_end << 1 | request.wants_one << 2,
         texts,
         *described,
     )
@@ -610,7 +610,7 @@ def decode_infer(body: memoryview, locate: Locate) -> Infer:
         if end > len(body):
             raise FrameError("INFER: a description that ends too early")
         described = body[_INFER_OWN.size : end]
-        model, version, request_id, inputs, outputs, parameters, priority, timeout_us, correlation, starts, ends = (
+        model, version, request_id, inputs, outputs, parameters, priority, timeout_us, correlation, flags = (
             _known_call(bytes(described)) if length <= REMEMBERED_BYTES else _call(described)
         )
         tensors = _tensors(inputs, body, _base(end), locate, True)
@@ -626,16 +626,17 @@ def decode_infer(body: memoryview, locate: Locate) -> Infer:
         priority,
         timeout_us,
         correlation,
-        starts,
-        ends,
+        *flags,
     )
     return Infer(number, batch, request, wanted_bytes)
 
 
+_Flags = tuple[bool, ...]
 _CallForm = tuple[
-    str, str, str, Sequence[_TensorForm], tuple[str, ...], Mapping[str, ParameterValue], int, int, int | str, bool, bool
+    str, str, str, Sequence[_TensorForm], tuple[str, ...], Mapping[str, ParameterValue], int, int, int | str, _Flags
 ]
-"""Model, version, id, inputs, outputs, parameters, priority, timeout, correlation, START, END."""
+"""Model, version, id, inputs, outputs, parameters, priority, timeout, correlation; START, END, whether one answer is
+wanted."""
 
 
 def _call(described: Buffer) -> _CallForm:
@@ -664,8 +665,8 @@ def _call(described: Buffer) -> _CallForm:
     # What was read beyond the description's end was read for something else than it is.
     if at > len(described):
         raise FrameError("INFER: a description that ends too early")
-    starts, ends = bool(flags & 1), bool(flags & 2)
-    return model, version, request_id, tensors, outputs, parameters, priority, timeout_us, correlation, starts, ends
+    saying = bool(flags & 1), bool(flags & 2), bool(flags & 4)
+    return model, version, request_id, tensors, outputs, parameters, priority, timeout_us, correlation, saying
 
 
 _known_call = lru_cache(_REMEMBERED)(_call)

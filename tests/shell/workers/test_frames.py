@@ -185,6 +185,7 @@ CALLS = st.builds(
     sequence_id=U64 | text(max_size=9).map(lambda name: name or 0),
     sequence_start=st.booleans(),
     sequence_end=st.booleans(),
+    wants_one=st.booleans(),
 )
 CALL_ANSWERS = st.builds(
     InferenceResponse,

@@ -14,7 +14,8 @@ class InferenceRequest:
 
     `model_version` is the decimal text of the request, "" for the highest ready version. `outputs` names the wanted
     outputs, empty for all. `timeout_us` is time in the queue, 0 for the model's own; `priority` 0 is the model's
-    default. `parameters` holds what is left after the reserved ones went to fields of their own.
+    default. `parameters` holds what is left after the reserved ones went to fields of their own. `wants_one`: a model
+    that may answer otherwise than once, a decoupled one, is not asked.
     """
 
     model_name: str
@@ -28,6 +29,7 @@ class InferenceRequest:
     sequence_id: int | str = 0
     sequence_start: bool = False
     sequence_end: bool = False
+    wants_one: bool = False
 
 
 @dataclass(slots=True)

@@ -94,9 +94,10 @@ def test_all_that_a_request_says_is_asked(host):
             sequence_id="c",
             sequence_start=True,
             sequence_end=True,
+            wants_one=True,
         ),
-        Asked("other", outputs=("OUT",), sequence_id=5, sequence_start=True),
-        Asked("other", sequence_end=True),
+        Asked("other", outputs=("OUT",), sequence_id=5, sequence_start=True, wants_one=True),
+        Asked("other", sequence_end=True, wants_one=True),
     ]
 
 
@@ -190,12 +191,6 @@ def test_an_output_goes_on_as_it_is(host):
             failed(ErrorCode.INVALID_ARG, "unexpected inference output 'X'", ""),
             "INVALID_ARG: Model other - Error when running inference: unexpected inference output 'X'",
         ),
-        (
-            answer(fp32("OUT", [1]), final=False),
-            "INTERNAL: Model other - Error when running inference: Model other is using the decoupled. The current BLS"
-            " request call doesn't support models using the decoupled transaction policy. Please use 'decoupled=True'"
-            " argument to the 'exec' or 'async_exec' calls for decoupled models.'",
-        ),
     ],
 )  # fmt: skip
 def test_what_goes_wrong_is_the_responses_error(host, given, text):
@@ -209,9 +204,7 @@ def test_what_goes_wrong_is_the_responses_error(host, given, text):
         return await request().async_exec()
 
     assert said(asyncio.run(ask())) == text
-    host.infers = lambda _: [given]
-    if given.final:
-        assert [said(each) for each in request().exec(decoupled=True)] == [text]
+    assert [said(each) for each in request().exec(decoupled=True)] == [text]
 
 
 def test_what_cannot_be_sent_is_an_error_of_the_response_too(host):
@@ -229,13 +222,16 @@ def test_what_cannot_be_sent_is_an_error_of_the_response_too(host):
     assert asyncio.run(ask()) == text
 
 
-def test_a_call_that_turns_out_to_be_decoupled_is_cancelled(host):
-    calls = []
-    infer = host.infer
-    host.infers = lambda _: several(3)
-    host.infer = lambda core: calls.append(infer(core)) or calls[-1]
-    request().exec()
-    assert [call.cancelled for call in calls] == [True]
+def test_a_call_says_whether_it_wants_one_answer(host):
+    host.infers = lambda _: [answer(fp32("OUT", [1]))]
+
+    async def ask(decoupled):
+        await request().async_exec(decoupled)
+
+    for decoupled in (False, True):
+        request().exec(decoupled)
+        asyncio.run(ask(decoupled))
+    assert [core.wants_one for core in host.inferred] == [True, True, False, False]
 
 
 def test_responses_are_iterated_as_they_come_and_again_from_the_beginning(host):
@@ -471,7 +467,7 @@ def test_a_request_that_came_can_be_asked_again_and_goes_to_the_model_itself(tmp
     runner_of(tmp_path, code, host).execute([hosted])
     [core] = host.inferred
     assert core == Asked(
-        "m", id="x", inputs=hosted.request.inputs, parameters={"a": 1}, sequence_id=4, sequence_end=True
+        "m", id="x", inputs=hosted.request.inputs, parameters={"a": 1}, sequence_id=4, sequence_end=True, wants_one=True
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 from halimede.backends.hosting import Call
-from halimede.backends.python.utils.errors import TritonError, TritonModelException
+from halimede.backends.python.utils.errors import TritonModelException
 from halimede.backends.python.utils.response import InferenceResponse, response_of
 from halimede.backends.python.utils.session import current
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest
@@ -100,15 +100,17 @@ class ResponseIterator:
 
 def infer(request: InferenceRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
     """Ask, and wait where one response is wanted. TritonModelException outside of the time between load and unload."""
+    request.wants_one = not decoupled
     call = _start(request)
     if decoupled:
         return ResponseIterator(call, request.model_name)
-    return _only(call.receive(), call, request.model_name)
+    return _only(call.receive(), request.model_name)
 
 
 def infer_async(request: InferenceRequest, decoupled: bool) -> "asyncio.Future[InferenceResponse | ResponseIterator]":
     """As `infer` on the running loop, which goes on meanwhile; a cancelled future cancels the call. RuntimeError."""
     loop = asyncio.get_running_loop()
+    request.wants_one = not decoupled
     call = _start(request)
     # Nobody need keep it: while it waits, the call that is to wake it does.
     task = loop.create_task(_answer(call, request.model_name, decoupled))
@@ -119,7 +121,7 @@ def infer_async(request: InferenceRequest, decoupled: bool) -> "asyncio.Future[I
 
 async def _answer(call: Call, model: str, decoupled: bool) -> InferenceResponse | ResponseIterator:
     if not decoupled:
-        return _only(await call.receive_async(), call, model)
+        return _only(await call.receive_async(), model)
     responses = ResponseIterator(call, model)
     # `for` waits with the loop: the first response, often the slowest, does not hold it up.
     await responses._wait_for_another()
@@ -153,16 +155,10 @@ class _Refused:
         """It is over."""
 
 
-def _only(received: CoreResponse | None, call: Call, model: str) -> InferenceResponse:
-    if received is not None and received.final:
-        return response_of(received) if received.error is None else _response_of(received, model)
-    call.cancel()
-    text = (
-        f"Model {model} is using the decoupled. The current BLS request call doesn't support models using the decoupled"
-        " transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled"
-        " models.'"
-    )
-    return InferenceResponse(error=TritonError(_prefixed(text, model)))
+def _only(received: CoreResponse | None, model: str) -> InferenceResponse:
+    if received is None:
+        raise RuntimeError("a call for one answer has ended without it")
+    return response_of(received) if received.error is None else _response_of(received, model)
 
 
 def _response_of(received: CoreResponse, model: str) -> InferenceResponse:
