@@ -18,7 +18,7 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from support.calls import canceled, executing, index, load, metric, unload
+from support.calls import canceled, executing, index, load, metric, pending, unload
 from support.ensemble_models import Step, Tensors, add_ensemble, add_plus, chain
 from support.models import add_identity, add_scaled
 from support.open_loop import Phase, Stream, run_phases
@@ -248,7 +248,10 @@ def test_fifty_requests_for_a_step_with_a_queue_of_one_are_all_answered(server: 
 def test_a_cap_on_calls_of_a_step_delays_and_refuses_nobody(server: RunningServer) -> None:
     begun = time.monotonic()
     with ThreadPoolExecutor(3) as pool:
-        answers = list(pool.map(lambda _: infer(server, "capped", 1, 1, 1, 1), range(3)))
+        asked = [pool.submit(infer, server, "capped", 1, 1, 1, 1) for _ in range(3)]
+        # Those that wait are pending: at the gate of the second step, since the first one takes no time.
+        wait_until(lambda: pending(server, "capped") == 2, "two at the gate", server)
+        answers = [each.result() for each in asked]
     assert [status for status, _ in answers] == [200] * 3
     assert time.monotonic() - begun > 0.8  # one after the other, 300 ms each
     assert metric(server, "nv_inference_queue_duration_us", "capped") > 500_000

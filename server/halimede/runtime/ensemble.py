@@ -124,15 +124,18 @@ class Ensemble(Account):
 
     @property
     def queued(self) -> int:
-        """None: a request begins as it is accepted."""
-        return 0
+        """Those that have a call at a gate; all others have begun as they were accepted."""
+        return len({key for key, _ in self._waiting})
 
     @property
     def executing(self) -> int:
-        return self._live_count
+        return self._live_count - self.queued
 
     def oldest_wait_ns(self) -> int:
-        return 0
+        """How long the oldest call has waited at its gate; 0 when none waits."""
+        # They stand in the order in which they came.
+        oldest = next(iter(self._waiting.values()), None)
+        return 0 if oldest is None else max(0, monotonic_ns() - oldest.since_ns)
 
     @property
     def refusal(self) -> InferenceError | None:

@@ -304,6 +304,30 @@ async def test_no_more_calls_of_a_step_than_allowed_are_under_way_and_the_rest_g
 
 
 @story
+async def test_requests_with_calls_at_gates_are_pending() -> None:
+    bench = Bench("a", "b", side_by_side=True, limit=1)
+    ensemble = bench.ensemble
+
+    def counted() -> tuple[int, int, bool]:
+        return ensemble.queued, ensemble.executing, ensemble.oldest_wait_ns() > 0
+
+    bench.submit(1)
+    assert counted() == (0, 1, False)
+    bench.submit(2, 3)
+    assert counted() == (2, 1, True)
+    bench.server.take("a").answer()
+    assert counted() == (2, 1, True), "the second one's other call waits still"
+    bench.server.take("b").answer()
+    assert counted() == (1, 1, True)
+    ensemble.cancel(3)
+    assert counted() == (0, 1, False)
+    bench.server.take("a").answer()
+    bench.server.take("b").answer()
+    assert counted() == (0, 0, False)
+    bench.assert_at_rest()
+
+
+@story
 async def test_a_full_gate_fails_the_request_and_lets_go_of_its_calls() -> None:
     bench = Bench("many", "a", limit=1, decoupled=("many",))
     bench.submit(1)
