@@ -659,21 +659,28 @@ class ModelLifecycle:
                     f"ensemble '{ensemble}' depends on '{name}' whose required version {version} is not loaded."
                 )
             members.append((serving.config, serving.labels))
-        if (depth := self._depth(prepared)) > MAX_DEPTH:
+        way_down = self._way_down(prepared)
+        depth = len(way_down) - 1
+        if depth > MAX_DEPTH:
             raise EnsembleError(
                 f"ensemble '{ensemble}' nests ensembles {depth} deep: calls within one another are at most {MAX_DEPTH}"
+                f": {' -> '.join(way_down)}"
             )
         return Parts(prepared.config, prepared.labels, tuple(members), depth)
 
-    def _depth(self, prepared: PreparedModel) -> int:
-        """How many calls lie within one another in a request of an ensemble that is in no circle."""
-        depth = 0
-        level = {name for name, _ in members_of(prepared.config)}
+    def _way_down(self, prepared: PreparedModel) -> Sequence[str]:
+        """The longest way from an ensemble that is in no circle: itself, and a step of each that calls the next."""
+        # The models that lie so deep, each with one above it.
+        levels = [{prepared.config.name: ""}]
+        level = {name: prepared.config.name for name, _ in members_of(prepared.config)}
         while level:
-            depth += 1
-            records = [self.records.get(name) for name in level]
-            level = {step for record in records if record is not None for step, _ in record.steps()}
-        return depth
+            levels.append(level)
+            records = [(name, record) for name in level if (record := self.records.get(name)) is not None]
+            level = {step: name for name, record in records for step, _ in record.steps()}
+        way = [next(iter(levels[-1]))]
+        for level in levels[:0:-1]:
+            way.append(level[way[-1]])
+        return way[::-1]
 
     def _way(self, name: str, to: str) -> tuple[str, ...]:
         """How steps lead from an ensemble to a model: both, with those between them; () where they do not."""

@@ -490,7 +490,8 @@ async def test_calls_within_one_another_are_bounded(repository: Path) -> None:
     for step, name in pairwise(names):
         add_ensemble(repository, name, chain(step))
     house = House(repository)
-    deep = "nests ensembles 33 deep: calls within one another are at most 32"
+    way = " -> ".join(reversed(names))
+    deep = f"nests ensembles 33 deep: calls within one another are at most 32: {way}"
     assert (await house.refused("e32")).endswith(f"ensemble 'e32' {deep}")
     assert await house.value("e31") == 1
     await house.core.close()
