@@ -548,9 +548,14 @@ _BAD_WORKLOADS: dict[str, tuple[Mapping[str, Any], str, str]] = {
     ),
     "template-spec": ({"spec.podTemplate": {"spec": []}}, "spec.podTemplate.spec", "must be of type object"),
     "unavailable": (
-        {"spec.disruption": {"maxUnavailable": "half"}},
+        {"spec.disruption": {"maxUnavailable": "about half"}},
         "spec.disruption.maxUnavailable",
         "or a share such as 25%",
+    ),
+    "unavailable-quoted": (
+        {"spec.disruption": {"maxUnavailable": "1"}},
+        "spec.disruption.maxUnavailable",
+        "without quotes",
     ),
     "unavailable-negative": (
         {"spec.disruption": {"maxUnavailable": -1}},
