@@ -2,6 +2,7 @@
 
 import queue
 import socket
+import threading
 from concurrent.futures import Future
 
 import grpc
@@ -11,6 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 from halimede.core.wire.protocol import message_class
 from halimede.frontends.grpc.server import GrpcServer
 from support.h2client import H2Client, grpc_message
+from support.server import wait_until
 
 HealthResponse = message_class("grpc.health.v1.HealthCheckResponse")
 
@@ -122,6 +124,39 @@ def test_draining_answers_what_is_in_flight_and_takes_nothing_new(served, channe
     served.do(served.core.release)
     assert pb.ModelInferResponse.FromString(asked.result(20)).id == "a"
     draining.result(20)
+
+
+def test_who_calls_while_the_server_stops_is_told_why_and_holds_it_up_for_a_moment_only(served, channel) -> None:
+    """Grpc itself would end what reaches it then as a bare CANCELLED."""
+    check = channel.unary_unary("/grpc.health.v1.Health/Check", response_deserializer=HealthResponse.FromString)
+    assert check(b"", timeout=20).status == HealthResponse.SERVING
+    is_over = threading.Event()
+    heard: list[object] = []
+
+    def ask_again_and_again() -> None:
+        with grpc.insecure_channel(served.url) as other:
+            live = other.unary_unary(LIVE)
+            while not is_over.is_set():
+                try:
+                    live(b"", timeout=20)
+                except grpc.RpcError as error:
+                    heard.append((error.code(), error.details()))
+
+    asking = threading.Thread(target=ask_again_and_again)
+    asking.start()
+    try:
+        draining = drained(served)
+        wait_until(lambda: heard, "the first refusal")
+        assert heard[0] == GOING
+        # From here on there is most of a second.
+        assert refused(channel.unary_stream(INFER)(ASKING_HELD, timeout=20)) == GOING
+        assert refused(channel.stream_stream(STREAM)(iter([ASKING_HELD]), timeout=20)) == GOING
+        assert check(b"", timeout=20).status == HealthResponse.NOT_SERVING
+        draining.result(20)
+    finally:
+        is_over.set()
+        asking.join()
+    assert not served.core.held
 
 
 def test_draining_ends_open_streams_when_their_requests_are_answered(served, channel) -> None:

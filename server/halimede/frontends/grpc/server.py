@@ -1,5 +1,6 @@
 """The gRPC front end: Triton's inference service, health and reflection on one port of the running event loop."""
 
+import asyncio
 import logging
 import re
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from halimede.core.types import ErrorCode, InferenceError, Restrictions, Secret
 from halimede.core.wire.protocol import POOL, message_class
 from halimede.frontends.grpc.access import CATEGORIES, HEALTH, INFERENCE, REFLECTIONS
 from halimede.frontends.grpc.address import cannot_listen, check_tcp, check_unix
-from halimede.frontends.grpc.call import Context, Drain, MethodHandler, abort, unary
+from halimede.frontends.grpc.call import Context, Drain, MethodHandler, abort, shutting_down, unary
 from halimede.frontends.grpc.control import Control
 from halimede.frontends.grpc.health import Health
 from halimede.frontends.grpc.infer import Infer
@@ -25,6 +26,10 @@ log = logging.getLogger(__name__)
 _DEFAULT_TRANSPORT = Transport()
 _NO_RESTRICTIONS: Restrictions = MappingProxyType({})
 _NO_LIMIT_SECS = 365 * 24 * 3600.0
+
+QUIET_SECS = 0.05
+LONGEST_REFUSAL_SECS = 1.0
+"""A stop refuses calls until none has come for so long, and for so long at most, before it stops grpc."""
 
 
 class GrpcServer:
@@ -47,6 +52,7 @@ class GrpcServer:
         handlers = _method_handlers(server, Infer(server, self._drain, forward, max_response_pool_size), self._drain)
         secrets = {method: restricted[CATEGORIES[method]] for method in handlers if CATEGORIES[method] in restricted}
         methods = _RestrictedMethods(handlers, secrets) if secrets else _Methods(handlers)
+        self._methods = methods
         self._grpc = grpc.aio.server(
             # Who wants no verbose lines pays nothing for them.
             handlers=(_LoggedMethods(methods) if log.isEnabledFor(logging.DEBUG) else methods,),
@@ -82,7 +88,13 @@ class GrpcServer:
         await self._grpc.start()
 
     async def drain(self) -> None:
-        """Close the port, send clients away, say NOT_SERVING, and return when the last call in flight is answered."""
+        """Refuse calls, say NOT_SERVING, close the port, and return when the last call in flight is answered.
+
+        What reaches grpc once it is stopped, before the client has heard of that, ends as a bare CANCELLED, which no
+        client tries elsewhere: so those who call are sent away first.
+        """
+        self._drain.start()
+        await self._methods.refuse_until_quiet()
         await self.stop(_NO_LIMIT_SECS)
 
     async def stop(self, grace_secs: float) -> None:
@@ -99,6 +111,27 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no
 
     def __init__(self, handlers: dict[str, MethodHandler]) -> None:
         self._handlers = handlers
+        self._refused = 0
+
+    async def refuse_until_quiet(self) -> None:
+        """From now on all calls but those of health are refused; returns when hardly any come any more."""
+
+        async def refuse(_requests: object, context: Context) -> None:
+            self._refused += 1
+            await abort(context, shutting_down())
+
+        refusal = grpc.stream_stream_rpc_method_handler(refuse)
+        # In place of the handlers, so that a call pays nothing for it before.
+        self._handlers = {
+            method: handler if method.startswith(f"/{HEALTH}/") else refusal
+            for method, handler in self._handlers.items()
+        }
+        loop = asyncio.get_running_loop()
+        end = loop.time() + LONGEST_REFUSAL_SECS
+        before = -1
+        while before != self._refused and loop.time() < end:
+            before = self._refused
+            await asyncio.sleep(QUIET_SECS)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler | None:
         return self._handlers.get(handler_call_details.method)
