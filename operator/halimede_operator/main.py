@@ -127,11 +127,13 @@ class Operator:
         self._watches.start()
         if await _unless(stopping, feed.complete.wait()):
             indexes = Indexes(self._queue.add, time.monotonic)
+            may_read_nodes = not self._settings.platform.watch_namespaces
+            nodes = Nodes(self._client, self._queue.add, time.monotonic, may_read=may_read_nodes)
             self._reconcile = Reconciler(
                 self._client,
                 self._cache,
                 indexes,
-                Nodes(self._client, time.monotonic, may_read=not self._settings.platform.watch_namespaces),
+                nodes,
                 Events(self._client, self._instance, time.monotonic),
                 self._settings.platform,
                 self._queue.add,
@@ -140,14 +142,16 @@ class Operator:
             )
             log.info("%d objects known, reconciling", len(self._cache))
             asking = asyncio.create_task(indexes.run())
+            looking = asyncio.create_task(nodes.run())
             queue = asyncio.create_task(self._queue.run(self._reconcile_one))
             stop = asyncio.create_task(stopping.wait())
-            await asyncio.wait({asking, queue, stop}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({asking, looking, queue, stop}, return_when=asyncio.FIRST_COMPLETED)
             await self._queue.stop(DRAIN_S)
             asking.cancel()
-            await asyncio.wait({asking, queue})
+            looking.cancel()
+            await asyncio.wait({asking, looking, queue})
             stop.cancel()
-            for task in (asking, queue):
+            for task in (asking, looking, queue):
                 if not task.cancelled():
                     task.result()
 

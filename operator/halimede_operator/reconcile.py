@@ -166,6 +166,7 @@ class Reconciler:
         entry = cache.find(key.kind, key.namespace, key.name)
         if entry is None:
             self._indexes.of(key, ())
+            self._nodes.short_of(key, ())
             return None
         value = entry.object
         names = member_names(value) if key.kind is Kind.MODEL_ENSEMBLE else frozenset()
@@ -189,6 +190,7 @@ class Reconciler:
             replica_sets=replica_set_objects,
             pods=pod_objects,
             indexes=self._indexes.of(key, pod_objects),
+            shortages=self._nodes.short_of(key, pod_objects),
             quota_messages=tuple(message for owner in replica_set_objects for message in _replica_failures(owner)),
         )
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.gpus import Gpus, Layout
 from cluster.installed import CHART, NAMESPACE, Platform, Tenant
 from cluster.own import OwnCluster
 from cluster.spaces import eventually
@@ -142,7 +143,7 @@ def left_over(tenant: Tenant, owner: Object, **rest: Any) -> str:
 
 
 def test_the_operator_has_the_rights_that_it_needs_and_no_others(
-    platform: Platform, tenant: Tenant, scaled: str
+    platform: Platform, tenant: Tenant, gpus: Gpus, scaled: str
 ) -> None:
     cluster = platform.cluster
     policy = {"networkPolicy": {"enabled": True}}
@@ -159,9 +160,11 @@ def test_the_operator_has_the_rights_that_it_needs_and_no_others(
     tenant.apply(large)
     tenant.wait_for_reason("im/large", "Unschedulable", START_LIMIT_S)
 
-    # One that cannot have its volumes, at what the kubelet says of it.
+    # One that cannot have its volumes, at what the kubelet says of it; one that has a device, at its node.
+    gpus.install("node-1", Layout([["1g.10gb"]]))
     without = {"uri": scaled, "credentials": {"secretRef": {"name": "absent"}}}
-    tenant.apply(model("without", scaled, model=without, **policy))
+    accelerator = {"type": "MIG", "mig": {"profile": "1g.10gb"}}
+    tenant.apply(model("without", scaled, model=without, accelerator=accelerator, **policy))
     tenant.wait_for_reason("im/without", "SecretMissing", START_LIMIT_S)
     tenant.kubectl("delete", "im/without")
 

@@ -233,7 +233,9 @@ def test_what_a_pod_needs_and_is_not_there_is_told_until_it_is(platform: Platfor
     """O-61."""
     credentials = {"secretRef": {"name": "keys"}, "caBundle": {"configMapName": "authorities", "key": "ca.crt"}}
     secret_key, map_key = {"name": "words", "key": "A"}, {"name": "settings", "key": "A"}
-    mounted = {"volumes": [{"name": "license", "secret": {"secretName": "license"}}]}
+    # A kubelet looks for no volume that no container mounts.
+    server = {"name": "server", "volumeMounts": [{"name": "license", "mountPath": "/run/license"}]}
+    mounted = {"volumes": [{"name": "license", "secret": {"secretName": "license"}}], "containers": [server]}
     troubles: dict[str, tuple[Object, str, str]] = {
         "credentials": (
             {"model": {"uri": scaled, "credentials": {"secretRef": {"name": "keys"}}}},
@@ -344,8 +346,16 @@ def test_devices_and_a_node_that_go_are_told_and_made_up_for(
     assert time.monotonic() < begun + SECONDS_TO_TELL
     assert (tenant.names("pods"), tenant.condition("im/slice")["status"]) == (pods, "True")
 
-    # The card is partitioned anew, for which its pods have to go.
+    for device in gpus.devices(home, HALF):
+        gpus.mark(home, device, healthy=True)
+    eventually(lambda: tenant.condition("im/slice", "Degraded").get("status") == "False", "it to be over")
+
+    # The card is partitioned anew under its pods, which Kubernetes lets run; they have to go.
     gpus.repartition(home, Layout([["1g.10gb", "1g.10gb"]]))
+    begun = time.monotonic()
+    eventually(lambda: tenant.condition("im/slice", "Degraded").get("reason") == "DeviceLost", "it to be told")
+    assert time.monotonic() < begun + SECONDS_TO_TELL
+    assert (tenant.names("pods"), tenant.condition("im/slice")["status"]) == (pods, "True")
     tenant.kubectl("delete", "pod", "--selector=halimede.dev/model=slice", "--wait=false")
     said = tenant.wait_for_reason("im/slice", "InsufficientDevices")
     assert f"No node has {HALF}. The nodes have in all: nvidia.com/mig-1g.10gb (2)" in said

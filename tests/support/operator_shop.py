@@ -34,6 +34,7 @@ class Shop:
     cache: Cache
     reconcile: Reconciler
     folder: Path
+    nodes: Nodes
     now: float = 1000.0
     today: datetime.datetime = TODAY
     leads: bool = True
@@ -76,18 +77,19 @@ async def shop_of(folder: Path) -> AsyncIterator[Shop]:
         await connection.refresh()
         cache, woken = Cache(), list[Key]()
         client = KubeClient(connection, lambda: shop.leads)
+        nodes = Nodes(client, woken.append, lambda: shop.now, may_read=True, period_s=0.01)
         reconciler = Reconciler(
             client,
             cache,
             Indexes(woken.append, lambda: shop.now),
-            Nodes(client, lambda: shop.now, may_read=True),
+            nodes,
             Events(client, "this-operator", lambda: shop.now),
             PLATFORM,
             woken.append,
             lambda: shop.now,
             lambda: shop.today,
         )
-        shop = Shop(api, cache, reconciler, folder, woken=woken)
+        shop = Shop(api, cache, reconciler, folder, nodes, woken=woken)
         api.put("inferencemodels", "prod", "digits", spec=SPEC)
         try:
             yield shop
@@ -110,11 +112,14 @@ async def beside(shop: Shop) -> AsyncIterator[Shop]:
     await connection.refresh()
     client, cache = KubeClient(connection, lambda: True), Cache()
     indexes = Indexes(lambda _key: None, lambda: shop.now)
-    nodes, events = Nodes(client, lambda: shop.now, may_read=True), Events(client, "other", lambda: shop.now)
+    nodes, events = (
+        Nodes(client, lambda _key: None, lambda: shop.now, may_read=True),
+        Events(client, "other", lambda: shop.now),
+    )
     reconciler = Reconciler(
         client, cache, indexes, nodes, events, PLATFORM, lambda _key: None, lambda: shop.now, lambda: TODAY
     )
     try:
-        yield Shop(shop.api, cache, reconciler, shop.folder, shop.now)
+        yield Shop(shop.api, cache, reconciler, shop.folder, nodes, shop.now)
     finally:
         await client.close()

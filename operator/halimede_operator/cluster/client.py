@@ -87,6 +87,8 @@ class KubeApi(Protocol):
 
     async def list_nodes(self) -> tuple[Object, ...]: ...
 
+    async def get_node(self, name: str) -> Object | None: ...
+
     async def failed_mounts(self, namespace: str, uid: str) -> tuple[Object, ...]:
         """The events in which a kubelet says why it cannot mount the volumes of the pod."""
         ...
@@ -162,6 +164,9 @@ class KubeClient:
         answer = await self._call("GET", NODES.path(None), query={"resourceVersion": "0"})
         return tuple(answer.get("items") or ())
 
+    async def get_node(self, name: str) -> Object | None:
+        return await self._get(NODES.path(None, name), query={"resourceVersion": "0"})
+
     async def failed_mounts(self, namespace: str, uid: str) -> tuple[Object, ...]:
         selector = f"involvedObject.uid={uid},reason=FailedMount"
         query = {"fieldSelector": selector, "limit": str(MOST_EVENTS)}
@@ -183,9 +188,11 @@ class KubeClient:
             return await self._call("PUT", LEASES.path(namespace, name), lease, timeout_s=timeout_s)
         return await self._call("POST", LEASES.path(namespace), lease, timeout_s=timeout_s)
 
-    async def _get(self, path: str, timeout_s: float = TIMEOUT_S) -> Object | None:
+    async def _get(
+        self, path: str, timeout_s: float = TIMEOUT_S, query: Mapping[str, str] | None = None
+    ) -> Object | None:
         try:
-            return await self._call("GET", path, timeout_s=timeout_s)
+            return await self._call("GET", path, query=query, timeout_s=timeout_s)
         except ApiError as error:
             if error.status == 404:
                 return None

@@ -1,24 +1,50 @@
-"""The cluster's nodes, as far as status tells about them: read when asked for, kept for a while."""
+"""The cluster's nodes, as far as status tells about them: all of them read when asked for, and those that pods with
+devices run on looked at beside the reconciles."""
 
-from collections.abc import Callable
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 
 from halimede_operator.cluster.client import ApiError, KubeApi
-from halimede_operator.core.snapshot import Object
+from halimede_operator.core.api.spec import Key
+from halimede_operator.core.devices import Held, held_devices, shortages
+from halimede_operator.core.snapshot import Object, Shortage
 
 KEPT_S = 10.0
 FORBIDDEN_S = 600.0
+PERIOD_S = 3.0
+SPACING_S = 0.05
+"""Between two nodes, so that hundreds of them are looked at less often."""
 
 
 class Nodes:
-    def __init__(self, api: KubeApi, clock: Callable[[], float], *, may_read: bool) -> None:
+    """Of one loop; `run` looks until it is cancelled."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        wake: Callable[[Key], None],
+        clock: Callable[[], float],
+        *,
+        may_read: bool,
+        period_s: float = PERIOD_S,
+    ) -> None:
         self._api = api
+        self._wake = wake
         self._clock = clock
         self._may_read = may_read
+        self._period_s = period_s
         self._nodes: tuple[Object, ...] = ()
         self._good_until = float("-inf")
+        self._held: dict[Key, Held] = {}
+        self._seen: dict[str, tuple[Shortage, ...]] = {}
+        """By node, at the last look."""
+        self._short: dict[str, tuple[Shortage, ...]] = {}
+        """By node, at the last two looks. What is known of pods comes by other ways than what is known of nodes, and a
+        kubelet that starts has no devices until their plugin has come."""
 
     async def read(self) -> tuple[Object, ...]:
-        """Names, labels, taints and allocatable; () where they may not be read or cannot be."""
+        """Names, labels, taints and allocatable of all; () where they may not be read or cannot be."""
         if self._may_read and self._clock() >= self._good_until:
             try:
                 self._nodes = tuple(_brief(node) for node in await self._api.list_nodes())
@@ -27,6 +53,47 @@ class Nodes:
                 self._nodes = ()
                 self._good_until = self._clock() + (FORBIDDEN_S if error.is_refusal else KEPT_S)
         return self._nodes
+
+    def short_of(self, key: Key, pods: Iterable[Object]) -> Mapping[str, tuple[Shortage, ...]]:
+        """By node, of which devices there are fewer than pods hold, where this key's pods hold some; these nodes are
+        looked at from now on."""
+        held = held_devices(pods) if self._may_read else {}
+        if held:
+            self._held[key] = held
+        else:
+            self._held.pop(key, None)
+        found = {
+            node: tuple(each for each in self._short.get(node, ()) if each.resource in held[node]) for node in held
+        }
+        return {node: short for node, short in found.items() if short}
+
+    async def run(self) -> None:
+        while True:
+            names = sorted({node for held in self._held.values() for node in held})
+            for gone in self._seen.keys() - set(names):
+                del self._seen[gone]
+                self._short.pop(gone, None)
+            for name in names:
+                try:
+                    await self._look(name)
+                except ApiError as error:
+                    if error.is_refusal:
+                        await asyncio.sleep(FORBIDDEN_S)
+                    # Else what was seen last stands.
+                await asyncio.sleep(SPACING_S)
+            await asyncio.sleep(max(0.0, self._period_s - SPACING_S * len(names)))
+
+    async def _look(self, name: str) -> None:
+        node = await self._api.get_node(name)
+        held = [(key, held[name]) for key, held in self._held.items() if name in held]
+        seen = shortages(node, sum((each for _, each in held), Counter())) if node is not None else ()
+        before = {each.resource for each in self._seen.get(name, ())}
+        self._seen[name] = seen
+        short = tuple(each for each in seen if each.resource in before)
+        if short != self._short.get(name, ()):
+            self._short[name] = short
+            for key, _ in held:
+                self._wake(key)
 
 
 def _brief(node: Object) -> Object:

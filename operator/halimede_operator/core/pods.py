@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any
 
+from halimede_operator.core.devices import held_devices
 from halimede_operator.core.reading import (
     at,
     at_rest,
@@ -27,7 +28,7 @@ from halimede_operator.core.reading import (
     seconds_before,
     text_at,
 )
-from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion
+from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion, Shortage
 
 FETCH, SERVER = "fetch", "server"
 """Names of the containers."""
@@ -38,6 +39,7 @@ class Reason(StrEnum):
 
     INVALID_MODEL = "InvalidModel"
     DEVICE_UNHEALTHY = "DeviceUnhealthy"
+    DEVICE_LOST = "DeviceLost"
     MODEL_LOAD_FAILED = "ModelLoadFailed"
     OUT_OF_MEMORY = "OutOfMemory"
     CRASH_LOOP = "CrashLoop"
@@ -72,6 +74,7 @@ class Calm(StrEnum):
     DELETING = "Deleting"
 
 
+_OF_DEVICES = frozenset({Reason.DEVICE_UNHEALTHY, Reason.DEVICE_LOST})
 _RANK = {reason: rank for rank, reason in enumerate(Reason)}
 
 
@@ -152,7 +155,7 @@ class PodView:
     @property
     def ailment(self) -> Failure | None:
         """What is wrong with it though it serves: the node says so, and the server may not have noticed yet."""
-        return self.past if self.past is not None and self.past.reason == Reason.DEVICE_UNHEALTHY else None
+        return self.past if self.past is not None and self.past.reason in _OF_DEVICES else None
 
     @property
     def age(self) -> tuple[str, str]:
@@ -170,13 +173,20 @@ def ready_versions(index: Sequence[ServedVersion], model: str) -> Iterator[int]:
             yield number
 
 
-def read_pod(pod: Object, index: PodIndex | None, served: str, mount_events: Sequence[Object] = ()) -> PodView:
+def read_pod(
+    pod: Object,
+    index: PodIndex | None,
+    served: str,
+    mount_events: Sequence[Object] = (),
+    shortages: Sequence[Shortage] = (),
+) -> PodView:
     """`served` is the name of the model, or the ensemble, that clients ask for. `mount_events`: what its kubelet said
-    of volumes that it could not mount."""
+    of volumes that it could not mount. `shortages`: of its node."""
     name = name_at(pod, "metadata", "name")
     is_over = text_at(pod, "status", "phase") in {"Failed", "Succeeded"}
     reached = _reached(pod, index, served)
     found = [*_failures(pod, name, index, served, reached), *_of_mounts(pod, name, mount_events)]
+    found += _of_lost_devices(pod, name, shortages)
     failures = sorted(found, key=lambda failure: failure.order)
     return PodView(
         name=name,
@@ -290,6 +300,16 @@ def _of_devices(pod: Object, name: str) -> Iterator[Failure]:
                 yield Failure(Reason.DEVICE_UNHEALTHY, message, Stage.SERVING, pod=name, container=container)
 
 
+def _of_lost_devices(pod: Object, name: str, shortages: Sequence[Shortage]) -> Iterator[Failure]:
+    """A kubelet says of a device that is gone that it is well, and lets the pod run."""
+    for node, held in held_devices([pod]).items():
+        for short in shortages:
+            if short.resource in held:
+                whose = "one that a pod of ours has is gone" if short.has else "the pod's is gone"
+                said = f"node {node} has {short.has} {short.resource}, and pods hold {short.held}: {whose}"
+                yield Failure(Reason.DEVICE_LOST, clean(f"pod {name}: {said}"), Stage.SERVING, pod=name)
+
+
 _MISSING = (
     (re.compile(r'\bsecret "[^"]{1,253}" not found'), Reason.SECRET_MISSING),
     (re.compile(r'\bconfigmap "[^"]{1,253}" not found'), Reason.CONFIG_MAP_MISSING),
@@ -314,8 +334,6 @@ def waits_for_volumes(pod: Object) -> bool:
 MOUNT_RETRIES_S = 150.0
 """A kubelet tries each volume again after 2 min 2 s at most: what it has not said again by then is over."""
 _OF_VOLUME = re.compile(r'\bfor volume "([^"]{1,253})"')
-_SUMMARY = "Unable to attach or mount volumes"
-"""It names volumes, and no cause."""
 
 
 def _of_mounts(pod: Object, name: str, events: Sequence[Object]) -> Iterator[Failure]:
@@ -329,8 +347,7 @@ def _of_mounts(pod: Object, name: str, events: Sequence[Object]) -> Iterator[Fai
         volume = match[1] if (match := _OF_VOLUME.search(said)) else said
         last[volume] = max(last.get(volume, ("", "")), (moment_at(event, "lastTimestamp") or "", said))
     since = seconds_before(max((time for time, _ in last.values()), default=""), MOUNT_RETRIES_S)
-    standing = sorted({said for time, said in last.values() if time >= since})
-    for said in [each for each in standing if not each.startswith(_SUMMARY)] or standing:
+    for said in sorted({said for time, said in last.values() if time >= since}):
         reason = _reason_of_lack(said, Reason.VOLUME_MOUNT_FAILED)
         yield Failure(reason, clean(f"pod {name}: {said}"), Stage.FETCHED, pod=name)
 

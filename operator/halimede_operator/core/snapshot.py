@@ -31,6 +31,15 @@ class PodIndex:
 
 
 @dataclass(frozen=True, slots=True)
+class Shortage:
+    """A node has fewer devices than pods of ours hold there."""
+
+    resource: str
+    has: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     key: Key
     object: Object
@@ -49,5 +58,7 @@ class Snapshot:
     """What the ReplicaSet says of pods that it may not make (condition ReplicaFailure)."""
     mount_events: Mapping[str, tuple[Object, ...]] = field(default_factory=dict)
     """By pod uid, of pods that wait for their volumes: what their kubelets said that they could not mount."""
+    shortages: Mapping[str, tuple[Shortage, ...]] = field(default_factory=dict)
+    """By node, of devices that pods of this object hold too."""
     nodes: tuple[Object, ...] = ()
     """Of the cluster, labels and allocatable; empty where they may not be read."""

@@ -1,5 +1,6 @@
 """One reconcile after the other, against an API server that has faults at a given time. There are no pods: no kubelet, no controllers."""
 
+import asyncio
 import datetime
 import email.utils
 import json
@@ -542,13 +543,43 @@ def test_where_nodes_may_not_be_read_it_goes_without(tmp_path: Path):
     run(story, tmp_path)
 
 
+def test_devices_that_pods_hold_and_nodes_have_no_more_are_told_of(tmp_path: Path):
+    """O-63."""
+    resource = "nvidia.com/mig-1g.10gb"
+
+    async def story(shop: Shop) -> None:
+        accelerator = {"type": "MIG", "mig": {"profile": "1g.10gb"}}
+        shop.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "accelerator": accelerator})
+        await shop.again()
+        # Nodes have no namespace.
+        shop.api.put("nodes", None, "node-1", status={"capacity": {resource: "0"}})  # type: ignore[arg-type]
+        _a_pod(shop, "digits-1-x", {"type": "PodScheduled", "status": "True"}, node="node-1")
+        await shop.again()
+        shop.woken.clear()
+        looking = asyncio.create_task(shop.nodes.run())
+        await shop.api.until(lambda: shop.woken == [DIGITS])
+        await shop.again()
+        assert shop.digits()["status"]["lastFailure"]["reason"] == "DeviceLost"
+
+        shop.api.remove("inferencemodels", "prod", "digits")
+        await shop.again()
+        await shop.api.until(lambda: shop.api.counted("GET /api/v1/nodes/") > 0)
+        before = shop.api.counted("GET /api/v1/nodes/")
+        await asyncio.sleep(0.2)  # twenty times its period
+        assert shop.api.counted("GET /api/v1/nodes/") <= before + 1
+        looking.cancel()
+        await asyncio.wait({looking})
+
+    run(story, tmp_path)
+
+
 def test_why_a_pod_waits_for_its_volumes_is_asked_after_a_while_and_ever_more_rarely(tmp_path: Path):
     async def story(shop: Shop) -> None:
         await shop.again()
         begun = shop.today
         uid = _a_pod_that_waits(shop, begun)
-        _an_event(shop, "it", uid, 'secret "keys" not found')
-        _an_event(shop, "another", "uid-of-another", 'configmap "other" not found')
+        _an_event(shop, "it", uid, 'configmap "corp-ca" not found')
+        _an_event(shop, "another", "uid-of-another", 'secret "other" not found')
         asked = "GET /api/v1/namespaces/prod/events"
         assert (await shop.again(), shop.api.counted(asked)) == (Done(again_in=MOUNT_PATIENCE_S), 0)
         assert shop.condition("ModelFetched")["reason"] == "Fetching"
@@ -558,7 +589,7 @@ def test_why_a_pod_waits_for_its_volumes_is_asked_after_a_while_and_ever_more_ra
             outcome = await shop.again()
             assert isinstance(outcome, Done)
             waits[age_s] = outcome.again_in
-            assert shop.condition("ModelFetched")["reason"] == "SecretMissing"
+            assert shop.condition("ModelFetched")["reason"] == "ConfigMapMissing"
         assert waits == {3: MOUNT_PATIENCE_S, 60: 15, 3600: 60}
         assert shop.api.counted(asked) == 3
 
@@ -618,7 +649,7 @@ def _an_unscheduled_pod(shop: Shop) -> None:
     _a_pod(shop, "digits-1-x", {"type": "PodScheduled", "status": "False", **message})
 
 
-def _a_pod(shop: Shop, name: str, *conditions: dict[str, str]) -> str:
+def _a_pod(shop: Shop, name: str, *conditions: dict[str, str], node: str = "") -> str:
     def owned_by(owner: dict[str, Any]) -> dict[str, Any]:
         name, uid = owner["metadata"]["name"], owner["metadata"]["uid"]
         reference = {"apiVersion": "apps/v1", "kind": owner["kind"], "name": name, "uid": uid, "controller": True}
@@ -630,7 +661,7 @@ def _a_pod(shop: Shop, name: str, *conditions: dict[str, str]) -> str:
         "replicasets", "prod", "digits-1", spec={"template": template}, metadata=owned_by(deployment)
     )
     pod = shop.api.put(
-        "pods", "prod", name, spec=template["spec"], metadata=owned_by(replica_set),
+        "pods", "prod", name, spec={**template["spec"], "nodeName": node}, metadata=owned_by(replica_set),
         status={"phase": "Pending", "conditions": list(conditions)},
     )  # fmt: skip
     return str(pod["metadata"]["uid"])

@@ -125,7 +125,8 @@ def _served_name(snapshot: Snapshot, spec: Spec | None) -> str:
 
 def _read(snapshot: Snapshot, pod: Object, served: str) -> PodView:
     uid = text_at(pod, "metadata", "uid")
-    return read_pod(pod, snapshot.indexes.get(uid), served, snapshot.mount_events.get(uid, ()))
+    short = snapshot.shortages.get(text_at(pod, "spec", "nodeName"), ())
+    return read_pod(pod, snapshot.indexes.get(uid), served, snapshot.mount_events.get(uid, ()), short)
 
 
 def _newest_template(replica_sets: Sequence[Object]) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from halimede_operator.core.api.spec import Workload
-from halimede_operator.core.snapshot import Object, PodIndex
+from halimede_operator.core.snapshot import Object, PodIndex, Shortage
 from halimede_operator.core.status import status_of
 from support.operator_pods import (
     IMAGE,
@@ -257,9 +257,9 @@ MOUNTS = {
         SETUP % ("keys", NO_SECRET),
     ),
     "of a volume the last": (
-        [(3, SETUP % ("keys", NO_SECRET)), (2, SETUP % ("keys", "failed to sync secret cache"))],
-        "SecretMissing",
-        SETUP % ("keys", NO_SECRET),
+        [(2, SETUP % ("keys", NO_SECRET)), (3, SETUP % ("keys", "references non-existent secret key: TOKEN"))],
+        "VolumeMountFailed",
+        SETUP % ("keys", "references non-existent secret key: TOKEN"),
     ),
     "what is not tried any more is over": (
         [(1, SETUP % ("keys", NO_SECRET)), (152, SETUP % ("ca", NO_MAP))],
@@ -486,6 +486,28 @@ def test_a_device_that_breaks_under_a_pod_that_serves_is_told():
     degraded = next(c for c in status["conditions"] if c["type"] == "Degraded")
     said = "pod bert-7f9c66d5b8-bbbbb: container server: device GPU-1 (nvidia.com/gpu) is unhealthy"
     assert (degraded["status"], degraded["reason"], degraded["message"]) == ("True", "DeviceUnhealthy", said)
+
+
+def test_a_device_that_goes_under_a_pod_that_serves_is_told():
+    """O-63."""
+    pods = [serving(), serving("bert-7f9c66d5b8-bbbbb", node="node-2"), serving("bert-7f9c66d5b8-ccccc")]
+    for each in pods[:2]:
+        each["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/mig-3g.40gb": "1"}}
+    spec = model_spec(workload=Workload(replicas=3))
+    told = {}
+    for has in (0, 1):
+        short = {"node-1": (Shortage("nvidia.com/mig-3g.40gb", has, 2), Shortage("nvidia.com/gpu", 0, 1))}
+        seen = snapshot(model_key(), *pods, child=deployment(3), shortages=short)
+        status = status_of(seen, spec, (), (), (), NOW)
+        assert ready_of(status)[:2] == ("True", "Serving")
+        degraded = next(c for c in status["conditions"] if c["type"] == "Degraded")
+        assert (degraded["status"], degraded["reason"]) == ("True", "DeviceLost")
+        told[has] = degraded["message"]
+
+    assert told == {
+        0: f"pod {NAME}: node node-1 has 0 nvidia.com/mig-3g.40gb, and pods hold 2: the pod's is gone",
+        1: f"pod {NAME}: node node-1 has 1 nvidia.com/mig-3g.40gb, and pods hold 2: one that a pod of ours has is gone",
+    }
 
 
 QUOTA = 'pods "bert-7f9c66d5b8-%s" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2'

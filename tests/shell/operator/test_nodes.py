@@ -1,0 +1,148 @@
+"""Nodes on which pods with devices run, looked at beside the reconciles."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from halimede_operator.cluster.client import KubeClient
+from halimede_operator.cluster.connection import Connection
+from halimede_operator.cluster.nodes import Nodes
+from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.core.snapshot import Shortage
+from support.kube_api import Fault, KubeApi, kube_api
+
+HALF = "nvidia.com/mig-3g.40gb"
+ONE, OTHER = (Key(Kind.INFERENCE_MODEL, "prod", name) for name in ("one", "other"))
+LOOK = r"GET /api/v1/nodes/"
+
+
+def pod(node: str = "a") -> dict[str, Any]:
+    limits = {"cpu": "2", HALF: "1"}
+    return {"spec": {"nodeName": node, "containers": [{"resources": {"limits": limits}}]}}
+
+
+def without_devices() -> dict[str, Any]:
+    return {"spec": {"nodeName": "a", "containers": [{"name": "server"}]}}
+
+
+def offer(api: KubeApi, node: str, count: int) -> None:
+    # Nodes have no namespace.
+    api.put("nodes", None, node, status={"capacity": {"cpu": "8", HALF: str(count)}, "allocatable": {HALF: str(count)}})  # type: ignore[arg-type]
+
+
+def run(story: Callable[[KubeApi, Nodes, list[Key]], Awaitable[None]], folder: Path, may_read: bool = True) -> None:
+    async def whole() -> None:
+        async with kube_api() as api:
+            connection = Connection(str(api.kubeconfig(folder)))
+            await connection.refresh()
+            client = KubeClient(connection, lambda: True)
+            woken: list[Key] = []
+            nodes = Nodes(client, woken.append, time.monotonic, may_read=may_read, period_s=0.01)
+            looking = asyncio.create_task(nodes.run())
+            try:
+                await story(api, nodes, woken)
+                assert not looking.done()
+            finally:
+                looking.cancel()
+                await asyncio.wait({looking})
+                await client.close()
+
+    asyncio.run(whole())
+
+
+async def looked(api: KubeApi, times: int = 3) -> None:
+    """So many more looks have been answered; the first may have been on its way before."""
+    before = api.counted(LOOK)
+    await api.until(lambda: api.counted(LOOK) > before + times)
+
+
+def test_a_device_that_goes_is_known_and_wakes_whose_pods_are_there(tmp_path: Path) -> None:
+    """O-63."""
+
+    async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
+        offer(api, "a", 2)
+        offer(api, "b", 1)
+        assert nodes.short_of(ONE, [pod("a")]) == {}
+        assert nodes.short_of(OTHER, [pod("a"), pod("b")]) == {}
+        await looked(api)
+        assert woken == []
+
+        offer(api, "a", 1)
+        await api.until(lambda: len(woken) == 2)
+        assert set(woken) == {ONE, OTHER}
+        assert nodes.short_of(ONE, [pod("a")]) == {"a": (Shortage(HALF, 1, 2),)}
+        await looked(api)
+        assert len(woken) == 2, "told once"
+
+        # One of the two pods goes, and the other's device is there.
+        assert nodes.short_of(ONE, []) == {}
+        await api.until(lambda: len(woken) == 3)
+        assert (woken[2], nodes.short_of(OTHER, [pod("a"), pod("b")])) == (OTHER, {})
+
+    run(story, tmp_path)
+
+
+def test_a_device_that_is_gone_at_one_look_may_be_on_its_way(tmp_path: Path) -> None:
+    """A kubelet that starts has none until the plugin has come."""
+
+    async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
+        offer(api, "a", 1)
+        nodes.short_of(ONE, [pod()])
+        await looked(api)
+        gone = {"metadata": {"name": "a"}, "status": {"capacity": {"cpu": "8"}}}
+        api.faults.append(Fault(LOOK, body=gone, times=1))
+        await looked(api, 5)
+        assert (woken, nodes.short_of(ONE, [pod()])) == ([], {})
+
+    run(story, tmp_path)
+
+
+def test_what_was_seen_last_stands_while_there_is_no_answer(tmp_path: Path) -> None:
+    async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
+        offer(api, "a", 0)
+        nodes.short_of(ONE, [pod()])
+        await api.until(lambda: woken == [ONE])
+        api.faults.append(Fault(LOOK, status=503))
+        await looked(api)
+        assert nodes.short_of(ONE, [pod()]) == {"a": (Shortage(HALF, 0, 1),)}
+
+    run(story, tmp_path)
+
+
+def test_a_node_that_is_gone_lacks_nothing(tmp_path: Path) -> None:
+    async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
+        nodes.short_of(ONE, [pod("gone")])
+        await looked(api)
+        assert woken == []
+
+    run(story, tmp_path)
+
+
+def test_nodes_are_looked_at_while_pods_have_devices_there(tmp_path: Path) -> None:
+    async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
+        offer(api, "a", 1)
+        nodes.short_of(OTHER, [without_devices()])
+        nodes.short_of(ONE, [pod()])
+        await looked(api)
+        nodes.short_of(ONE, [])
+        offer(api, "b", 1)
+        nodes.short_of(OTHER, [pod("b")])
+        await looked(api)
+        assert "/b?" in api.requests[-1]
+        begin = len(api.requests)
+        await looked(api)
+        assert all("/b?" in request for request in api.requests[begin:])
+
+    run(story, tmp_path)
+
+
+def test_an_operator_of_some_namespaces_does_not_look(tmp_path: Path) -> None:
+    async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
+        offer(api, "a", 0)
+        assert nodes.short_of(ONE, [pod()]) == {}
+        await asyncio.sleep(0.1)  # ten times its period
+        assert api.requests == []
+
+    run(story, tmp_path, may_read=False)
