@@ -99,6 +99,11 @@ def drained(served) -> Future:
     return served.thread.begin(served.front.drain())
 
 
+def is_open(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
 def refused(call) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError):
         list(call)
@@ -116,6 +121,7 @@ def test_draining_answers_what_is_in_flight_and_takes_nothing_new(served, channe
     draining = drained(served)
     assert next(watching).status == HealthResponse.NOT_SERVING
     assert refused(watching) == GOING
+    wait_until(lambda: not is_open(served.port), "the port to close")
     with grpc.insecure_channel(served.url) as other, pytest.raises(grpc.RpcError) as caught:
         other.unary_unary(LIVE)(b"", timeout=20)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
