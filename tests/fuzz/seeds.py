@@ -116,6 +116,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         b"\x07" + frames.frame(Kind.METRICS, frames.METRIC.pack(1, 0, 1.5) + frames.METRIC.pack(2, 2, -1)) + _CALL,
         b"\x19"
         + _infer(1, _Y, _S, id="a", outputs=("y",), parameters={"k": 1}, sequence_id="s", priority=2)
+        + frames.frame(Kind.HELD_UP, frames.HELD_UP.pack(1, 1))
         + _taken(1, 1)
         + _infer(2, _PLACED, batch=0, sequence_id=7, sequence_start=True)
         + frames.frame(Kind.CANCEL_CALL, frames.CALL.pack(1))

@@ -47,6 +47,10 @@ def uncalled(number: int) -> bytes:
     return raw(Kind.CANCEL_CALL, frames.CALL.pack(number))
 
 
+def held_up(number: int, batch: int) -> bytes:
+    return raw(Kind.HELD_UP, frames.HELD_UP.pack(number, batch))
+
+
 def deep_json(start: bytes) -> bytes:
     return start + b"[" * 1_000_000
 
@@ -137,6 +141,7 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     "half a number that nobody waits for": (raw(Kind.CANCEL_CALL, bytes(3)), "a CANCEL_CALL frame that was not asked for"),
     "answers taken of no number": (raw(Kind.TAKEN, bytes(7)), "a TAKEN frame that was not asked for"),
     "answers taken that were not sent": (infer(1) + taken(1, 1), "1 answers of inference 1 taken, where 0 were sent"),
+    "half a word on what waits": (raw(Kind.HELD_UP, bytes(7)), "a HELD_UP frame that was not asked for"),
     "half a word on a segment": (raw(Kind.MAPPED, bytes(2)), "a MAPPED frame that was not asked for"),
     "a word on a segment that it was not lent": (
         raw(Kind.MAPPED, frames.MAPPED.pack(FIRST_BORROWED, True)), "a word on segment 32768, which was not asked for"
@@ -407,9 +412,13 @@ def test_what_crosses_the_last_answer_of_an_inference_is_no_fault():
             await each.until(lambda: each.heard.asked, "the inference")
             each.heard.asked[0].answer(final=False)
             each.heard.asked[0].answer()
-            await each.say(taken(7, 1) + uncalled(7) + taken(9, 1) + infer(7, 10))
+            await each.say(taken(7, 1) + uncalled(7) + taken(9, 1) + held_up(7, 0) + held_up(7, 9) + infer(7, 10))
             await each.until(lambda: len(each.heard.asked) == 2, "the next of that number")
-            assert (each.heard.taken, each.heard.uncalled, each.lost) == ([], [], [])
+            assert (each.heard.taken, each.heard.uncalled, each.heard.held_up, each.lost) == ([], [], [], [])
+            # Of a batch that it does not have, or no more.
+            await each.say(held_up(7, 9) + infer(8, 10))
+            await each.until(lambda: len(each.heard.asked) == 3, "the inference after it")
+            assert (each.heard.held_up, each.lost) == ([], [])
 
     asyncio.run(main())
 

@@ -11,9 +11,10 @@ MAX_DEPTH = 32
 class Caller:
     """`depth` is how many calls lie within one another with this one, 1 for the first.
 
-    `waiter` is what cannot go on before the answer: the batch of the model whose code calls, or the ticket of an
-    ensemble's request that such a batch waits for, directly or through others. None where no model's code waits: the
-    steps of an ensemble that a client called.
+    `waiter` is what cannot go on before the answer: the batch of the model whose code calls, the answers to a batch's
+    requests, or the ticket of an ensemble's request that one of these waits for, directly or through others; where
+    nobody knows which, the code of the instance as such. None where no model's code waits: the steps of an ensemble
+    that a client called.
     """
 
     depth: int
