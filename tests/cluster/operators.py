@@ -161,11 +161,10 @@ class Place:
 
     def audited(self) -> list[Object]:
         """What ServiceAccounts of this namespace asked of the API server, answered."""
-        lines = (self.own.state / "audit.log").read_text().splitlines()
         user = f"system:serviceaccount:{self.namespace}:"
         return [
             entry
-            for line in lines
+            for line in self.own.audit_lines()
             if user in line
             and (entry := json.loads(line))["stage"] == "ResponseComplete"
             and entry["user"]["username"].startswith(user)

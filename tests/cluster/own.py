@@ -100,8 +100,10 @@ class OwnCluster(CommandLines):
 
     def audit_events(self) -> list[dict[str, Any]]:
         """All requests so far, as the API server has written them down: `verb`, `user`, `objectRef`, `responseStatus` ..."""
-        *lines, _unfinished = (self.state / "audit.log").read_text().split("\n")
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for line in self.audit_lines()]
+
+    def audit_lines(self) -> list[str]:
+        return whole_lines(self.state / "audit.log")
 
     @classmethod
     def _hold(cls, programs: Path, standing: bool) -> Self:
@@ -162,6 +164,12 @@ class OwnCluster(CommandLines):
     def _check(self) -> None:
         for space in (self.control.space, *(node.space for node in self.nodes.values())):
             space.check()
+
+
+def whole_lines(log: Path) -> list[str]:
+    """Without the last one while it is being written: who reads meanwhile may see half of it."""
+    *lines, _unfinished = log.read_text(errors="replace").split("\n")
+    return lines
 
 
 def sweep() -> None:

@@ -19,7 +19,7 @@ from cluster.faults import Faults
 from cluster.faulty_api import MESSAGE, Rule
 from cluster.given import GivenCluster
 from cluster.gpus import Gpus, Layout
-from cluster.own import OwnCluster, is_alive, sweep
+from cluster.own import OwnCluster, is_alive, sweep, whole_lines
 from cluster.spaces import environment, eventually
 from support.image import BASE
 
@@ -349,6 +349,11 @@ def test_requests_are_in_the_audit_log(own: OwnCluster, namespace: str) -> None:
         ]
 
     assert eventually(written, "the request to be written down") == [("Metadata", "admin", "create", 201)]
+
+
+def test_a_line_of_a_log_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
+    (tmp_path / "audit.log").write_text('{"stage":"ResponseComplete"}\n{"stage":"Resp')
+    assert whole_lines(tmp_path / "audit.log") == ['{"stage":"ResponseComplete"}']
 
 
 def traces(state: Path, namespaces: set[str]) -> list[str]:

@@ -62,12 +62,14 @@ def test_what_is_edited_or_deleted_by_hand_is_restored_and_what_others_add_is_le
 @pytest.mark.load
 @pytest.mark.timeout(900, func_only=True)
 def test_an_operator_that_is_killed_at_any_write_is_made_good_by_the_next(place: Place, faults: Faults) -> None:
-    """O-20. Killed when the k-th write was done and before its answer came, then started again."""
+    """O-20. Killed when the k-th write was done and before its answer came; another one goes on."""
     paths = rf"/namespaces/{place.namespace}/(?!leases)"
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{place.namespace}/leases/{LEASE}"
+    operator = place.start(faulty=True).ready()
 
     def live(k: int | None) -> bool:
         """A model is made, changed and settles, while the operator is killed at write `k`; whether it came to that."""
-        operator = place.start(faulty=True).ready()
+        nonlocal operator
         before = place.writes().total()
         if k is not None:
             lost, stuck = Rule(WRITES, paths, times=1, lose=True), Rule(WRITES, paths, delay_s=1000)
@@ -85,17 +87,16 @@ def test_an_operator_that_is_killed_at_any_write_is_made_good_by_the_next(place:
                 was_killed = True
                 faults.set_api()
                 # Else the next one would wait until it ends.
-                place.kubectl("delete", "lease", LEASE)
-                operator = place.start(faulty=True)
+                place.own.api.send("DELETE", lease)
+                operator = place.start(faulty=True).ready()
                 eventually(lambda: place.settled("digits"), f"the status after write {k}", check=operator.check)
-        operator.end()
         return was_killed
 
     live(None)
     whole = place.children()
     k, more = 0, True
     while more:
-        place.kubectl("delete", "inferencemodel", "digits")
+        place.own.api.send("DELETE", f"{place.models}/digits")
         eventually(lambda: not place.children(), "the children to go")
         more = live(k)
         assert place.children() == whole, f"killed at write {k}"
