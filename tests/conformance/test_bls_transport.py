@@ -17,7 +17,7 @@ from support.background import in_background
 from support.calling import CALLS, COUNT_METHODS, PATIENT, add_script, each, run
 from support.calls import executing
 from support.processes import resident_bytes
-from support.served import Stage, add_python, infer, workers
+from support.served import Stage, add_python, infer, parameter, workers
 from support.server import Start, wait_until
 
 MIB = 1 << 20
@@ -157,6 +157,17 @@ def test_a_circle_through_a_decoupled_model_whose_batches_are_over_is_seen(stage
     status, told = infer(stage.server, "waits", 1)
     assert (status, refused(told)) == (503, True), told
     wait_until(lambda: executing(stage.server, "waits") == executing(stage.server, "beside") == 0, "all", stage.server)
+
+
+def test_a_call_of_a_model_whose_loop_waits_for_its_caller_is_told_of_the_deadlock(stage: Stage) -> None:
+    """F-21. An instance seems to be free for it: the loop could run more, if it did not stand."""
+    call = "return [pb_utils.InferenceResponse(error=ask('{}', *requests[0].inputs()).exec().error())]"
+    concurrent = parameter("MAX_CONCURRENCY", "4")
+    stage.put_up("stands", call.format("back"), head=CALLS, how="async def", extra=concurrent, max_batch_size=1)
+    # The loop is known to stand by then, or the circle is seen when it is.
+    stage.put_up("back", "time.sleep(0.2)\n" + call.format("stands"), head=CALLS)
+    status, told = infer(stage.server, "stands", 1)
+    assert (status, "model 'stands' is not called" in str(told), refused(told)) == (503, True, True), told
 
 
 def test_a_thread_that_execute_does_not_join_may_call_its_own_model(stage: Stage) -> None:
