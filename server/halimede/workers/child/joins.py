@@ -8,16 +8,16 @@ queue or a lock tells nobody who will set, fill or release it.
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ALL_COMPLETED, Future, as_completed
+from concurrent.futures import ALL_COMPLETED, Future, as_completed, thread
 from concurrent.futures import wait as wait_for_futures
-from concurrent.futures.thread import _WorkItem
 from types import CodeType, FrameType
 from typing import Any
 
 _JOIN = threading.Thread.join.__code__
 _OF_A_FUTURE = (Future.result.__code__, Future.exception.__code__)
 _OF_FUTURES = (wait_for_futures.__code__, as_completed.__code__)
-_WORK = _WorkItem.run.__code__
+# A Python that names it otherwise has executors whose futures tell nothing here, and all the rest.
+_WORK = getattr(getattr(getattr(thread, "_WorkItem", None), "run", None), "__code__", None)
 
 
 def waits_for(waiting: int, worked_on: int) -> bool:
