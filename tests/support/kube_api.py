@@ -153,7 +153,7 @@ class KubeApi:
         ]
         return Counter(f"{match[1]} {match[2]}" for match in found if match and match[2] != "leases")
 
-    async def until(self, is_so: Callable[[], bool], within_s: float = 20.0) -> None:
+    async def until(self, is_so: Callable[[], bool], within_s: float = 60.0) -> None:
         async with asyncio.timeout(within_s):
             while not is_so():
                 await asyncio.sleep(0.01)
