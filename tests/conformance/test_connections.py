@@ -282,7 +282,7 @@ def connect_idle(server: RunningServer, stack: ExitStack, count: int, *, max_kib
     assert kib_each <= max_kib_each, kib_each
     with probe(server) as stop:
         beside = probed(stop)
-    assert p99(beside) < 2 * p99(alone) + 0.05  # The goal is twice, on a machine of one's own.
+    assert p99(beside) < 2 * p99(alone) + 0.2  # The goal is twice, on a machine of one's own.
 
 
 def probed(stop: Callable[[], list[float]], seconds: float = 0.5) -> list[float]:

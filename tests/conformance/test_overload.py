@@ -91,20 +91,18 @@ def test_overload_costs_neither_throughput_nor_others(server: RunningServer) -> 
     assert tenfold.load.latencies_ms.keys() == {"200", "503"}
     assert tenfold.load.bodies["503"] == REFUSED
     assert tenfold.load.rate(200) >= 0.6 * seen.peak_rate  # the goal is 0.9
-    # Goals at the 99th percentile: 1.2 times a full queue, 5 ms, and 100 ms for health and metrics. Medians see less of
-    # the machine's other work.
+    # Goals at the 99th percentile: 1.2 times a full queue, 5 ms, and 100 ms for health and metrics, twice what it takes
+    # alone for the idle model. Medians, held against a full queue, see less of the machine's other work.
     assert tenfold.load.quantile_ms(200, 0.5) <= 2 * seen.full_queue_ms
-    assert tenfold.load.quantile_ms(503, 0.5) <= 5
-    assert tenfold.health.quantile_ms(200, 0.5) <= 50
-    assert tenfold.metrics.quantile_ms(200, 0.5) <= 50
-    assert tenfold.idle.quantile_ms(200, 0.5) <= 3 * seen.idle_alone.quantile_ms(200, 0.5)
+    assert tenfold.load.quantile_ms(503, 0.5) <= seen.full_queue_ms / 10
     for others in (tenfold.idle, tenfold.health, tenfold.metrics):
         assert others.latencies_ms.keys() == {"200"}
+        assert others.quantile_ms(200, 0.5) <= seen.full_queue_ms / 4
 
     # Everything is as before as soon as the queue has run empty. A stall of the machine may refuse some of any phase.
     for half in (seen.half, seen.half_again):
-        assert half.load.count(503) <= 0.1 * half.load.sent
-    assert seen.half_again.load.quantile_ms(200, 0.5) <= 3 * seen.half.load.quantile_ms(200, 0.5)
+        assert half.load.count(503) <= 0.2 * half.load.sent
+    assert seen.half_again.load.quantile_ms(200, 0.5) <= seen.full_queue_ms / 2
 
 
 @pytest.mark.load
