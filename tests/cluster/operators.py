@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -19,6 +18,7 @@ import yaml
 from cluster.own import OwnCluster
 from cluster.spaces import eventually
 from support.image import REPOSITORY_ROOT
+from support.ports import free_port
 
 Object = dict[str, Any]
 
@@ -38,7 +38,7 @@ class Operator:
     """One process; `name` is the ServiceAccount that it is."""
 
     def __init__(self, folder: Path, namespace: str, name: str, kubeconfig: Path) -> None:
-        self._health, self._metrics = _free_port(), _free_port()
+        self._health, self._metrics = free_port(), free_port()
         self.log = folder / f"{name}-{self._health}.log"
         command = [
             sys.executable, "-m", "halimede_operator", "--server-image=debian:bookworm-slim", "--image-pull-policy=Never",
@@ -228,9 +228,3 @@ def _essence(kind: str, child: Object) -> Object:
         if "kubernetes.io" not in name and name != "halimede.dev/applied-hash"
     }
     return {**kept, "labels": metadata.get("labels"), "annotations": annotations}
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port

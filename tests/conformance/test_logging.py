@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 
 from support.calls import ONES_JSON
 from support.models import add_identity
+from support.ports import free_port
 from support.server import RunningServer, Start, start_server, wait_until
 
 
@@ -33,7 +33,7 @@ def start(tmp_path: Path, repository: Path) -> Iterator[Start]:
     running: list[RunningServer] = []
 
     def begin(*arguments: str, ready: bool = True, **options: object) -> RunningServer:
-        ports = free_ports(3)
+        ports = [free_port() for _ in range(3)]
         command = [
             *(sys.executable, "-m", "halimede", "serve", f"--model-repository={repository}"),
             *("--model-control-mode=explicit", "--load-model=ident", *arguments),
@@ -52,14 +52,6 @@ def start(tmp_path: Path, repository: Path) -> Iterator[Start]:
     yield begin
     for server in running:
         server.kill()
-
-
-def free_ports(count: int) -> list[int]:
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
 
 
 def is_ready(server: RunningServer) -> bool:

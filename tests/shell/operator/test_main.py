@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ import aiohttp
 
 from support.image import REPOSITORY_ROOT
 from support.kube_api import Fault, KubeApi, kube_api
+from support.ports import free_port
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Running:
 
 @asynccontextmanager
 async def running(api: KubeApi, folder: Path, *arguments: str) -> AsyncIterator[Running]:
-    health, metrics = _free_port(), _free_port()
+    health, metrics = free_port(), free_port()
     log = folder / f"log-{health}"
     with log.open("w") as out:
         process = await asyncio.create_subprocess_exec(
@@ -66,12 +66,6 @@ async def running(api: KubeApi, folder: Path, *arguments: str) -> AsyncIterator[
     if process.returncode is None:
         process.kill()
         await process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def _has_status(api: KubeApi, name: str) -> bool:
