@@ -138,6 +138,51 @@ def test_thirteen_requests_make_three_fours_and_a_late_one():
     assert scheduler.poll(300 * MS) == [Execute(3, (13,))]
 
 
+def test_a_request_that_would_exceed_the_largest_preferred_size_sends_the_batch_before_it_and_waits_itself():
+    policy = BatchPolicy(max_batch_size=8, preferred_batch_sizes=(2, 6), max_queue_delay_ns=3000 * MS)
+    scheduler = DynamicBatchScheduler(policy, instances=1)
+    assert arrive(scheduler, pending(1, rows=3), 0) == []
+
+    assert arrive(scheduler, pending(2, rows=4), 500 * MS) == [Execute(0, (1,))]
+    scheduler.completed(0)
+    assert (scheduler.poll(501 * MS), scheduler.wake_at()) == ([], 3500 * MS)
+    assert scheduler.poll(3500 * MS) == [Execute(0, (2,))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "batches"),
+    [
+        ((3, 4), [(1,), ()]),
+        ((3, 2, 2), [(1, 2), (3,)]),
+        ((1, 4, 3), [(1, 2), ()]),
+        ((7,), [(1,)]),
+        ((5, 3), [(1,), ()]),
+        ((3, 5, 1), [(1,), (2, 3)]),
+    ],
+)
+def test_batches_before_an_idle_instance_are_those_of_triton(rows: tuple[int, ...], batches: list[tuple[int, ...]]):
+    # As the real Triton 2.51 forms them; () is a request that still waits.
+    policy = BatchPolicy(max_batch_size=8, preferred_batch_sizes=(2, 6), max_queue_delay_ns=3000 * MS)
+    scheduler = DynamicBatchScheduler(policy, instances=3)
+    given = [
+        action.requests
+        for key, count in enumerate(rows, 1)
+        for action in arrive(scheduler, pending(key, rows=count), key * 500 * MS)
+        if isinstance(action, Execute)
+    ]
+
+    assert given + [()] * (scheduler.queued > 0) == batches
+
+
+def test_a_batch_grows_beyond_the_largest_preferred_size_while_every_instance_is_busy():
+    policy = BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 8), max_queue_delay_ns=3000 * MS)
+    scheduler = busy_scheduler(policy)
+    for key in range(1, 5):
+        assert arrive(scheduler, pending(key, rows=5), key * MS) == []
+
+    assert finish_all(scheduler, 10 * MS) == [Execute(0, (1, 2)), Execute(0, (3, 4))]
+
+
 def test_a_delay_without_preferred_sizes_ends_when_the_batch_is_full():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=2, max_queue_delay_ns=MS), instances=1)
 

@@ -49,11 +49,12 @@ class SlowScheduler:
             raise FULL
         company = [one.pending for one in self.waiting if one.batch == self.open]
         rows = sum(one.batch_size for one in company) + pending.batch_size
-        if company and (rows > self.policy.max_batch_size or company[0].compatible != pending.compatible):
+        preferred = self.policy.preferred_batch_sizes or (self.policy.max_batch_size,)
+        most = max(preferred) if self.free else self.policy.max_batch_size
+        if company and (rows > most or company[0].compatible != pending.compatible):
             self.open += 1
             rows = pending.batch_size
         self.waiting.append(Waiting(pending, now, self.deadline(pending, now), self.open))
-        preferred = self.policy.preferred_batch_sizes or (self.policy.max_batch_size,)
         if rows in preferred or rows >= max(preferred):
             self.open += 1
 

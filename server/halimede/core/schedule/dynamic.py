@@ -29,7 +29,7 @@ class DynamicBatchScheduler:
         return f"<{type(self).__name__} queue={self.queued} running={running}/{instances}>"
 
     def enqueue(self, pending: Pending, now_ns: int) -> None:
-        self._queue.push(pending, now_ns)
+        self._queue.push(pending, now_ns, bool(self._free))
 
     def try_start(self, batch_size: int) -> int | None:
         if not self._free or self._queue.would_hold(batch_size):

@@ -1,10 +1,13 @@
-"""The queue of one priority level: forms batches, keeps deadlines and bounds, knows nothing of instances.
+"""The queue of one priority level: forms batches, keeps deadlines and bounds.
 
-Batches are decided when a request arrives, never when an instance looks for work, so that what runs together depends on
-the order of arrival alone. The queue is a FIFO of closed batches and one open batch at its tail:
+Batches are decided when a request arrives, never when an instance looks for work. Of the instances the queue knows only
+whether one is free at an arrival. The queue is a FIFO of closed batches and one open batch at its tail:
 
 - An arriving request closes the open batch when the two do not fit: more than max_batch_size rows together, or not
   `compatible`. A later request is never taken ahead of an earlier one to fill a batch.
+- While an instance is free, more rows than the largest preferred size do not fit either: the open batch, which waited
+  for company alone, runs now, and the request waits for its own delay. While all are busy, larger batches cost nobody
+  time, and max_batch_size alone counts.
 - It then joins the open batch, or begins one. The batch closes when its rows are a preferred size, or as many as the
   largest preferred size (max_batch_size where none is preferred).
 - A closed batch never grows and is ready at once. The open batch is ready when its oldest request has waited for
@@ -82,8 +85,8 @@ class BatchQueue:
         """Whether a request of so many rows would wait here, for those before it or for company."""
         return bool(self.queued) or (self._delay > 0 and rows < self._enough and rows not in self._preferred)
 
-    def push(self, pending: Pending, now_ns: int) -> None:
-        """Take a request in, or raise UNAVAILABLE when the queue is full.
+    def push(self, pending: Pending, now_ns: int, is_idle: bool) -> None:
+        """Take a request in, or raise UNAVAILABLE when the queue is full. `is_idle` says that an instance is free.
 
         The byte bound does not refuse a request that is alone: it could never run.
         """
@@ -94,7 +97,8 @@ class BatchQueue:
 
         batch = self._open
         if batch is not None and (
-            batch.rows + pending.batch_size > self._max_rows or batch.compatible != pending.compatible
+            batch.rows + pending.batch_size > (self._enough if is_idle else self._max_rows)
+            or batch.compatible != pending.compatible
         ):
             self._closed[batch] = None
             batch = None
