@@ -27,8 +27,9 @@ A model's `config.pbtxt` is Triton's, in protobuf's text format. `config.yaml` h
 with lists as lists and maps as maps; a model has one of the two. What is not said is taken from the model file, or is a
 default: `halimede explain-config MODEL_DIR` shows all of it, and where each value came from.
 
-Whatever is wrong is reported at once, with line and column. Fields without effect are accepted with a line in the log;
-fields that are not supported yet make the load fail, because a model is never served by half of its configuration.
+Whatever is wrong is reported at once, with line and column. Fields without effect are accepted, because every answer is
+the same without them, and one warning per load names them. Fields that are not supported yet and can change an answer
+make the load fail.
 """
 
 

@@ -36,10 +36,10 @@ NO_EFFECT = """
     --sagemaker-port --sagemaker-safe-port-range --sagemaker-thread-count
     --vertex-ai-port --vertex-ai-thread-count --vertex-ai-default-model
     --trace-file --trace-rate --trace-count --trace-log-frequency --rate-limit-resource
+    --cache-config --response-cache-byte-size
 """
 NOT_YET = """
-    --model-namespacing --model-load-gpu-limit --trace-config --trace-level --cache-config --response-cache-byte-size
-    --rate-limit
+    --model-namespacing --model-load-gpu-limit --trace-config --trace-level --rate-limit
     --allow-client-shm --allow-sagemaker --allow-vertex-ai
 """
 OURS = "-h --version --drain-delay --grpc-max-input-size"
@@ -200,6 +200,8 @@ WITHOUT_EFFECT = {
     "--trace-count": ("5", "-2"),
     "--trace-log-frequency": ("50", "-1"),
     "--rate-limit-resource": ("R1:4:0", None),
+    "--cache-config": ("local,size=...", None),
+    "--response-cache-byte-size": ("1048576", "-1"),
 }
 
 
@@ -250,7 +252,6 @@ def test_trace_settings_have_no_effect_without_a_level() -> None:
         "--trace-config=level=TIMESTAMPS",
         "--trace-config=level=TENSORS",
         "--trace-level=TIMESTAMPS",
-        "--response-cache-byte-size=1048576",
         "--rate-limit=execution_count",
         "--allow-client-shm=true",
         "--allow-sagemaker=true",
@@ -264,16 +265,16 @@ def test_what_is_not_supported_yet_is_refused_by_flag_and_value(refused: str) ->
     assert re.match(rf"{re.escape(refused)} is not supported yet: \w", complaint("--model-repository=.", refused))
 
 
-def test_a_refused_cache_does_not_show_its_password() -> None:
-    says = complaint("--model-repository=.", "--cache-config=redis,password=hunter2")
-    assert says == "--cache-config=redis,password=... is not supported yet: there is no response cache yet"
+def test_the_password_of_a_cache_is_not_shown() -> None:
+    (notice,) = settings("--model-repository=.", "--cache-config=redis,password=hunter2").notices
+    assert notice.startswith("--cache-config=redis,password=... has no effect: there is no response cache yet")
     mistyped = complaint("--model-repository=.", "--cache-config=redis:password=hunter2")
     assert mistyped == "--cache-config: option format is '<cache>,<setting>=<value>'"
 
 
 def test_a_refused_flag_is_accepted_silently_where_it_leaves_its_feature_off(tmp_path: Path) -> None:
     off = """
-        --model-namespacing=false --trace-config=level=OFF --trace-level=OFF --response-cache-byte-size=0 --rate-limit=off --allow-client-shm=false
+        --model-namespacing=false --trace-config=level=OFF --trace-level=OFF --rate-limit=off --allow-client-shm=false
         --allow-sagemaker=FALSE --allow-vertex-ai=0 --metrics-config=summary_latencies=false
         --metrics-config=histogram_latencies=off
     """

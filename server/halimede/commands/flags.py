@@ -237,13 +237,13 @@ def _repeatable(
     return Flag(every, kind, text, field=field, combine=combine, repeatable=True, is_secret=is_secret)
 
 
-def _no_effect(name: str, kind: Kind, text: str, why: str, *, repeatable: bool = False) -> Flag:
-    return Flag((name,), kind, text, treatment=Treatment.NO_EFFECT, why=why, repeatable=repeatable)
-
-
-def _not_yet(
-    name: str, kind: Kind, text: str, why: str, *, off: str = "", repeatable: bool = False, is_secret: bool = False
+def _no_effect(
+    name: str, kind: Kind, text: str, why: str, *, repeatable: bool = False, is_secret: bool = False
 ) -> Flag:
+    return Flag((name,), kind, text, treatment=Treatment.NO_EFFECT, why=why, repeatable=repeatable, is_secret=is_secret)
+
+
+def _not_yet(name: str, kind: Kind, text: str, why: str, *, off: str = "", repeatable: bool = False) -> Flag:
     """A flag of which only the value `off` is taken, or none."""
     taken = kind.read(off) if off else None
 
@@ -259,7 +259,6 @@ def _not_yet(
         why=why,
         treat=treat,
         repeatable=repeatable,
-        is_secret=is_secret,
     )
 
 
@@ -291,7 +290,7 @@ _SAGEMAKER = "the SageMaker endpoint is not there yet"
 _VERTEX = "the Vertex AI endpoint is not there yet"
 _TRACING = "tracing is not there yet"
 _NOTHING_TRACED = "nothing is traced while the level is OFF"
-_CACHE = "there is no response cache yet"
+_CACHE = "there is no response cache yet, models run for every request"
 _RATE = "executions cannot be rate limited yet"
 
 HELP = Flag(("--help", "-h"), SWITCH, "Show this message and exit.")
@@ -508,16 +507,10 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         ),
     ),
     "Response cache": (
-        _not_yet(
+        _no_effect(
             "--cache-config", CACHE_SETTING, "A setting of the response cache.", _CACHE, repeatable=True, is_secret=True
         ),
-        _not_yet(
-            "--response-cache-byte-size",
-            BYTES_OR_NONE,
-            "Deprecated: --cache-config local,size=BYTES.",
-            _CACHE,
-            off="0",
-        ),
+        _no_effect("--response-cache-byte-size", BYTES_OR_NONE, "Deprecated: --cache-config local,size=BYTES.", _CACHE),
         _no_effect("--cache-directory", DIRECTORY, "Where caches are installed.", _PACKAGES),
     ),
     "Rate limiter": (

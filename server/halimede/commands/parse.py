@@ -88,7 +88,7 @@ def _take(given: Given, flag: Flag, text: str) -> None:
         case Treatment.HONOURED:
             given.values.setdefault(flag, []).append(value)
         case Treatment.NO_EFFECT:
-            given.without_effect.setdefault(flag, []).append(text)
+            given.without_effect.setdefault(flag, []).append(_shown(flag, text))
         case Treatment.NOT_YET:
             right = f"; right is {flag.default}" if flag.treatment is Treatment.NOT_YET and flag.default else ""
             given.problems.append(f"{flag.name}={_shown(flag, text)} is not supported yet: {flag.why}{right}")

@@ -38,7 +38,7 @@ from halimede.core.config.process_options import (
     max_concurrency,
 )
 from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_config, read_json
-from halimede.core.config.support import check_support
+from halimede.core.config.support import check_devices, check_support
 from halimede.core.config.validate import apply_defaults, validate
 from halimede.core.config.versions import select_versions
 from halimede.core.ensemble.graph import Graph, make_graph
@@ -178,7 +178,6 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Mod
         artifact = config.default_model_filename or backend.default_model_filename
         config = apply_defaults(config, entry.name, default_model_filename=artifact)
         _raise_problems(entry, filename, locate(validate(config, entry.name), locations))
-        _log_notes(entry, notes)
         policy = config.model_transaction_policy
         if isolation == THREAD and policy is not None and policy.decoupled:
             raise InferenceError(
@@ -202,6 +201,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Mod
             ),
         )
         stages.append(Stage(DEFAULT, config))
+        notes = (*notes, *locate(check_devices(config, {each.kind for each in placements}), locations))
         labels = _labels(entry, config)
     except (ConfigError, VersionError):
         raise
@@ -226,7 +226,6 @@ def _plan_ensemble(
     """The plan of an ensemble, as far as its own directory shows it."""
     config = apply_defaults(stages[-1].config, entry.name)
     _raise_problems(entry, filename, locate(validate(config, entry.name), locations))
-    _log_notes(entry, notes)
     stages = (*stages, Stage(DEFAULT, config))
     return ModelPlan(config, None, "", versions, (), _labels(entry, config), stages, locations, notes)
 
@@ -244,6 +243,9 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
     """Load every selected version, or none: what was loaded is closed again when a later version fails."""
     begun = time.monotonic()
     plan = plan_model(entry, options, abandon)
+    if plan.notes:
+        texts = "; ".join(note.message for note in plan.notes)
+        log.warning("model '%s': %s", entry.name, texts, extra={"model": entry.name})
     loaded: list[PreparedVersion] = []
     try:
         for version in plan.versions:
@@ -353,11 +355,6 @@ def _labels(entry: ModelEntry, config: ModelConfig) -> Mapping[str, tuple[str, .
         return read_labels(entry, {o.name: o.label_filename for o in config.output if o.label_filename})
     except (OSError, ValueError) as error:
         raise ConfigError(ErrorCode.INVALID_ARG, f"a label file cannot be read: {error}") from error
-
-
-def _log_notes(entry: ModelEntry, notes: Sequence[Problem]) -> None:
-    for note in notes:
-        log.info("model '%s': %s", entry.name, note.message, extra={"model": entry.name})
 
 
 def _raise_problems(entry: ModelEntry, filename: str, problems: Sequence[Problem]) -> None:

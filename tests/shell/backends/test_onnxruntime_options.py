@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from halimede.backends.onnxruntime.options import OnnxOptions, read_options
@@ -24,7 +26,7 @@ def accelerators(cpu: tuple[Accelerator, ...] = (), gpu: tuple[Accelerator, ...]
 
 
 def test_without_a_word_everything_is_the_default():
-    options = read_options(ModelConfig(), "m")
+    options = read_options(ModelConfig(), "m", on_gpu=True)
     assert options == OnnxOptions()
     assert [options.providers(kind) for kind in ("CPU", "MODEL", "GPU")] == [(CPU,), (CPU,), (CUDA, CPU)]
 
@@ -43,7 +45,7 @@ def test_every_session_parameter_is_read():
             "somebody_elses": ModelParameter("x"),
         },
     )
-    assert read_options(config, "m") == OnnxOptions(
+    assert read_options(config, "m", on_gpu=True) == OnnxOptions(
         3, 2, True, False, False, "cpu:0;gpu:0", True, "ORT_ENABLE_EXTENDED"
     )
 
@@ -54,14 +56,14 @@ def test_every_session_parameter_is_read():
 )
 def test_graph_levels_are_tritons(level, name):
     config = ModelConfig(optimization=ModelOptimizationPolicy(graph=OptimizationGraph(level)))
-    assert read_options(config, "m").graph_level == name
+    assert read_options(config, "m", on_gpu=True).graph_level == name
 
 
 def test_cuda_parameters_are_provider_options_under_both_spellings():
     numbers = parameters(
         cudnn_conv_algo_search="1", arena_extend_strategy="1", do_copy_in_default_stream="0", gpu_mem_limit="4294967200"
     )
-    assert read_options(numbers, "m").gpu == (
+    assert read_options(numbers, "m", on_gpu=True).gpu == (
         (
             "CUDAExecutionProvider",
             {
@@ -73,7 +75,7 @@ def test_cuda_parameters_are_provider_options_under_both_spellings():
         ),
         CPU,
     )
-    names = read_options(parameters(cudnn_conv_algo_search="DEFAULT"), "m")
+    names = read_options(parameters(cudnn_conv_algo_search="DEFAULT"), "m", on_gpu=True)
     assert names.gpu[0] == ("CUDAExecutionProvider", {"cudnn_conv_algo_search": "DEFAULT"})
 
 
@@ -83,7 +85,9 @@ def test_accelerators_come_before_the_devices_own_provider():
         {"precision_mode": "FP16", "max_workspace_size_bytes": "1024", "trt_engine_cache_enable": "1"},
     )
     options = read_options(
-        accelerators((Accelerator("openvino", {"num_streams": "2"}),), (Accelerator("gpu_io"), tensorrt)), "m"
+        accelerators((Accelerator("openvino", {"num_streams": "2"}),), (Accelerator("gpu_io"), tensorrt)),
+        "m",
+        on_gpu=True,
     )
     assert options.cpu == (("OpenVINOExecutionProvider", {"num_streams": "2"}), CPU)
     assert options.gpu == (
@@ -94,7 +98,9 @@ def test_accelerators_come_before_the_devices_own_provider():
         CUDA,
         CPU,
     )
-    cuda = read_options(accelerators(gpu=(Accelerator("cuda", {"cudnn_conv_use_max_workspace": "1"}),)), "m")
+    cuda = read_options(
+        accelerators(gpu=(Accelerator("cuda", {"cudnn_conv_use_max_workspace": "1"}),)), "m", on_gpu=True
+    )
     assert cuda.gpu == (("CUDAExecutionProvider", {"cudnn_conv_use_max_workspace": "1"}), CPU)
 
 
@@ -138,5 +144,12 @@ def test_accelerators_come_before_the_devices_own_provider():
 )
 def test_what_cannot_be_used_is_named_with_what_can(config, text):
     with pytest.raises(InferenceError) as caught:
-        read_options(config, "m")
+        read_options(config, "m", on_gpu=True)
     assert caught.value == InferenceError(ErrorCode.INVALID_ARG, f"model 'm': {text}")
+
+
+def test_what_is_for_gpus_is_not_read_where_no_instance_runs_on_one():
+    config = accelerators(gpu=(Accelerator("auto_mixed"), Accelerator("tensorrt", {"precision_mode": "FP8"})))
+    config = replace(config, parameters={"arena_extend_strategy": ModelParameter("7")})
+
+    assert read_options(config, "m", on_gpu=False) == OnnxOptions()

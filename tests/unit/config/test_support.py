@@ -41,7 +41,7 @@ from halimede.core.config.model_config import (
     SecondaryDevice,
     TimeoutAction,
 )
-from halimede.core.config.support import NOT_YET, TABLE, check_support
+from halimede.core.config.support import NOT_YET, TABLE, check_devices, check_support
 from halimede.core.config.validate import apply_defaults
 from halimede.core.types import DataType, Problem
 
@@ -150,25 +150,10 @@ def test_what_is_honoured_passes_without_a_word():
         (ModelConfig(batch_input=(BatchInput(),)), ["batch_input"]),
         (ModelConfig(batch_output=(BatchOutput(),)), ["batch_output"]),
         (ModelConfig(cc_model_filenames={"7.5": "t4.plan"}), ["cc_model_filenames"]),
-        (ModelConfig(model_warmup=(ModelWarmup(),)), ["model_warmup"]),
         (ModelConfig(model_operations=ModelOperations(("op.so",))), ["model_operations.op_library_filename"]),
         (
             ModelConfig(model_repository_agents=ModelRepositoryAgents((RepositoryAgent("checksum"),))),
             ["model_repository_agents.agents"],
-        ),
-        (ModelConfig(response_cache=ModelResponseCache(enable=True)), ["response_cache.enable"]),
-        (ModelConfig(model_metrics=ModelMetrics((MetricControl(),))), ["model_metrics.metric_control"]),
-        (
-            ModelConfig(
-                dynamic_batching=ModelDynamicBatching(
-                    priority_levels=2, default_priority_level=1, priority_queue_policy={1: ModelQueuePolicy()}
-                )
-            ),
-            [
-                "dynamic_batching.priority_levels",
-                "dynamic_batching.default_priority_level",
-                "dynamic_batching.priority_queue_policy",
-            ],
         ),
         (
             ModelConfig(
@@ -176,14 +161,6 @@ def test_what_is_honoured_passes_without_a_word():
                 output=(ModelOutput(name="c", is_non_linear_format_io=True),),
             ),
             ["input[1].is_shape_tensor", "input[1].allow_ragged_batch", "output[0].is_non_linear_format_io"],
-        ),
-        (
-            ModelConfig(
-                instance_group=(
-                    ModelInstanceGroup(rate_limiter=ModelRateLimiter(resources=(RateLimiterResource("R", count=1),))),
-                )
-            ),
-            ["instance_group[0].rate_limiter.resources"],
         ),
     ],
 )
@@ -201,15 +178,25 @@ def test_what_has_no_effect_is_accepted_with_one_line_each():
             gather_kernel_buffer_threshold=10,
             eager_batching=True,
         ),
+        dynamic_batching=ModelDynamicBatching(
+            priority_levels=2, default_priority_level=1, priority_queue_policy={1: ModelQueuePolicy()}
+        ),
         instance_group=(
             ModelInstanceGroup(
-                rate_limiter=ModelRateLimiter(priority=2),
+                rate_limiter=ModelRateLimiter(resources=(RateLimiterResource("R", count=1),), priority=2),
                 secondary_devices=(SecondaryDevice(),),
                 profile=("0",),
                 host_policy="numa0",
             ),
         ),
+        model_warmup=(ModelWarmup(),),
+        response_cache=ModelResponseCache(enable=True),
+        model_metrics=ModelMetrics((MetricControl(),)),
     )
+    unordered = (
+        "has no effect: there are no priorities yet: all requests wait in one queue, under the default queue policy"
+    )
+    unlimited = "has no effect: there is no rate limiter yet: executions start without waiting for resources"
 
     refusals, notes = check_support(config)
 
@@ -221,10 +208,17 @@ def test_what_has_no_effect_is_accepted_with_one_line_each():
         "'optimization.input_pinned_memory' has no effect: tensors are not staged in pinned memory",
         "'optimization.gather_kernel_buffer_threshold' has no effect: inputs are not gathered by a kernel",
         "'optimization.eager_batching' has no effect: it is a hint to backends that are not here",
-        "'instance_group[0].rate_limiter.priority' has no effect: executions are not rate limited",
+        f"'dynamic_batching.priority_levels' {unordered}",
+        f"'dynamic_batching.default_priority_level' {unordered}",
+        f"'dynamic_batching.priority_queue_policy' {unordered}",
+        f"'instance_group[0].rate_limiter.resources' {unlimited}",
+        f"'instance_group[0].rate_limiter.priority' {unlimited}",
         "'instance_group[0].secondary_devices' has no effect: no backend here uses a secondary device",
         "'instance_group[0].profile' has no effect: no backend here has optimization profiles",
         "'instance_group[0].host_policy' has no effect: instances are not bound to processors or memory",
+        "'model_warmup' has no effect: there is no warm-up yet: the first requests may take longer",
+        "'response_cache.enable' has no effect: there is no response cache yet: the model runs for every request",
+        "'model_metrics.metric_control' has no effect: single metrics have no settings yet",
     ]
     assert [note.path for note in notes[:2]] == ["optimization.priority", "optimization.cuda"]
 
@@ -238,4 +232,13 @@ def test_fields_that_protect_are_never_waved_through():
     ]
 
     assert all(TABLE[message][field].why == "" for message, field in protecting)
-    assert (TABLE[ModelRepositoryAgents]["agents"], TABLE[ModelRateLimiter]["resources"]) == (NOT_YET, NOT_YET)
+    assert TABLE[ModelRepositoryAgents]["agents"] is NOT_YET
+
+
+def test_what_is_for_gpus_has_no_effect_where_no_instance_runs_on_one():
+    path = "optimization.execution_accelerators.gpu_execution_accelerator"
+    accelerators = ExecutionAccelerators(gpu_execution_accelerator=(Accelerator("tensorrt"),))
+    config = ModelConfig(optimization=ModelOptimizationPolicy(execution_accelerators=accelerators))
+
+    assert check_devices(config, {"CPU", "GPU"}) == check_devices(ModelConfig(), {"CPU"}) == ()
+    assert check_devices(config, {"CPU"}) == (Problem(f"'{path}' has no effect: no instance runs on a GPU", path),)

@@ -218,14 +218,14 @@ def test_no_file_lies_outside_the_model_directory(path: str, problem: str):
         output=(replace(Y, label_filename=path),),
         default_model_filename=path,
         cc_model_filenames={"7.5": path},
-        model_warmup=(ModelWarmup("w", inputs={"x": WarmupInput(DataType.FP32, (4,), input_data_file=path)}),),
+        model_warmup=(ModelWarmup("w", 1, {"x": WarmupInput(DataType.FP32, (4,), input_data_file=path)}),),
     ) == [
         ("output[0].label_filename", f"'label_filename' of model output 'y' {problem}"),
         ("default_model_filename", f"'default_model_filename' {problem}"),
         ('cc_model_filenames["7.5"]', f"'cc_model_filenames' for '7.5' {problem}"),
         (
             'model_warmup[0].inputs["x"].input_data_file',
-            f"'input_data_file' of input 'x' of warmup sample 'w' {problem}",
+            f"'input_data_file' of warmup input 'x' {problem}",
         ),
     ]
 
@@ -256,15 +256,7 @@ def test_no_file_lies_outside_the_model_directory(path: str, problem: str):
             ModelDynamicBatching(priority_levels=2, default_priority_level=3),
             [("dynamic_batching.default_priority_level", "default priority level must be in range [1, 2] for m")],
         ),
-        (
-            ModelDynamicBatching(default_priority_level=1),
-            [
-                (
-                    "dynamic_batching.default_priority_level",
-                    "default priority level is set without 'priority_levels' for m",
-                )
-            ],
-        ),
+        (ModelDynamicBatching(default_priority_level=1), []),
         (ModelDynamicBatching(preserve_ordering=True, priority_levels=1, default_priority_level=1), []),
         (
             ModelDynamicBatching(preserve_ordering=True, priority_levels=2, default_priority_level=1),
@@ -293,7 +285,10 @@ def test_no_file_lies_outside_the_model_directory(path: str, problem: str):
                     "dynamic_batching.priority_queue_policy[1].timeout_action",
                     "Queue policy can not have DELAY as 'timeout_action' when 'preserve_ordering' is true for m",
                 ),
-                ("dynamic_batching.priority_queue_policy[2]", "priority level 2 must be in range [1, 1] for m"),
+                (
+                    "dynamic_batching.priority_queue_policy[2]",
+                    "priority queue policy must have priority level in range [1, 1] for m",
+                ),
             ],
         ),
     ],
@@ -531,19 +526,25 @@ def test_platform_and_ensemble_scheduling_go_together():
 
 
 def test_warmup_rules():
-    assert problems(model_warmup=(ModelWarmup(), ModelWarmup("w", inputs={"x": WarmupInput(dims=(-1,))}))) == [
-        ("model_warmup[0].name", "warmup sample must specify 'name'"),
-        ("model_warmup[0].inputs", "warmup sample must specify 'inputs'"),
-        ('model_warmup[1].inputs["x"].data_type', "input 'x' of warmup sample 'w' must specify 'data_type'"),
+    assert problems(model_warmup=(ModelWarmup(batch_size=1), ModelWarmup("w", 1, {"x": WarmupInput(dims=(-1,))}))) == [
+        ("model_warmup[0].inputs", "a warmup sample must specify 'inputs'"),
+        ('model_warmup[1].inputs["x"].data_type', "warmup setting expects input 'x' to have data_type set"),
         (
-            'model_warmup[1].inputs["x"].dims[0]',
-            "input 'x' of warmup sample 'w' must have fixed dims of at least 1, got -1",
+            'model_warmup[1].inputs["x"].dims',
+            "warmup setting expects all variable-size dimensions are specified for input 'x'",
         ),
         (
             'model_warmup[1].inputs["x"]',
-            "input 'x' of warmup sample 'w' must specify 'zero_data', 'random_data' or 'input_data_file'",
+            "warmup setting expects input 'x' to have input_data_type set: one of 'zero_data', 'random_data' and "
+            "'input_data_file'",
         ),
     ]
+
+
+def test_a_warmup_sample_needs_no_name_and_one_without_rows_is_not_looked_at():
+    zeros = WarmupInput(DataType.FP32, (4,), zero_data=True)
+
+    assert problems(model_warmup=(ModelWarmup("", 1, {"x": zeros}), ModelWarmup("w", 0))) == []
 
 
 def test_a_response_cache_needs_one_answer_per_request_and_no_state():
@@ -553,10 +554,15 @@ def test_a_response_cache_needs_one_answer_per_request_and_no_state():
         sequence_batching=ModelSequenceBatching(),
         model_transaction_policy=ModelTransactionPolicy(decoupled=True),
     ) == [
-        ("response_cache.enable", "response cache is not supported with sequence batching, as in model 'm'"),
         (
             "response_cache.enable",
-            "response cache is not supported with decoupled transaction policy, as in model 'm'",
+            "Response Cache does not currently support model m with sequence batching scheduler. Please disable the "
+            "response cache.",
+        ),
+        (
+            "response_cache.enable",
+            "Response Cache does not currently support model m with 'decoupled' transaction policy. Please disable "
+            "the response cache.",
         ),
     ]
 

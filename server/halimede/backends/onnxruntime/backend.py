@@ -70,8 +70,8 @@ class OnnxModel:
         self._config = config
         self._name = source.name
         self._path = _model_path(source)
-        self._options = options = read_options(config, source.name)
         cpu, gpu = _instance_counts(config, default_cpu_instances)
+        self._options = options = read_options(config, source.name, on_gpu=gpu > 0)
         self._cpu_threads = self._gpu_threads = None
         if not _use_global_pool(source):
             cores = available_cores()

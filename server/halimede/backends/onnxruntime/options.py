@@ -1,7 +1,7 @@
 """What a model's configuration says to ONNX Runtime: parameters, optimization level, execution accelerators. Pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from halimede.core.config.model_config import Accelerator, ModelConfig
 from halimede.core.types import ErrorCode, InferenceError
@@ -53,8 +53,11 @@ class OnnxOptions:
         return self.gpu if kind == "GPU" else self.cpu
 
 
-def read_options(config: ModelConfig, model: str) -> OnnxOptions:
-    """The options of `config`; INVALID_ARG names every parameter that cannot be used."""
+def read_options(config: ModelConfig, model: str, *, on_gpu: bool) -> OnnxOptions:
+    """The options of `config`; INVALID_ARG names every parameter that cannot be used.
+
+    What is for GPUs is read only if an instance runs `on_gpu`.
+    """
     reader = _Reader(config)
     level = config.optimization.graph.level if config.optimization and config.optimization.graph else 0
     if level not in GRAPH_LEVELS:
@@ -72,8 +75,10 @@ def read_options(config: ModelConfig, model: str) -> OnnxOptions:
         ),
         graph_level=GRAPH_LEVELS.get(level, ""),
         cpu=(*reader.cpu_providers(accelerators.cpu_execution_accelerator if accelerators else ()), (CPU, {})),
-        gpu=(*reader.gpu_providers(accelerators.gpu_execution_accelerator if accelerators else ()), (CPU, {})),
     )
+    if on_gpu:
+        gpu = reader.gpu_providers(accelerators.gpu_execution_accelerator if accelerators else ())
+        options = replace(options, gpu=(*gpu, (CPU, {})))
     if reader.problems:
         raise InferenceError(ErrorCode.INVALID_ARG, f"model '{model}': {'; '.join(reader.problems)}")
     return options

@@ -1,11 +1,11 @@
 """What this server does with every field of a model configuration: one table, of which nothing may be missing.
 
-A field that is honoured needs no words. One without effect here is accepted with a note, because the model computes the
-same without it. One that changes what a model does, or that protects it, and that is not there yet, is refused by name:
-a configuration is never half obeyed. What is at its default is never mentioned.
+A field that is honoured needs no words. A field without effect here is accepted with a note, because every answer is
+the same without it. A field that can change an answer, or that guards what may be loaded, and that is not there yet, is
+refused by name. What is at its default is never mentioned.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, auto
 from typing import Any
@@ -93,6 +93,11 @@ def _all(support: Support, *names: str) -> dict[str, Support]:
 _CUDA = _no_effect("no backend here takes CUDA graphs, streams or events from the configuration", OptimizationCuda())
 _PINNED = _no_effect("tensors are not staged in pinned memory", PinnedMemoryBuffer(enable=True))
 _BACKEND_HINT = _no_effect("it is a hint to backends that are not here")
+_PRIORITIES = _no_effect("there are no priorities yet: all requests wait in one queue, under the default queue policy")
+_WARMUP = _no_effect("there is no warm-up yet: the first requests may take longer")
+_CACHE = _no_effect("there is no response cache yet: the model runs for every request")
+_METRICS = _no_effect("single metrics have no settings yet")
+_RATES = _no_effect("there is no rate limiter yet: executions start without waiting for resources")
 
 TABLE: Mapping[type, Mapping[str, Support]] = {
     ModelConfig: {
@@ -102,7 +107,8 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
         **_all(NOT_YET, "batch_input", "batch_output", "sequence_batching"),
         **_all(HONOURED, "optimization", "dynamic_batching", "ensemble_scheduling"),
         **_all(HONOURED, "instance_group", "default_model_filename"),
-        **_all(NOT_YET, "cc_model_filenames", "model_warmup"),
+        "cc_model_filenames": NOT_YET,
+        "model_warmup": _WARMUP,
         **_all(HONOURED, "metric_tags", "parameters", "model_transaction_policy"),
         # Honoured as far as their fields are: an empty message asks for nothing.
         **_all(HONOURED, "model_operations", "model_repository_agents", "response_cache", "model_metrics"),
@@ -141,7 +147,7 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
     ModelDynamicBatching: {
         **_all(HONOURED, "preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"),
         "default_queue_policy": HONOURED,
-        **_all(NOT_YET, "priority_levels", "default_priority_level", "priority_queue_policy"),
+        **_all(_PRIORITIES, "priority_levels", "default_priority_level", "priority_queue_policy"),
     },
     ModelQueuePolicy: _all(
         HONOURED, "timeout_action", "default_timeout_microseconds", "allow_timeout_override", "max_queue_size"
@@ -177,24 +183,21 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
         "profile": _no_effect("no backend here has optimization profiles"),
         "host_policy": _no_effect("instances are not bound to processors or memory"),
     },
-    ModelRateLimiter: {
-        "resources": NOT_YET,
-        "priority": _no_effect("executions are not rate limited"),
-    },
-    RateLimiterResource: _all(NOT_YET, "name", "global_", "count"),
+    ModelRateLimiter: _all(_RATES, "resources", "priority"),
+    RateLimiterResource: _all(_RATES, "name", "global_", "count"),
     SecondaryDevice: _all(_no_effect("no backend here uses a secondary device"), "kind", "device_id"),
     ModelParameter: _all(HONOURED, "string_value"),
-    ModelWarmup: _all(NOT_YET, "name", "batch_size", "inputs", "count"),
-    WarmupInput: _all(NOT_YET, "data_type", "dims", "zero_data", "random_data", "input_data_file"),
+    ModelWarmup: _all(_WARMUP, "name", "batch_size", "inputs", "count"),
+    WarmupInput: _all(_WARMUP, "data_type", "dims", "zero_data", "random_data", "input_data_file"),
     ModelOperations: _all(NOT_YET, "op_library_filename"),
     ModelTransactionPolicy: _all(HONOURED, "decoupled"),
     ModelRepositoryAgents: _all(NOT_YET, "agents"),
     RepositoryAgent: _all(NOT_YET, "name", "parameters"),
-    ModelResponseCache: _all(NOT_YET, "enable"),
-    ModelMetrics: _all(NOT_YET, "metric_control"),
-    MetricControl: _all(NOT_YET, "metric_identifier", "histogram_options"),
-    MetricIdentifier: _all(NOT_YET, "family"),
-    HistogramOptions: _all(NOT_YET, "buckets"),
+    ModelResponseCache: _all(_CACHE, "enable"),
+    ModelMetrics: _all(_METRICS, "metric_control"),
+    MetricControl: _all(_METRICS, "metric_identifier", "histogram_options"),
+    MetricIdentifier: _all(_METRICS, "family"),
+    HistogramOptions: _all(_METRICS, "buckets"),
 }
 """By message and field name. Below a field that is not honoured the entries repeat its treatment and are not read."""
 
@@ -207,8 +210,21 @@ def check_support(config: ModelConfig) -> tuple[tuple[Problem, ...], tuple[Probl
         if support.treatment is Treatment.NOT_YET:
             refusals.append(Problem(f"'{path}' is not supported yet, remove it from the model configuration", path))
         else:
-            notes.append(Problem(f"'{path}' has no effect: {support.why}", path))
+            notes.append(_note(path, support.why))
     return tuple(refusals), tuple(notes)
+
+
+def check_devices(config: ModelConfig, kinds: Collection[str]) -> tuple[Problem, ...]:
+    """Notes on what the configuration asks of GPUs, where no instance runs on one. `kinds` are those of instances."""
+    accelerators = config.optimization.execution_accelerators if config.optimization is not None else None
+    if accelerators is None or not accelerators.gpu_execution_accelerator or "GPU" in kinds:
+        return ()
+    path = "optimization.execution_accelerators.gpu_execution_accelerator"
+    return (_note(path, "no instance runs on a GPU"),)
+
+
+def _note(path: str, why: str) -> Problem:
+    return Problem(f"'{path}' has no effect: {why}", path)
 
 
 def _findings(message: Any, path: str) -> Iterator[tuple[str, Support]]:  # Any: dataclasses.fields wants one

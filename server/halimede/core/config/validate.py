@@ -284,10 +284,6 @@ def _dynamic_batching(config: ModelConfig, batching: ModelDynamicBatching) -> It
         yield Problem(
             f"default priority level must be in range [1, {levels}] for {name}", f"{path}.default_priority_level"
         )
-    if levels == 0 and batching.default_priority_level > 0:
-        yield Problem(
-            f"default priority level is set without 'priority_levels' for {name}", f"{path}.default_priority_level"
-        )
     if batching.preserve_ordering and levels > 1:
         yield Problem(
             f"Only one priority level is allowed when 'preserve_ordering' is true for {name}",
@@ -297,7 +293,7 @@ def _dynamic_batching(config: ModelConfig, batching: ModelDynamicBatching) -> It
     for level, policy in batching.priority_queue_policy.items():
         where = f"{path}.priority_queue_policy[{level}]"
         if not 1 <= level <= levels:
-            yield Problem(f"priority level {level} must be in range [1, {levels}] for {name}", where)
+            yield Problem(f"priority queue policy must have priority level in range [1, {levels}] for {name}", where)
         yield from _queue_policy(config, batching, policy, where)
 
 
@@ -524,33 +520,37 @@ def _files(config: ModelConfig) -> Iterator[Problem]:
 
 
 def _warmup(sample: ModelWarmup, path: str) -> Iterator[Problem]:
-    called = f"warmup sample '{clip(sample.name)}'" if sample.name else "warmup sample"
-    if not sample.name:
-        yield Problem(f"{called} must specify 'name'", f"{path}.name")
+    if sample.batch_size == 0:
+        return  # Triton skips such a sample
     if not sample.inputs:
-        yield Problem(f"{called} must specify 'inputs'", f"{path}.inputs")
+        yield Problem("a warmup sample must specify 'inputs'", f"{path}.inputs")
     for name, tensor in sample.inputs.items():
         where = f'{path}.inputs["{name}"]'
-        tensor_called = f"input '{clip(name)}' of {called}"
+        called = f"input '{clip(name)}'"
         if tensor.data_type is DataType.INVALID:
-            yield Problem(f"{tensor_called} must specify 'data_type'", f"{where}.data_type")
-        yield from _fixed_dims(tensor.dims, tensor_called, f"{where}.dims")
+            yield Problem(f"warmup setting expects {called} to have data_type set", f"{where}.data_type")
+        if any(dim < 1 for dim in tensor.dims):
+            text = f"warmup setting expects all variable-size dimensions are specified for {called}"
+            yield Problem(text, f"{where}.dims")
         if (tensor.zero_data, tensor.random_data, tensor.input_data_file) == (None, None, None):
-            yield Problem(f"{tensor_called} must specify 'zero_data', 'random_data' or 'input_data_file'", where)
+            text = f"warmup setting expects {called} to have input_data_type set"
+            yield Problem(f"{text}: one of 'zero_data', 'random_data' and 'input_data_file'", where)
         if tensor.input_data_file is not None and (problem := _path_problem(tensor.input_data_file)):
-            yield Problem(f"'input_data_file' of {tensor_called} {problem}", f"{where}.input_data_file")
+            yield Problem(f"'input_data_file' of warmup {called} {problem}", f"{where}.input_data_file")
 
 
 def _response_cache(config: ModelConfig) -> Iterator[Problem]:
     if config.response_cache is None or not config.response_cache.enable:
         return
-    name = clip(config.name)
+    policy = config.model_transaction_policy
+    reasons = []
     if config.sequence_batching is not None:
+        reasons.append("sequence batching scheduler")
+    if policy is not None and policy.decoupled:
+        reasons.append("'decoupled' transaction policy")
+    for reason in reasons:
         yield Problem(
-            f"response cache is not supported with sequence batching, as in model '{name}'", "response_cache.enable"
-        )
-    if config.model_transaction_policy is not None and config.model_transaction_policy.decoupled:
-        yield Problem(
-            f"response cache is not supported with decoupled transaction policy, as in model '{name}'",
+            f"Response Cache does not currently support model {clip(config.name)} with {reason}. Please disable the "
+            "response cache.",
             "response_cache.enable",
         )
