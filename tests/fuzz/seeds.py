@@ -55,7 +55,7 @@ def _done(batch: int, replies: list[Reply], wanted: int = 0, retained: tuple[tup
 
 
 def _response(key: int, reply: Reply, final: bool) -> bytes:
-    return bytes(frames.encode_response(key, reply, final, 5, _OUTPUTS, _place))
+    return bytes(frames.encode_response(key, reply, final, (4, 5), _OUTPUTS, _place))
 
 
 def _infer(number: int, *inputs: Tensor, batch: int = 1, **fields: Any) -> bytes:

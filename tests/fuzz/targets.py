@@ -339,7 +339,7 @@ class _Owner:
         self.heard.append((batch.number, replies, done.failed, done.times, done.retained))
 
     def on_response(self, response: frames.Response) -> None:
-        self.heard.append((response.key, _told(response.reply), response.final, response.sent_ns))
+        self.heard.append((response.key, _told(response.reply), response.final, response.times))
 
     def on_ready(self, is_ready: bool) -> None:
         self.heard.append(is_ready)

@@ -271,7 +271,7 @@ def response_frame(
     key: int, reply: Reply, *, final: bool = False, place: Callable[[Buffer], tuple[int, int] | None] = lambda _: None
 ) -> Buffer:
     positions = {name: at for at, name in enumerate(OUTPUTS)}
-    return frames.encode_response(key, reply, final, 1, positions, place)
+    return frames.encode_response(key, reply, final, (1, 2), positions, place)
 
 
 @dataclass

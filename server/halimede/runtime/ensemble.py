@@ -24,7 +24,7 @@ from halimede.core.ensemble.run import Acknowledge, Answer, Call, EnsembleRun, R
 from halimede.core.observe.stats import ModelStats, outcome_of
 from halimede.core.schedule.waits import Held, Place
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
-from halimede.core.types.caller import Caller
+from halimede.core.types.caller import Caller, Computed
 from halimede.core.types.error import of_request
 from halimede.core.types.statistics import FailureReason, ResponseOutcome
 from halimede.runtime.acceptor import Acceptor
@@ -40,9 +40,6 @@ MAX_REQUESTS = 4096
 
 NS_PER_US = 1000
 NS_PER_MS = 1_000_000
-
-OF_A_CLIENT = Caller(1)
-"""Who calls the steps of a request that a client sent."""
 
 
 class Inferences(Protocol):
@@ -60,11 +57,14 @@ class EnsembleRequest(InFlight):
     """One accepted request. `calls` are those under way, by number, with their tickets, 0 where there is none yet.
 
     `answers` were sent, of which the client has not taken `ahead` yet; `held` are the calls whose models are told of an
-    answer that it was taken once the client goes on. `waited_ns` is what its calls spent at gates.
+    answer that it was taken once the client goes on. `waited_ns` is what its calls spent at gates, `computed` what they
+    took to compute. `last_ns` is when it began or was answered last.
     """
 
     run: EnsembleRun
     steps_caller: Caller
+    computed: Computed
+    last_ns: int
     calls: dict[int, int] = field(default_factory=dict)
     answers: int = 0
     ahead: int = 0
@@ -177,7 +177,10 @@ class Ensemble(Account):
             return
         run = EnsembleRun(self._graph, request)
         rows = checked.batch_size
-        steps_caller = OF_A_CLIENT if caller is None else Caller(caller.depth + 1, _waiter(key, caller))
+        computed = Computed()
+        steps_caller = (
+            Caller(1, None, computed) if caller is None else Caller(caller.depth + 1, _waiter(key, caller), computed)
+        )
         flight = EnsembleRequest(
             key,
             request,
@@ -191,6 +194,8 @@ class Ensemble(Account):
             caller,
             run,
             steps_caller,
+            computed,
+            received_ns,
         )
         self._accept(key, flight)
         self._act(flight, run.begin)
@@ -453,16 +458,21 @@ class Ensemble(Account):
             reason = FailureReason.CANCELED if is_cancelled else FailureReason.OTHER
             self._stats.record_failure(reason, now - flight.received_ns)
         else:
-            # What it takes to compute is its steps' to report, and counted nowhere twice.
-            self._stats.record_execution(flight.rows, 0, 0, 0)
-            self._stats.record_success(flight.rows, now - flight.received_ns, flight.waited_ns, 0, 0, 0, wall_ms())
+            # The sums of all calls: steps that run side by side may take longer together than the request.
+            computed = flight.computed
+            spent = computed.input_ns, computed.infer_ns, computed.output_ns
+            self._stats.record_execution(flight.rows, *spent)
+            self._stats.record_success(flight.rows, now - flight.received_ns, flight.waited_ns, *spent, wall_ms())
+            if flight.caller is not None and flight.caller.computed is not None:
+                flight.caller.computed.add(*spent)
         self._send(flight, response)
         self._rest()
 
     def _note_response(self, flight: EnsembleRequest, response: InferenceResponse, now_ns: int) -> None:
         outcome = outcome_of(response)
         flight.has_failed |= outcome in (ResponseOutcome.FAIL, ResponseOutcome.CANCEL)
-        self._stats.record_response(flight.answers, outcome, 0, 0)
+        self._stats.record_response(flight.answers, outcome, now_ns - flight.last_ns, 0)
+        flight.last_ns = now_ns
         if outcome is ResponseOutcome.SUCCESS and not flight.answers:
             self._stats.record_first_response(now_ns - flight.received_ns)
         flight.answers += 1

@@ -89,14 +89,14 @@ class Open:
     """What is known of an open request: beside its record, so that a request that is answered once does not pay for it.
 
     `first` is the first request of its batch, `answers` are those that were sent, `last_ns` is when the last of them
-    was, `has_failed` whether one was an error.
+    was, before it when the batch began to compute, `has_failed` whether one was an error.
     """
 
     worker: Worker
     first: int
+    last_ns: int
     batch_is_over: bool = False
     answers: int = 0
-    last_ns: int = 0
     has_failed: bool = False
 
 
@@ -497,6 +497,9 @@ class Pump(Account):
             if done.parameters and at in done.parameters:
                 response.parameters = dict(done.parameters[at])
             now = monotonic_ns()
+            if flight.caller is not None and flight.caller.computed is not None:
+                # First: the answer may be the last one that its ensemble waits for.
+                flight.caller.computed.add(input_ns, infer_ns, output_ns)
             # Counted while the answer is on its way.
             self._send(key, flight, response)
             stats.record_success(
@@ -530,7 +533,7 @@ class Pump(Account):
             return
         opened = self._open.get(item.key)
         if opened is None:
-            opened = self._open[item.key] = Open(done.worker, done.items[0].key)
+            opened = self._open[item.key] = Open(done.worker, done.items[0].key, done.times.input_end)
         if reply is not None:
             self._pass_on(
                 flight, opened, ResponseSent(done.worker, item.key, reply, True, done.times, parameters or {})
@@ -546,7 +549,7 @@ class Pump(Account):
             return
         opened = self._open.get(sent.key)
         if opened is None and (batch := self._batch_of(sent.worker, sent.key)):
-            opened = self._open[sent.key] = Open(sent.worker, batch[0].key)
+            opened = self._open[sent.key] = Open(sent.worker, batch[0].key, sent.times.input_end)
         if opened is None or opened.worker is not sent.worker:
             return
         if flight.cancelled and not sent.final:
@@ -578,8 +581,8 @@ class Pump(Account):
         now = monotonic_ns()
         outcome = outcome_of(response)
         since = max(times.input_end, opened.last_ns)
-        infer_ns = max(0, times.output_start - since)
-        self._stats.record_response(opened.answers, outcome, infer_ns, times.end - times.output_start)
+        output_start = max(times.output_start, since)
+        self._stats.record_response(opened.answers, outcome, output_start - since, times.end - output_start)
         if outcome is ResponseOutcome.SUCCESS and not opened.answers:
             self._stats.record_first_response(now - flight.received_ns)
         opened.answers += 1
@@ -591,20 +594,21 @@ class Pump(Account):
                 reason = FailureReason.CANCELED if cancelled else FailureReason.BACKEND
                 self._stats.record_failure(reason, now - flight.received_ns)
             else:
-                self._stats.record_success(
-                    flight.rows,
-                    now - flight.received_ns,
-                    max(0, times.start - flight.queued_ns),
+                spent = (
                     times.input_end - times.start,
                     times.output_start - times.input_end,
                     times.end - times.output_start,
-                    wall_ms(),
                 )
+                queue_ns = max(0, times.start - flight.queued_ns)
+                self._stats.record_success(flight.rows, now - flight.received_ns, queue_ns, *spent, wall_ms())
+                if flight.caller is not None and flight.caller.computed is not None:
+                    flight.caller.computed.add(*spent)
         self._send(sent.key, flight, response)
 
     def _forget(self, key: int, opened: Open) -> None:
         """Answer an open request whose client has gone. Its model may answer for ever: nobody listens any more."""
-        self._stats.record_response(opened.answers, ResponseOutcome.CANCEL, 0, 0)
+        waited_ns = max(0, monotonic_ns() - opened.last_ns)
+        self._stats.record_response(opened.answers, ResponseOutcome.CANCEL, waited_ns, 0)
         self._fail(key, CANCELLED, FailureReason.CANCELED)
 
     def _worker_of(self, key: int) -> Worker | None:
@@ -633,7 +637,7 @@ class Pump(Account):
             batch = self._running.pop(instance, [])
             for item in batch:
                 if item.key in self._live.by_ticket:
-                    self._open.setdefault(item.key, Open(worker, batch[0].key))
+                    self._open.setdefault(item.key, Open(worker, batch[0].key, item.queued_ns))
         self._count_capacity()
         self._refuse_if_parked()
 

@@ -169,8 +169,8 @@ _TENSOR = struct.Struct("<HBBHQQ")
 _DONE = struct.Struct("<B3QQ")
 # what it is, error code, number of outputs, length of the error's text or the parameters.
 _REPLY = struct.Struct("<BBHI")
-# key, whether it is final, when it was sent.
-_RESPONSE = struct.Struct("<IQBQ")
+# key, whether it is final, when the execution began, when it was sent.
+_RESPONSE = struct.Struct("<IQBQQ")
 # number, batch, bytes that found no room; then, remembered with the description: correlation, timeout, priority, START,
 # END and whether one answer is wanted, number of inputs, of outputs, length of the model's name, of the version, of id,
 # of parameters, of a text correlation.
@@ -181,7 +181,7 @@ _INFER = struct.Struct("<QQQBHHHHIII")
 _CALL_ANSWER_OWN = struct.Struct("<II")
 _CALL_ANSWER = struct.Struct("<BBBHHHII")
 # Each with the header before it.
-_WHOLE_BATCH, _WHOLE_RESPONSE = struct.Struct("<IIIIH"), struct.Struct("<IIIQBQ")
+_WHOLE_BATCH, _WHOLE_RESPONSE = struct.Struct("<IIIIH"), struct.Struct("<IIIQBQQ")
 _WHOLE_INFER, _WHOLE_CALL_ANSWER = struct.Struct("<IIIIIQ"), struct.Struct("<IIII")
 _LENGTH = struct.Struct("<H")
 _POSITION = struct.Struct("<H")
@@ -494,16 +494,17 @@ def decode_done(body: memoryview, outputs: tuple[str, ...], locate: Locate) -> D
 
 @dataclass(slots=True)
 class Response:
-    """An answer ahead of its batch's end or after it. `sent_ns` is when the model sent it, monotonic nanoseconds."""
+    """An answer ahead of its batch's end or after it. Times are monotonic nanoseconds: when the execution of its
+    request began, and when the model sent it."""
 
     key: int
     reply: Reply
     final: bool
-    sent_ns: int
+    times: tuple[int, int]
 
 
 def encode_response(
-    key: int, reply: Reply, final: bool, sent_ns: int, outputs: Mapping[str, int], place: Place
+    key: int, reply: Reply, final: bool, times: tuple[int, int], outputs: Mapping[str, int], place: Place
 ) -> Buffer:
     """A RESPONSE frame."""
     described: list[bytes] = []
@@ -512,13 +513,13 @@ def encode_response(
     whole = b"".join(described)
     pad = _PADDING[-(_WHOLE_RESPONSE.size + len(whole)) & 15]
     length = _RESPONSE.size + len(whole) + len(pad) + size
-    return b"".join((_WHOLE_RESPONSE.pack(length, RESPONSE, len(whole), key, final, sent_ns), whole, pad, *data))
+    return b"".join((_WHOLE_RESPONSE.pack(length, RESPONSE, len(whole), key, final, *times), whole, pad, *data))
 
 
 def decode_response(body: memoryview, outputs: tuple[str, ...], locate: Locate) -> Response:
     """The server's reading of a RESPONSE frame's body. FrameError."""
     try:
-        length, key, final, sent_ns = _RESPONSE.unpack_from(body)
+        length, key, final, begun_ns, sent_ns = _RESPONSE.unpack_from(body)
         end = _RESPONSE.size + length
         if end > len(body):
             raise FrameError("RESPONSE: a description that ends too early")
@@ -528,7 +529,7 @@ def decode_response(body: memoryview, outputs: tuple[str, ...], locate: Locate) 
         (reply,) = _made(forms, body, _base(end), locate)
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"RESPONSE: {_wrong(error)}") from error
-    return Response(key, reply, bool(final), sent_ns)
+    return Response(key, reply, bool(final), (begun_ns, sent_ns))
 
 
 def encode_infer(number: int, batch: int, request: InferenceRequest, place: Place, wanted: Callable[[], int]) -> Buffer:

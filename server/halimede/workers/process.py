@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from halimede.backends.hosting import Answer, WorkerSpec
 from halimede.core.config.model_config import ModelConfig
@@ -137,8 +137,8 @@ class ProcessWorker:
         """Requests that the process has, by key: of its batches, and those that wait for their final answer."""
         self._untaken: dict[int, int] = {}
         """Answers of a request that its client has not taken yet, by key."""
-        self._opened: dict[int, int] = {}
-        """The batches of requests that are over without having answered them, by key."""
+        self._opened: dict[int, _Opened] = {}
+        """Requests whose batches are over without having answered them, by key."""
         self._dispatched: dict[int, int] = {}
         """When each batch was sent, by number; monotonic nanoseconds."""
         self._processors = len(os.sched_getaffinity(0))
@@ -213,10 +213,9 @@ class ProcessWorker:
 
     def _cancel_calls_for(self, key: int, connection: Connection) -> None:
         """What is asked for from a batch of which nobody waits for any request any more is cancelled with it."""
-        number = self._opened.get(key) or next(
-            (batch.number for batch in connection.batches if any(item.key == key for item in batch.items)), 0
-        )
-        keys = [each for each, batch in self._opened.items() if batch == number]
+        opened = self._opened.get(key)
+        number = _batch_of(key, connection) if opened is None else opened.batch
+        keys = [each for each, other in self._opened.items() if other.batch == number]
         keys += [item.key for batch in connection.batches if batch.number == number for item in batch.items]
         if all(key not in self._items or self._items[key].cancelled for key in keys):
             connection.cancel_calls_of(number)
@@ -340,7 +339,9 @@ class ProcessWorker:
         kept = {item.key for batch in self._kept for item in batch.items}
         for key in [key for key in self._items if key not in kept]:
             del self._items[key]
-            self._on_event(ResponseSent(self, key, failure, True, _times(0, 0, 0)))
+            opened = self._opened.get(key)
+            times = _times(0 if opened is None else opened.dispatched_ns, 0, time.monotonic_ns())
+            self._on_event(ResponseSent(self, key, failure, True, times))
         # Not batch by batch: the connection forgets one whose end made no sense. The next one counts from 1 again.
         self._dispatched.clear()
         self._untaken.clear()
@@ -355,7 +356,7 @@ class ProcessWorker:
 
     def _fail(self, batches: Iterable[Batch], error: InferenceError) -> None:
         for batch in batches:
-            times = _times(self._dispatched.pop(batch.number, 0), 0, 0)
+            times = _times(self._dispatched.pop(batch.number, 0), 0, time.monotonic_ns())
             replies: list[Outputs | InferenceError | None] = [error for _ in batch.items]
             for item in batch.items:
                 self._items.pop(item.key, None)
@@ -405,7 +406,7 @@ class ProcessWorker:
             if reply is None:
                 replies.append(None)
                 if key in items:
-                    self._opened[key] = batch.number
+                    self._opened[key] = _Opened(batch.number, dispatched)
                 continue
             items.pop(key, None)
             if untaken:
@@ -447,6 +448,7 @@ class ProcessWorker:
         item = self._items.get(response.key)
         if item is None:
             return  # its client is gone, or it had its last answer
+        times = _times(self._dispatched_ns(response.key), *response.times)
         if response.final:
             del self._items[response.key]
             self._untaken.pop(response.key, None)
@@ -457,9 +459,16 @@ class ProcessWorker:
                 raise frames.FrameError(f"{untaken} answers of one request while its client has taken none of them")
         reply = response.reply
         parameters = reply.parameters if isinstance(reply, Answer) else NO_PARAMETERS
-        sent = response.sent_ns
         checked = self._checked(item, reply) if isinstance(reply, Answer) else reply
-        self._on_event(ResponseSent(self, response.key, checked, response.final, _times(0, 0, sent), parameters))
+        self._on_event(ResponseSent(self, response.key, checked, response.final, times, parameters))
+
+    def _dispatched_ns(self, key: int) -> int:
+        """When the batch of a request was sent to the process."""
+        opened = self._opened.get(key)
+        if opened is not None:
+            return opened.dispatched_ns
+        life = self._life
+        return 0 if life is None else self._dispatched.get(_batch_of(key, life.connection), 0)
 
     def on_ready(self, is_ready: bool) -> None:
         """See `connection.Owner`."""
@@ -487,7 +496,7 @@ class ProcessWorker:
         self._watches_until = None
         if slot is None:
             # For which of its open requests code asks that runs beside the batches, it alone knows.
-            requests = [key for key, number in self._opened.items() if number == infer.batch] or self._items.keys()
+            requests = [key for key, each in self._opened.items() if each.batch == infer.batch] or self._items.keys()
         try:
             return self._services.infer(self._owner, self.ordinal, slot, requests, request, on_response)
         except Exception as error:
@@ -525,6 +534,18 @@ class ProcessWorker:
             )
         except InferenceError as error:
             return error.with_traceback(None)
+
+
+class _Opened(NamedTuple):
+    """A request whose batch is over without having answered it."""
+
+    batch: int
+    dispatched_ns: int
+
+
+def _batch_of(key: int, connection: Connection) -> int:
+    """The number of the batch that runs with this request, 0 when none does."""
+    return next((batch.number for batch in connection.batches if any(item.key == key for item in batch.items)), 0)
 
 
 class _Life:

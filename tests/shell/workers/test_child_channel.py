@@ -102,7 +102,7 @@ class Follower(threading.Thread):
 
 
 def open_request(server: Server, key: int = 1) -> OpenRequest:
-    request = server.channel.open[key] = OpenRequest()
+    request = server.channel.open[key] = OpenRequest(begun_ns=1)
     return request
 
 

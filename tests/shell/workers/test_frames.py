@@ -159,15 +159,15 @@ def test_answers_arrive_as_they_were_sent(
         check_same(reply, original)
 
 
-@given(U64, REPLIES, st.booleans(), U64, PLACED)
+@given(U64, REPLIES, st.booleans(), st.tuples(U64, U64), PLACED)
 @settings(max_examples=100, deadline=None)
-def test_a_response_arrives_as_it_was_sent(key: int, reply: Reply, final: bool, sent_ns: int, placed: bool):
+def test_a_response_arrives_as_it_was_sent(key: int, reply: Reply, final: bool, times: tuple[int, int], placed: bool):
     shelf = Shelf(placed)
-    frame = frames.encode_response(key, reply, final, sent_ns, OUT, shelf.place)
+    frame = frames.encode_response(key, reply, final, times, OUT, shelf.place)
 
     response = frames.decode_response(body_of(frame, Kind.RESPONSE), OUTPUTS, shelf.locate)
 
-    assert (response.key, response.final, response.sent_ns) == (key, final, sent_ns)
+    assert (response.key, response.final, response.times) == (key, final, times)
     check_same(response.reply, reply)
 
 
@@ -492,7 +492,7 @@ def bodies() -> list[tuple[str, bytes, Shelf]]:
         )
         found.append(("done", bytes(body_of(done, Kind.DONE)), shelf))
         for reply in REPLIES_TO_BREAK:
-            response = frames.encode_response(3, reply, False, 9, OUT, shelf.place)
+            response = frames.encode_response(3, reply, False, (8, 9), OUT, shelf.place)
             found.append(("response", bytes(body_of(response, Kind.RESPONSE)), shelf))
         infer = frames.encode_infer(7, 1, CALL_TO_BREAK, shelf.place, lambda: 5)
         found.append(("infer", bytes(body_of(infer, Kind.INFER)), shelf))

@@ -80,7 +80,7 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     "an empty end": (raw(Kind.DONE), "DONE: 0 bytes"),
     "an empty response": (raw(Kind.RESPONSE), "RESPONSE: a description that ends too early"),
     "a response of no kind": (
-        raw(Kind.RESPONSE, struct.pack("<IQBQ", 8, 1, 0, 0) + struct.pack("<BBHI", 9, 0, 0, 0)),
+        raw(Kind.RESPONSE, struct.pack("<IQBQQ", 8, 1, 0, 0, 0) + struct.pack("<BBHI", 9, 0, 0, 0)),
         "a reply of kind 9",
     ),
     "a response elsewhere": (

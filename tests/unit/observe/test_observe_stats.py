@@ -109,21 +109,21 @@ def test_answers_of_a_decoupled_model_are_counted_by_their_index():
     stats = ModelStats("chat", "1", decoupled=True)
     stats.record_response(0, ResponseOutcome.SUCCESS, 10, 2)
     stats.record_response(0, ResponseOutcome.FAIL, 5, 1)
-    stats.record_response(1, ResponseOutcome.EMPTY, 3, 0)
+    stats.record_response(1, ResponseOutcome.EMPTY, 3, 1)
     stats.record_response(1, ResponseOutcome.CANCEL, 7, 0)
     snapshot = stats.snapshot()
     stats.record_response(0, ResponseOutcome.SUCCESS, 10, 2)
 
     assert snapshot.responses == [
         ResponseStatistics(
-            compute_infer=Duration(2, 15),
+            compute_infer=Duration(2, 16),
             compute_output=Duration(1, 2),
             success=Duration(1, 12),
             fail=Duration(1, 6),
         ),
         ResponseStatistics(
-            compute_infer=Duration(1, 3),
-            empty_response=Duration(1, 3),
+            compute_infer=Duration(1, 4),
+            empty_response=Duration(1, 4),
             cancel=Duration(1, 7),
         ),
     ]

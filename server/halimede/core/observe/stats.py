@@ -131,19 +131,21 @@ class ModelStats:
         while len(self._responses) <= index:
             self._responses.append(ResponseStatistics())
         response = self._responses[index]
+        ns = infer_ns + output_ns
         match outcome:
             case ResponseOutcome.SUCCESS:
                 _add(response.compute_infer, infer_ns)
                 _add(response.compute_output, output_ns)
-                _add(response.success, infer_ns + output_ns)
+                _add(response.success, ns)
+            # Without outputs all of it is compute.
             case ResponseOutcome.FAIL:
-                _add(response.compute_infer, infer_ns)
-                _add(response.fail, infer_ns + output_ns)
+                _add(response.compute_infer, ns)
+                _add(response.fail, ns)
             case ResponseOutcome.EMPTY:
-                _add(response.compute_infer, infer_ns)
-                _add(response.empty_response, infer_ns + output_ns)
+                _add(response.compute_infer, ns)
+                _add(response.empty_response, ns)
             case ResponseOutcome.CANCEL:
-                _add(response.cancel, infer_ns + output_ns)
+                _add(response.cancel, ns)
 
     def record_first_response(self, ns: int) -> None:
         """A request got its first answer with outputs, so long after it was accepted; ignored if not decoupled."""

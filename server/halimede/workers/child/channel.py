@@ -40,11 +40,12 @@ WINDOW_BYTES = 8 << 20
 
 
 class OpenRequest:
-    """What the channel knows of a request that is not answered finally."""
+    """What the channel knows of a request that is not answered finally. `begun_ns` is when its execution began."""
 
-    __slots__ = ("cancelled", "unacknowledged", "unacknowledged_bytes")
+    __slots__ = ("begun_ns", "cancelled", "unacknowledged", "unacknowledged_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, begun_ns: int) -> None:
+        self.begun_ns = begun_ns
         self.cancelled = False
         self.unacknowledged: deque[int] | None = None
         self.unacknowledged_bytes = 0

@@ -221,11 +221,13 @@ class WorkerHost:
 
     def respond(self, request: HostedRequest, reply: Reply, final: bool) -> None:
         channel, key = self._channel, request.key
-        if key not in channel.open:
+        opened = channel.open.get(key)
+        if opened is None:
             return
         if not final and not channel.wait_for_room(key):
             return
-        response = frames.encode_response(key, reply, final, time.monotonic_ns(), self._positions, self._memory.place)
+        times = opened.begun_ns, time.monotonic_ns()
+        response = frames.encode_response(key, reply, final, times, self._positions, self._memory.place)
         if final:
             channel.open.pop(key, None)
         else:
@@ -392,19 +394,21 @@ class Serving:
         self._host.flush()
         self._channel.send(frames.frame(Kind.STOPPED))
 
-    def _decode(self, body: memoryview, blocks: list[Block]) -> frames.Execute:
+    def _decode(self, body: memoryview, blocks: list[Block]) -> tuple[frames.Execute, int]:
+        """A batch, and when its execution begins."""
         self._blocks = blocks
         execute = frames.decode_execute(body, self._inputs, self._outputs, self._model, self._locate)
+        begun = time.monotonic_ns()
         channel = self._channel
         opened = channel.open
         for item in execute.items:
-            opened[item.key] = OpenRequest()
+            opened[item.key] = OpenRequest(begun)
         early = channel.cancelled_early
         if early:
             for item in execute.items:
                 if item.key in early:
                     opened[item.key].cancelled = True
-        return execute
+        return execute, begun
 
     def _locate(self, segment: int, offset: int, size_bytes: int) -> memoryview:
         self._blocks.append((segment, offset))
@@ -413,13 +417,12 @@ class Serving:
     def _execute(self, body: memoryview) -> None:
         received = time.monotonic_ns()
         blocks: list[Block] = []
-        execute = self._decode(body, blocks)
+        execute, begun = self._decode(body, blocks)
         host = self._host
         self._last_size = len(execute.items)
         batch_of_task.set(execute.batch)
         calls = host.calls
         calls.executing = execute.batch
-        begun = time.monotonic_ns()
         failed = False
         try:
             replies = self._runner.execute(execute.items)
@@ -438,10 +441,9 @@ class Serving:
     async def _execute_async(self, body: memoryview) -> None:
         received = time.monotonic_ns()
         blocks: list[Block] = []
-        execute = self._decode(body, blocks)
+        execute, begun = self._decode(body, blocks)
         batch_of_task.set(execute.batch)
         items = list(execute.items)
-        begun = time.monotonic_ns()
         channel = self._channel
         if channel.cancelled_early and all(channel.open[item.key].cancelled for item in items):
             # Nobody is left to run it for: a call of this process's own, say, that its loop waited for.
