@@ -13,6 +13,7 @@ from halimede.core.ensemble.graph import Graph
 from halimede.core.observe.stats import ModelStats
 from halimede.core.schedule.make import make_scheduler
 from halimede.runtime.acceptor import Acceptor
+from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.ensemble import Ensemble, Inferences
 from halimede.runtime.live import LiveRequests
 from halimede.runtime.prepare import PreparedVersion, ensemble_graph
@@ -124,7 +125,11 @@ async def start_version(
     launcher: Launcher,
     services: ModelServices,
 ) -> ModelVersion:
-    """Start all instances side by side; when one fails, or this is cancelled, the others are stopped."""
+    """Start all instances side by side; when one fails, or this is cancelled, the others are stopped.
+
+    `load_seconds` passed before.
+    """
+    begun_ns = monotonic_ns()
     loop = asyncio.get_running_loop()
     config = prepared.config
     policy, batching = config.model_transaction_policy, config.dynamic_batching
@@ -171,6 +176,7 @@ async def start_version(
             pump.add_passive(task.result())
         else:
             pump.add_worker(task.result())
+    version.load_seconds += (monotonic_ns() - begun_ns) / 1e9
     return version
 
 

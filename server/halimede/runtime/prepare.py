@@ -94,7 +94,7 @@ class PreparedVersion:
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """All selected versions of a model, loaded, without instances yet."""
+    """All selected versions of a model, loaded in so many seconds, without instances yet."""
 
     labels: Mapping[str, tuple[str, ...]]
     versions: tuple[PreparedVersion, ...]

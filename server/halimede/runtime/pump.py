@@ -586,7 +586,8 @@ class Pump(Account):
         if outcome is ResponseOutcome.SUCCESS and not opened.answers:
             self._stats.record_first_response(now - flight.received_ns)
         opened.answers += 1
-        opened.last_ns = times.end
+        # Not when it came: the model computes the next one while this one is on its way.
+        opened.last_ns = output_start
         if sent.final:
             self._take(sent.key)
             if opened.has_failed:

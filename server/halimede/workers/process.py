@@ -199,8 +199,10 @@ class ProcessWorker:
             raise RuntimeError(f"instance '{self.name}' has no process")
         for item in items:
             self._items[item.key] = item
+        # Before it is sent: the worker may begin at once, and what is copied for it is its input.
+        now = time.monotonic_ns()
         number = life.connection.execute(items, slot)
-        now = self._dispatched[number] = time.monotonic_ns()
+        self._dispatched[number] = now
         if self._watches_until is None and is_worth_watching(self._processors, self._last_took_ns, len(items)):
             self._look(now)
         if self._program.execution_timeout_ms:
