@@ -13,6 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from halimede.backends.access import denied
+
 if TYPE_CHECKING:
     from halimede.core.types import ApiCategory, Restrictions, Secret
 
@@ -157,7 +159,7 @@ def read_repository(text: str) -> Path | str:
             f"{text.partition('://')[0]}:// names no repository; right are a directory, {', '.join(STORES)}…"
         )
     if not os.path.isdir(text):
-        raise ValueError(f"repository path is not a valid directory: {text}")
+        raise ValueError(denied(Path(text)) or f"repository path is not a valid directory: {text}")
     return Path(text)
 
 
@@ -176,12 +178,12 @@ def read_config_name(text: str) -> str:
 
 def read_file(text: str) -> Path:
     """A file that can be read now; its content is for others to judge."""
+    if problem := denied(Path(text)):
+        raise ValueError(problem)
     if not os.path.exists(text):
         raise ValueError(f"file does not exist: {text}")
     if os.path.isdir(text):
         raise ValueError(f"is a directory, right is a file: {text}")
-    if not os.access(text, os.R_OK):
-        raise ValueError(f"file cannot be read, permission denied: {text}")
     return Path(text)
 
 

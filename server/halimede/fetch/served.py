@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from halimede.core.repository.layout import NOT_MODELS, model_name_problem
@@ -59,7 +60,7 @@ class StoreRepository(ModelRepository):
                     names |= self._list(uri)
             except FetchError as error:
                 raise InferenceError(ErrorCode.UNAVAILABLE, self._secrets.hide(error.message)) from None
-        return Listing(tuple(sorted(names)), local.warnings, local.duplicates)
+        return replace(local, names=tuple(sorted(names)))
 
     def find(self, name: str) -> ModelEntry:
         """The model's directory, after it was fetched; LookupError where no store has it, OSError where one fails."""

@@ -236,17 +236,26 @@ class ModelLifecycle:
         self._closing: dict[asyncio.Task[None], ModelVersion] = {}
         self._left_behind: set[asyncio.Task[None]] = set()
         self._memory_was_freed = False
+        self._unreadable: tuple[str, ...] = ()
+        """The repositories that could not be read at the start, when all of their models were to be loaded."""
         self._releasing: asyncio.Task[None] | None = None
 
     async def load_all(self, names: Sequence[str] | None) -> list[str]:
-        """Load the named models, or with None all that the repository has, side by side. Returns those that failed."""
+        """Load the named models, or with None all that the repositories have, side by side.
+
+        Returns the models that failed, and the repositories that cannot be read: nobody knows what they should serve,
+        so that the server is not ready.
+        """
         if names is None:
             listing = await self._look("list-repository", self._repository.scan)
             names = listing.names
             for warning in listing.warnings:
                 log.warning("%s", warning)
+            for problem in listing.unreadable.values():
+                log.error("%s", problem)
+            self._unreadable = tuple(map(str, listing.unreadable))
         results = await asyncio.gather(*(self._load_at_start(name) for name in names))
-        return [name for name, loaded in zip(names, results, strict=True) if not loaded]
+        return [*self._unreadable, *(name for name, loaded in zip(names, results, strict=True) if not loaded)]
 
     async def load(self, name: str, *, for_model: bool = False) -> None:
         """Load or reload one model, nothing when it is loaded and unchanged; InferenceError with the root cause.
@@ -374,7 +383,7 @@ class ModelLifecycle:
 
     def all_ready(self) -> bool:
         """Whether every version of every wanted model serves."""
-        return all(record.is_ready() for record in self.records.values() if record.wanted)
+        return not self._unreadable and all(record.is_ready() for record in self.records.values() if record.wanted)
 
     def busy(self) -> tuple[int, int]:
         """How many versions have requests in flight, and how many there are, serving and retired."""

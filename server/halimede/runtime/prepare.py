@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from halimede.backends.access import denied
 from halimede.backends.api import Backend, BackendModel, ModelSource
 from halimede.backends.discover import DEFAULT_BACKEND_DIRECTORY, find_backend
 from halimede.backends.python.backend import PythonBackend
@@ -168,6 +169,10 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Mod
         isolation = isolation_of(replace(config, name=entry.name), backend.isolation)
         if isolation == PROCESS:
             check_process_options(replace(config, name=entry.name))
+        for version in versions:
+            # Tried here, because runtimes say no more than "error 13".
+            if problem := denied(source(entry, config, backend, version, options).artifact):
+                raise VersionError(version, versions, ErrorCode.INTERNAL, problem)
         if options.autocomplete:
             where = source(entry, config, backend, versions[-1], options)
             complete: Callable[[ModelConfig, ModelSource], ModelConfig] = backend.autocomplete

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from halimede.backends.access import denied
 from halimede.core.config.files import config_file, config_name_problem
 from halimede.core.repository.layout import (
     NOT_MODELS,
@@ -34,6 +35,8 @@ MAX_LABELS = 1 << 20
 """Of all outputs of a model together, as MAX_LABELS_BYTES: each is an object of its own in memory."""
 MAX_FILES = 100_000
 """Files and directories below one model's directory: a link to `/` must not keep a load busy for hours."""
+
+NOT_THERE = "it is not there"
 
 _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
@@ -56,12 +59,13 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What the repositories hold: the names of all models, sorted, a warning for each thing that cannot be one, and why
-    those that are in several repositories cannot be loaded, by name."""
+    """What the repositories hold: the names of all models, sorted, a warning for each thing that cannot be one, why
+    those that are in several repositories cannot be loaded, by name, and why repositories cannot be read."""
 
     names: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     duplicates: Mapping[str, str] = field(default_factory=dict)
+    unreadable: Mapping[Path, str] = field(default_factory=dict)
 
 
 class DuplicateModelError(LookupError):
@@ -89,11 +93,13 @@ class ModelRepository:
             return Listing((self._file.name,))
         found: dict[str, list[str]] = {}
         warnings: list[str] = []
+        unreadable: dict[Path, str] = {}
         for root in self._roots:
             try:
+                check_readable(root)
                 names = _names(root)
             except OSError as error:
-                warnings.append(f"repository '{root}' cannot be read: {error}")
+                unreadable[root] = f"repository '{root}' cannot be read: {error}"
                 continue
             for name in sorted(names):
                 if name.startswith(".") or name in NOT_MODELS:
@@ -103,7 +109,7 @@ class ModelRepository:
                     continue
                 found.setdefault(name, []).append(str(root / name))
         duplicates = {name: duplicate_reason(name, places) for name, places in found.items() if len(places) > 1}
-        return Listing(tuple(sorted(found)), tuple(warnings), duplicates)
+        return Listing(tuple(sorted(found)), tuple(warnings), duplicates, unreadable)
 
     def find(self, name: str) -> ModelEntry:
         """The model's directory as it is now. LookupError when there is none, or more than one; OSError."""
@@ -122,10 +128,21 @@ class ModelRepository:
         return _entry(name, roots[0], self._config_name)
 
 
+def check_readable(path: Path) -> None:
+    """PermissionError, with what would be right, for a file or folder that is there and cannot be read."""
+    if problem := denied(path):
+        raise PermissionError(problem)
+
+
 def config_filename(entry: ModelEntry) -> str | None:
-    """The configuration's file, relative to the model's directory; None without one, ValueError for two of them."""
+    """The configuration's file, relative to the model's directory; None without one, ValueError for two of them.
+
+    PermissionError where nobody can say whether there is one.
+    """
     if entry.artifact is not None:
         return None
+    if entry.config_name:
+        check_readable(entry.directory / "configs")
     # A link that leads nowhere is a configuration that is missing, and a model served by guesses instead.
     return config_file(entry.config_name, lambda name: os.path.lexists(entry.directory / name))
 
@@ -171,6 +188,7 @@ def _lines(text: str) -> Iterator[str]:
 
 def read_file(path: Path, limit: int) -> bytes:
     """A small regular file, whole. OSError when it cannot be read, ValueError when it is no file or above `limit`."""
+    check_readable(path)
     # Without O_NONBLOCK the open of a FIFO waits for a writer that may never come.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -212,14 +230,14 @@ def _directory_problem(path: Path) -> str | None:
     try:
         return None if stat.S_ISDIR(path.stat().st_mode) else "it is not a directory"
     except FileNotFoundError:
-        return "it is a link that leads nowhere" if os.path.lexists(path) else "it is not there"
+        return "it is a link that leads nowhere" if os.path.lexists(path) else NOT_THERE
     except OSError as error:
-        return "it is a loop of links" if error.errno == errno.ELOOP else f"it cannot be read: {error}"
+        return "it is a loop of links" if error.errno == errno.ELOOP else f"it cannot be read: {denied(path) or error}"
 
 
 def _nowhere(name: str, problems: Mapping[Path, str | None]) -> str:
     """Why no repository has the model: what is wrong with the entries that have its name, if there are any."""
-    there = [f"'{root / name}': {problem}" for root, problem in problems.items() if os.path.lexists(root / name)]
+    there = [f"'{root / name}': {problem}" for root, problem in problems.items() if problem != NOT_THERE]
     if there:
         return "; ".join(there)
     roots = ", ".join(f"'{root}'" for root in problems)
@@ -242,9 +260,13 @@ def _file_entry(file: Path) -> ModelEntry:
 
 def _entry(name: str, root: Path, config_name: str) -> ModelEntry:
     directory = root / name
+    check_readable(directory)
     children: list[str] = []
     warnings: list[str] = []
     for child in sorted(_names(directory)):
+        if is_version(child):
+            # Passed over, the newest version would leave an older one to be served in its place.
+            check_readable(directory / child)
         problem = _directory_problem(directory / child)
         if problem is None:
             children.append(child)
@@ -277,7 +299,11 @@ def _fingerprint(directory: Path) -> str:
     count = 0
     while waiting:
         path, prefix = waiting.pop()
-        for name in sorted(_names(path)):
+        try:
+            names = sorted(_names(path))
+        except PermissionError:
+            continue  # what cannot be read cannot be served; a model that needs it says so
+        for name in names:
             child = path / name
             count += 1
             if count > MAX_FILES:

@@ -5,9 +5,11 @@ import importlib.util
 import os
 import sys
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from halimede.backends.access import denied
 from halimede.backends.hosting import Host, WorkerSpec
 from halimede.backends.python.utils.errors import describe, full_traceback
 from halimede.core.types import ErrorCode, InferenceError
@@ -38,7 +40,12 @@ class Faults:
         """The error of a load."""
         if isinstance(error, InferenceError):
             return error
-        return InferenceError(ErrorCode.INTERNAL, self.log(doing, error))
+        text = self.log(doing, error)
+        if isinstance(error, PermissionError) and isinstance(error.filename, str):
+            # A file that the model opens itself. There is no problem to name where the model wanted to write.
+            problem = denied(Path(error.filename))
+            text += f"; {problem}" if problem else ""
+        return InferenceError(ErrorCode.INTERNAL, text)
 
 
 def version_directory(spec: WorkerSpec) -> str:

@@ -1,0 +1,49 @@
+"""Whether this process may read a file, and what is in the way when it may not."""
+
+import os
+import stat
+from pathlib import Path
+
+from halimede.core.repository.access import denial
+
+
+def denied(path: Path) -> str | None:
+    """Why a file cannot be read, or a folder not listed or not entered; None where it can, or where there is none.
+
+    The answer comes from a try, because a mode does not tell: there are capabilities, access control lists and SELinux.
+    Where several folders on the way forbid it, the outermost is named.
+    """
+    path = Path(os.path.realpath(path))
+    place, info = Path("/"), os.stat("/")
+    for each in (*reversed(path.parents), path):
+        try:
+            found = os.stat(each)
+        except PermissionError:
+            return _denial(place, info)
+        except OSError:
+            return None
+        place, info = each, found
+    try:
+        if stat.S_ISDIR(info.st_mode):
+            with os.scandir(path):
+                os.stat(f"{path}/.")
+        elif stat.S_ISREG(info.st_mode):
+            with open(path, "rb"):
+                pass
+    except PermissionError:
+        return _denial(path, info)
+    except OSError:
+        return None
+    return None
+
+
+def _denial(path: Path, info: os.stat_result) -> str:
+    return denial(
+        str(path),
+        is_directory=stat.S_ISDIR(info.st_mode),
+        owner=info.st_uid,
+        group=info.st_gid,
+        mode=stat.S_IMODE(info.st_mode),
+        user=os.geteuid(),
+        groups={os.getegid(), *os.getgroups()},
+    )

@@ -1,0 +1,174 @@
+"""What the server's user may not read: an error of the model that it belongs to, with owner, mode and what is right.
+
+Root reads everything by two capabilities. A server under test has neither, so that modes count for it too.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.calls import index, load
+from support.models import add_simple, write_config
+from support.served import Stage, add_python, infer
+from support.server import LOOPBACK, RunningServer, start_command, wait_until
+
+IS_ROOT = os.geteuid() == 0
+OTHER = 12345
+WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all") if IS_ROOT else ()
+SERVE = (*WITHOUT_RIGHTS, sys.executable, "-m", "halimede", "serve")
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    folder = tmp_path_factory.mktemp("permissions")
+    repository = folder / "models"
+    repository.mkdir()
+    server = serve(folder, f"--model-repository={repository}", "--model-control-mode=explicit")
+    yield Stage(server, repository)
+    assert server.stop() == 0, server.log
+
+
+def serve(folder: Path, *arguments: str, ready: bool = True) -> RunningServer:
+    return start_command(folder, [*SERVE, *arguments, *LOOPBACK], ready=ready)
+
+
+def forbid(path: Path, mode: int) -> str:
+    """Make the path another user's with this mode, or nobody's where the test is not root; the error to expect."""
+    if IS_ROOT:
+        os.chown(path, OTHER, OTHER)
+    path.chmod(mode if IS_ROOT else 0)
+    found = path.stat()
+    who, wanted = "o" if IS_ROOT else "u", "rx" if path.is_dir() else "r"
+    groups = ", ".join(map(str, sorted({os.getegid(), *os.getgroups()})))
+    return (
+        f"permission denied: '{path}' belongs to user {found.st_uid} and group {found.st_gid} and has mode "
+        f"{found.st_mode & 0o777:03o}; the server runs as user {os.geteuid()}, groups {groups}; "
+        f"right is `chmod {who}+{wanted} {path}`" + (f", or a server that runs as user {OTHER}" if IS_ROOT else "")
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "mode"),
+    [("folder", "", 0o700), ("unsearched", "", 0o744), ("version", "1", 0o700), ("config", "config.pbtxt", 0o600)],
+)
+def test_a_models_folder_its_version_or_its_configuration(stage: Stage, name: str, path: str, mode: int) -> None:
+    add_simple(stage.repository, name)
+    expected = forbid(stage.repository / name / path, mode)
+    status, said = load(stage.server, name)
+    assert status == 500
+    assert said.startswith(f"failed to load '{name}', failed to poll from model repository: ")
+    assert said.endswith(expected)
+    line = f"Poll failed for model directory '{name}'"
+    wait_until(lambda: line in stage.server.log, line, stage.server)
+    assert (name, "1") not in index(stage.server)
+
+
+def test_a_model_file(stage: Stage) -> None:
+    add_simple(stage.repository, "onnx")
+    add_python(stage.repository, "python")
+    for name, file in (("onnx", "model.onnx"), ("python", "model.py")):
+        expected = forbid(stage.repository / name / "1" / file, 0o600)
+        assert load(stage.server, name) == (
+            400,
+            f"load failed for model '{name}': version 1 is at UNAVAILABLE state: Internal: {expected};\n",
+        )
+        assert index(stage.server)[name, "1"] == ("UNAVAILABLE", f"Internal: {expected}")
+
+
+def test_a_file_that_a_python_model_reads(stage: Stage) -> None:
+    add_python(stage.repository, "weights", methods="""
+        def initialize(self, args):
+            open(os.path.join(os.path.dirname(__file__), "weights.bin"))
+    """)  # fmt: skip
+    (stage.repository / "weights/1/weights.bin").touch()
+    expected = forbid(stage.repository / "weights/1/weights.bin", 0o600)
+    status, said = load(stage.server, "weights")
+    assert status == 400
+    assert f"PermissionError: [Errno 13] Permission denied: 'weights.bin'; {expected};" in said
+
+
+def test_a_label_file(stage: Stage) -> None:
+    add_simple(stage.repository, "labels")
+    config = stage.repository / "labels/config.pbtxt"
+    text = config.read_text().replace('"OUTPUT0"', '"OUTPUT0" label_filename: "labels.txt"')
+    write_config(config.parent, text)
+    (config.parent / "labels.txt").write_text("one\ntwo\n")
+    expected = forbid(config.parent / "labels.txt", 0o600)
+    status, said = load(stage.server, "labels")
+    assert status == 500
+    assert said.endswith(f"a label file cannot be read: {expected}")
+
+
+def test_what_no_model_needs_costs_nothing(stage: Stage) -> None:
+    add_python(stage.repository, "notes")
+    for name in ("cache", "train.log"):
+        path = stage.repository / "notes/1" / name
+        path.mkdir() if name == "cache" else path.touch()
+        forbid(path, 0o700 if name == "cache" else 0o600)
+    assert load(stage.server, "notes") == (200, "")
+    assert infer(stage.server, "notes", 2) == (200, [2])
+
+
+def test_one_model_that_cannot_be_read_leaves_the_others_serving(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    for name in ("closed", "open"):
+        add_python(repository, name)
+    expected = forbid(repository / "closed", 0o700)
+    server = serve(tmp_path, f"--model-repository={repository}", "--exit-on-error=false", ready=False)
+    try:
+        wait_until(lambda: "failed to load all models" in server.log, "the end of the loads", server)
+        assert infer(server, "open", 2) == (200, [2])
+        assert expected in server.log
+        assert server.get("/v2/health/ready").status == 400
+    finally:
+        server.kill()
+
+
+def test_a_repository_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+    """It could hold models, so that a server without them is not ready."""
+    add_simple(tmp_path / "models")
+    expected = forbid(tmp_path / "models", 0o700)
+    said = refused(f"--model-repository={tmp_path}/models")
+    assert f"repository '{tmp_path}/models' cannot be read: {expected}" in said
+    assert f"failed to load all models: {tmp_path}/models" in said
+
+
+def test_a_repository_that_cannot_be_read_is_a_server_that_is_not_ready(tmp_path: Path) -> None:
+    add_simple(tmp_path / "models")
+    expected = forbid(tmp_path / "models", 0o700)
+    server = serve(tmp_path, f"--model-repository={tmp_path}/models", "--exit-on-error=false", ready=False)
+    try:
+        wait_until(lambda: "failed to load all models" in server.log, "the end of the loads", server)
+        assert expected in server.log
+        assert [server.get(f"/v2/health/{state}").status for state in ("live", "ready")] == [200, 400]
+    finally:
+        server.kill()
+
+
+def test_a_model_of_a_repository_that_cannot_be_read(tmp_path: Path) -> None:
+    """Asked for by its name, it is not said to be missing."""
+    add_simple(tmp_path / "models", "named")
+    expected = forbid(tmp_path / "models", 0o600)
+    said = refused(f"--model-repository={tmp_path}/models", "--model-control-mode=explicit", "--load-model=named")
+    assert f"Poll failed for model directory 'named': '{tmp_path}/models/named': it cannot be read: {expected}" in said
+
+
+def test_a_file_or_folder_that_a_flag_names(tmp_path: Path) -> None:
+    (tmp_path / "closed/models").mkdir(parents=True)
+    (tmp_path / "key.pem").touch()
+    key = forbid(tmp_path / "key.pem", 0o600)
+    closed = forbid(tmp_path / "closed", 0o700)
+    said = refused(f"--model-repository={tmp_path}/closed/models", f"--grpc-server-key={tmp_path}/key.pem")
+    assert key in said
+    assert closed in said
+
+
+def refused(*arguments: str) -> str:
+    """What a server says that does not start."""
+    done = subprocess.run([*SERVE, *arguments, *LOOPBACK], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    return done.stderr
