@@ -14,6 +14,7 @@ from halimede.backends.hosting import WorkerSpec
 from halimede.core.config.read import read_config
 from halimede.core.config.write import to_json
 from halimede.core.observe.custom_metrics import CustomMetrics
+from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.types import DataType, InferenceRequest, Tensor
 from halimede.runtime.services import ModelServices
 from halimede.workers.launcher import Launcher
@@ -62,7 +63,9 @@ async def _hops(folder: str, program: str, size_bytes: int, hops: int) -> list[f
         program,
     )
     services = ModelServices(CustomMetrics())
-    worker = await ProcessWorker.start(spec, config, Program(), launcher, services, "ident#1", on_event, loop)
+    worker = await ProcessWorker.start(
+        spec, config, ReplyChecker(config, is_strict=False), Program(), launcher, services, "ident#1", on_event, loop
+    )
     data = bytes(size_bytes)
 
     async def hop(key: int) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.process_options import strict_outputs
 from halimede.core.ensemble.graph import Graph
 from halimede.core.observe.stats import ModelStats
 from halimede.core.schedule.make import make_scheduler
+from halimede.core.schedule.replies import ReplyChecker
 from halimede.runtime.acceptor import Acceptor
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.ensemble import Ensemble, Inferences
@@ -227,10 +229,12 @@ def _starts(
     config = prepared.config
     isolated, model = prepared.isolated, prepared.model
     if isolated is not None:
+        replies = ReplyChecker(config, is_strict=strict_outputs(config))
         return [
             ProcessWorker.start(
                 isolated.spec(placement),
                 config,
+                replies,
                 isolated.program,
                 launcher,
                 services,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from halimede.backends.hosting import Answer, WorkerSpec
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.schedule.batching import check_reply
+from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.supervise import Event, Finish, Park, Start, Supervision, WaitUntil, describe_exit
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.watching import WATCH_NS, is_worth_watching
@@ -110,6 +110,7 @@ class ProcessWorker:
         self,
         spec: WorkerSpec,
         config: ModelConfig,
+        checker: ReplyChecker,
         program: Program,
         launcher: Launcher,
         services: Services,
@@ -127,7 +128,8 @@ class ProcessWorker:
         self._on_event = on_event
         self._loop = loop
         self._inputs = [each.name for each in config.input]
-        self._datatypes = {output.name: output.data_type for output in config.output}
+        self._outputs = [each.name for each in config.output]
+        self._checker = checker
         # How many rows an answer of a decoupled model has is the model's to say.
         self._has_rows = config.max_batch_size > 0 and not spec.decoupled
         self._owner = owner
@@ -170,6 +172,7 @@ class ProcessWorker:
         cls,
         spec: WorkerSpec,
         config: ModelConfig,
+        checker: ReplyChecker,
         program: Program,
         launcher: Launcher,
         services: Services,
@@ -181,7 +184,7 @@ class ProcessWorker:
 
         A first start that fails is the load's to report; from then on deaths are this worker's matter.
         """
-        worker = cls(spec, config, program, launcher, services, owner, on_event, loop)
+        worker = cls(spec, config, checker, program, launcher, services, owner, on_event, loop)
         await worker._come_up()
         worker._supervision.on(Event.STARTED, time.monotonic_ns())
         worker._is_up = True
@@ -271,7 +274,7 @@ class ProcessWorker:
     async def _come_up(self) -> None:
         """A process with the instance in it. InferenceError."""
         process = await _spawn(self._spec, self._program, self._launcher)
-        life = _Life(process, self._spec, self._inputs, list(self._datatypes), self, self._loop)
+        life = _Life(process, self._spec, self._inputs, self._outputs, self, self._loop)
         try:
             said = await life.start({"work": "serve"})
         except BaseException:
@@ -418,11 +421,7 @@ class ProcessWorker:
                 continue
             if reply.parameters:
                 parameters[len(replies)] = reply.parameters
-            try:
-                rows = item.rows if self._has_rows else None
-                replies.append(check_reply(reply.outputs, self._datatypes, item.request.outputs, rows))
-            except InferenceError as error:
-                replies.append(error.with_traceback(None))
+            replies.append(self._checked(item, reply))
         _, begun, ended = done.times
         times = _times(dispatched, begun, ended)
         self._last_took_ns = times.end - times.start
@@ -530,12 +529,19 @@ class ProcessWorker:
         self._services.let_go(ticket)
 
     def _checked(self, item: BatchItem, reply: Answer) -> Outputs | InferenceError:
+        checker = self._checker
         try:
-            return check_reply(
-                reply.outputs, self._datatypes, item.request.outputs, item.rows if self._has_rows else None
-            )
+            return checker.check(reply.outputs, item.request.outputs, item.rows if self._has_rows else None)
         except InferenceError as error:
             return error.with_traceback(None)
+        finally:
+            if checker.warnings:
+                self._warn(checker.warnings)
+
+    def _warn(self, warnings: list[str]) -> None:
+        for text in warnings:
+            log.warning("model '%s': %s", self._spec.model, text, extra=self._about)
+        warnings.clear()
 
 
 class _Opened(NamedTuple):

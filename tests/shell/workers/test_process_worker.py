@@ -18,6 +18,7 @@ from halimede.backends.hosting import WorkerSpec
 from halimede.core.config.read import read_config
 from halimede.core.config.write import to_json
 from halimede.core.observe.custom_metrics import CustomMetrics
+from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.types import DataType, InferenceRequest, Tensor
 from halimede.runtime.services import ModelServices
 from halimede.workers.instance import describe
@@ -79,7 +80,15 @@ async def playing(
     services, loop = ModelServices(CustomMetrics()), asyncio.get_running_loop()
     try:
         play.worker = worker = await ProcessWorker.start(
-            spec, config, program, launcher, services, "m#1", play.events.append, loop
+            spec,
+            config,
+            ReplyChecker(config, is_strict=False),
+            program,
+            launcher,
+            services,
+            "m#1",
+            play.events.append,
+            loop,
         )
         try:
             yield play, worker

@@ -22,7 +22,7 @@ from halimede.backends.python.utils.config import ModelConfig
 from halimede.backends.python.utils.errors import code_of, is_device_lost
 from halimede.backends.python.utils.metrics import report_released
 from halimede.backends.python.utils.module import install
-from halimede.backends.python.utils.request import ReceivedRequest
+from halimede.backends.python.utils.request import ReceivedRequest, wanted_outputs
 from halimede.backends.python.utils.response import InferenceResponse, reply_of
 from halimede.backends.python.utils.sender import finish
 from halimede.backends.python.utils.session import Session
@@ -147,18 +147,19 @@ class PythonRunner:
             return [None] * len(received)
         responses = _checked(received, result)
         replies: list[Reply] = []
-        outputs = self._session.output_names
+        session = self._session
+        outputs = session.output_names
         for request, response in zip(received, responses, strict=True):
             if response is None or request.sender is not None:
                 replies.append(self._reply_by_sender(request, response))
             else:
-                replies.append(reply_of(response, request.hosted.request.outputs or outputs))
+                replies.append(reply_of(response, request.hosted.request.outputs or outputs, session))
         return replies
 
     def _reply_by_sender(self, request: ReceivedRequest, response: InferenceResponse | None) -> Reply:
         """For a request whose sender the model has, or that it returned nothing for."""
         if response is not None:
-            returned = reply_of(response, request.hosted.request.outputs or self._session.output_names)
+            returned = reply_of(response, wanted_outputs(request), self._session)
             reply = finish(request.get_response_sender(), returned)
             if reply is None:
                 self._session.host.log(
@@ -229,8 +230,11 @@ def _checked(received: list[ReceivedRequest], result: Any) -> Sequence[Inference
 
 def _prepare(spec: WorkerSpec, host: Host) -> tuple[Faults, Session]:
     faults = Faults(spec, host)
-    outputs = tuple(output["name"] for output in json.loads(spec.config_json).get("output", ()))
-    session = Session(host, version_directory(spec), spec.decoupled, outputs)
+    config = json.loads(spec.config_json)
+    outputs = tuple(output["name"] for output in config.get("output", ()))
+    # Whether it is one of the two words was checked by the server.
+    strict = config.get("parameters", {}).get("STRICT_OUTPUTS", {}).get("string_value", "").lower() == "true"
+    session = Session(host, version_directory(spec), spec.decoupled, outputs, strict_outputs=strict)
     install(session)
     return faults, session
 

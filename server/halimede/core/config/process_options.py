@@ -10,6 +10,7 @@ ISOLATION = "ISOLATION"
 EXECUTION_TIMEOUT_MS = "EXECUTION_TIMEOUT_MS"
 MAX_CONCURRENCY = "MAX_CONCURRENCY"
 INTRA_OP_THREAD_COUNT = "INTRA_OP_THREAD_COUNT"
+STRICT_OUTPUTS = "STRICT_OUTPUTS"
 
 MOST_MILLISECONDS = 2**31 - 1
 MOST_CONCURRENCY = 64
@@ -41,6 +42,7 @@ def check_process_options(config: ModelConfig) -> None:
     execution_timeout_ms(config)
     max_concurrency(config)
     intra_op_threads(config, 1, 1)
+    strict_outputs(config)
 
 
 def execution_timeout_ms(config: ModelConfig) -> int:
@@ -56,6 +58,18 @@ def max_concurrency(config: ModelConfig) -> int:
 def intra_op_threads(config: ModelConfig, cpus: int, instances: int) -> int:
     """How many threads the numeric libraries of an instance have: the processors are shared unless it says more."""
     return _number(config, INTRA_OP_THREAD_COUNT, MOST_THREADS) or max(1, cpus // max(1, instances))
+
+
+def strict_outputs(config: ModelConfig) -> bool:
+    """Whether outputs that differ from the configuration are refused."""
+    parameter = config.parameters.get(STRICT_OUTPUTS)
+    if parameter is None:
+        return False
+    wanted = parameter.string_value.lower()
+    if wanted not in ("true", "false"):
+        text = f"parameter '{STRICT_OUTPUTS}' is '{clip(parameter.string_value)}'; it must be 'true' or 'false'"
+        raise _wrong(config, text)
+    return wanted == "true"
 
 
 def _number(config: ModelConfig, key: str, most: int) -> int | None:

@@ -77,7 +77,7 @@ def scatter(
         total = sum(rows)
         if not array.ndim or array.shape[0] != total:
             raise _internal(
-                f"output '{name}': the model returned shape {_shape(array.shape)} for a batch of {total} rows; "
+                f"output '{name}': the model returned shape {shape_text(array.shape)} for a batch of {total} rows; "
                 f"its first dimension must be {total}"
             )
         if len(rows) == 1:
@@ -123,11 +123,9 @@ def check_reply(
                 f"but the configuration says {datatype.config_name}"
             )
         if rows is not None and tensor.shape[:1] != (rows,):
-            raise _internal(
-                f"output '{tensor.name}': the model sent shape {_shape(tensor.shape)} for a request of {rows} rows; "
-                f"its first dimension must be {rows}"
-            )
-        _check_size(tensor)
+            sent = f"the model sent shape {shape_text(tensor.shape)} for a request of {rows} rows"
+            raise _internal(f"output '{tensor.name}': {sent}; its first dimension must be {rows}")
+        check_size(tensor)
         named[tensor.name] = tensor
     return [tensor for name, tensor in named.items() if not wanted or name in wanted]
 
@@ -200,17 +198,17 @@ def _encode(name: str, array: NDArray[Any]) -> bytes:
         raise _internal(f"output '{name}': an element is no text that UTF-8 can carry: {error.reason}") from error
 
 
-def _check_size(tensor: Tensor) -> None:
+def check_size(tensor: Tensor) -> None:
     """Raise unless the data is as long as datatype and shape say."""
     if min(tensor.shape, default=0) < 0:
-        raise _internal(f"output '{tensor.name}': shape {_shape(tensor.shape)} has a negative dimension")
+        raise _internal(f"output '{tensor.name}': shape {shape_text(tensor.shape)} has a negative dimension")
     expected = prod(tensor.shape)
     if tensor.datatype is not DataType.BYTES:
         size = expected * tensor.datatype.itemsize
         if len(tensor.data) != size:
             raise _internal(
                 f"output '{tensor.name}': the model sent {len(tensor.data)} bytes; "
-                f"{tensor.datatype.name} of shape {_shape(tensor.shape)} has {size}"
+                f"{tensor.datatype.name} of shape {shape_text(tensor.shape)} has {size}"
             )
         return
     data = memoryview(tensor.data)
@@ -221,11 +219,12 @@ def _check_size(tensor: Tensor) -> None:
     if at != len(data) or count != expected:
         raise _internal(
             f"output '{tensor.name}': the model sent {len(data)} bytes that are not the {expected} elements "
-            f"of shape {_shape(tensor.shape)}"
+            f"of shape {shape_text(tensor.shape)}"
         )
 
 
-def _shape(shape: Sequence[int]) -> str:
+def shape_text(shape: Sequence[int]) -> str:
+    """The shape as messages show it."""
     return f"[{','.join(map(str, shape))}]"
 
 

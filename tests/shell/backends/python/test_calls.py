@@ -173,7 +173,9 @@ def test_an_output_goes_on_as_it_is(host):
     [tensor] = request().exec().output_tensors()
     request(inputs=[tensor]).exec()
     assert host.inferred[1].inputs[0].data is out.data
-    assert reply_of(InferenceResponse([tensor]), ("OUT",)).outputs[0].data is out.data
+    assert (
+        reply_of(InferenceResponse([tensor]), ("OUT",), Session(host, "", False, ("OUT",))).outputs[0].data is out.data
+    )
 
 
 @pytest.mark.parametrize(

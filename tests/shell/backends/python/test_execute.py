@@ -52,6 +52,45 @@ def test_only_requested_outputs_are_sent_in_the_models_order(tmp_path):
     assert [list(values(reply)) for reply in replies] == [["MORE", "OUT"], ["MORE", "OUT"], ["OUT"]]
 
 
+TWO_NAMES = """
+one = np.ones(1, np.float32)
+return [pb.InferenceResponse([pb.Tensor(n, one) for n in ("OTU", "OUT")]) for r in requests]
+"""
+UNKNOWN = "unexpected inference output 'OTU'; the model has OUT, MORE"
+
+
+def test_output_with_an_unknown_name_is_left_out_and_warned_of_once(tmp_path):
+    host = FakeHost()
+    runner = runner_of(tmp_path, body(TWO_NAMES), host)
+    for _ in range(2):
+        replies = runner.execute([asked(), asked(outputs=("OUT",))])
+        assert [list(values(reply)) for reply in replies] == [["OUT"], ["OUT"]]
+    assert host.logs == [("WARNING", f"{UNKNOWN}: it is left out of the answer")]
+
+
+def test_output_that_nobody_asked_for_is_not_warned_of(tmp_path):
+    host = FakeHost()
+    runner = runner_of(tmp_path, body(TWO_NAMES.replace("OTU", "MORE")), host)
+    assert [list(values(reply)) for reply in runner.execute([asked(outputs=("OUT",))])] == [["OUT"]]
+    assert host.logs == []
+
+
+@pytest.mark.parametrize("way", ["returned", "sent"])
+def test_strict_outputs_refuse_an_unknown_name(tmp_path, way):
+    host = FakeHost()
+    code = TWO_NAMES
+    if way == "sent":
+        code = """
+        one = np.ones(1, np.float32)
+        requests[0].get_response_sender().send(pb.InferenceResponse([pb.Tensor("OTU", one)]))
+        """
+    strict = {"STRICT_OUTPUTS": {"string_value": "True"}}
+    replies = runner_of(tmp_path, body(code), host, parameters=strict).execute([asked()])
+    sent = replies if way == "returned" else [reply for _, reply, _ in host.answers]
+    assert sent == [InferenceError(ErrorCode.INTERNAL, UNKNOWN)]
+    assert host.logs == []
+
+
 def test_parameters_go_with_the_outputs(tmp_path):
     code = body('return [pb.InferenceResponse([], parameters={"a": 1, "b": "x", "c": True, "d": 0.5})]')
     [reply] = runner_of(tmp_path, code).execute([asked()])

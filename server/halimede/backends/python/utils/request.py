@@ -259,10 +259,7 @@ class ReceivedRequest(InferenceRequest):
         """The request's one sender, the same at each call."""
         with self.session.sender_lock:
             if self.sender is None:
-                session = self.session
-                self.sender = InferenceResponseSender(
-                    session.host, self.hosted, wanted_outputs(self), session.decoupled
-                )
+                self.sender = InferenceResponseSender(self.session, self.hosted, wanted_outputs(self))
             return self.sender
 
     def set_release_flags(self, flags: int) -> None:

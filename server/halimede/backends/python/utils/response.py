@@ -7,6 +7,7 @@ from typing import Any
 from halimede.backends.hosting import Answer
 from halimede.backends.python.utils.arguments import instance_of, sequence_of
 from halimede.backends.python.utils.errors import TritonError, TritonModelException, inference_error, triton_error
+from halimede.backends.python.utils.session import Session
 from halimede.backends.python.utils.tensor import Tensor, tensor_of
 from halimede.core.types import InferenceError, ParameterValue
 from halimede.core.types import InferenceResponse as CoreResponse
@@ -48,7 +49,7 @@ class InferenceResponse:
         return parameters_json(self._parameters)
 
 
-def reply_of(response: InferenceResponse, wanted: Collection[str]) -> Answer | InferenceError:
+def reply_of(response: InferenceResponse, wanted: Collection[str], session: Session) -> Answer | InferenceError:
     """What is sent: the wanted outputs alone, in the model's order; of an error nothing but it."""
     if response._error is not None:
         return inference_error(response._error)
@@ -57,6 +58,11 @@ def reply_of(response: InferenceResponse, wanted: Collection[str]) -> Answer | I
         core = tensor._core
         if core.name in wanted:
             outputs.append(core)
+            continue
+        try:
+            session.check_unwanted(core.name)
+        except InferenceError as error:
+            return error.with_traceback(None)
     return Answer(outputs, response._parameters)
 
 

@@ -8,10 +8,11 @@
 
 import threading
 
-from halimede.backends.hosting import Host, HostedRequest, Reply
+from halimede.backends.hosting import HostedRequest, Reply
 from halimede.backends.python.utils.arguments import instance_of, integer_of
 from halimede.backends.python.utils.errors import TritonModelException
 from halimede.backends.python.utils.response import InferenceResponse, reply_of
+from halimede.backends.python.utils.session import Session
 from halimede.core.types import InferenceError
 
 FINAL = 1
@@ -21,13 +22,12 @@ class InferenceResponseSender:
     """Got from a request; lives as long as the model wants, whatever becomes of the request object."""
 
     __module__ = "c_python_backend_utils"
-    __slots__ = ("__weakref__", "_answered", "_closed", "_decoupled", "_host", "_last", "_lock", "_request", "_wanted")
+    __slots__ = ("__weakref__", "_answered", "_closed", "_last", "_lock", "_request", "_session", "_wanted")
 
-    def __init__(self, host: Host, request: HostedRequest, wanted: tuple[str, ...], decoupled: bool) -> None:
-        self._host = host
+    def __init__(self, session: Session, request: HostedRequest, wanted: tuple[str, ...]) -> None:
+        self._session = session
         self._request = request
         self._wanted = wanted
-        self._decoupled = decoupled
         # Held while an answer is handed over, so that answers of several threads leave in the order of their checks.
         self._lock = threading.Lock()
         self._answered = False
@@ -45,11 +45,11 @@ class InferenceResponseSender:
             raise TritonModelException(
                 "Inference Response object must be provided when the response flags is set to zero."
             )
-        reply = None if response is None else reply_of(response, self._wanted)
+        reply = None if response is None else reply_of(response, self._wanted, self._session)
         with self._lock:
             self._check(response)
             self._closed = bool(flags)
-            if self._decoupled:
+            if self._session.decoupled:
                 self._answered = self._closed
                 self._respond(reply, self._closed)
             elif not self._answered:
@@ -61,14 +61,14 @@ class InferenceResponseSender:
 
     def is_cancelled(self) -> bool:
         """True once the request's client has gone."""
-        return self._host.is_cancelled(self._request)
+        return self._session.host.is_cancelled(self._request)
 
     def _check(self, response: InferenceResponse | None) -> None:
-        if not self._decoupled and response is not None and self._answered:
+        if not self._session.decoupled and response is not None and self._answered:
             raise TritonModelException(
                 "Unable to send response. Non-decoupled model cannot send more than one response."
             )
-        if not self._decoupled and response is None and not self._answered:
+        if not self._session.decoupled and response is None and not self._answered:
             raise TritonModelException(
                 "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
             )
@@ -77,7 +77,7 @@ class InferenceResponseSender:
 
     def _respond(self, reply: Reply, final: bool) -> None:
         try:
-            self._host.respond(self._request, reply, final)
+            self._session.host.respond(self._request, reply, final)
         except InferenceError as error:
             raise TritonModelException(f"Unable to send response. {error.message}") from None
 

@@ -7,25 +7,60 @@ from typing import Any
 
 from halimede.backends.hosting import Host
 from halimede.backends.python.utils.errors import TritonModelException
-from halimede.core.types import InferenceError
+from halimede.core.types import ErrorCode, InferenceError
 
 
 class Session:
     """One hosted instance. A process has one; only tests make several, one after another."""
 
-    __slots__ = ("decoupled", "host", "model_dir", "output_names", "released", "sender_lock", "serves")
+    __slots__ = (
+        "_unknown",
+        "decoupled",
+        "host",
+        "model_dir",
+        "output_names",
+        "released",
+        "sender_lock",
+        "serves",
+        "strict_outputs",
+    )
 
-    def __init__(self, host: Host, model_dir: str, decoupled: bool, output_names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        model_dir: str,
+        decoupled: bool,
+        output_names: tuple[str, ...],
+        *,
+        strict_outputs: bool = False,
+    ) -> None:
         self.host = host
         self.model_dir = model_dir
         self.decoupled = decoupled
         self.output_names = output_names
+        self.strict_outputs = strict_outputs
+        self._unknown: set[str] = set()
+        """Names of outputs that the model sent and does not have."""
         self.serves = False
         """Whether the model is between its `initialize` and its `finalize`."""
         self.released: deque[int] = deque()
         """Metric families whose objects are gone; see `metrics`."""
         self.sender_lock = threading.Lock()
         """Held while a request gets its one sender."""
+
+    def check_unwanted(self, name: str) -> None:
+        """An output that is left out of an answer: nobody asked for it, or the model does not have it.
+
+        Of the latter, each name is warned of once. InferenceError instead where outputs are checked strictly.
+        """
+        if name in self.output_names:
+            return
+        text = f"unexpected inference output '{name:.256}'; the model has {', '.join(self.output_names)}"
+        if self.strict_outputs:
+            raise InferenceError(ErrorCode.INTERNAL, text)
+        if name not in self._unknown and len(self._unknown) < _MOST_UNKNOWN:
+            self._unknown.add(name)
+            self.host.log("WARNING", f"{text}: it is left out of the answer")
 
     def call(self, method: str, arguments: Mapping[str, Any], failed: str = "") -> Any:
         """`Host.call`; TritonModelException, its text begins with `failed`."""
@@ -34,6 +69,8 @@ class Session:
         except InferenceError as error:
             raise TritonModelException(failed + error.message) from None
 
+
+_MOST_UNKNOWN = 256
 
 _current: Session | None = None
 
