@@ -2,6 +2,7 @@
 
 import os
 import queue
+import shutil
 import signal
 import socket
 import threading
@@ -69,6 +70,17 @@ def write_models(models: Path) -> None:
     add_ensemble(models, "streams", chain("plus", "stream"))
     add_ensemble(models, "flat", chain("plus", "scaled"), max_batch_size=0)
     add_ensemble(models, "labelled", chain("plus", "named"))
+    # Its last step takes so long that the first has said that there are no more answers.
+    add_ensemble(models, "late", chain("repeat", "slow"))
+    add_ensemble(models, "sending", chain("plus", "repeat"))
+    add_identity(models, "square", dims="2, 1, 2")
+    add_identity(models, "unbatched", dims="2, 1, 2", max_batch_size=0)
+    reshape = "reshape { shape: [ 2, 1, 2 ] }"
+    shapes = {"inputs": Tensors(extra={"IN": reshape}), "outputs": Tensors(["OUT"], extra={"OUT": reshape})}
+    add_ensemble(models, "reshaped", chain("square"), **shapes)
+    add_ensemble(models, "reshaped_flat", chain("square"), max_batch_size=0, **shapes)
+    add_ensemble(models, "reshaped_one", chain("unbatched"), **shapes)
+    add_ensemble(models, "reshaped_in", chain("reshaped", "plus"))
     add_ensemble(models, "waiting", chain("ident", "slow"))
     add_ensemble(models, "tight", chain("ident", "narrow"))
     add_ensemble(models, "capped", chain("ident", "slow"), max_inflight_requests=1)
@@ -87,7 +99,20 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     arguments = ["--model-repository", models, "--model-control-mode=explicit", "--load-model=*"]
     running = start_server(tmp_path_factory.mktemp("log"), arguments)
     yield running
-    for name in ("pipe", "nested", "branches", "stream", "streams", "flat", "labelled", "waiting", "tight", "capped"):
+    for name in (
+        "pipe",
+        "nested",
+        "branches",
+        "stream",
+        "streams",
+        "flat",
+        "labelled",
+        "late",
+        "sending",
+        "waiting",
+        "tight",
+        "capped",
+    ):
         wait_until(lambda name=name: executing(running, name) == 0, f"nothing in flight in '{name}'", running)
     assert running.stop() == 0, running.log
 
@@ -192,6 +217,64 @@ def test_a_decoupled_step_makes_the_ensemble_decoupled(server: RunningServer) ->
         # More answers than may be on their way, through an ensemble of ensembles.
         stream.client.async_stream_infer("streams", row(299), enable_empty_final_response=True)
         assert stream.values_to_the_end() == [number + 1 for number in range(300)]
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_last_answer_of_a_decoupled_ensemble_says_that_it_is_the_last(server: RunningServer, asks: bool) -> None:
+    with Answers(server) as stream:
+        for count in (1, 3):
+            stream.client.async_stream_infer("late", row(count), enable_empty_final_response=asks)
+            results = [stream.next() for _ in range(count)]
+            assert [each.as_numpy("OUT").flat[0] for each in results] == list(range(count))
+            finals = [each.get_response().parameters["triton_final_response"].bool_param for each in results]
+            assert finals == [False] * (count - 1) + [True]
+        # Nothing follows a final answer.
+        stream.client.async_stream_infer("pipe", row(1))
+        assert stream.next().get_response().model_name == "pipe"
+
+
+def test_ensemble_without_answers_says_so_where_it_is_asked_to(server: RunningServer) -> None:
+    with Answers(server) as stream:
+        stream.client.async_stream_infer("late", row(0), enable_empty_final_response=True)
+        assert stream.values_to_the_end() == []
+
+
+def test_end_that_a_last_step_tells_later_is_an_answer_of_its_own_for_those_who_ask(server: RunningServer) -> None:
+    with Answers(server) as stream:
+        for asks in (True, False):
+            stream.client.async_stream_infer("sending", row(1), enable_empty_final_response=asks)
+            finals = [stream.next().get_response().parameters["triton_final_response"].bool_param for _ in range(2)]
+            assert finals == [False, False]
+            if asks:
+                assert stream.values_to_the_end() == []
+
+
+@pytest.mark.parametrize("model", ["reshaped", "reshaped_one", "reshaped_flat"])
+def test_reshape_of_an_ensemble_is_what_its_steps_see(server: RunningServer, model: str) -> None:
+    shape = [4] if model == "reshaped_flat" else [1, 4]
+    given = {"name": "IN", "shape": shape, "datatype": "FP32", "data": [1, 2, 3, 4]}
+    answer = server.post(f"/v2/models/{model}/infer", {"inputs": [given]})
+    assert answer.status == 200, answer.body
+    (output,) = answer.json["outputs"]
+    assert (output["shape"], output["data"]) == (shape, [1, 2, 3, 4])
+    assert server.get(f"/v2/models/{model}").json["inputs"][0]["shape"] == ([4] if len(shape) == 1 else [-1, 4])
+
+
+def test_reshaped_ensemble_batches_and_is_a_step(server: RunningServer) -> None:
+    with triton_http.InferenceServerClient(server.http_url) as client:
+        assert client.infer("reshaped", row(2, 3, client=triton_http)).as_numpy("OUT").tolist() == [[2.0] * 4] * 3
+    assert infer(server, "reshaped_in", 1, 2, 3, 4) == (200, [2, 3, 4, 5])
+
+
+@pytest.mark.parametrize("missing", ["input_map", "output_map"])
+def test_step_without_a_map_is_told_by_number(server: RunningServer, models: Path, missing: str) -> None:
+    maps = {"input_map": {"IN": "IN"}, "output_map": {"OUT": "OUT"}, missing: {}}
+    first = Step("plus", {"IN": "IN"}, {"OUT": "between1"})
+    add_ensemble(models, "unmapped", [first, Step("plus", maps["input_map"], maps["output_map"])])
+    status, text = load(server, "unmapped")
+    shutil.rmtree(models / "unmapped")
+    assert status == 500
+    assert text.endswith(f": must specify '{missing}' in step 1 of ensemble 'unmapped'"), text
 
 
 def test_a_client_that_leaves_ends_a_stream_of_answers(server: RunningServer) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from halimede.core.config.check_request import Checked
+from halimede.core.config.check_request import Checked, RequestChecker
 from halimede.core.ensemble.admission import Gate, Key
 from halimede.core.ensemble.graph import Graph
 from halimede.core.ensemble.run import Acknowledge, Answer, Call, EnsembleRun, RunAction
@@ -98,6 +98,7 @@ class Ensemble(Account):
         live: LiveRequests,
         inferences: Inferences,
         members: Callable[[], Sequence[Acceptor | None]],
+        checker: RequestChecker,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(live)
@@ -107,6 +108,7 @@ class Ensemble(Account):
         self._stats = stats
         self._inferences = inferences
         self._members = members
+        self._checker = checker
         self._loop = loop
         limit = graph.max_inflight_requests
         self._gates = [Gate(limit) for _ in graph.steps] if limit else []
@@ -441,6 +443,7 @@ class Ensemble(Account):
         if flight.is_over:
             return
         response.model_version = self._version
+        self._reshape(flight, response)
         now = monotonic_ns()
         if self._stats.decoupled:
             self._note_response(flight, response, now)
@@ -467,6 +470,16 @@ class Ensemble(Account):
                 flight.caller.computed.add(*spent)
         self._send(flight, response)
         self._rest()
+
+    def _reshape(self, flight: EnsembleRequest, response: InferenceResponse) -> None:
+        """Give the outputs the shapes that clients are told of, or fail the answer whose steps gave others."""
+        if not self._checker.reshapes_outputs or not response.outputs:
+            return
+        try:
+            self._checker.reshape_outputs(response.outputs, flight.rows)
+        except InferenceError as error:
+            response.error = InferenceError(error.code, f"in ensemble '{self._name}', {error.message}")
+            response.outputs, response.parameters = [], {}
 
     def _note_response(self, flight: EnsembleRequest, response: InferenceResponse, now_ns: int) -> None:
         outcome = outcome_of(response)

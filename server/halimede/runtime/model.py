@@ -198,11 +198,10 @@ def make_ensemble(
     name, number = parts.config.name, str(prepared.version)
     graph, config = ensemble_graph(parts.config, [config for config, _ in parts.members])
     stats = ModelStats(name, number, decoupled=graph.decoupled)
-    pump = Ensemble(number, graph, stats, live, inferences, members, asyncio.get_running_loop())
+    checker = RequestChecker(config)
+    pump = Ensemble(number, graph, stats, live, inferences, members, checker, asyncio.get_running_loop())
     labels = _with_inherited(parts, graph)
-    return ModelVersion(
-        name, prepared, config, labels, load_seconds, RequestChecker(config), stats, pump, services, parts=parts
-    )
+    return ModelVersion(name, prepared, config, labels, load_seconds, checker, stats, pump, services, parts=parts)
 
 
 def _with_inherited(parts: Parts, graph: Graph) -> Labels:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from halimede.core.config.check_request import Checked
+from halimede.core.config.check_request import Checked, RequestChecker
 from halimede.core.config.model_config import (
     EnsembleStep,
     ModelConfig,
@@ -127,7 +127,9 @@ class Bench:
         self.stats = ModelStats("e", "1", decoupled=graph.decoupled)
         loop = asyncio.get_running_loop()
         self.members: list[Any] = []
-        self.ensemble = Ensemble("1", graph, self.stats, self.live, self.server, lambda: self.members, loop)
+        self.ensemble = Ensemble(
+            "1", graph, self.stats, self.live, self.server, lambda: self.members, RequestChecker(config), loop
+        )
         self.responses: list[tuple[int, InferenceResponse]] = []
 
     def submit(self, *keys: int, caller: Caller | None = None, timeout_us: int = 0, size_bytes: int = 4) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.model_config import ModelConfig, ModelTensorReshape
 from halimede.core.ensemble.graph import MAX_PLANS, make_graph, members_of
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from support.graphs import ensemble, graph, model
@@ -195,3 +195,30 @@ def test_a_graph_remembers_plans_but_not_any_number_of_them():
     for i in range(2 * MAX_PLANS):
         assert made.plan((f"y{i}",)).outputs == (f"y{i}",)
     assert made.plan(("y0",)) is not first
+
+
+def reshaped(batch: int, inner: tuple[int, ...] = (4, 1, 2)) -> ModelConfig:
+    """Of clients' dims [8]."""
+    config = ensemble([(A, *X_TO_Y)], dims=(8,), batch=batch)
+    reshape = ModelTensorReshape(inner)
+    return replace(
+        config,
+        input=tuple(replace(tensor, reshape=reshape) for tensor in config.input),
+        output=tuple(replace(tensor, reshape=reshape) for tensor in config.output),
+    )
+
+
+@pytest.mark.parametrize("batch", [0, 8])
+@pytest.mark.parametrize("members", [0, 8])
+def test_steps_are_held_against_the_inner_shape_of_a_reshaped_ensemble(batch, members):
+    made = make_graph(reshaped(batch), [model("a", dims=(4, 1, 2), batch=members)])
+    assert made.ranks == {"y": 4 if batch else 3}
+
+
+def test_reshape_that_does_not_fit_a_step_is_shown_as_the_step_would_see_it():
+    with pytest.raises(InferenceError) as raised:
+        make_graph(reshaped(0), [model("a", dims=(8,), batch=0)])
+    assert raised.value.message.startswith(
+        "in ensemble e, ensemble tensor x: inconsistent shape: [4,1,2] is inferred from model e while [8] is inferred "
+        "from model a"
+    )

@@ -473,7 +473,23 @@ def test_the_last_answer_may_say_that_it_is_the_last():
     play.answer(1, tensor("OUT", 1.0))
     assert play.called == [(2, 1)]
     play.answer(2, tensor("OUT", 2.0))
-    assert answers(play) == [({"y": 2.0}, False), ({}, True)]
+    assert answers(play) == [({"y": 2.0}, True)]
+
+
+def test_end_that_comes_after_the_last_answer_is_an_empty_one():
+    play = Player(STREAM)
+    play.answer(1, tensor("OUT", 1.0), final=False)
+    play.answer(2, tensor("OUT", 2.0))
+    assert answers(play) == [({"y": 2.0}, False)]
+    play.answer(1)
+    assert answers(play) == [({}, True)]
+
+
+def test_end_is_not_told_by_an_answer_without_outputs():
+    made = graph([(MANY, {"IN": "x"}, {"OUT": "m"}), (A, {"IN": "m"}, {"OUT": "y"}, "m > 1")])
+    play = Player(made)
+    play.answer(1, tensor("OUT", 1.0))
+    assert answers(play) == [({}, False), ({}, True)]
 
 
 def test_no_answers_are_an_empty_final_one():
@@ -486,7 +502,8 @@ def test_the_end_waits_for_what_the_answers_set_going():
     assert play.answer(1) == []
     play.answer(2, tensor("OUT", 2.0))
     # Who has given its last answer needs no acknowledgement.
-    assert [type(action) for action in play.last] == [Answer, Answer]
+    assert [type(action) for action in play.last] == [Answer]
+    assert answers(play) == [({"y": 2.0}, True)]
 
 
 JOINED = graph(
@@ -557,7 +574,7 @@ def test_a_decoupled_step_behind_another_answers_for_each_of_its_answers():
     assert answers(play) == [({"y": 20.0}, False)]
     play.answer(3)
     play.answer(2, tensor("OUT", 11.0))
-    assert answers(play) == [({"y": 11.0}, False), ({}, True)]
+    assert answers(play) == [({"y": 11.0}, True)]
 
 
 def test_an_answer_is_acknowledged_when_all_that_follows_from_it_is_over():
@@ -569,11 +586,11 @@ def test_an_answer_is_acknowledged_when_all_that_follows_from_it_is_over():
     assert play.answer(2) == [Acknowledge(1)]
 
 
-def test_a_decoupled_ensemble_of_which_only_other_outputs_are_wanted_gives_one_answer_and_the_end():
+def test_a_decoupled_ensemble_of_which_only_other_outputs_are_wanted_gives_one_answer():
     play = Player(JOINED, InferenceRequest("e", inputs=[tensor("x")], outputs=("n",)))
     assert play.called == [(1, 1)]
     play.answer(1, tensor("OUT", 5.0))
-    assert answers(play) == [({"n": 5.0}, False), ({}, True)]
+    assert answers(play) == [({"n": 5.0}, True)]
 
 
 def test_a_decoupled_step_that_is_skipped_leaves_one_answer_without_its_outputs():
@@ -584,7 +601,7 @@ def test_a_decoupled_step_that_is_skipped_leaves_one_answer_without_its_outputs(
     play = Player(made)
     assert play.called == [(1, 1)]
     play.answer(1, tensor("OUT", 5.0))
-    assert answers(play) == [({"n": 5.0}, False), ({}, True)]
+    assert answers(play) == [({"n": 5.0}, True)]
     assert play.run.held == ()
 
 

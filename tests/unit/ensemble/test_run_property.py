@@ -368,8 +368,7 @@ def play(case: Case) -> None:
         return
     assert Counter(driver.calls) == Counter(slow.calls)
     given = [tuple((t.name, single(t.data)) for t in answer.outputs) for answer in driver.answers]
-    if graph.decoupled:
-        assert last.is_empty
+    if graph.decoupled and last.is_empty:
         given.pop()
     assert Counter(given) == Counter(expected)
 

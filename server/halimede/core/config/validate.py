@@ -466,8 +466,11 @@ def _ensemble(config: ModelConfig) -> Iterator[Problem]:
             )
         for field, tensors in (("input_map", step.input_map), ("output_map", step.output_map)):
             if not tensors:
-                yield Problem(f"must specify '{field}' in step {i} of ensemble '{name}'", f"{where}.{field}")
-    yield from check_dataflow(config)
+                # The step is in the file, the map is not.
+                yield Problem(f"must specify '{field}' in step {i} of ensemble '{name}'", where)
+    if all(step.input_map and step.output_map for step in ensemble.step):
+        # A missing map leaves tensors unconnected, which is no problem of its own.
+        yield from check_dataflow(config)
 
 
 def _instance_groups(config: ModelConfig) -> Iterator[Problem]:

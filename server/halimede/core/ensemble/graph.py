@@ -75,7 +75,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """An ensemble that keeps every rule. `ranks` has the dimensions of each output as the ensemble shows it."""
+    """An ensemble that keeps every rule. `ranks` counts the dimensions of each output before the ensemble's own
+    `reshape`."""
 
     name: str
     steps: tuple[Step, ...]
@@ -150,7 +151,7 @@ def make_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> Graph:
         batches=config.max_batch_size > 0,
         inputs=tuple(tensor.name for tensor in config.input),
         outputs=tuple(tensor.name for tensor in config.output),
-        ranks={tensor.name: len(_shape(config, tensor)) for tensor in config.output},
+        ranks={tensor.name: len(_inner(tensor)) + (config.max_batch_size > 0) for tensor in config.output},
     )
 
 
@@ -271,6 +272,11 @@ class _Said:
         return (-1, *self.dims) if self.batches else self.dims
 
 
+def _inner(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
+    """The dimensions that the ensemble's steps see of one of its own tensors."""
+    return tensor.dims if tensor.reshape is None else tensor.reshape.shape
+
+
 def _said(config: ModelConfig, steps: Sequence[EnsembleStep], members: Sequence[ModelConfig]) -> dict[str, list[_Said]]:
     """By the ensemble's tensor: first what the ensemble says, then its maker, then its users."""
     said: dict[str, list[_Said]] = {}
@@ -279,7 +285,9 @@ def _said(config: ModelConfig, steps: Sequence[EnsembleStep], members: Sequence[
         for tensor in about:
             name = tensor.name if mapped is None else mapped.get(tensor.name)
             if name is not None:
-                words = _Said(clip(model.name), model.max_batch_size > 0, tensor.data_type, tensor.dims)
+                # A model's own reshape is its own matter: its steps show it the dimensions that it shows.
+                dims = _inner(tensor) if mapped is None else tensor.dims
+                words = _Said(clip(model.name), model.max_batch_size > 0, tensor.data_type, dims)
                 said.setdefault(name, []).append(words)
 
     add(config, config.input, None)

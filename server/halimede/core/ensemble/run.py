@@ -9,7 +9,9 @@ What the tensors are held in is dropped when its last user has started: the run 
 and never copies one, since a call has a new `Tensor` over the same bytes.
 
 Each answer of a decoupled step opens a scope (`graph` has the rules), and each scope in which the outputs are known
-gives one answer. A scope is over when all its users are decided, its calls and the scopes within it are over.
+gives one answer. A scope is over when all its users are decided, its calls and the scopes within it are over. The
+answer that is given as the run ends is the final one; where the run ends after the last answer was given, an empty
+answer says so. An answer is never held back to learn whether it is the last.
 
 After an error, or `cancel`, nothing more is started. The run ends when all calls are over, with the first error; calls
 of decoupled steps, which might answer for ever, are cancelled.
@@ -490,7 +492,18 @@ class EnsembleRun:
     def _finish(self) -> None:
         self._is_over = True
         response, self._answer = self._answer, None
+        if response is None and self._says_end():
+            return
         self._actions.append(Answer(response or InferenceResponse(self._graph.name, "", self._template.id)))
+
+    def _says_end(self) -> bool:
+        """Have the last answer of a decoupled ensemble be the final one, where it has not been sent yet."""
+        for action in reversed(self._actions):
+            if isinstance(action, Answer):
+                # An empty one that is final would say that there are no answers.
+                action.response.final = not action.response.is_empty
+                return action.response.final
+        return False
 
     # How it ends early.
 
