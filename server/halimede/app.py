@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 import uvloop
 
 from halimede.core.inventory import Inventory
+from halimede.core.observe.access_lines import AccessLog
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.frontends.grpc.options import MAX_CONNECTIONS, Tls, Transport
@@ -27,7 +28,7 @@ from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.server import HttpServer
 from halimede.frontends.metrics import MetricsServer
 from halimede.frontends.unix_socket import UNIX
-from halimede.log import EXIT_FLUSH_S, configure, dropped_lines, log_table, reopen, shutdown
+from halimede.log import EXIT_FLUSH_S, configure, dropped_lines, log_access, log_table, reopen, shutdown
 from halimede.runtime.core_server import CoreServer
 from halimede.runtime.devices import read_inventory
 from halimede.runtime.lifecycle import ModelLifecycle
@@ -38,7 +39,7 @@ from halimede.runtime.repository import ModelRepository
 from halimede.runtime.sampler import make_sampler
 from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
-from halimede.settings import ModelControlMode, Settings
+from halimede.settings import AccessLevel, ModelControlMode, Settings
 from halimede.startup import AGENTS, BACKENDS, MODELS, OPTIONS, backend_rows, failed_loads, model_rows, option_rows
 from halimede.termination import tell
 from halimede.workers.launcher import Launcher
@@ -170,6 +171,9 @@ class App:
         """Bind every port and answer on it: not ready yet, but live."""
         self._handle_signals()
         settings = self._settings
+        access_log = None
+        if settings.log_access is not AccessLevel.OFF:
+            access_log = AccessLog(log_access, successes=settings.log_access is AccessLevel.ALL)
         if settings.allow_http:
             self._http = HttpServer(
                 self._core,
@@ -180,6 +184,8 @@ class App:
             )
             if settings.log_verbose:
                 self._http.log_requests(log.debug)
+            if access_log is not None:
+                self._http.log_access(access_log)
             port = await self._http.start(settings.http_address, settings.http_port, settings.reuse_http_port)
             self._places["HTTPService"] = _place(settings.http_address, port)
         if settings.allow_grpc:
@@ -189,6 +195,7 @@ class App:
                 restricted=settings.grpc_restricted_protocol,
                 forward=settings.grpc_header_forward_pattern,
                 max_response_pool_size=settings.grpc_max_response_pool_size,
+                access_log=access_log,
             )
             port = self._grpc.bind(settings.grpc_address, settings.grpc_port)
             self._places["GRPCInferenceService"] = _place(settings.grpc_address, port)
@@ -196,6 +203,9 @@ class App:
             self._metrics = MetricsServer(self._core.render_metrics, log=log.error)
             if settings.log_verbose:
                 self._metrics.log_requests(log.debug)
+            if access_log is not None:
+                # A scrape that succeeds is no news.
+                self._metrics.log_access(AccessLog(log_access))
             port = await self._metrics.start(settings.metrics_address, settings.metrics_port)
             self._places["Metrics Service"] = _place(settings.metrics_address, port)
         if self._grpc is not None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
 
+from halimede.core.observe.access_lines import Access, access_kind, access_line
 from halimede.core.observe.log_lines import (
     LINES_PER_SECOND,
     MAX_FIELD_BYTES,
@@ -112,6 +113,14 @@ def log_table(logger: logging.Logger, header: tuple[str, ...], rows: list[tuple[
     logger.info("table of %s", ", ".join(header), extra={"table": make_table(header, rows)}, stacklevel=2)
 
 
+def log_access(access: Access) -> None:
+    """Log a request that ended, by the shortest way: at overload every request that is refused comes here."""
+    kind = access_kind(access)
+    for handler in _handlers():
+        if handler.admit(kind):
+            handler.writer.offer(access_line(access, time.time_ns() // 1000, os.getpid()))
+
+
 class LogHandler(logging.Handler):
     """Makes records into lines on the thread that logs, where their arguments still are what they were."""
 
@@ -125,14 +134,14 @@ class LogHandler(logging.Handler):
         self.lock = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        severity = _severity(record.levelno)
-        if severity not in self._wanted:
-            return
         file = clip(record.filename, MAX_FIELD_BYTES)
-        kind = LineKind(severity, file, record.lineno, _field(record, "model"))
-        # Asked before anything is rendered: a suppressed line is to cost next to nothing.
-        if self.writer.admit(kind):
+        kind = LineKind(_severity(record.levelno), file, record.lineno, _field(record, "model"))
+        if self.admit(kind):
             self.writer.offer(_line(record, kind))
+
+    def admit(self, kind: LineKind) -> bool:
+        """Whether a line of this kind is to be made; a line that is left out costs next to nothing."""
+        return kind.severity in self._wanted and self.writer.admit(kind)
 
     def flush(self) -> None:
         """Called at the interpreter's exit, by `logging`."""

@@ -23,6 +23,12 @@ class LogFormat(Enum):
     JSON = "json"
 
 
+class AccessLevel(Enum):
+    OFF = "off"
+    FAILURES = "failures"
+    ALL = "all"
+
+
 class CompressionLevel(Enum):
     NONE = "none"
     LOW = "low"
@@ -98,6 +104,8 @@ class Settings:
     log_error: bool = True
     log_format: LogFormat = LogFormat.DEFAULT
     log_file: Path | None = None
+    log_access: AccessLevel = AccessLevel.FAILURES
+    """Which requests get a line of the log."""
 
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Per backend name, "" for the settings that every backend gets."""

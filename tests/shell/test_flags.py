@@ -8,7 +8,7 @@ import pytest
 
 from halimede.commands.flags import GROUPS, Flag, Treatment, all_flags
 from halimede.core.types import ApiCategory, Secret
-from halimede.settings import CompressionLevel, LogFormat, ModelControlMode, Settings
+from halimede.settings import AccessLevel, CompressionLevel, LogFormat, ModelControlMode, Settings
 from support.command_line import complaint, settings
 
 HONOURED = """
@@ -42,7 +42,7 @@ NOT_YET = """
     --model-namespacing --model-load-gpu-limit --trace-config --trace-level --rate-limit
     --allow-client-shm --allow-sagemaker --allow-vertex-ai
 """
-OURS = "-h --version --drain-delay --grpc-max-input-size"
+OURS = "-h --version --drain-delay --grpc-max-input-size --log-access"
 
 
 def test_every_flag_of_triton_has_its_treatment() -> None:
@@ -122,6 +122,7 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--log-error=false": ("log_error", False),
     "--log-format=json": ("log_format", LogFormat.JSON),
     "--log-file=./server.log": ("log_file", Path("server.log")),
+    "--log-access=all": ("log_access", AccessLevel.ALL),
 }
 TOGETHER = """
     --help -h --version --model-repository --model-store --model-control-mode

@@ -42,7 +42,7 @@ from halimede.commands.readers import (
     settings_reader,
     word_reader,
 )
-from halimede.settings import CompressionLevel, LogFormat, ModelControlMode, Settings
+from halimede.settings import AccessLevel, CompressionLevel, LogFormat, ModelControlMode, Settings
 
 
 class Treatment(Enum):
@@ -143,6 +143,7 @@ FILE = Kind("FILE", read_file)
 LOG_FILE = Kind("FILE", read_log_file)
 PATTERN = Kind("REGEX", read_header_pattern)
 LOG_FORMAT = Kind("FORMAT", choice_reader(list(LogFormat)))
+ACCESS = Kind("LEVEL", choice_reader(list(AccessLevel)))
 COMPRESSION = Kind("LEVEL", choice_reader(list(CompressionLevel)))
 BACKEND_OPTION = Kind("[BACKEND,]KEY=VALUE", read_backend_option)
 HTTP_RESTRICTION = Kind("API[,API]...:KEY=VALUE", read_http_restriction)
@@ -483,6 +484,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured("--log-error", BOOLEAN, "Errors."),
         _honoured("--log-format", LOG_FORMAT, "default, ISO8601 or json."),
         _honoured("--log-file", LOG_FILE, "Where to log instead of standard error."),
+        _honoured("--log-access", ACCESS, "Requests that get a line each: off, failures or all."),
     ),
     "Tracing": (
         Flag(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from halimede.core.observe.access_lines import Protocol
 from halimede.core.types import Buffer
 from halimede.core.wire.http_control import error_json
 from halimede.frontends.http.answers import respond_error
@@ -37,6 +38,7 @@ class MetricsServer(Listener):
             max_body=_MAX_BODY_BYTES,
             log=log,
             limits=limits or Limits(max_connections=_MAX_CONNECTIONS, spare_descriptors=_SPARE_DESCRIPTORS),
+            protocol=Protocol.METRICS,
         )
         self._render = render
         self._steps = StepQueue(self.fail)

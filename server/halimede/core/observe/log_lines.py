@@ -6,8 +6,8 @@ table and a traceback follow below their line, the traceback indented; in JSON t
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import NamedTuple
@@ -72,6 +72,8 @@ class LogLine:
     version: str = ""
     trace: str = ""
     table: LogTable | None = None
+    fields: Mapping[str, str | float] = field(default_factory=dict)
+    """Further fields of the JSON format; the text formats have them in the message."""
 
 
 def render_default(line: LogLine) -> str:
@@ -100,6 +102,7 @@ def render_json(line: LogLine) -> str:
         f'"file":{quote(line.file)}',
         f'"line":{line.line}',
         *(f'"{name}":{quote(text)}' for name, text in texts.items() if text or name == "message"),
+        *(f'"{name}":{quote(value) if isinstance(value, str) else value}' for name, value in line.fields.items()),
     ]
     if line.table is not None:
         names = [quote(name) for name in line.table.header]

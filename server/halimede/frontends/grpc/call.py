@@ -4,15 +4,20 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import monotonic
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.observe.access_lines import Access, AccessLog, Protocol
+from halimede.core.types import ApiCategory, ErrorCode, InferenceError
 from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
 from halimede.core.wire.grpc_infer import status_message
 from halimede.core.wire.protocol import ProtoClass, ProtoMessage, parse
 from halimede.core.wire.status_map import GRPC_STATUS
+from halimede.frontends.grpc.access import CATEGORIES
 
 # grpcio ships no types: a servicer context, and a method handler as its handler table takes it.
 Context = Any
@@ -20,6 +25,8 @@ MethodHandler = Any
 
 _BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
 _STATUS = {code: _BY_NUMBER[number] for code, number in GRPC_STATUS.items()}
+_INFERENCES = {method for method, category in CATEGORIES.items() if category is ApiCategory.INFERENCE}
+_NOT_FOUND = GRPC_STATUS[ErrorCode.NOT_FOUND]
 log = logging.getLogger(__name__)
 
 
@@ -115,14 +122,116 @@ def parse_small(name: str, request: ProtoClass, raw: bytes) -> ProtoMessage:
     return parse(request, raw)
 
 
+@dataclass(slots=True)
+class Call:
+    """What the access log says of a call, beside how it ended; filled in as it becomes known."""
+
+    access_log: AccessLog | None
+    method: str
+    began_at: float
+    model: str = ""
+    version: str = ""
+    request_id: str = ""
+
+    def note(self, context: Context, status: int, error: str = "") -> None:
+        """Tell the access log that the call, or one request of its stream, ended."""
+        log = self.access_log
+        if log is None or not (status or log.successes):
+            return
+        log.note(
+            Access(
+                Protocol.GRPC,
+                self.method.rpartition("/")[2],
+                "",
+                status,
+                monotonic() - self.began_at,
+                _client(context),
+                self.model,
+                self.version,
+                self.request_id,
+                error,
+                found=bool(self.model) and status != _NOT_FOUND and self.method in _INFERENCES,
+            )
+        )
+
+
+Behaviour = Callable[[Call, Context], Awaitable[bytes | None]]
+"""Serves one call; what it returns is sent as its last message."""
+
+
+def answered_once(method: str, behaviour: Behaviour, access_log: AccessLog | None) -> MethodHandler:
+    """The handler of a method that answers with one message."""
+    return grpc.stream_unary_rpc_method_handler(_noted(method, behaviour, access_log))
+
+
+def answered_in_parts(method: str, behaviour: Behaviour, access_log: AccessLog | None) -> MethodHandler:
+    """The handler of a method that writes its messages by itself."""
+    return grpc.stream_stream_rpc_method_handler(_noted(method, behaviour, access_log))
+
+
+def refused(method: str, status: grpc.StatusCode, text: str, access_log: AccessLog | None) -> MethodHandler:
+    """A handler that takes no call."""
+
+    async def refuse(_call: Call, context: Context) -> None:
+        await context.abort(status, text)
+
+    return answered_in_parts(method, refuse, access_log)
+
+
+def _noted(
+    method: str, behaviour: Behaviour, access_log: AccessLog | None
+) -> Callable[[object, Context], Awaitable[bytes | None]]:
+    is_probe = CATEGORIES.get(method) is ApiCategory.HEALTH
+
+    async def handle(_requests: object, context: Context) -> bytes | None:
+        call = Call(access_log, method, monotonic())
+        try:
+            answer = await behaviour(call, context)
+        except (grpc.aio.AbortError, grpc.aio.InternalError):
+            # The second one where grpc ended the call before our status: then this is not what the client was told.
+            call.note(context, context.code().value[0], context.details())
+            raise
+        except asyncio.CancelledError:
+            if not is_probe:
+                call.note(context, *_end_of_cancelled(context))
+            raise
+        # What a probe asks again and again is no news.
+        if not is_probe:
+            call.note(context, 0)
+        return answer
+
+    return handle
+
+
+def _end_of_cancelled(context: Context) -> tuple[int, str]:
+    left = context.time_remaining()
+    if left is not None and left <= 0:
+        return grpc.StatusCode.DEADLINE_EXCEEDED.value[0], "the client's deadline came before the answer"
+    return grpc.StatusCode.CANCELLED.value[0], "the call was cancelled before the whole answer was sent"
+
+
+def _client(context: Context) -> str:
+    """`ipv6:%5B::1%5D:5000` as `[::1]:5000`; a unix socket's peer has no address, and grpc
+    knows none of a call that it ended."""
+    kind, _, address = context.peer().partition(":")
+    return unquote(address) if kind in {"ipv4", "ipv6"} else str(kind) or "unknown"
+
+
 def unary(
-    request: ProtoClass, name: str, answer: Callable[[ProtoMessage], Awaitable[ProtoMessage]], drain: Drain
+    method: str,
+    request: ProtoClass,
+    answer: Callable[[ProtoMessage], Awaitable[ProtoMessage]],
+    drain: Drain,
+    access_log: AccessLog | None,
 ) -> MethodHandler:
     """The handler of a unary RPC that is one question and one answer; `answer` raises InferenceError to refuse."""
+    name = method.rpartition("/")[2]
 
-    async def handle(_requests: object, context: Context) -> bytes:
+    async def handle(call: Call, context: Context) -> bytes:
         try:
-            message = await answer(parse_small(name, request, await drain.receive(context)))
+            question = parse_small(name, request, await drain.receive(context))
+            _tell_model(call, question)
+            message = await answer(question)
             return bytes(message.SerializeToString())
         except InferenceError as error:
             failure = error
@@ -131,4 +240,13 @@ def unary(
             failure = internal_error(name)
         return await abort(context, failure)
 
-    return grpc.stream_unary_rpc_method_handler(handle)
+    return answered_once(method, handle, access_log)
+
+
+def _tell_model(call: Call, question: ProtoMessage) -> None:
+    """Control calls name their model by one of two forms, if they are about one."""
+    fields = question.DESCRIPTOR.fields_by_name
+    if "model_name" in fields:
+        call.model = question.model_name
+    elif "version" in fields:
+        call.model, call.version = question.name, question.version

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]  # grpcio ships no types
@@ -23,7 +24,8 @@ from halimede.core.wire.grpc_infer import (
     encode_stream_infer,
 )
 from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage, parse
-from halimede.frontends.grpc.call import Context, Drain, abort, internal_error, shutting_down, write
+from halimede.core.wire.status_map import GRPC_STATUS
+from halimede.frontends.grpc.call import Call, Context, Drain, abort, internal_error, shutting_down, write
 from halimede.runtime.server import Server
 
 MAX_UNANSWERED = 256
@@ -78,10 +80,10 @@ class Infer:
         self._forward = forward
         self._max_unanswered = min(MAX_UNANSWERED, max_response_pool_size)
 
-    async def model_infer(self, _requests: object, context: Context) -> bytes:
+    async def model_infer(self, call: Call, context: Context) -> bytes:
         """One ModelInferRequest in, one ModelInferResponse out."""
         try:
-            return await self._infer(await self._drain.receive(context), self._forwarded(context))
+            return await self._infer(call, await self._drain.receive(context), self._forwarded(context))
         except InferenceError as error:
             failure = error
         except Exception:
@@ -92,9 +94,10 @@ class Infer:
     def _forwarded(self, context: Context) -> Parameters:
         return {} if self._forward is None else _from_metadata(self._forward, context)
 
-    async def _infer(self, raw: bytes, forwarded: Parameters) -> bytes:
+    async def _infer(self, noted: Call, raw: bytes, forwarded: Parameters) -> bytes:
         server = self._server
         message = await _parse(raw)
+        noted.model, noted.version, noted.request_id = message.model_name, message.model_version, message.id
         view = server.model(message.model_name, message.model_version)
         if _is_decoupled(view):
             raise InferenceError(
@@ -114,6 +117,7 @@ class Infer:
             # The model has become decoupled since it was looked up.
             server.cancel(ticket)
             raise InferenceError(ErrorCode.INTERNAL, "expected a single response, got more")
+        noted.version = response.model_version or noted.version
         if response.error is not None:
             raise response.error
         if sum([len(output.data) for output in response.outputs]) > (
@@ -122,11 +126,11 @@ class Infer:
             return await asyncio.to_thread(_encode, response, view, call.classes)
         return _encode(response, view, call.classes)
 
-    async def model_stream_infer(self, _requests: object, context: Context) -> None:
+    async def model_stream_infer(self, call: Call, context: Context) -> None:
         """A stream of ModelInferRequest in, a stream of ModelStreamInferResponse out."""
         try:
             forwarded = self._forwarded(context)
-            await _InferStream(self._server, self._drain, context, forwarded, self._max_unanswered).run()
+            await _InferStream(self._server, self._drain, call, context, forwarded, self._max_unanswered).run()
             return
         except InferenceError as error:
             failure = error
@@ -138,9 +142,12 @@ class Infer:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One request of a stream. `ready` are its answers that have to wait for those of earlier requests."""
+    """One request of a stream. `ready` are its answers that have to wait for those of earlier requests. `error` is the
+    first one of them, for the access log."""
 
     request_id: str
+    noted: Call
+    error: InferenceError | None = None
     is_decoupled: bool = False
     ticket: int = 0
     ready: "list[_Answer]" = field(default_factory=list)
@@ -169,10 +176,17 @@ class _InferStream:
     """
 
     def __init__(
-        self, server: Server, drain: Drain, context: Context, forwarded: Parameters, max_unanswered: int
+        self,
+        server: Server,
+        drain: Drain,
+        call: Call,
+        context: Context,
+        forwarded: Parameters,
+        max_unanswered: int,
     ) -> None:
         self._server = server
         self._drain = drain
+        self._call = call
         self._context = context
         self._forwarded = forwarded
         self._max_unanswered = max_unanswered
@@ -268,7 +282,15 @@ class _InferStream:
 
     async def _accept(self, raw: bytes) -> None:
         message = await _parse(raw)
-        slot = _Slot(message.id)
+        noted = Call(
+            self._call.access_log,
+            self._call.method,
+            monotonic(),
+            message.model_name,
+            message.model_version,
+            message.id,
+        )
+        slot = _Slot(message.id, noted)
         try:
             view = self._server.model(message.model_name, message.model_version)
             slot.is_decoupled = _is_decoupled(view)
@@ -299,6 +321,7 @@ class _InferStream:
         self, slot: _Slot, view: ModelView, call: InferCall, response: InferenceResponse
     ) -> bytes | InferenceError | None:
         executed_by = response.model_name if response.model_version else ""
+        slot.noted.version = response.model_version or slot.noted.version
         if response.error is not None:
             return self._failure(slot, response.error, executed_by, response.final)
         try:
@@ -314,6 +337,7 @@ class _InferStream:
     def _failure(
         self, slot: _Slot, error: InferenceError, executed_by: str = "", final: bool = True
     ) -> bytes | InferenceError:
+        slot.error = slot.error or error
         if self._errors_end_it:
             return error
         return _raw(encode_stream_error(slot.request_id, error, executed_by, final=final))
@@ -321,6 +345,8 @@ class _InferStream:
     def _put(self, slot: _Slot, answer: bytes | InferenceError | None, is_final: bool) -> None:
         """Queue an answer (None: there is nothing to say), and all that had to wait for it."""
         slot.is_done = is_final
+        if is_final:
+            self._note(slot)
         if answer is not None:
             slot.ready.append(_Answer(answer, None if is_final else slot))
         if slot.is_decoupled:
@@ -333,6 +359,11 @@ class _InferStream:
             self._ordered.popleft()
         self._changed.set()
         self._room.set()
+
+    def _note(self, slot: _Slot) -> None:
+        error = slot.error
+        status, text = (0, "") if error is None else (GRPC_STATUS[error.code], error.message)
+        slot.noted.note(self._context, status, text)
 
     def _flush(self, slot: _Slot) -> None:
         for answer in slot.ready:

@@ -7,11 +7,23 @@ from types import MappingProxyType
 
 import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 
-from halimede.core.types import ErrorCode, InferenceError, Restrictions, Secret
+from halimede.core.observe.access_lines import AccessLog
+from halimede.core.types import Restrictions, Secret
 from halimede.core.wire.protocol import POOL, message_class
 from halimede.frontends.grpc.access import CATEGORIES, HEALTH, INFERENCE, REFLECTIONS
 from halimede.frontends.grpc.address import cannot_listen, check_tcp, check_unix
-from halimede.frontends.grpc.call import Context, Drain, MethodHandler, abort, shutting_down, unary
+from halimede.frontends.grpc.call import (
+    Call,
+    Context,
+    Drain,
+    MethodHandler,
+    abort,
+    answered_in_parts,
+    answered_once,
+    refused,
+    shutting_down,
+    unary,
+)
 from halimede.frontends.grpc.control import Control
 from halimede.frontends.grpc.health import Health
 from halimede.frontends.grpc.infer import Infer
@@ -42,6 +54,7 @@ class GrpcServer:
         restricted: Restrictions = _NO_RESTRICTIONS,
         forward: re.Pattern[str] | None = None,
         max_response_pool_size: int = 2**31 - 1,
+        access_log: AccessLog | None = None,
     ) -> None:
         """Calls of a `restricted` category need its secret in their metadata. Metadata whose names `forward` matches
         become parameters of the call's requests. A stream is not read on while `max_response_pool_size` of its
@@ -49,9 +62,10 @@ class GrpcServer:
         self._drain = Drain()
         self._transport = transport
         self._is_started = False
-        handlers = _method_handlers(server, Infer(server, self._drain, forward, max_response_pool_size), self._drain)
+        infer = Infer(server, self._drain, forward, max_response_pool_size)
+        handlers = _method_handlers(server, infer, self._drain, access_log)
         secrets = {method: restricted[CATEGORIES[method]] for method in handlers if CATEGORIES[method] in restricted}
-        methods = _RestrictedMethods(handlers, secrets) if secrets else _Methods(handlers)
+        methods = _RestrictedMethods(handlers, secrets, access_log) if secrets else _Methods(handlers, access_log)
         self._methods = methods
         self._grpc = grpc.aio.server(
             # Who wants no verbose lines pays nothing for them.
@@ -107,23 +121,25 @@ class GrpcServer:
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no types
-    """grpc asks it once per call who handles the method; None becomes UNIMPLEMENTED."""
+    """grpc asks it once per call who handles the method."""
 
-    def __init__(self, handlers: dict[str, MethodHandler]) -> None:
+    def __init__(self, handlers: dict[str, MethodHandler], access_log: AccessLog | None) -> None:
         self._handlers = handlers
+        self._access_log = access_log
         self._refused = 0
 
     async def refuse_until_quiet(self) -> None:
         """From now on all calls but those of health are refused; returns when hardly any come any more."""
 
-        async def refuse(_requests: object, context: Context) -> None:
+        async def refuse(_call: Call, context: Context) -> None:
             self._refused += 1
             await abort(context, shutting_down())
 
-        refusal = grpc.stream_stream_rpc_method_handler(refuse)
         # In place of the handlers, so that a call pays nothing for it before.
         self._handlers = {
-            method: handler if method.startswith(f"/{HEALTH}/") else refusal
+            method: (
+                handler if method.startswith(f"/{HEALTH}/") else answered_in_parts(method, refuse, self._access_log)
+            )
             for method, handler in self._handlers.items()
         }
         loop = asyncio.get_running_loop()
@@ -133,8 +149,13 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no
             before = self._refused
             await asyncio.sleep(QUIET_SECS)
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler | None:
-        return self._handlers.get(handler_call_details.method)
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler:
+        method = handler_call_details.method
+        handler = self._handlers.get(method)
+        if handler is not None:
+            return handler
+        # In grpc's own words; by itself it would answer so without a trace.
+        return refused(method, grpc.StatusCode.UNIMPLEMENTED, "Method not found!", self._access_log)
 
 
 class _LoggedMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no types
@@ -143,7 +164,7 @@ class _LoggedMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio sh
     def __init__(self, methods: _Methods) -> None:
         self._methods = methods
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler | None:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler:
         name = handler_call_details.method.rpartition("/")[2]
         handler = f"{name}Handler" if name in {"ModelInfer", "ModelStreamInfer"} else name
         log.debug("Process for %s, rpc_ok=1, 0 step START", handler)
@@ -153,43 +174,44 @@ class _LoggedMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio sh
 class _RestrictedMethods(_Methods):
     """As _Methods, but some calls are refused for want of a secret, before anything of them is read."""
 
-    def __init__(self, handlers: dict[str, MethodHandler], secrets: dict[str, Secret]) -> None:
-        super().__init__(handlers)
+    def __init__(
+        self, handlers: dict[str, MethodHandler], secrets: dict[str, Secret], access_log: AccessLog | None
+    ) -> None:
+        super().__init__(handlers, access_log)
         self._secrets = secrets
-        self._refusals = {secret.header: _refusal(secret) for secret in secrets.values()}
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler | None:
-        secret = self._secrets.get(handler_call_details.method)
-        if secret is not None and not any(
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler:
+        method = handler_call_details.method
+        secret = self._secrets.get(method)
+        if secret is None or any(
             name == secret.header and secret.is_given(value) for name, value in handler_call_details.invocation_metadata
         ):
-            return self._refusals[secret.header]
-        return super().service(handler_call_details)
+            return super().service(handler_call_details)
+        text = f"This protocol is restricted, expecting header '{secret.header}'"
+        return refused(method, grpc.StatusCode.UNAVAILABLE, text, self._access_log)
 
 
-def _refusal(secret: Secret) -> MethodHandler:
-    error = InferenceError(ErrorCode.UNAVAILABLE, f"This protocol is restricted, expecting header '{secret.header}'")
-
-    async def refuse(_requests: object, context: Context) -> None:
-        await abort(context, error)
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
-
-
-def _method_handlers(server: Server, infer: Infer, drain: Drain) -> dict[str, MethodHandler]:
+def _method_handlers(
+    server: Server, infer: Infer, drain: Drain, access_log: AccessLog | None
+) -> dict[str, MethodHandler]:
     """Every method's handler, by the method's path. They take and give bytes: bad ones are answered by our own text."""
     health = Health(server, drain)
     reflection = Reflection((INFERENCE, HEALTH, *REFLECTIONS), drain)
-    handlers = {
-        f"/{INFERENCE}/ModelInfer": grpc.stream_unary_rpc_method_handler(infer.model_infer),
-        f"/{INFERENCE}/ModelStreamInfer": grpc.stream_stream_rpc_method_handler(infer.model_stream_infer),
-        f"/{HEALTH}/Check": unary(message_class("grpc.health.v1.HealthCheckRequest"), "Check", health.check, drain),
-        f"/{HEALTH}/Watch": grpc.stream_stream_rpc_method_handler(health.watch),
+    once = {f"/{INFERENCE}/ModelInfer": infer.model_infer}
+    in_parts = {
+        f"/{INFERENCE}/ModelStreamInfer": infer.model_stream_infer,
+        f"/{HEALTH}/Watch": health.watch,
+        **{f"/{service}/ServerReflectionInfo": reflection.info for service in REFLECTIONS},
     }
-    for service in REFLECTIONS:
-        handlers[f"/{service}/ServerReflectionInfo"] = grpc.stream_stream_rpc_method_handler(reflection.info)
+    check = f"/{HEALTH}/Check"
+    handlers = {
+        **{method: answered_once(method, behaviour, access_log) for method, behaviour in once.items()},
+        **{method: answered_in_parts(method, behaviour, access_log) for method, behaviour in in_parts.items()},
+        check: unary(check, message_class("grpc.health.v1.HealthCheckRequest"), health.check, drain, access_log),
+    }
     methods = POOL.FindServiceByName(INFERENCE).methods_by_name
     for name, answer in Control(server).answers().items():
+        method = f"/{INFERENCE}/{name}"
         request = message_class(methods[name].input_type.full_name)
-        handlers[f"/{INFERENCE}/{name}"] = unary(request, name, answer, drain)
+        handlers[method] = unary(method, request, answer, drain, access_log)
     return handlers

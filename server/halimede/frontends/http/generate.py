@@ -108,6 +108,7 @@ class _SoleCall:
         self.is_over = False
 
     def start(self, request: InferenceRequest) -> None:
+        self.exchange.request_id = request.id
         self.ticket = self.handler.server.infer(request, self.take_response)
         if not self.is_over:
             self.exchange.on_gone = self.cancel
@@ -120,6 +121,7 @@ class _SoleCall:
         """Keep the answer until it is known to be the only one."""
         if self.is_over:
             return
+        self.exchange.version = response.model_version
         if not response.final:
             self.handler.server.acknowledge(self.ticket)
         # A model that is not decoupled may have answered with nothing; of any other that is the end.

@@ -129,6 +129,7 @@ class InferHandler:
             return
         if parameters:
             add_forwarded(request, parameters)
+        exchange.request_id = request.id
         call = _Call(self, exchange, view, decoded.format)
         call.ticket = self.server.infer(request, call.take_response)
         if not call.is_over:
@@ -195,6 +196,7 @@ class _Call:
             return
         self.is_over = True
         exchange = self.exchange
+        exchange.version = response.model_version
         try:
             if self.early:
                 raise InferenceError(ErrorCode.INTERNAL, f"expected a single response, got {self.early + 1}")

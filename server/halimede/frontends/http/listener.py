@@ -8,9 +8,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
+from halimede.core.observe.access_lines import AccessLog, Protocol
 from halimede.core.wire.http_control import error_json
 from halimede.frontends.http.accept import MORE_FILES, Acceptor, turn_away
-from halimede.frontends.http.framing import CLOSE, HeadReader, Limits
+from halimede.frontends.http.access import access_of, client_of
+from halimede.frontends.http.framing import CLOSE, Head, HeadReader, Limits
 from halimede.frontends.http.protocol import INTERNAL_ERROR, JSON, RETRY_LATER, Connection, Exchange, answer_head
 from halimede.frontends.http.sockets import SocketFile, bind, bound_port
 
@@ -24,6 +26,7 @@ COMPLAINT_S = 10.0
 """How often at most a fault that every connection would repeat is logged."""
 
 _BUFFER_BYTES = 64 << 10
+_NONE = 1000
 
 
 async def _turns(count: int) -> None:
@@ -48,6 +51,7 @@ class Listener:
         log: Callable[[str], None],
         limits: Limits,
         keep_names: bool = False,
+        protocol: Protocol = Protocol.HTTP,
     ) -> None:
         """`keep_names`: heads have `sent_headers`."""
         self.handle = handle
@@ -59,6 +63,10 @@ class Listener:
         self.heads = HeadReader(keep_names=keep_names)
         self.buffer = bytearray(_BUFFER_BYTES)
         self.view = memoryview(self.buffer)
+        # Answers of this status and above are told to the access log: none, unless `log_access` was called.
+        self.noted_from = _NONE
+        self._access_log: AccessLog | None = None
+        self._protocol = protocol
         self._service = service
         self._log = log
         self._connections: set[Connection] = set()
@@ -88,6 +96,11 @@ class Listener:
             handle(exchange)
 
         self.handle = logged
+
+    def log_access(self, access_log: AccessLog) -> None:
+        """Tell the access log of requests from now on."""
+        self._access_log = access_log
+        self.noted_from = 0 if access_log.successes else 400
 
     async def start(self, address: str, port: int, reuse_port: bool = False) -> int:
         """Bind and serve; the bound port, 0 for a unix socket. See `sockets.bind`."""
@@ -221,6 +234,33 @@ class Listener:
             self._log(f"{self._service} service: {text}")
 
     # The connections' calls.
+
+    def note(
+        self,
+        head: Head | None,
+        status: int,
+        duration_s: float | None,
+        peer: object,
+        *,
+        version: str = "",
+        request_id: str = "",
+        error: str = "",
+    ) -> None:
+        """Tell the access log of a request that ended; `head` is None where none could be read."""
+        if self._access_log is None:
+            return
+        access = access_of(
+            self._protocol,
+            head,
+            status,
+            duration_s,
+            client_of(peer),
+            version=version,
+            request_id=request_id,
+            error=error,
+        )
+        if access is not None:
+            self._access_log.note(access)
 
     def admit(self, connection: Connection) -> None:
         """Register a new connection."""

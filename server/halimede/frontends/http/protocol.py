@@ -18,12 +18,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from http import HTTPStatus
+from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from halimede.core.types import Buffer
 from halimede.core.wire.http_control import error_json
+from halimede.frontends.http.access import CLIENT_LEFT, error_of
 from halimede.frontends.http.framing import CLOSE, ChunkedBody, Head, Refusal, body_too_large, find_head
 
 if TYPE_CHECKING:
@@ -70,15 +72,18 @@ class Exchange:
     """One whole request, and the way to answer it.
 
     `body` is valid as long as it is referenced. `on_gone` is called once if the client leaves before the answer.
+    `request_id` and `version` are for the access log: those of an inference, once they are known.
     """
 
-    __slots__ = ("_connection", "body", "head", "on_gone")
+    __slots__ = ("_connection", "body", "head", "on_gone", "request_id", "version")
 
     def __init__(self, connection: "Connection", head: Head, body: Buffer) -> None:
         self._connection = connection
         self.head = head
         self.body = body
         self.on_gone: Callable[[], None] | None = None
+        self.request_id = ""
+        self.version = ""
 
     @property
     def is_open(self) -> bool:
@@ -106,14 +111,19 @@ class Exchange:
 class Stream(Exchange):
     """An answer whose length nobody knows: a chunk per part, or to HTTP/1.0 until the connection closes.
 
-    `on_room` is called each time that `has_room` has become true again.
+    `on_room` is called each time that `has_room` has become true again. `failure` is why the answer ends as an error,
+    for the access log: the status says that it began well.
     """
 
-    __slots__ = ("_opening", "on_room")
+    __slots__ = ("_opening", "failure", "on_room", "status")
 
-    def __init__(self, connection: "Connection", exchange: Exchange, opening: bytes) -> None:
+    def __init__(self, connection: "Connection", exchange: Exchange, opening: bytes, status: int) -> None:
         super().__init__(connection, exchange.head, b"")
         self.on_gone = exchange.on_gone
+        self.request_id = exchange.request_id
+        self.version = exchange.version
+        self.status = status
+        self.failure = ""
         self.on_room: Callable[[], None] | None = None
         self._opening = opening
 
@@ -142,6 +152,7 @@ class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_backlog",
         "_backlog_at",
+        "_began_at",
         "_body",
         "_chunked",
         "_discarded",
@@ -153,6 +164,7 @@ class Connection(asyncio.BufferedProtocol):
         "_linger_timer",
         "_listener",
         "_loop",
+        "_peer",
         "_reading",
         "_requests",
         "_resting",
@@ -187,6 +199,9 @@ class Connection(asyncio.BufferedProtocol):
         self._held = 0
         self._chunked: ChunkedBody | None = None
         self._requests = 0
+        # For the access log: who the client is, and when the head of its last request was there.
+        self._peer: object = None
+        self._began_at = 0.0
         self._reading = True
         self._resting = False
         self._write_paused = False
@@ -212,6 +227,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._listener.limits.write_buffer_bytes)
+        # Asked now, because a connection that is lost does not know it any more.
+        self._peer = transport.get_extra_info("peername")
         self._listener.admit(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the reason changes nothing
@@ -293,6 +310,7 @@ class Connection(asyncio.BufferedProtocol):
         if not stop:
             self._keep(data, at, end)
             return
+        self._began_at = monotonic()
         head = listener.heads.read(memoryview(data)[at:stop])
         self._requests += 1
         length = head.content_length
@@ -309,6 +327,7 @@ class Connection(asyncio.BufferedProtocol):
             self._read_chunks(data, stop, end)
             return
         if length > listener.max_body:
+            self._head = head
             raise body_too_large(length, listener.max_body)
         here = end - stop
         if here >= length:
@@ -437,6 +456,8 @@ class Connection(asyncio.BufferedProtocol):
         self.exchange = None
         if self._held:
             self._let_go()
+        if status >= self._listener.noted_from:
+            self._note(exchange, status, error=error_of(b"".join(chunks)) if status >= 400 else "")
         head = exchange.head
         connection = CLOSE if self._listener.is_draining else head.connection
         self._send(status, fields, chunks, connection, is_body_sent=head.method != b"HEAD")
@@ -457,7 +478,7 @@ class Connection(asyncio.BufferedProtocol):
         closes = self._listener.is_draining or not head.takes_chunks
         connection = CLOSE if closes else head.connection
         coding = _CHUNKED if head.takes_chunks else b""
-        stream = Stream(self, exchange, _STREAM_HEAD % (_STATUS_LINES[status], fields, coding, connection))
+        stream = Stream(self, exchange, _STREAM_HEAD % (_STATUS_LINES[status], fields, coding, connection), status)
         if self.exchange is exchange:
             self.exchange = stream
         return stream
@@ -478,6 +499,8 @@ class Connection(asyncio.BufferedProtocol):
             self._waiting = 0
             self.exchange = None
             self._let_go()
+            if stream.failure or stream.status >= self._listener.noted_from:
+                self._note(stream, stream.status, error=stream.failure)
         if not self._transport.is_closing():
             self._write_large(before, (*part, after))
         if not is_last:
@@ -535,6 +558,8 @@ class Connection(asyncio.BufferedProtocol):
         """Answer, send our end of file, and discard what still comes: closing at once would reset the answer away."""
         if self._state is _State.CLOSED:
             return
+        head = self._head if self.exchange is None else self.exchange.head
+        self._listener.note(head, status, self._seconds() if head is not None else None, self._peer, error=message)
         self.exchange = self._backlog = self._chunked = self._head = None
         self._body = memoryview(b"")
         self._let_go()
@@ -560,12 +585,30 @@ class Connection(asyncio.BufferedProtocol):
     def _give_up(self) -> None:
         """The client is gone: whoever works for it is told."""
         exchange, self.exchange = self.exchange, None
-        if exchange is None or exchange.on_gone is None:
+        if exchange is None:
+            return
+        self._note(exchange, CLIENT_LEFT, error="the connection ended before the whole answer was sent")
+        if exchange.on_gone is None:
             return
         try:
             exchange.on_gone()
         except Exception as error:  # noqa: BLE001 -- nobody is left to be told
             self._listener.crashed(repr(exchange), error)
+
+    def _note(self, exchange: Exchange, status: int, error: str) -> None:
+        """Tell the access log of an exchange that ended."""
+        self._listener.note(
+            exchange.head,
+            status,
+            self._seconds(),
+            self._peer,
+            version=exchange.version,
+            request_id=exchange.request_id,
+            error=error,
+        )
+
+    def _seconds(self) -> float:
+        return monotonic() - self._began_at
 
     # The listener's calls.
 

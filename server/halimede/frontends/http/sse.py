@@ -60,6 +60,7 @@ class EventCall:
         self._is_over = False
 
     def start(self, request: InferenceRequest) -> None:
+        self._exchange.request_id = request.id
         self._ticket = self._server.infer(request, self._take)
         if not self._is_over:
             (self._stream or self._exchange).on_gone = self._end
@@ -68,6 +69,8 @@ class EventCall:
         self._has_final = response.final
         if self._is_over:
             return
+        if response.model_version:
+            (self._stream or self._exchange).version = response.model_version
         self._waiting.append(response)
         self._waiting_bytes += size_of(response)
         self._go_on()
@@ -154,6 +157,7 @@ class EventCall:
         if self._stream is None:
             respond_infer_error(self._exchange, error)
         else:
+            self._stream.failure = error.message or error.code.value
             self._stream.send(error_event(error.message), is_last=True)
         self._end()
 

@@ -1,0 +1,127 @@
+"""The access log: what its line says of a request that ended, and which lines share a limit.
+
+No header, no query and no body of a request is in a line, because any of them may hold a secret. What a client or a
+model chose (path, names, id, error) is cut here, and quoted where the line is rendered.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from halimede.core.observe.log_lines import MAX_FIELD_BYTES, LineKind, LogLine, Severity, clip
+
+MAX_ROUTE_BYTES = 512
+MAX_ERROR_BYTES = 1 << 10
+
+
+class Protocol(Enum):
+    HTTP = "http"
+    GRPC = "grpc"
+    METRICS = "metrics"
+
+
+@dataclass(slots=True)
+class Access:
+    """One request that ended.
+
+    `status` is a number of the protocol. `method` is HTTP's or the name of an RPC, `route` a path, "" for gRPC.
+    `duration_s` is None for a request of which not even the head could be read. `model` and `version` are as the client
+    asked, or as the server chose. `found` is whether the server knows the model: only such requests have a share of
+    lines by model, else a client could have as many as it makes up names. An answer in parts may fail after its status
+    was sent: it has a good status and an `error`.
+    """
+
+    protocol: Protocol
+    method: str
+    route: str
+    status: int
+    duration_s: float | None
+    client: str
+    model: str = ""
+    version: str = ""
+    request_id: str = ""
+    error: str = ""
+    found: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AccessLog:
+    """Where a front end tells of requests that failed, and with `successes` of all that ended."""
+
+    note: Callable[[Access], None]
+    successes: bool = False
+
+
+_GRPC_NAMES = (
+    *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
+    *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED"),
+    *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
+)
+_GRPC_FAULTS_OF_SERVER = {"UNKNOWN", "RESOURCE_EXHAUSTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+
+
+def access_kind(access: Access) -> LineKind:
+    """The lines that share a limit: those of one protocol and status, for each model that is known.
+
+    The place of a line is its protocol and status, so that the count of what was left out says which they were.
+    """
+    return LineKind(_severity(access), access.protocol.value, access.status, access.model if access.found else "")
+
+
+def access_line(access: Access, time_us: int, process: int) -> LogLine:
+    """The line of a request."""
+    kind = access_kind(access)
+    model, version = clip(access.model, MAX_FIELD_BYTES), clip(access.version, MAX_FIELD_BYTES)
+    request_id, error = clip(access.request_id, MAX_FIELD_BYTES), clip(access.error, MAX_ERROR_BYTES)
+    method, route = clip(access.method, MAX_FIELD_BYTES), clip(access.route, MAX_ROUTE_BYTES)
+    fields: dict[str, str | float] = {"protocol": access.protocol.value, "method": method}
+    if route:
+        fields["route"] = route
+    fields["status"] = _status(access)
+    if access.duration_s is not None:
+        fields["duration_ms"] = round(access.duration_s * 1e3, 3)
+    fields["client"] = access.client
+    if error:
+        fields["error"] = error
+    text = _text(fields, model, version, request_id)
+    return LogLine(
+        time_us,
+        kind.severity,
+        process,
+        kind.file,
+        kind.line,
+        text,
+        request_id=request_id,
+        model=model,
+        version=version,
+        fields=fields,
+    )
+
+
+def _text(fields: Mapping[str, str | float], model: str, version: str, request_id: str) -> str:
+    said = " ".join(str(fields[name]) for name in ("method", "route") if fields.get(name))
+    text = f"{said or 'request'}: {fields['status']}"
+    if "duration_ms" in fields:
+        text += f" after {fields['duration_ms']:.3f} ms"
+    text += f", client {fields['client']}"
+    if model:
+        text += f", model '{model}'"
+    if version:
+        text += f" version {version}"
+    if request_id:
+        text += f", id '{request_id}'"
+    if "error" in fields:
+        text += f": {fields['error']}"
+    return text
+
+
+def _severity(access: Access) -> Severity:
+    """A fault of the server is a warning, a client's is information."""
+    if access.protocol is Protocol.GRPC:
+        return Severity.WARNING if _status(access) in _GRPC_FAULTS_OF_SERVER else Severity.INFO
+    return Severity.WARNING if access.status >= 500 or (access.error and access.status < 400) else Severity.INFO
+
+
+def _status(access: Access) -> str:
+    is_named = access.protocol is Protocol.GRPC and access.status < len(_GRPC_NAMES)
+    return _GRPC_NAMES[access.status] if is_named else str(access.status)

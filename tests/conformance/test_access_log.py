@@ -1,0 +1,307 @@
+"""The access log of a real server: every request that fails has a line, over both protocols, and none has a secret."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as client
+from tritonclient.utils import InferenceServerException
+
+from support.calls import ONES, ONES_JSON
+from support.models import add_identity
+from support.served import add_python
+from support.server import RunningServer, start_server, wait_until
+
+SECRET = "hush-hush"
+MAX_BODY = 100_000
+FAILS_LATE = """
+for request in requests:
+    sender = request.get_response_sender()
+    sender.send(answer(request))
+    sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("no more")))
+    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def add_models(repository: Path) -> Path:
+    add_identity(repository, "ident")
+    add_identity(repository, "slow", extra='parameters { key: "execute_delay_ms" value { string_value: "60000" } }')
+    add_python(repository, "broken", 'raise pb_utils.TritonModelException("no\\nluck")')
+    add_python(repository, "late", FAILS_LATE, decoupled=True, max_batch_size=0)
+    return repository
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    running = start_server(
+        tmp_path_factory.mktemp("log"),
+        [
+            *("--model-repository", add_models(tmp_path_factory.mktemp("models"))),
+            *("--model-control-mode=explicit", "--load-model=*", "--log-format=json", "--exit-timeout-secs=1"),
+            f"--http-restricted-api=statistics:key={SECRET}",
+            f"--grpc-restricted-protocol=statistics:key={SECRET}",
+            f"--http-max-input-size={MAX_BODY}",
+        ],
+    )
+    yield running
+    running.stop()
+    documents(running)
+    assert SECRET not in running.log
+
+
+def documents(server: RunningServer) -> list[dict[str, Any]]:
+    """Every line is a document, but for the last one while it is being written."""
+    return [json.loads(line) for line in server.log.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def lines(server: RunningServer, **wanted: object) -> list[dict[str, Any]]:
+    """The access log's lines that have these values."""
+    found = [each for each in documents(server) if "protocol" in each]
+    return [each for each in found if wanted.items() <= each.items()]
+
+
+def only_line(server: RunningServer, **wanted: object) -> dict[str, Any]:
+    wait_until(lambda: lines(server, **wanted), f"a line with {wanted}", server)
+    (found,) = lines(server, **wanted)
+    return found
+
+
+def inputs(columns: int = 16) -> list[client.InferInput]:
+    tensor = client.InferInput("IN", [1, columns], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, columns), np.float32))
+    return [tensor]
+
+
+def test_http_inference_that_fails(served: RunningServer) -> None:
+    answer = served.post("/v2/models/ident/infer", {**ONES, "id": "good"})
+    assert answer.status == 200
+    answer = served.post("/v2/models/ident/versions/1/infer", {"inputs": [], "id": "no input"})
+    assert answer.status == 400
+    line = only_line(served, request_id="no input")
+    assert line["error"] == answer.error
+    expected = {
+        "level": "INFO",
+        "protocol": "http",
+        "method": "POST",
+        "route": "/v2/models/ident/versions/1/infer",
+        "status": "400",
+        "model": "ident",
+        "version": "1",
+    }
+    assert expected.items() <= line.items()
+    assert line["client"].startswith("127.0.0.1:")
+    assert 0 < line["duration_ms"] < 60_000
+    # What succeeds has none at this level: it was asked before, and lines keep the order.
+    assert lines(served, request_id="good") == []
+
+
+def test_model_that_raises_is_a_warning_with_the_version_that_ran(served: RunningServer) -> None:
+    answer = served.post("/v2/models/broken/infer", {**ONES, "id": "raised"})
+    assert answer.status == 500
+    line = only_line(served, request_id="raised")
+    assert (line["level"], line["status"], line["version"]) == ("WARNING", "500", "1")
+    assert "no\nluck" in line["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/nothing"),
+        ("GET", "/v2/models/made-up"),
+        ("DELETE", "/v2/health/ready"),
+        ("POST", "/v2/repository/models/made-up-too/load"),
+        ("POST", "/v2/models/late/infer"),
+    ],
+)
+def test_http_call_that_fails(served: RunningServer, method: str, path: str) -> None:
+    answer = served.request(method, f"{path}?token={SECRET}", ONES_JSON if path.endswith("infer") else "")
+    assert answer.status >= 400
+    line = only_line(served, route=path)
+    assert (line["method"], line["status"], line["error"]) == (method, str(answer.status), answer.error)
+    assert line.get("model", "") == (path.split("/")[-1 if method == "GET" else -2] if "models" in path else "")
+
+
+def test_request_that_cannot_be_read(served: RunningServer) -> None:
+    with socket.create_connection(("127.0.0.1", served.http_port), timeout=30) as raw:
+        raw.sendall(f"no HTTP {SECRET}\r\n\r\n".encode())
+        assert raw.recv(100).startswith(b"HTTP/1.1 400 ")
+        port = raw.getsockname()[1]
+    line = only_line(served, client=f"127.0.0.1:{port}")
+    assert (line["status"], line["method"]) == ("400", "")
+    assert "malformed HTTP request" in line["error"]
+
+
+def test_body_that_is_too_large(served: RunningServer) -> None:
+    answer = served.post("/v2/models/slow/infer", b"x" * (MAX_BODY + 1))
+    assert answer.status == 400
+    line = only_line(served, route="/v2/models/slow/infer", status="400")
+    assert line["error"] == answer.error
+
+
+def test_call_without_the_secret(served: RunningServer) -> None:
+    assert served.request("GET", "/v2/models/stats", headers={"key": f"{SECRET}?"}).status == 403
+    assert only_line(served, status="403")["route"] == "/v2/models/stats"
+    assert served.request("GET", "/v2/models/stats", headers={"key": SECRET}).status == 200
+    with (
+        client.InferenceServerClient(served.grpc_url) as server,
+        pytest.raises(InferenceServerException, match="restricted"),
+    ):
+        server.get_inference_statistics("ident", headers={"triton-grpc-protocol-key": f"{SECRET}?"})
+    line = only_line(served, method="ModelStatistics")
+    assert (line["status"], "expecting header" in line["error"]) == ("UNAVAILABLE", True)
+
+
+def test_answer_in_parts_that_ends_as_an_error(served: RunningServer) -> None:
+    body = {"IN": [1.0]}
+    answer = served.post("/v2/models/late/generate_stream", body)
+    assert (answer.status, b"no more" in answer.body) == (200, True)
+    line = only_line(served, route="/v2/models/late/generate_stream")
+    assert (line["level"], line["status"], line["version"]) == ("WARNING", "200", "1")
+    assert "no more" in line["error"]
+
+
+def test_client_that_leaves_before_its_answer(served: RunningServer) -> None:
+    with socket.create_connection(("127.0.0.1", served.http_port), timeout=30) as raw:
+        head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(ONES_JSON)}\r\n\r\n"
+        raw.sendall(f"{head}{ONES_JSON}".encode())
+        port = raw.getsockname()[1]
+        # In execution, so that nothing but the client's end can end it.
+        wait_until(lambda: 'halimede_executing_requests{model="slow",version="1"} 1' in served.metrics(), "it", served)
+    line = only_line(served, client=f"127.0.0.1:{port}")
+    assert (line["status"], line["model"]) == ("499", "slow")
+
+
+def test_metrics_port(served: RunningServer) -> None:
+    assert served.request("POST", "/metrics", port=served.metrics_port).status == 405
+    line = only_line(served, protocol="metrics")
+    assert (line["method"], line["route"], line["status"]) == ("POST", "/metrics", "405")
+
+
+def test_grpc_inference_that_fails(served: RunningServer) -> None:
+    with client.InferenceServerClient(served.grpc_url) as server:
+        server.infer("ident", inputs(), request_id="fine")
+        with pytest.raises(InferenceServerException) as refused:
+            server.infer("ident", inputs(3), request_id="three")
+        with pytest.raises(InferenceServerException):
+            server.infer("nowhere", inputs(), request_id="lost", model_version="7")
+        with pytest.raises(InferenceServerException):
+            server.infer("broken", inputs(), request_id="unlucky")
+    line = only_line(served, request_id="three")
+    expected = {"protocol": "grpc", "method": "ModelInfer", "status": "INVALID_ARGUMENT", "model": "ident"}
+    assert expected.items() <= line.items()
+    assert line["error"] == refused.value.message()
+    assert line["client"].startswith("127.0.0.1:")
+    line = only_line(served, request_id="lost")
+    assert (line["status"], line["model"], line["version"]) == ("NOT_FOUND", "nowhere", "7")
+    line = only_line(served, request_id="unlucky")
+    assert (line["status"], line["version"], line["level"]) == ("INTERNAL", "1", "WARNING")
+    assert lines(served, request_id="fine") == []
+
+
+def test_grpc_call_that_fails(served: RunningServer) -> None:
+    with client.InferenceServerClient(served.grpc_url) as server, pytest.raises(InferenceServerException):
+        server.get_model_config("absent")
+    line = only_line(served, method="ModelConfig")
+    assert (line["status"], line["model"]) == ("NOT_FOUND", "absent")
+    with grpc.insecure_channel(served.grpc_url) as channel:
+        with pytest.raises(grpc.RpcError) as unknown:
+            channel.unary_unary("/some.Service/Method")(b"", timeout=30)
+        assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert only_line(served, method="Method")["status"] == "UNIMPLEMENTED"
+
+
+def test_grpc_call_whose_deadline_comes(served: RunningServer) -> None:
+    with client.InferenceServerClient(served.grpc_url) as server, pytest.raises(InferenceServerException):
+        server.infer("slow", inputs(), request_id="impatient", client_timeout=0.5)
+    assert only_line(served, request_id="impatient")["status"] in {"DEADLINE_EXCEEDED", "CANCELLED"}
+
+
+def test_each_failed_request_of_a_stream_has_a_line(served: RunningServer) -> None:
+    answers: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+    with client.InferenceServerClient(served.grpc_url) as server:
+        server.start_stream(lambda result, error: answers.put((result, error)))
+        for request_id, columns in (("s-1", 16), ("s-2", 3), ("s-3", 16)):
+            server.async_stream_infer("ident", inputs(columns), request_id=request_id)
+        for _ in range(3):
+            answers.get(timeout=30)
+        server.stop_stream()
+    line = only_line(served, request_id="s-2")
+    assert (line["method"], line["status"], line["model"]) == ("ModelStreamInfer", "INVALID_ARGUMENT", "ident")
+    assert lines(served, request_id="s-1") + lines(served, request_id="s-3") == []
+
+
+def test_stream_that_ends_as_an_error_has_a_line_of_its_own(served: RunningServer) -> None:
+    answers: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+    with client.InferenceServerClient(served.grpc_url) as server:
+        server.start_stream(lambda result, error: answers.put((result, error)), headers={"triton_grpc_error": "true"})
+        server.async_stream_infer("nobody", inputs(), request_id="s-last")
+        answers.get(timeout=30)
+        server.stop_stream()
+    assert only_line(served, request_id="s-last")["status"] == "NOT_FOUND"
+    wait_until(
+        lambda: any("model" not in each for each in lines(served, method="ModelStreamInfer", status="NOT_FOUND")),
+        "the line of the stream itself",
+        served,
+    )
+
+
+def test_flood_of_failures_is_counted(served: RunningServer) -> None:
+    total = 2000
+    with socket.create_connection(("127.0.0.1", served.http_port), timeout=30) as raw:
+        raw.sendall(b"".join(b"GET /v2/models/m%d/config HTTP/1.1\r\nHost: x\r\n\r\n" % each for each in range(total)))
+        received = b""
+        while received.count(b"HTTP/1.1 404 ") < total:
+            received += raw.recv(1 << 16)
+
+    def counted() -> tuple[int, int]:
+        of_place = [each for each in documents(served) if (each["file"], each["line"]) == ("http", 404)]
+        written = [each for each in of_place if each.get("route", "").endswith("/config")]
+        notes = [each for each in of_place if "more lines like this one were suppressed" in each["message"]]
+        return len(written), sum(int(each["message"].split()[0]) for each in notes)
+
+    wait_until(lambda: sum(counted()) >= total, "all of them to be written or counted", served)
+    written, suppressed = counted()
+    assert written + suppressed == total
+    assert suppressed > 0
+
+
+def test_all_has_what_succeeds_but_for_probes(tmp_path: Path) -> None:
+    add_identity(tmp_path / "models", "ident")
+    server = start_server(tmp_path, ["--model-repository", tmp_path / "models", "--log-access=ALL"])
+    try:
+        assert server.get("/v2/health/ready").status == 200
+        assert "nv_inference" in server.metrics()
+        with client.InferenceServerClient(server.grpc_url) as other:
+            assert other.is_server_ready()
+            other.infer("ident", inputs(), request_id="over-grpc")
+            assert other.get_model_metadata("ident").name == "ident"
+        assert server.post("/v2/models/ident/infer", {**ONES, "id": "over-http"}).status == 200
+        assert server.stop() == 0
+    finally:
+        server.kill()
+    found = [line.partition("] ")[2] for line in server.log.splitlines() if "client 127.0.0.1:" in line]
+    assert [text.partition(" after ")[0] for text in found] == [
+        '"ModelInfer: OK',
+        '"ModelMetadata: OK',
+        '"POST /v2/models/ident/infer: 200',
+    ]
+    assert "model 'ident' version 1, id 'over-http'" in found[2]
+
+
+def test_off_has_none(tmp_path: Path) -> None:
+    add_identity(tmp_path / "models", "ident")
+    server = start_server(tmp_path, ["--model-repository", tmp_path / "models", "--log-access=off"])
+    try:
+        assert server.get("/nothing").status == 404
+        with client.InferenceServerClient(server.grpc_url) as other, pytest.raises(InferenceServerException):
+            other.infer("nowhere", inputs())
+        assert server.stop() == 0
+    finally:
+        server.kill()
+    assert "client 127.0.0.1:" not in server.log
