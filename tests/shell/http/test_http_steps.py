@@ -7,15 +7,21 @@ from typing import Any
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.frontends.http.framing import Head
 from halimede.frontends.http.protocol import Exchange
-from halimede.frontends.http.steps import StepQueue
+from halimede.frontends.http.steps import PLACES, SMALL_BYTES, StepQueue
 
 
 class OneExchange:
     """A connection with one exchange in work."""
 
+    MOST_BYTES = 1 << 30
+
     def __init__(self) -> None:
         connection: Any = self
         self.exchange: Exchange | None = Exchange(connection, Head(b"GET", b"/", {}, b"", 0), b"")
+
+    def count(self, _exchange: Exchange, size: int) -> None:
+        if size >= self.MOST_BYTES:
+            raise InferenceError(ErrorCode.UNAVAILABLE, "no room")
 
 
 def open_exchange() -> Exchange:
@@ -109,5 +115,81 @@ def test_a_result_may_start_more_steps() -> None:
         exchange = open_exchange()
         story.queue.run(exchange, story.steps("a", 0), lambda _: story.run("b", 1), lambda _: None)
         assert await story.turns(10) == ["a ends", "b0", "b ends", "result b"]
+
+    asyncio.run(story())
+
+
+class Body:
+    """A body that becomes `sizes` bytes larger with each step."""
+
+    def __init__(self, queue: StepQueue, *sizes: int) -> None:
+        self.exchange = open_exchange()
+        self.held = 0
+        self.is_closed = False
+        self.outcome = ""
+        queue.run(self.exchange, self._steps(sizes), self._end, lambda error: self._end(error.message))
+
+    def _steps(self, sizes: tuple[int, ...]) -> Generator[int, None, str]:
+        try:
+            for size in sizes:
+                self.held += size
+                yield size
+        finally:
+            self.is_closed = True
+        return "whole"
+
+    def _end(self, outcome: str) -> None:
+        self.outcome = outcome
+
+    def leave(self) -> None:
+        connection: Any = self.exchange._connection
+        connection.exchange = None
+        if self.exchange.on_gone is not None:
+            self.exchange.on_gone()
+
+
+async def turns_of(bodies: list[Body], count: int) -> list[str]:
+    for _ in range(count):
+        await asyncio.sleep(0)
+    return [body.outcome for body in bodies]
+
+
+def test_as_many_become_large_at_a_time_as_there_are_places() -> None:
+    async def story() -> None:
+        queue = StepQueue(lambda *_: None)
+        large = [Body(queue, SMALL_BYTES, *[1] * 5) for _ in range(PLACES + 2)]
+        small = Body(queue, SMALL_BYTES)
+        assert await turns_of(large, 7 * len(large)) == ["whole"] * PLACES + [""] * 2
+        # Those that wait have gone one step over what is small.
+        assert [body.held for body in large[PLACES:]] != [0, 0]
+        assert small.outcome == "whole"
+        assert await turns_of(large, 20) == ["whole"] * (PLACES + 2)
+
+    asyncio.run(story())
+
+
+def test_who_leaves_while_it_waits_for_a_place_gives_back_what_it_has() -> None:
+    async def story() -> None:
+        queue = StepQueue(lambda *_: None)
+        large = [Body(queue, SMALL_BYTES + 1, *[1] * 50) for _ in range(PLACES + 2)]
+        await turns_of(large, 2 * len(large))
+        large[PLACES].leave()
+        large[0].leave()
+        assert large[PLACES].is_closed
+        outcomes = await turns_of(large, 60 * len(large))
+        assert outcomes == ["", *["whole"] * (PLACES - 1), "", "whole"]
+        assert large[0].is_closed
+
+    asyncio.run(story())
+
+
+def test_what_no_room_is_counted_for_ends() -> None:
+    async def story() -> None:
+        queue = StepQueue(lambda *_: None)
+        body = Body(queue, 10, OneExchange.MOST_BYTES, 1)
+        assert await turns_of([body], 4) == ["no room"]
+        assert (body.is_closed, body.held) == (True, 10 + OneExchange.MOST_BYTES)
+        another = Body(queue, 1)
+        assert await turns_of([another], 4) == ["whole"]
 
     asyncio.run(story())

@@ -49,7 +49,7 @@ def classify_steps(tensor: Tensor, k: int, labels: Sequence[str], batched: bool)
         for at in range(0, count, TEXTS_PER_STEP):
             some = best[at : at + TEXTS_PER_STEP]
             texts += _class_texts(row[some].tolist(), some.tolist(), labels)
-            yield
+            yield 0
     shape = (batch, count) if batched and tensor.shape else (count,)
     return Tensor(tensor.name, DataType.BYTES, shape, join_bytes(texts))
 

@@ -107,7 +107,7 @@ def decode_large_steps(
     layout = yield from scan_members_steps(body, block_bytes, skeleton_limit)
     text, has_tokens = _without_tokens(layout.skeleton)
     document = load_json(text)
-    yield
+    yield 0
     source = _Placed(memoryview(body), layout, block_bytes, skeleton_limit - len(text), has_tokens)
     request = yield from _read_steps(document, view, version, source)
     # A member that stands there twice counts the last time, and must have been JSON the first time too.
@@ -175,7 +175,7 @@ class _Placed:
         for at in range(opened + 1, closed, self.block_bytes):
             if bytes(self.body[at : min(at + self.block_bytes, closed)]).strip(JSON_SPACE):
                 return 1
-            yield
+            yield 0
         return 0
 
     def data_steps(self, declared: ModelInput, count: int, value: Any) -> Steps[Buffer]:

@@ -248,7 +248,7 @@ def decode_large_steps(
     layout = yield from scan_steps(text, block_bytes, skeleton_limit)
     document = load_json(layout.skeleton)
     data_spans = _data_spans(document)
-    yield
+    yield 0
     yield from _settle_steps(document, layout, memoryview(text), data_spans, skeleton_limit)
     decoded = _read_head(document, view, version)
     tensors = decoded.request.inputs
@@ -264,7 +264,7 @@ def decode_large_steps(
             at += source
         tensors.append(Tensor(name, datatype, shape, data))
         if len(tensors) % 256 == 0:
-            yield
+            yield 0
     if tail is not None and at != len(tail):
         raise _extra_data(view)
     return decoded
@@ -296,7 +296,7 @@ def _settle_steps(
             raise skeleton_error(skeleton_limit)
         parsed[i] = load_json(view[opened : closed + 1], opened)
         if i % 1024 == 0:
-            yield
+            yield 0
     for item in _inputs(document):
         if isinstance(item, dict) and isinstance(item.get("shape"), list):
             item["shape"] = parsed[item["shape"][0]]

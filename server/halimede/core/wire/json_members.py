@@ -157,7 +157,7 @@ def scan_members_steps(
         scan.read(block, start)
         if scan.pending_bytes(start + len(block)) > skeleton_limit:
             raise skeleton_error(skeleton_limit)
-        yield
+        yield 0
     if scan.depth or scan.in_string:
         raise malformed("unexpected end of data", len(view))
     scan.layout.skeleton = b"".join((*scan.parts, view[scan.outside_from :]))

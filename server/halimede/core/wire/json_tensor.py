@@ -42,8 +42,11 @@ PRINT_ELEMENTS = 32 << 10
 """Numbers printed in one step."""
 
 T = TypeVar("T")
-Steps = Generator[None, None, T]
-"""Work in slices: iterate, and give others a turn between; the result is the generator's return value."""
+Steps = Generator[int, None, T]
+"""Work in slices: iterate, and give others a turn between; the result is the generator's return value.
+
+A slice yields how many bytes more the work holds, or is about to hold. Slices that add little yield 0.
+"""
 
 
 def run(steps: Steps[T]) -> T:
@@ -152,7 +155,7 @@ def scan_steps(text: Buffer, block_bytes: int = BLOCK_BYTES, skeleton_limit: int
         stop = start + len(block) if opened is None else opened
         if skeleton_bytes + stop - outside_from > skeleton_limit:
             raise skeleton_error(skeleton_limit)
-        yield
+        yield 0
     if depth or in_string:
         raise malformed("unexpected end of data", len(view))
     parts.append(view[outside_from:])
@@ -296,9 +299,11 @@ def pack_steps(
         raise _wrong_count()
     view = memoryview(text)
     is_bytes = datatype is DataType.BYTES
-    numbers = np.empty(0 if is_bytes else count, datatype.dtype)
     # Room for all strings, which are never longer than their JSON: growing a buffer would copy it all in one step.
-    strings = np.empty(LENGTH_BYTES * (count + 1) + closed - opened if is_bytes else 0, np.uint8).data
+    size = LENGTH_BYTES * (count + 1) + closed - opened if is_bytes else count * datatype.itemsize
+    yield size
+    numbers = np.empty(0 if is_bytes else count, datatype.dtype)
+    strings = np.empty(size if is_bytes else 0, np.uint8).data
     strings_end = filled = 0
     start, depth = opened, 1
     cuts = range(bisect_left(layout.cut_at, opened), bisect_left(layout.cut_at, closed))
@@ -324,7 +329,7 @@ def pack_steps(
             for chunk in _string_chunks(view, *long_string, block_bytes):
                 strings[strings_end : strings_end + len(chunk)] = chunk
                 strings_end += len(chunk)
-                yield
+                yield 0
             size = strings_end - length_at - LENGTH_BYTES
             strings[length_at : length_at + LENGTH_BYTES] = size.to_bytes(LENGTH_BYTES, "little")
         elif is_bytes:
@@ -335,7 +340,7 @@ def pack_steps(
             numbers[filled : filled + len(values)] = _to_array(name, datatype, values)
         filled += len(values)
         start, depth = stop, stop_depth
-        yield
+        yield 0
     if filled != count:
         raise _wrong_count()
     if is_bytes:
@@ -449,7 +454,7 @@ def _lone_element_steps(
         if b'"' in block:
             first = at + block.find(b'"') if first is None else first
             last = at + block.rfind(b'"')
-        yield
+        yield 0
     if first is None or last is None:
         return (yield from _squeeze_steps(view, start, stop, block_bytes)), None
     before = yield from _squeeze_steps(view, start, first, block_bytes)
@@ -474,7 +479,7 @@ def _squeeze_steps(view: memoryview, start: int, stop: int, block_bytes: int) ->
         squeezed += _SPACES.sub(b" ", view[at : min(at + block_bytes, stop)])
         if len(squeezed) > MAX_NUMBER_BYTES:
             raise malformed(f"a value of more than {MAX_NUMBER_BYTES} bytes that is not a string", start)
-        yield
+        yield 0
     return bytes(squeezed)
 
 
@@ -522,7 +527,7 @@ def print_steps(tensor: Tensor) -> Steps[list[Buffer]]:
     chunks: list[Buffer] = []
     for at in range(0, flat.size, PRINT_ELEMENTS):
         chunks += (b",", memoryview(_print_numbers(flat[at : at + PRINT_ELEMENTS]))[1:-1])
-        yield
+        yield 0
     chunks[0] = b"["
     chunks.append(b"]")
     return chunks
@@ -532,7 +537,10 @@ def _print_numbers(numbers: NDArray[Any]) -> bytes:
     # Tensors lie in a request body at any offset, and the printer reads aligned memory only.
     if numbers.dtype.kind != "f":
         return orjson.dumps(np.require(numbers, requirements="A"), option=orjson.OPT_SERIALIZE_NUMPY)
-    text = orjson.dumps(numbers.astype(np.float64), option=orjson.OPT_SERIALIZE_NUMPY)
+    # A signaling NaN is cast with a warning.
+    with np.errstate(invalid="ignore"):
+        doubles = numbers.astype(np.float64)
+    text = orjson.dumps(doubles, option=orjson.OPT_SERIALIZE_NUMPY)
     strange = numbers[~np.isfinite(numbers)]
     if not strange.size:
         return text
@@ -554,14 +562,14 @@ def _print_strings_steps(tensor: Tensor) -> Steps[list[Buffer]]:
             if batch and (batch_bytes > BLOCK_BYTES or len(element) > BLOCK_BYTES):
                 chunks += (b",", memoryview(orjson.dumps(batch))[1:-1])
                 batch, batch_bytes = [], 0
-                yield
+                yield 0
             if len(element) > BLOCK_BYTES:
                 chunks.append(b',"')
                 decoder = codecs.getincrementaldecoder("utf-8")()
                 for at in range(0, len(element), BLOCK_BYTES):
                     part = decoder.decode(element[at : at + BLOCK_BYTES], at + BLOCK_BYTES >= len(element))
                     chunks.append(memoryview(orjson.dumps(part))[1:-1])
-                    yield
+                    yield 0
                 chunks.append(b'"')
     except UnicodeDecodeError:
         raise InferenceError(

@@ -48,6 +48,7 @@ def _weight(parameters: Sequence[str]) -> float:
 def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[bytearray]:
     """Decompress a whole body. INVALID_ARG when it is broken, cut short, or gives more than `limit` bytes.
 
+    Each step yields the number of bytes that it has added.
     `deflate` is zlib's format as the standard says, or the raw one that some clients send.
     """
     out = bytearray()
@@ -81,7 +82,7 @@ def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[bytearray]:
             # At the end of a member that took several calls, zlib has what follows in both.
             unused = len(stream.unused_data if stream.eof else stream.unconsumed_tail)
             rest = rest[len(pending) - unused :]
-            yield
+            yield len(piece)
         if not len(rest):
             return out
         if coding != GZIP:
@@ -105,6 +106,6 @@ def compress_steps(chunks: Sequence[Buffer], coding: str) -> Steps[list[bytes]]:
         view = memoryview(chunk)
         for start in range(0, len(view), _SLICE):
             out.append(stream.compress(view[start : start + _SLICE]))
-            yield
+            yield 0
     out.append(stream.flush())
     return out

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from halimede.core.types import Buffer
+from halimede.core.types import Buffer, ErrorCode, InferenceError
 from halimede.core.wire.http_control import error_json
 from halimede.frontends.http.access import CLIENT_LEFT, error_of
 from halimede.frontends.http.framing import CLOSE, ChunkedBody, Head, Refusal, body_too_large, find_head
@@ -35,6 +35,7 @@ JSON = b"Content-Type: application/json\r\n"
 RETRY_LATER = b"Retry-After: 1\r\n"
 PLAIN_TEXT = b"Content-Type: text/plain; charset=utf-8\r\n"
 
+_NO_ROOM = "the server holds as many bytes of request bodies as it can, try again later"
 INTERNAL_ERROR = "internal error of the server; its log says more"
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -89,6 +90,10 @@ class Exchange:
     def is_open(self) -> bool:
         """Whether an answer is still wanted: none was given, and the client is there."""
         return self._connection.exchange is self
+
+    def count(self, size: int) -> None:
+        """So many bytes more are held for this request: they count with its body. UNAVAILABLE for too many."""
+        self._connection.count(self, size)
 
     def respond(self, status: int, fields: bytes = b"", chunks: Sequence[Buffer] = ()) -> None:
         """Answer. `fields` are whole header lines; the body is `chunks` in order, referenced until it is sent.
@@ -374,10 +379,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _hold(self, size: int) -> None:
         """Count body bytes that came, and refuse the request that brings too many. Small bodies are not counted."""
+        if not self._can_hold(size):
+            raise Refusal(503, _NO_ROOM)
+
+    def _can_hold(self, size: int) -> bool:
+        """Count bytes that are held for the request, and say whether all connections hold no more than they may."""
         self._held += size
         self._listener.held_bytes += size
-        if self._listener.held_bytes > self._listener.limits.max_held_bytes:
-            raise Refusal(503, "the server holds as many bytes of request bodies as it can, try again later")
+        return self._listener.held_bytes <= self._listener.limits.max_held_bytes
 
     def _let_go(self) -> None:
         self._listener.held_bytes -= self._held
@@ -467,6 +476,11 @@ class Connection(asyncio.BufferedProtocol):
         self._state = _State.HEAD
         if self._backlog is not None:
             self._schedule_backlog()
+
+    def count(self, exchange: Exchange, size: int) -> None:
+        """Count bytes that are made of the body of `exchange`. UNAVAILABLE where they are too many."""
+        if self.exchange is exchange and not self._can_hold(size):
+            raise InferenceError(ErrorCode.UNAVAILABLE, _NO_ROOM)
 
     @property
     def has_room(self) -> bool:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import partial
 
 from halimede.core.types import Buffer, InferenceError, InferenceRequest, InferenceResponse
-from halimede.core.wire.json_tensor import run
+from halimede.core.wire.json_tensor import Steps, run
 from halimede.core.wire.sse import MEDIA_TYPE, error_event, event
 from halimede.frontends.http.answers import IN_STEPS_ABOVE, respond_infer_error, size_of
 from halimede.frontends.http.protocol import Exchange, Stream
-from halimede.frontends.http.steps import StepQueue, Steps
+from halimede.frontends.http.steps import StepQueue
 from halimede.runtime.server import Server
 
 # Proxies are asked not to keep an answer, nor to collect it before they pass it on.

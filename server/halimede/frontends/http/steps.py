@@ -1,25 +1,41 @@
-"""Long computations on the event loop, cut into steps: one step of one request per loop turn."""
+"""Long computations on the event loop, cut into steps: one step of one request per loop turn.
+
+The bytes that a request's steps hold count with its body. A request that holds more than `SMALL_BYTES` needs one of
+`PLACES` places to go on, and waits for one where it is: otherwise all small bodies that become large would do so at once.
+"""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from halimede.core.types import InferenceError
 from halimede.frontends.http.protocol import Exchange
 
 T = TypeVar("T")
-Steps = Generator[None, None, T]
-"""Yields where the loop may get a turn, after at most some milliseconds; returns its result."""
+Steps = Generator[int | None, None, T]
+"""Yields where the loop may get a turn, after at most some milliseconds; returns its result.
+
+What it yields is how many bytes more it holds, or is about to hold.
+"""
+
+PLACES = 4
+"""Requests that may become large at the same time. One would do for the throughput: there is one loop."""
+
+SMALL_BYTES = 256 << 10
+"""What a request may hold beside its body without a place."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Work:
     exchange: Exchange
     steps: Steps[Any]
     on_result: Callable[[Any], None]
     on_error: Callable[[InferenceError], None]
+    held_bytes: int = 0
+    has_place: bool = False
 
 
 class StepQueue:
@@ -31,7 +47,9 @@ class StepQueue:
 
     def __init__(self, on_crash: Callable[[Exchange, Exception], None]) -> None:
         self._on_crash = on_crash
-        self._waiting: deque[_Work] = deque()
+        self._running: deque[_Work] = deque()
+        self._free_places = PLACES
+        self._for_place: deque[_Work] = deque()
 
     def run(
         self,
@@ -41,22 +59,52 @@ class StepQueue:
         on_error: Callable[[InferenceError], None],
     ) -> None:
         """Run `steps` to their end, then call one of the two. The steps end early when the client goes."""
-        self._waiting.append(_Work(exchange, steps, on_result, on_error))
-        if len(self._waiting) == 1:
+        self._running.append(_Work(exchange, steps, on_result, on_error))
+        if len(self._running) == 1:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        work = self._waiting[0]
+        work = self._running[0]
         is_over = True
         try:
             is_over = self._step(work)
         except Exception as error:  # noqa: BLE001 -- the other requests' steps go on, and this client gets an answer
             self._on_crash(work.exchange, error)
-        self._waiting.popleft()
-        if not is_over:
-            self._waiting.append(work)
-        if self._waiting:
+        self._running.popleft()
+        if is_over:
+            self._give_place_back(work)
+        elif self._may_go_on(work):
+            self._running.append(work)
+        if self._running:
             asyncio.get_running_loop().call_soon(self._turn)
+
+    def _may_go_on(self, work: _Work) -> bool:
+        """Whether the work is small or has a place; else it waits for one."""
+        if work.has_place or work.held_bytes <= SMALL_BYTES:
+            return True
+        if self._free_places:
+            self._free_places -= 1
+            work.has_place = True
+            return True
+        self._for_place.append(work)
+        work.exchange.on_gone = partial(self._leave, work)
+        return False
+
+    def _leave(self, work: _Work) -> None:
+        """The client of a work that waits has gone: what it holds is not counted any more, and is given back now."""
+        self._for_place.remove(work)
+        work.steps.close()
+
+    def _give_place_back(self, work: _Work) -> None:
+        if not work.has_place:
+            return
+        if not self._for_place:
+            self._free_places += 1
+            return
+        following = self._for_place.popleft()
+        following.exchange.on_gone = None
+        following.has_place = True
+        self._running.append(following)
 
     def _step(self, work: _Work) -> bool:
         """One step; whether it was the last."""
@@ -64,10 +112,13 @@ class StepQueue:
             work.steps.close()
             return True
         try:
-            next(work.steps)
+            if size := next(work.steps):
+                work.exchange.count(size)
+                work.held_bytes += size
         except StopIteration as stop:
             work.on_result(stop.value)
         except InferenceError as error:
+            work.steps.close()
             work.on_error(error)
         else:
             return False

@@ -1,0 +1,71 @@
+"""What is made of a body counts with it until its request is answered or its client leaves."""
+
+import gzip
+import json
+from typing import Any
+
+import numpy as np
+
+from halimede.frontends.http.framing import Limits
+
+COUNT = 100_000
+TENSOR = {"name": "IN", "shape": [COUNT], "datatype": "FP32", "data": [1] * COUNT}
+TEXT = json.dumps({"inputs": [TENSOR]}).encode()
+BODY = gzip.compress(TEXT)
+FIELDS = b"Content-Encoding: gzip\r\n"
+NO_ROOM = "the server holds as many bytes of request bodies as it can, try again later"
+
+
+def post(model: str, body: bytes = BODY, fields: bytes = FIELDS) -> bytes:
+    head = b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: test\r\n%bContent-Length: %d\r\n\r\n"
+    return head % (model.encode(), fields, len(body)) + body
+
+
+def test_what_is_inflated_and_decoded_counts_until_the_answer(http: Any) -> None:
+    with http.connect() as client:
+        client.sendall(post("held"))
+        http.wait_until(lambda: http.core.held)
+        assert http.listener.held_bytes == len(TEXT) + 4 * COUNT
+        http.call(http.core.release)
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        assert http.listener.held_bytes == 0
+    with http.connect() as client:
+        client.sendall(post("held", TEXT, b""))
+        http.wait_until(lambda: http.core.held)
+        assert http.listener.held_bytes == len(TEXT) + 4 * COUNT
+        http.call(http.core.release)
+        http.wait_until(lambda: http.listener.held_bytes == 0)
+
+
+def test_nothing_is_counted_of_a_client_that_has_left(http: Any) -> None:
+    with http.connect() as client:
+        client.sendall(post("held"))
+        http.wait_until(lambda: http.core.held)
+    http.wait_until(lambda: http.core.cancelled)
+    assert http.listener.held_bytes == 0
+
+
+def test_nothing_is_counted_after_an_error(http: Any) -> None:
+    with http.connect() as client:
+        for body in (gzip.compress(b" " * 600_000), gzip.compress(TEXT)[:-100], gzip.compress(bytes(2 << 20))):
+            client.sendall(post("echo", body))
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
+            assert http.listener.held_bytes == 0
+
+
+def test_a_request_for_which_there_is_no_room_may_come_again(serve: Any) -> None:
+    running = serve(limits=Limits(max_held_bytes=len(TEXT) + 4 * COUNT + 1_000))
+    with running.connect() as first, running.connect() as second:
+        first.sendall(post("held"))
+        running.wait_until(lambda: running.core.held)
+        second.sendall(post("echo"))
+        head, _, body = second.recv(1 << 16).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1" in head.split(b"\r\n")
+        assert json.loads(body) == {"error": NO_ROOM}
+        running.call(running.core.release)
+        first.recv(1)
+        small = json.dumps({"inputs": [{**TENSOR, "shape": [1], "data": [1]}]}).encode()
+        second.sendall(post("echo", gzip.compress(small)))
+        assert second.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+    assert np.frombuffer(running.core.requests[0].inputs[0].data, np.float32).sum() == COUNT
