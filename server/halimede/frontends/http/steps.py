@@ -1,7 +1,7 @@
 """Long computations on the event loop, cut into steps: one step of one request per loop turn.
 
 The bytes that a request's steps hold count with its body. A request that holds more than `SMALL_BYTES` needs one of
-`PLACES` places to go on, and waits for one where it is: otherwise all small bodies that become large would do so at once.
+`PLACES` places to continue, and waits until one is free. Without this limit all bodies would inflate at once.
 """
 
 import asyncio
