@@ -53,9 +53,7 @@ def test_a_client_that_does_not_read_its_answer_does_not_hold_the_exit(repositor
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", server.http_port))
-        head = (
-            b"POST /v2/models/ident/infer HTTP/1.1\r\nContent-Length: %d\r\nInference-Header-Content-Length: %d\r\n\r\n"
-        )
+        head = b"POST /v2/models/ident/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nInference-Header-Content-Length: %d\r\n\r\n"
         client.sendall(head % (len(request) + size, len(request)) + request + bytes(size))
         client.recv(1)
         started = time.monotonic()

@@ -100,7 +100,7 @@ def probe(server: RunningServer, port: int = 0) -> Iterator[Callable[[], list[fl
         "print('ready', flush=True)\n"
         "import select\n"
         "while not select.select([sys.stdin], [], [], 0.002)[0]:\n"
-        "    t = time.perf_counter(); c.sendall(b'GET /v2/health/live HTTP/1.1\\r\\n\\r\\n')\n"
+        "    t = time.perf_counter(); c.sendall(b'GET /v2/health/live HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n')\n"
         "    assert c.recv(1000).startswith(b'HTTP/1.1 200 '); print(time.perf_counter() - t, flush=True)\n"
     )
     process = subprocess.Popen(
@@ -298,7 +298,9 @@ def test_half_sent_requests_delay_nobody_and_end(server: RunningServer, count: i
         half = [stack.enter_context(connect(server)) for _ in range(count)]
         begun = time.monotonic()
         for number, connection in enumerate(half):
-            connection.sendall(LIVE[:30] if number % 2 else b"POST / HTTP/1.1\r\nContent-Length: 5000\r\n\r\nx")
+            connection.sendall(
+                LIVE[:30] if number % 2 else b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\nx"
+            )
         while time.monotonic() - begun < 8:
             for connection in half:
                 connection.sendall(b"x")  # A byte now and then is no progress.
@@ -377,7 +379,7 @@ HEAVY = {
         "/v2/models/large/infer", gzip.compress(b"") * (63 * MIB // 20), b"Content-Encoding: gzip\r\n"
     ),
     "chunks of a byte": lambda: (
-        b"POST /v2/models/large/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"POST /v2/models/large/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         + b"1\r\nx\r\n" * 65_000
         + b"0\r\n\r\n"
     ),
@@ -438,19 +440,19 @@ def test_sound_framing_is_taken(server: RunningServer) -> None:
     """Pipelined: chunk extensions, trailers, and a target that names another host, which a server of one site ignores."""
     requests = [
         LIVE,
-        b"POST /v2/models/ident/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"POST /v2/models/ident/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         b"%x;name=value\r\n%b\r\n0\r\nTrailer: x\r\n\r\n" % (len(INFER), INFER),
         b"GET http://elsewhere:99/v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /v2/models/none HTTP/1.1\r\nConnection: close\r\n\r\n",
+        b"GET /v2/models/none HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
     ]
     answer = exchange(server, b"".join(requests))
     assert re.findall(rb"HTTP/1\.1 (\d+) ", answer) == [b"200", b"200", b"200", b"404"]
 
 
 def test_a_request_may_be_split_anywhere(server: RunningServer) -> None:
-    tail = b"GET /v2 HTTP/1.1\r\nConnection: close\r\n\r\n"
+    tail = b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     body = b"5\r\nhello\r\n0\r\nT: v\r\n\r\n"
-    request = b"POST /v2/models/ident/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + body + tail
+    request = b"POST /v2/models/ident/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + body + tail
     expected = None
     for cut in range(1, len(request)):
         with connect(server) as connection:

@@ -108,7 +108,7 @@ def test_a_connection_that_is_kept_open_by_its_work_sees_the_server_unready(serv
 
 def test_a_client_that_stalls_in_its_request_does_not_hold_the_exit(server: RunningServer) -> None:
     with socket.create_connection(("127.0.0.1", server.http_port)) as stalled:
-        stalled.sendall(b"POST /v2/models/quick/infer HTTP/1.1\r\nContent-Length: 100000\r\n\r\nx")
+        stalled.sendall(b"POST /v2/models/quick/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nx")
         wait_until(lambda: server.get("/v2/health/live").status == 200, "the head to be read", server)
         assert server.stop() == 0, "it ended by itself, not at the exit timeout of 3 s, which makes it 1"
 

@@ -118,7 +118,7 @@ def reset(connection: socket.socket) -> None:
 
 
 def post(model: str, body: str) -> bytes:
-    head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     return (head + body).encode()
 
 

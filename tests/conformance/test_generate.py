@@ -285,7 +285,9 @@ def leave_at_random_points(server: RunningServer, count: int) -> None:
             document = {"N": 100_000, **told}
         body = json.dumps(document).encode()
         with socket.create_connection(("127.0.0.1", server.http_port), timeout=20) as connection:
-            head = f"POST {path} HTTP/1.1\r\nAccept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = (
+                f"POST {path} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
             connection.sendall(head.encode() + body)
             left = chance.choice([0, 0, chance.randrange(400), chance.randrange(100_000)])
             while left > 0 and not path.endswith("generate"):
@@ -329,7 +331,7 @@ def test_a_client_that_does_not_read_stalls_its_own_model_alone(server: RunningS
             connection = stack.enter_context(socket.socket())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect(("127.0.0.1", server.http_port))
-            head = f"POST /v2/models/stalled/generate_stream HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /v2/models/stalled/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
             connection.sendall(head.encode() + body)
         sent: list[int] = []
 

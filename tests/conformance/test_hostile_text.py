@@ -113,6 +113,8 @@ def exchange(server: RunningServer, request: HttpRequest) -> tuple[int, bytes]:
     method, target, fields, body = request
     head = [b"%b %b HTTP/1.1" % (method.encode(), target), b"Connection: close", b"Content-Length: %d" % len(body)]
     head += [name.encode() + b": " + value for name, value in fields]
+    if "Host" not in dict(fields):
+        head.append(b"Host: x")
     with socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as connection:
         connection.sendall(b"\r\n".join(head) + b"\r\n\r\n" + body)
         answer = b""
@@ -291,7 +293,7 @@ def test_headers_that_are_cut_by_their_own_value_are_one_answer(server: RunningS
     """A line end in a value begins another header or the next request; each of them is answered by itself."""
     with socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as connection:
         connection.sendall(b"GET /v2/models/none HTTP/1.1\r\n" + f"{name}: {text}\r\n".encode())
-        connection.sendall(b"Connection: close\r\n\r\n")
+        connection.sendall(b"Connection: close\r\n\r\n" if name == "Host" else b"Host: x\r\nConnection: close\r\n\r\n")
         connection.shutdown(socket.SHUT_WR)
         answer = b""
         while part := connection.recv(1 << 16):

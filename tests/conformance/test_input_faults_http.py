@@ -373,9 +373,9 @@ def test_a_wrong_method(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /v2 HTTP/1.1\r\n" + b"".join(b"h%d: x\r\n" % n for n in range(1000)) + b"\r\n",
-        b"GET /v2 HTTP/1.1\r\nbig: " + b"x" * 100_000 + b"\r\n\r\n",
-        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /v2 HTTP/1.1\r\nHost: x\r\n" + b"".join(b"h%d: x\r\n" % n for n in range(1000)) + b"\r\n",
+        b"GET /v2 HTTP/1.1\r\nHost: x\r\nbig: " + b"x" * 100_000 + b"\r\n\r\n",
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
 )
 def test_too_many_or_too_large_headers(server: RunningServer, head: bytes) -> None:

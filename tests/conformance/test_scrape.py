@@ -81,7 +81,7 @@ def test_a_scraper_that_does_not_read_delays_no_other(serve: Serve) -> None:
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", server.metrics_port))
-        slow.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * 100)
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
         for _ in range(3):
             assert server.metrics().count("\nnv_inference_count{") == 100
         assert server.get("/v2/health/live").status == 200

@@ -99,7 +99,7 @@ def infer(server: RunningServer, path: str = "/v2/models/m/infer", outputs: Any 
 
 def too_large(server: RunningServer) -> Answer:
     with socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as client:
-        client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 67108865\r\n\r\n")
+        client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 67108865\r\n\r\n")
         head, _, body = client.recv(4096).partition(b"\r\n\r\n")
     return Answer(int(head.split()[1]), {}, body)
 

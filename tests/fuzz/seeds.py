@@ -71,10 +71,10 @@ _CALL = frames.frame(Kind.CALL, frames.CALL.pack(3) + b'["metric_new",{"family":
 
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "http_framing": (
-        b"\x03GET /v2 HTTP/1.1\r\nHost: a\r\n\r\nGET /v2/health/live HTTP/1.1\r\n\r\n",
-        b"\x05POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.0\r\n\r\n",
-        b"\x80POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n0\r\nT: x\r\n\r\nGET / HTTP/1.1\r\n\r\n",
-        b"\x01POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx",
+        b"\x03GET /v2 HTTP/1.1\r\nHost: a\r\n\r\nGET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x05POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.0\r\n\r\n",
+        b"\x80POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n0\r\nT: x\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x01POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx",
     ),
     "json_to_tensor": (
         *(b"\xff" + text for text in _JSON),

@@ -18,7 +18,7 @@ from halimede.frontends.http.server import HttpServer
 from halimede.frontends.http.sockets import bind
 
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
-LIVE = b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 OPEN_FILES = 400
 
 

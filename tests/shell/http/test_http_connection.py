@@ -31,12 +31,15 @@ def connect_to(first: Client) -> Client:
 
 REQUESTS = {
     "no body": (b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n", (b"GET", b"/a", b"")),
-    "length": (b"POST /b HTTP/1.1\r\ncontent-length: 11\r\n\r\nhello\r\n\r\nyo", (b"POST", b"/b", b"hello\r\n\r\nyo")),
+    "length": (
+        b"POST /b HTTP/1.1\r\nHost: x\r\ncontent-length: 11\r\n\r\nhello\r\n\r\nyo",
+        (b"POST", b"/b", b"hello\r\n\r\nyo"),
+    ),
     "chunked": (
-        b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhell\r\n3;x=y\r\no\r\n\r\n0\r\nT: v\r\n\r\n",
+        b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhell\r\n3;x=y\r\no\r\n\r\n0\r\nT: v\r\n\r\n",
         (b"POST", b"/c", b"hello\r\n"),
     ),
-    "line before": (b"\r\nGET /d HTTP/1.1\r\n\r\n", (b"GET", b"/d", b"")),
+    "line before": (b"\r\nGET /d HTTP/1.1\r\nHost: x\r\n\r\n", (b"GET", b"/d", b"")),
 }
 
 
@@ -60,8 +63,8 @@ def test_two_requests_are_the_same_two_however_they_are_cut(first: str, second: 
 
 
 FRAGMENTS = [
-    b"GET / HTTP/1.1\r\n",
-    b"POST /x HTTP/1.1\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\n",
+    b"POST /x HTTP/1.1\r\nHost: x\r\n",
     b"POST /y HTTP/1.0\r\nConnection: keep-alive\r\n",
     b"Content-Length: 4\r\n",
     b"Content-Length: 0\r\n",
@@ -81,7 +84,7 @@ FRAGMENTS = [
 
 
 @settings(max_examples=500, deadline=None)
-@example(fragments=[b"\n", b"GET / HTTP/1.1\r\n", b"\r\n"])
+@example(fragments=[b"\n", b"GET / HTTP/1.1\r\nHost: x\r\n", b"\r\n"])
 @given(fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=14))
 def test_any_input_gets_the_same_verdict_whole_and_byte_by_byte(fragments: list[bytes]) -> None:
     async def story() -> None:
@@ -104,11 +107,11 @@ def test_any_input_gets_the_same_verdict_whole_and_byte_by_byte(fragments: list[
 
 
 BAD = {
-    "both lengths": b"POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
-    "bad length": b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
-    "bad chunk": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    "long chunk": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nabc\r\n",
-    "bad trailer": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nnope\r\n\r\n",
+    "both lengths": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "bad length": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n",
+    "bad chunk": b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "long chunk": b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nabc\r\n",
+    "bad trailer": b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nnope\r\n\r\n",
     "bare line feed": b"GET / HTTP/1.1\nHost: x\n\n",
     "not http": b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
 }
@@ -117,7 +120,7 @@ BAD = {
 @pytest.mark.parametrize("kind", BAD)
 def test_a_framing_error_gets_one_answer_and_the_end(kind: str) -> None:
     async def story() -> None:
-        follow_up = b"GET /smuggled HTTP/1.1\r\n\r\n"
+        follow_up = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
         for parts in two_parts(BAD[kind]):
             client = connect()
             for part in parts:
@@ -137,9 +140,9 @@ def test_a_framing_error_gets_one_answer_and_the_end(kind: str) -> None:
 async def test_a_large_body_goes_straight_to_its_buffer() -> None:
     client = connect()
     body = bytes(range(256)) * 512
-    client.send(b"POST /big HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:100])
+    client.send(b"POST /big HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:100])
     assert len(client.connection.get_buffer(-1)) == len(body) - 100
-    client.send(body[100:] + b"GET /next HTTP/1.1\r\n\r\n")
+    client.send(body[100:] + b"GET /next HTTP/1.1\r\nHost: x\r\n\r\n")
     await turns()
     assert client.seen == [(b"POST", b"/big", body), (b"GET", b"/next", b"")]
 
@@ -147,9 +150,9 @@ async def test_a_large_body_goes_straight_to_its_buffer() -> None:
 @on_loop
 async def test_a_body_of_the_limit_is_taken_and_one_byte_more_is_not() -> None:
     client = connect()
-    client.send(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % MAX_BODY + b"x" * MAX_BODY)
+    client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % MAX_BODY + b"x" * MAX_BODY)
     assert client.seen == [(b"POST", b"/", b"x" * MAX_BODY)]
-    client.send(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY + 1))
+    client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY + 1))
     assert len(client.seen) == 1
     assert client.answers.endswith(
         b'{"error":"request JSON size of 200001 bytes exceeds the maximum allowed input size of 200000 bytes. '
@@ -160,7 +163,9 @@ async def test_a_body_of_the_limit_is_taken_and_one_byte_more_is_not() -> None:
 @on_loop
 async def test_one_request_is_in_work_and_answers_keep_the_order() -> None:
     client = connect(answer=False)
-    client.send(b"GET /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\nGET /3 HTTP/1.1\r\n\r\n")
+    client.send(
+        b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\nGET /3 HTTP/1.1\r\nHost: x\r\n\r\n"
+    )
     await turns()
     assert [target for _, target, _ in client.seen] == [b"/1"]
     client.exchanges[0].respond(200, b"", (b"one",))
@@ -177,12 +182,12 @@ async def test_one_request_is_in_work_and_answers_keep_the_order() -> None:
 @on_loop
 async def test_what_is_pipelined_beyond_the_bound_is_not_read() -> None:
     client = connect(answer=False)
-    request = b"GET /1234567890 HTTP/1.1\r\n\r\n"
-    client.send(request * 10)
+    request = b"GET /1234567890 HTTP/1.1\r\nHost: x\r\n\r\n"
+    client.send(request * 7)
     assert client.transport.reading
     client.send(request)
     assert not client.transport.reading
-    for number in range(11):
+    for number in range(8):
         await turns()
         assert len(client.seen) == number + 1
         client.exchanges[number].respond(200)
@@ -194,7 +199,7 @@ async def test_what_is_pipelined_beyond_the_bound_is_not_read() -> None:
 async def test_a_client_that_does_not_read_is_not_read_from() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
-    client.send(b"GET /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\n")
+    client.send(b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\n")
     client.exchanges[0].respond(200, b"", (b"x" * 50_000,))
     await turns()
     assert (len(client.seen), client.transport.reading) == (1, False)
@@ -206,7 +211,7 @@ async def test_a_client_that_does_not_read_is_not_read_from() -> None:
 @on_loop
 async def test_large_parts_are_written_as_they_are_and_small_ones_together() -> None:
     client = connect(handle=lambda exchange: exchange.respond(200, b"", (b"a", b"b" * 50_000, b"c", b"d")))
-    client.send(b"GET / HTTP/1.1\r\n\r\n")
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 50003\r\n\r\n"
     assert client.transport.written == [head + b"a", b"b" * 50_000, b"cd"]
 
@@ -214,11 +219,11 @@ async def test_large_parts_are_written_as_they_are_and_small_ones_together() -> 
 @on_loop
 async def test_only_the_first_answer_counts() -> None:
     client = connect(answer=False)
-    client.send(b"GET / HTTP/1.1\r\n\r\n")
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     for body in (b"1", b"2"):
         client.exchanges[0].respond(200, b"", (body,))
     assert client.answers == b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"
-    client.send(b"GET / HTTP/1.1\r\n\r\n")
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     client.exchanges[0].respond(200, b"", (b"3",))
     assert [exchange.is_open for exchange in client.exchanges] == [False, True]
     assert len(client.transport.written) == 1
@@ -228,7 +233,7 @@ async def test_only_the_first_answer_counts() -> None:
 async def test_a_client_that_leaves_is_reported_once() -> None:
     client = connect(answer=False)
     gone: list[str] = []
-    client.send(b"GET / HTTP/1.1\r\n\r\n")
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     client.exchanges[0].on_gone = lambda: gone.append("gone")
     assert client.connection.eof_received() is False
     client.connection.connection_lost(None)
@@ -242,7 +247,7 @@ async def test_a_fault_of_ours_is_a_500_without_its_details() -> None:
         raise RuntimeError("secret")
 
     client = connect(handle=fail)
-    client.send(b"GET /x HTTP/1.1\r\n\r\n")
+    client.send(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")
     assert client.answers.startswith(b"HTTP/1.1 500 ")
     assert b"secret" not in client.answers
     assert client.transport.closed == ""
@@ -253,7 +258,7 @@ async def test_a_fault_of_ours_is_a_500_without_its_details() -> None:
 
 @on_loop
 async def test_a_client_that_waits_for_100_continue_is_told_to_go_on() -> None:
-    expecting = b"POST / HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-Continue\r\n\r\n"
+    expecting = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-Continue\r\n\r\n"
     client = connect()
     client.send(expecting)
     assert client.answers == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -266,22 +271,24 @@ async def test_a_client_that_waits_for_100_continue_is_told_to_go_on() -> None:
     assert impatient.answers == b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"
 
     chunked = connect()
-    chunked.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n")
+    chunked.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n")
     assert chunked.answers == b"HTTP/1.1 100 Continue\r\n\r\n"
 
     too_much = connect()
-    too_much.send(b"POST / HTTP/1.1\r\nContent-Length: 200001\r\nExpect: 100-continue\r\n\r\n")
+    too_much.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 200001\r\nExpect: 100-continue\r\n\r\n")
     assert too_much.answers.startswith(b"HTTP/1.1 400 ")
 
     other = connect()
-    other.send(b"POST / HTTP/1.1\r\nContent-Length: 2\r\nExpect: miracles\r\n\r\n")
+    other.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: miracles\r\n\r\n")
     assert other.answers.startswith(b"HTTP/1.1 417 ")
 
 
 @on_loop
 async def test_100_continue_does_not_overtake_an_earlier_answer() -> None:
     client = connect(answer=False)
-    client.send(b"GET / HTTP/1.1\r\n\r\nPOST / HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+    client.send(
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\nPOST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    )
     await turns()
     assert client.answers == b""
     client.exchanges[0].respond(200)
@@ -297,27 +304,30 @@ async def test_the_connection_ends_or_stays_as_the_client_asks() -> None:
         return client.answers.partition(b"\r\n")[2], client.transport.closed
 
     length = b"Content-Length: 1\r\n"
-    assert await ask(b"GET / HTTP/1.1\r\n") == (length + b"\r\n1", "")
-    assert await ask(b"GET / HTTP/1.1\r\nConnection: close\r\n") == (length + b"Connection: close\r\n\r\n1", "close")
+    assert await ask(b"GET / HTTP/1.1\r\nHost: x\r\n") == (length + b"\r\n1", "")
+    assert await ask(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n") == (
+        length + b"Connection: close\r\n\r\n1",
+        "close",
+    )
     assert await ask(b"GET / HTTP/1.0\r\n") == (length + b"Connection: close\r\n\r\n1", "close")
     assert await ask(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n") == (
         length + b"Connection: keep-alive\r\n\r\n1",
         "",
     )
-    assert await ask(b"HEAD / HTTP/1.1\r\n") == (length + b"\r\n", "")
+    assert await ask(b"HEAD / HTTP/1.1\r\nHost: x\r\n") == (length + b"\r\n", "")
 
 
 @on_loop
 async def test_after_a_refusal_a_bounded_amount_is_discarded() -> None:
     client = connect(limits=Limits(linger_bytes=1000))
-    client.send(b"POST / HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n")
+    client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n")
     client.send(b"x" * 1000)
     assert client.transport.closed == ""
     client.send(b"x")
     assert client.transport.closed == "close"
 
     waiting = connect(limits=Limits(linger_s=0.01))
-    waiting.send(b"POST / HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n")
+    waiting.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n")
     await asyncio.wait_for(waiting.transport.ended.wait(), 10)
     assert waiting.transport.closed == "abort"
 
@@ -339,7 +349,7 @@ async def test_a_head_has_ten_seconds() -> None:
 @on_loop
 async def test_each_head_has_its_own_ten_seconds() -> None:
     client = connect()
-    head = b"GET / HTTP/1.1\r\n\r\n"
+    head = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     client.send(head[:5])
     for second in range(30):
         client.connection.sweep(float(second))
@@ -353,7 +363,7 @@ async def test_each_head_has_its_own_ten_seconds() -> None:
 def test_a_body_makes_progress_or_is_given_up(framing: bytes) -> None:
     async def story() -> None:
         client = connect()
-        client.send(b"POST / HTTP/1.1\r\n" + framing)
+        client.send(b"POST / HTTP/1.1\r\nHost: x\r\n" + framing)
         client.connection.sweep(0.0)
         for second in (10.0, 20.0, 30.0):
             client.send(b"x" * 1024)
@@ -371,7 +381,7 @@ def test_a_body_makes_progress_or_is_given_up(framing: bytes) -> None:
 @on_loop
 async def test_a_request_in_work_has_no_time_limit_of_ours() -> None:
     client = connect(answer=False)
-    client.send(b"GET / HTTP/1.1\r\n\r\nGET /half")
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET /half")
     for now in (0.0, 100.0, 10_000.0):
         client.connection.sweep(now)
     assert (client.answers, client.transport.closed) == (b"", "")
@@ -381,7 +391,7 @@ async def test_a_request_in_work_has_no_time_limit_of_ours() -> None:
 async def test_an_answer_that_nobody_takes_is_given_up_after_a_minute() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
-    client.send(b"GET / HTTP/1.1\r\n\r\n")
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     client.exchanges[0].respond(200, b"", (b"x" * 5000,))
     client.connection.sweep(0.0)
     client.connection.sweep(59.9)
@@ -396,7 +406,7 @@ async def test_an_answer_that_nobody_takes_is_given_up_after_a_minute() -> None:
 @on_loop
 async def test_while_draining_answers_close_and_idle_connections_close_at_once() -> None:
     client = connect(answer=False)
-    client.send(b"GET / HTTP/1.1\r\n\r\n")
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     client.listener.is_draining = True
     client.connection.close_if_idle()
     assert client.transport.closed == ""
@@ -413,7 +423,7 @@ async def test_while_draining_answers_close_and_idle_connections_close_at_once()
 async def test_the_bodies_of_all_connections_together_are_bounded() -> None:
     first = connect(answer=False, limits=Limits(max_held_bytes=1500))
     second = connect_to(first)
-    head = b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n"
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
     first.send(head + b"x" * 400)
     first.send(b"x" * 600)
     assert (len(first.seen), first.listener.held_bytes) == (1, 1000)
@@ -425,7 +435,7 @@ async def test_the_bodies_of_all_connections_together_are_bounded() -> None:
     assert first.listener.held_bytes == 1000
     first.exchanges[0].respond(200, b"", (b"1",))
     assert first.listener.held_bytes == 0
-    first.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n" + b"z" * 900)
+    first.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n" + b"z" * 900)
     assert first.listener.held_bytes == 900
     first.connection.connection_lost(None)
     assert first.listener.held_bytes == 0
@@ -437,12 +447,12 @@ async def test_a_body_must_come_faster_where_much_is_held() -> None:
     limits = Limits(max_held_bytes=2000, body_progress_s=1, body_progress_bytes=10, scarce_progress_bytes=100)
     dribbling = connect(answer=False, limits=limits)
     other = connect_to(dribbling)
-    dribbling.send(b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n" + b"x" * 100)
+    dribbling.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b"x" * 100)
     for second in range(3):
         dribbling.send(b"x" * 20)
         dribbling.connection.sweep(float(second))
     assert dribbling.answers == b""
-    other.send(b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n" + b"y" * 900)
+    other.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b"y" * 900)
     for second in range(3, 5):
         dribbling.send(b"x" * 20)
         other.send(b"y" * 5)
@@ -458,7 +468,7 @@ async def test_answers_that_nobody_takes_are_bounded_and_the_longest_stalled_goe
     stalled, moving, late = first, connect_to(first), connect_to(first)
     for client in (stalled, moving):
         client.transport.is_fast = False
-        client.send(b"GET / HTTP/1.1\r\n\r\n")
+        client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         first.exchanges[-1].respond(200, b"", (b"x" * 6000,))
         client.connection.sweep(1.0)
     moving.transport.take(500)
@@ -467,7 +477,7 @@ async def test_answers_that_nobody_takes_are_bounded_and_the_longest_stalled_goe
     assert first.listener.unsent_bytes == stalled.transport.unsent + moving.transport.unsent > 11_000
 
     late.transport.is_fast = False
-    late.send(b"GET / HTTP/1.1\r\n\r\n")
+    late.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     first.exchanges[-1].respond(200, b"", (b"x" * 6000,))
     assert [client.transport.closed for client in (stalled, moving, late)] == ["abort", "", ""]
     assert first.listener.unsent_bytes == moving.transport.unsent + late.transport.unsent
@@ -486,7 +496,7 @@ async def test_answers_that_nobody_takes_are_bounded_and_the_longest_stalled_goe
 async def test_small_answers_that_nobody_takes_are_counted_too() -> None:
     client = connect(limits=Limits(write_buffer_bytes=1 << 20, max_unsent_bytes=100))
     client.transport.is_fast = False
-    client.send(b"GET / HTTP/1.1\r\n\r\n" * 5)
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 5)
     await turns(20)
     client.connection.sweep(1.0)
     assert client.listener.unsent_bytes == client.transport.unsent > 100
@@ -497,7 +507,7 @@ async def test_small_answers_that_nobody_takes_are_counted_too() -> None:
 @on_loop
 async def test_others_have_their_turn_between_the_pieces_of_a_body_of_many_chunks() -> None:
     client = connect()
-    client.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
     client.send(b"1\r\nx\r\n" * 1000)
     assert client.transport.reading
     client.send(b"1\r\nx\r\n" * 1001)

@@ -53,7 +53,7 @@ def test_a_header_that_would_be_a_parameter_of_ours_is_refused(serve: Any, name:
 
 def test_values_are_text_whatever_their_bytes_are(serve: Any) -> None:
     running = forwarding(serve, "x-.*")
-    head = b"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: %d\r\nConnection: close\r\n" % len(PLAIN)
+    head = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nConnection: close\r\n" % len(PLAIN)
     values = "x-utf8: caf\u00e9 \u2713\r\n".encode() + b"x-latin: caf\xe9\r\nx-empty:\r\nx-spaces:  a  b \r\n"
     assert running.exchange(head + values + b"\r\n" + PLAIN).startswith(b"HTTP/1.1 200 ")
     assert running.core.requests[0].parameters == {

@@ -44,7 +44,7 @@ def test_a_head_is_method_target_and_lower_case_headers() -> None:
 
 def test_the_connection_is_kept_as_version_and_header_say() -> None:
     def connection(version: bytes, field: bytes) -> bytes:
-        return read(b"GET / HTTP/" + version + b"\r\n" + field + b"\r\n").connection
+        return read(b"GET / HTTP/" + version + b"\r\nHost: x\r\n" + field + b"\r\n").connection
 
     assert connection(b"1.1", b"") == b""
     assert connection(b"1.1", b"Connection: close\r\n") == CLOSE
@@ -55,21 +55,74 @@ def test_the_connection_is_kept_as_version_and_header_say() -> None:
 
 def test_space_around_a_value_is_not_part_of_it() -> None:
     reader = HeadReader(keep_names=True)
-    head = reader.read(memoryview(b"GET / HTTP/1.1\r\nX-A: \t b c \t\r\n\r\n"))
-    assert (head.headers, head.sent_headers) == ({b"x-a": b"b c"}, {b"X-A": b"b c"})
+    head = reader.read(memoryview(b"GET / HTTP/1.1\r\nHost: x\r\nX-A: \t b c \t\r\n\r\n"))
+    assert (head.headers, head.sent_headers) == (
+        {b"host": b"x", b"x-a": b"b c"},
+        {b"Host": b"x", b"X-A": b"b c"},
+    )
 
 
 def test_an_offered_upgrade_is_ignored() -> None:
-    head = read(b"POST / HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\n")
+    head = read(
+        b"POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\n"
+    )
     assert (head.method, head.content_length) == (b"POST", 3)
+
+
+HOST_REFUSALS = {
+    b"": "it has no Host header",
+    b"Host: a\r\nHost: a\r\n": "more than one Host header",
+    b"host: a\r\nX: y\r\nHOST: b\r\n": "more than one Host header",
+    b"Host: a b\r\n": "Host must be a host name or address, with or without a port",
+    b"Host: a/b\r\n": "Host must be a host name or address, with or without a port",
+    b"Host: user@a\r\n": "Host must be a host name or address, with or without a port",
+    b"Host: a:b\r\n": "Host must be a host name or address, with or without a port",
+    b"Host: [::1\r\n": "Host must be a host name or address, with or without a port",
+    b"Host: \xe9\r\n": "Host must be a host name or address, with or without a port",
+}
+
+
+@pytest.mark.parametrize("headers", HOST_REFUSALS)
+def test_a_host_must_be_there_once_and_be_one(headers: bytes) -> None:
+    with pytest.raises(Refusal) as caught:
+        read(b"GET / HTTP/1.1\r\n" + headers + b"\r\n")
+    assert (caught.value.status, caught.value.message) == (400, f"malformed HTTP request: {HOST_REFUSALS[headers]}")
+
+
+@pytest.mark.parametrize(
+    "host", [b"a", b"", b"localhost:8000", b"my_model.ns.svc:80", b"10.0.0.1:8000", b"[::1]:8000", b"[fe80::1%25eth0]"]
+)
+def test_hosts_that_clients_send_are_taken(host: bytes) -> None:
+    assert read(b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n").headers[b"host"] == host
+
+
+def test_http_1_0_needs_no_host_and_has_one_at_most() -> None:
+    assert read(b"GET / HTTP/1.0\r\n\r\n").headers == {}
+    with pytest.raises(Refusal, match="more than one Host"):
+        read(b"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n")
+
+
+@pytest.mark.parametrize("second", [b"chunked", b"gzip", b"identity", b""])
+def test_a_second_transfer_encoding_is_refused(second: bytes) -> None:
+    for one, other in ((b"chunked", second), (second, b"chunked")):
+        fields = b"Transfer-Encoding: %b\r\ntransfer-encoding: %b\r\n" % (one, other)
+        with pytest.raises(Refusal) as caught:
+            read(b"POST / HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\n")
+        assert caught.value.status == 400
+
+
+def test_other_headers_may_come_twice() -> None:
+    assert read(b"GET / HTTP/1.1\r\nHost: a\r\nX: 1\r\nx: 2\r\nX: 3\r\n\r\n").content_length == 0
 
 
 def test_one_reader_keeps_nothing_between_heads() -> None:
     reader = HeadReader()
-    reader.read(memoryview(b"POST /a HTTP/1.1\r\nA: 1\r\nContent-Length: 7\r\n\r\n"))
+    reader.read(memoryview(b"POST /a HTTP/1.1\r\nHost: x\r\nA: 1\r\nContent-Length: 7\r\n\r\n"))
     with pytest.raises(Refusal):
-        reader.read(memoryview(b"POST /b HTTP/1.1\r\nB: 1\r\nC : 2\r\n\r\n"))
-    assert reader.read(memoryview(b"GET /c HTTP/1.1\r\nD: 3\r\n\r\n")) == Head(b"GET", b"/c", {b"d": b"3"}, b"", 0)
+        reader.read(memoryview(b"POST /b HTTP/1.1\r\nHost: x\r\nB: 1\r\nC : 2\r\n\r\n"))
+    assert reader.read(memoryview(b"GET /c HTTP/1.1\r\nHost: x\r\nD: 3\r\n\r\n")) == Head(
+        b"GET", b"/c", {b"host": b"x", b"d": b"3"}, b"", 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +153,7 @@ def test_one_reader_keeps_nothing_between_heads() -> None:
     ],
 )
 def test_a_head_that_two_parsers_could_read_in_two_ways_is_refused(headers: bytes) -> None:
-    status, message = refusal(b"POST / HTTP/1.1\r\n" + headers + b"\r\n")
+    status, message = refusal(b"POST / HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n")
     assert (status, message[:24]) == (400, "malformed HTTP request: ")
 
 
@@ -123,7 +176,7 @@ def test_a_bad_request_line_is_refused(line: bytes) -> None:
 
 
 def test_what_http_knows_and_we_do_not_is_refused_by_name() -> None:
-    assert refusal(b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n") == (
+    assert refusal(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n") == (
         501,
         "the only transfer coding that is supported is 'chunked'",
     )
@@ -147,34 +200,34 @@ def find_refusal(data: bytes, limits: Limits = LIMITS) -> int:
 
 
 def test_a_head_ends_with_its_first_empty_line() -> None:
-    head = b"GET / HTTP/1.1\r\nA: b\r\n\r\n"
+    head = b"GET / HTTP/1.1\r\nHost: x\r\nA: b\r\n\r\n"
     assert found(head + b"\r\n\r\n") == len(head)
     assert [found(head[:n]) for n in range(len(head))] == [0] * len(head)
 
 
 def test_a_head_has_at_most_a_hundred_headers() -> None:
     def head(count: int) -> bytes:
-        return b"GET / HTTP/1.1\r\n" + b"a:\r\n" * count + b"\r\n"
+        return b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * count + b"\r\n"
 
-    assert found(head(100)) == len(head(100))
-    assert find_refusal(head(101)) == 431
+    assert found(head(99)) == len(head(99))
+    assert find_refusal(head(100)) == 431
 
 
 def test_a_head_has_at_most_32_kib() -> None:
     def head(size: int) -> bytes:
-        rest = b"GET / HTTP/1.1\r\nA: \r\n\r\n"
+        rest = b"GET / HTTP/1.1\r\nHost: x\r\nA: \r\n\r\n"
         return rest[:-4] + b"x" * (size - len(rest)) + rest[-4:]
 
     assert found(head(32768)) == 32768
     assert find_refusal(head(32769)) == 431
     assert find_refusal(head(60000)[:32769]) == 431
     assert find_refusal(b"GET /" + b"x" * 32765) == 414
-    assert find_refusal(b"GET /" + b"x" * 40000 + b" HTTP/1.1\r\n\r\n") == 414
+    assert find_refusal(b"GET /" + b"x" * 40000 + b" HTTP/1.1\r\nHost: x\r\n\r\n") == 414
 
 
 def test_bare_line_feeds_are_refused_at_once() -> None:
     assert find_refusal(b"GET / HTTP/1.1\nA: b\n\n") == 400
-    assert find_refusal(b"GET / HTTP/1.1\r\nA: b\n") == 400
+    assert find_refusal(b"GET / HTTP/1.1\r\nHost: x\r\nA: b\n") == 400
 
 
 def decode(data: bytes, cuts: list[int], limit: int = 1 << 20, limits: Limits = LIMITS) -> tuple[bytes, bytes]:
@@ -282,8 +335,8 @@ def test_a_refused_head_leaves_nothing() -> None:
     finally:
         tracemalloc.stop()
     assert kept_bytes < 1 << 20
-    head = reader.read(memoryview(b"GET /a HTTP/1.1\r\n\r\n"))
-    assert (head.target, head.headers) == (b"/a", {})
+    head = reader.read(memoryview(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"))
+    assert (head.target, head.headers) == (b"/a", {b"host": b"x"})
 
 
 def test_a_head_that_comes_again_is_the_same_and_what_is_kept_is_bounded() -> None:

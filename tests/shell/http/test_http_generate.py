@@ -97,7 +97,9 @@ def test_each_answer_is_an_event_at_once_and_acknowledged(http: Any, client: Cli
 def test_an_answer_is_a_chunk(http: Any) -> None:
     with http.connect() as connection:
         body = b'{"IN":1}'
-        connection.sendall(b"POST %b HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (STREAM.encode(), len(body), body))
+        connection.sendall(
+            b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (STREAM.encode(), len(body), body)
+        )
         http.wait_until(lambda: len(http.core.held) == 1)
         give(http, 1.0)
         give(http, 2.0, final=True)
@@ -163,8 +165,8 @@ def test_the_connection_is_used_again_after_a_stream(http: Any, client: Client) 
 
 def test_pipelined_requests_wait_for_the_end_of_a_stream(http: Any) -> None:
     with http.connect() as connection:
-        stream = b"POST %b HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (STREAM.encode(), len(IN), IN)
-        connection.sendall(stream + b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n")
+        stream = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (STREAM.encode(), len(IN), IN)
+        connection.sendall(stream + b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         http.wait_until(lambda: len(http.core.held) == 1)
         give(http, 1.0)
         give(http, final=True)
@@ -208,7 +210,7 @@ def unread(running: Any) -> socket.socket:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.settimeout(20)
     connection.connect(("127.0.0.1", running.port))
-    connection.sendall(b"POST %b HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (STREAM.encode(), len(IN), IN))
+    connection.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (STREAM.encode(), len(IN), IN))
     running.wait_until(lambda: bool(running.core.held))
     return connection
 

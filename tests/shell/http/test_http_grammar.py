@@ -18,6 +18,9 @@ VALUE = rb"[\t\x20-\x7e\x80-\xff]*"
 REQUEST_LINE = re.compile(rb"([A-Z-]+) ((?:/|\*|[a-z]+://)[\x21-\x7e]*) HTTP/([0-9])\.([0-9])")
 HEADER = re.compile(rb"(" + TOKEN + rb"):(" + VALUE + rb")")
 CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})(;" + VALUE + rb")?")
+HOST = re.compile(
+    rb"([\w.~!$&'()*+,;=-]|%[0-9a-fA-F]{2})*(:[0-9]*)?|\[[0-9a-fA-F:.]+(%25[\w.~-]+)?\](:[0-9]*)?", re.ASCII
+)
 METHODS = {b"GET", b"POST", b"PUT", b"HEAD"}
 MAX_BODY = 200_000
 
@@ -102,6 +105,9 @@ def read_request(reader: Reader) -> tuple[tuple[bytes, bytes, bytes], bool]:
         raise Malformed
     if codings and (codings[0].lower() != b"chunked" or match[4] == b"0"):
         raise Malformed
+    hosts = fields.get(b"host", [])
+    if len(hosts) > 1 or (match[4] == b"1" and not hosts) or not all(map(HOST.fullmatch, hosts)):
+        raise Malformed
     options = {each.strip().lower() for text in fields.get(b"connection", []) for each in text.split(b",")}
     is_last = b"close" in options or (match[4] == b"0" and b"keep-alive" not in options)
     if codings:
@@ -162,6 +168,15 @@ HEADERS = st.sampled_from(
         b"X:",
         b"x-y: z;=,/",
         b"Host: b:80",
+        b"host: [::1]:8000",
+        b"Host:",
+        b"Host: a b",
+        b"Host: a/b",
+        b"Host: a@b",
+        b"Host: a:b",
+        b"Host: a, b",
+        b"Host: [::1",
+        b"Host: \xe9",
         b"Accept: */*",
         b"Cookie: \xe9",
         b"A:b",
@@ -278,6 +293,8 @@ BODIES = st.sampled_from(
 @st.composite
 def requests(draw: st.DrawFn) -> bytes:
     lines = [draw(LINES), *draw(st.lists(HEADERS, max_size=3))]
+    if draw(st.integers(0, 3)):
+        lines.insert(draw(st.integers(1, len(lines))), b"Host: c")
     return b"\r\n".join(lines) + b"\r\n\r\n" + draw(BODIES)
 
 

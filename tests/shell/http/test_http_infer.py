@@ -151,7 +151,7 @@ def test_many_large_requests_at_once_all_get_their_own_answer(http: Any) -> None
     contents = [large_json(20_000 + n)[0] for n in range(4)]
     for connection, content in zip(connections, contents, strict=True):
         connection.sendall(
-            b"POST /v2/models/echo/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+            b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
             % (len(content), content)
         )
     for n, connection in enumerate(connections):
@@ -295,12 +295,12 @@ def test_an_answer_that_cannot_be_written_is_an_error(http: Any) -> None:
     assert (status, text[:35]) == (400, "sending FP16 data via JSON is not s")
 
 
-HELD = b"POST /v2/models/held/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body(1)), body(1))
+HELD = b"POST /v2/models/held/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body(1)), body(1))
 
 
 def test_answers_of_one_connection_come_in_order(http: Any) -> None:
     with http.connect() as connection, connection.makefile("rb") as reader:
-        connection.sendall(HELD + b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n")
+        connection.sendall(HELD + b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         http.wait_until(lambda: len(http.core.held) == 1)
         http.call(http.core.release)
         answers = reader.read()
@@ -330,7 +330,8 @@ def test_a_client_that_leaves_during_a_large_request_stops_its_steps(http: Any) 
     for _ in range(3):
         with http.connect() as connection:
             connection.sendall(
-                b"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(content), content)
+                b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
+                % (len(content), content)
             )
     assert infer(http, "echo", body(1)).status == 200
     assert http.log == []

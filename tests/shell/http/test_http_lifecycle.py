@@ -20,8 +20,8 @@ from halimede.frontends.metrics import MetricsServer
 
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 BODY = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","data":[1]}]}'
-HELD = b"POST /v2/models/held/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
-LIVE = b"GET /v2/health/live HTTP/1.1\r\n\r\n"
+HELD = b"POST /v2/models/held/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.fixture(params=LOOPS)
@@ -64,7 +64,7 @@ def test_a_bound_socket_keeps_early_clients_until_it_is_served(serve: Any) -> No
 def test_bytes_that_drip_make_a_request(serve: Any, each_loop: Any) -> None:
     running = serve(loop_factory=each_loop)
     with running.connect() as connection, connection.makefile("rb") as reader:
-        request = b"POST /v2/models/echo/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+        request = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
         for byte in request % (len(BODY), BODY):
             connection.sendall(bytes([byte]))
         assert reader.readline() == b"HTTP/1.1 200 OK\r\n"
@@ -81,7 +81,7 @@ def test_a_large_answer_reaches_a_client_that_reads_slowly_and_half_closes(serve
     data = bytes(range(250)) * (size // 250)
     with running.connect() as connection, connection.makefile("rb") as reader:
         connection.sendall(
-            b"POST /v2/models/echo/infer HTTP/1.1\r\nInference-Header-Content-Length: %d\r\n" % len(head)
+            b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: %d\r\n" % len(head)
             + b"Content-Length: %d\r\n\r\n%b" % (len(head) + size, head)
         )
         connection.sendall(data)
@@ -93,14 +93,14 @@ def test_a_large_answer_reaches_a_client_that_reads_slowly_and_half_closes(serve
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [
-        (b"GET /v2 HTTP/1.1\r\n" + b"".join(b"h%d: x\r\n" % n for n in range(1000)) + b"\r\n", 431),
-        (b"GET /v2 HTTP/1.1\r\nbig: " + b"x" * 100_000 + b"\r\n\r\n", 431),
-        (b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n", 414),
-        (b"POST /v2 HTTP/1.1\r\nContent-Length: 1048577\r\n\r\n" + b"x" * 300_000, 400),
-        (b"POST /v2 HTTP/1.1\r\nContent-Length: 1099511627776\r\n\r\n{", 400),
-        (b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n100001\r\n" + b"x" * 300_000, 400),
-        (b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 65_537, 400),
-        (b"POST /v2 HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"GET /v2 HTTP/1.1\r\nHost: x\r\n" + b"".join(b"h%d: x\r\n" % n for n in range(1000)) + b"\r\n", 431),
+        (b"GET /v2 HTTP/1.1\r\nHost: x\r\nbig: " + b"x" * 100_000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
+        (b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 1048577\r\n\r\n" + b"x" * 300_000, 400),
+        (b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 1099511627776\r\n\r\n{", 400),
+        (b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n100001\r\n" + b"x" * 300_000, 400),
+        (b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 65_537, 400),
+        (b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
         (b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n", 400),
     ],
 )
@@ -114,12 +114,12 @@ def test_whoever_goes_over_a_limit_reads_why(http: Any, request_bytes: bytes, st
 
 
 def test_the_texts_of_the_limits(http: Any) -> None:
-    assert error_of(http.exchange(b"POST /v2 HTTP/1.1\r\nContent-Length: 1048577\r\n\r\n")) == (
+    assert error_of(http.exchange(b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 1048577\r\n\r\n")) == (
         "request JSON size of 1048577 bytes exceeds the maximum allowed input size of 1048576 bytes. "
         "Use --http-max-input-size to increase the limit."
     )
     chunks = b"1\r\nx\r\n" * 65_537
-    assert error_of(http.exchange(b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)) == (
+    assert error_of(http.exchange(b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)) == (
         "Chunked request body exceeds maximum of 65536 non-empty chunks. Send fewer or larger HTTP chunks."
     )
 
@@ -134,7 +134,9 @@ def test_an_announced_body_takes_no_memory_before_it_comes(serve: Any) -> None:
     before = resident_bytes()
     connections = [running.connect() for _ in range(10)]
     for connection in connections:
-        connection.sendall(b"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n{" % (60 << 20))
+        connection.sendall(
+            b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n{" % (60 << 20)
+        )
     assert running.ask("GET", "/v2/health/live").status == 200
     assert resident_bytes() - before < 20 << 20
     for connection in connections:
@@ -152,8 +154,8 @@ def test_a_client_that_never_reads_costs_a_bounded_amount(serve: Any, each_loop:
 
     running = serve(make=lambda _core, log: MetricsServer(render, log=log.append), loop_factory=each_loop)
     with running.connect() as connection, connection.makefile("rb") as reader:
-        connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * 49)
-        connection.sendall(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 49)
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         running.wait_until(lambda: len(rendered) > 0)
         for _ in range(100):
             running.call(lambda: None)
@@ -164,7 +166,7 @@ def test_a_client_that_never_reads_costs_a_bounded_amount(serve: Any, each_loop:
 
 def test_half_sent_requests_end_after_their_time(serve: Any) -> None:
     running = serve(limits=Limits(head_timeout_s=0.05, body_progress_s=0.05, sweep_s=0.01))
-    for request in (b"GET / HT", b"POST / HTTP/1.1\r\nContent-Length: 100\r\n\r\nab"):
+    for request in (b"GET / HT", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nab"):
         with running.connect() as connection, connection.makefile("rb") as reader:
             connection.sendall(request)
             assert reader.read().startswith(b"HTTP/1.1 408 Request Timeout\r\n")
@@ -219,7 +221,7 @@ def test_where_connections_are_plenty_the_idle_may_stay(serve: Any) -> None:
 def test_a_body_that_dribbles_does_not_hold_a_drain(serve: Any) -> None:
     running = serve()
     with running.connect() as connection, connection.makefile("rb") as reader:
-        connection.sendall(b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 60000\r\n\r\n")
+        connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 60000\r\n\r\n")
         assert [reader.readline(), reader.readline()] == [b"HTTP/1.1 100 Continue\r\n", b"\r\n"]
         drain = start_drain(running)
         answered = threading.Event()
@@ -286,7 +288,7 @@ def test_close_ends_what_a_drain_still_waits_for(serve: Any, each_loop: Any) -> 
     running.core.load_gate = running.call(asyncio.Event)
     with running.connect() as busy, running.connect() as loading:
         busy.sendall(HELD)
-        loading.sendall(b"POST /v2/repository/models/echo/load HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
+        loading.sendall(b"POST /v2/repository/models/echo/load HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
         running.wait_until(lambda: len(running.core.held) == 1 and len(running.core.calls) == 1)
         drain = start_drain(running)
         assert not drain.done()

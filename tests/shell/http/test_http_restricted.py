@@ -151,7 +151,7 @@ def test_each_category_has_its_own_secret(serve: Any) -> None:
 def test_a_connection_stays_usable_after_a_403(serve: Any) -> None:
     secrets = {ApiCategory.HEALTH: SECRET}
     running = serve(make=lambda core, log: HttpServer(core, max_input_size=1000, log=log.append, restricted=secrets))
-    live = b"GET /v2/health/live HTTP/1.1\r\n"
+    live = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
     answers = running.exchange(
         live + b"\r\n" + live + b"X-Key: open sesame\r\n\r\n" + b"HEAD" + live[3:] + b"Connection: close\r\n\r\n"
     )

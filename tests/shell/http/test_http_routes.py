@@ -231,7 +231,7 @@ def test_a_large_control_request_is_refused_unread(http: Any, call: str) -> None
 def test_a_slow_load_holds_up_nobody(http: Any) -> None:
     http.core.load_gate = http.call(asyncio.Event)
     with http.connect() as loading:
-        loading.sendall(b"POST /v2/repository/models/echo/load HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
+        loading.sendall(b"POST /v2/repository/models/echo/load HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
         http.wait_until(lambda: len(http.core.calls) == 1)
         assert answer(http, "GET", "/v2/health/live")[0] == 200
         http.call(http.core.load_gate.set)

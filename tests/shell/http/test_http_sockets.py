@@ -14,7 +14,7 @@ from halimede.frontends.http.server import HttpServer
 from halimede.frontends.http.sockets import bind
 from halimede.frontends.metrics import MetricsServer
 
-LIVE = b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 def ask(path: Path) -> bytes:

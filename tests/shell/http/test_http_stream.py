@@ -19,7 +19,7 @@ def on_loop(story: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     return test
 
 
-def begin(client: Client, request: bytes = b"GET / HTTP/1.1\r\n\r\n") -> Stream:
+def begin(client: Client, request: bytes = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") -> Stream:
     client.send(request)
     return client.exchanges[-1].stream(200, b"A: b\r\n")
 
@@ -36,7 +36,7 @@ async def test_the_head_leaves_with_the_first_part_and_each_part_is_a_chunk_and_
     assert client.answers == (
         OPENING + b"6\r\nonetwo\r\n" + b"4e20\r\n" + b"x" * 20_000 + b"\r\n" + b"4\r\nlast\r\n0\r\n\r\n"
     )
-    client.send(b"GET /next HTTP/1.1\r\n\r\n")
+    client.send(b"GET /next HTTP/1.1\r\nHost: x\r\n\r\n")
     assert client.seen[-1][1] == b"/next"
 
 
@@ -75,7 +75,7 @@ def test_the_connection_closes_after_it_where_it_must(field: bytes) -> None:
     async def story() -> None:
         client = connect(answer=False)
         client.listener.is_draining = not field
-        begin(client, b"GET / HTTP/1.1\r\n" + field + b"\r\n").send((b"x",), is_last=True)
+        begin(client, b"GET / HTTP/1.1\r\nHost: x\r\n" + field + b"\r\n").send((b"x",), is_last=True)
         assert b"\r\nConnection: close\r\n" in client.answers
         assert client.transport.closed == "close"
 
@@ -158,7 +158,7 @@ async def test_a_client_that_takes_something_is_not_given_up_however_much_is_add
 @on_loop
 async def test_what_is_pipelined_behind_it_waits() -> None:
     client = connect(answer=False)
-    stream = begin(client, b"GET / HTTP/1.1\r\n\r\nGET /next HTTP/1.1\r\n\r\n")
+    stream = begin(client, b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET /next HTTP/1.1\r\nHost: x\r\n\r\n")
     stream.send((b"x",))
     await turns()
     assert len(client.seen) == 1
@@ -170,7 +170,7 @@ async def test_what_is_pipelined_behind_it_waits() -> None:
 @on_loop
 async def test_a_body_is_held_until_the_answer_has_ended() -> None:
     client = connect(answer=False)
-    client.send(b"POST / HTTP/1.1\r\nContent-Length: 5000\r\n\r\n")
+    client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n")
     client.send(b"x" * 5000)
     stream = client.exchanges[-1].stream(200)
     stream.send((b"x",))

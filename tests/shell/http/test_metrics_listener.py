@@ -57,7 +57,9 @@ def test_a_page_that_cannot_be_rendered_is_a_500(serve: Any) -> None:
 def test_a_scraper_keeps_its_connection(metrics: Any) -> None:
     with metrics.connect() as connection, connection.makefile("rb") as reader:
         for last in (False, True):
-            connection.sendall(b"GET /metrics HTTP/1.1\r\n" + (b"Connection: close\r\n" if last else b"") + b"\r\n")
+            connection.sendall(
+                b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + (b"Connection: close\r\n" if last else b"") + b"\r\n"
+            )
         assert reader.read().count(PAGE) == 2
 
 
@@ -72,7 +74,7 @@ def test_other_probes_are_answered_while_a_page_is_made(serve: Any) -> None:
 
     running = serve(make=lambda _core, log: MetricsServer(until_asked, log=log.append))
     with running.connect() as connection, connection.makefile("rb") as reader:
-        connection.sendall(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert running.ask("GET", "/").status == 200
         is_asked.set()
         assert reader.read().endswith(PAGE)
@@ -83,7 +85,7 @@ def test_there_are_not_more_scrapers_than_the_server_can_hold_pages_for(serve: A
     connections = [running.connect() for _ in range(65)]
     try:
         for connection in connections[:64]:
-            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             assert connection.recv(12) == b"HTTP/1.1 200"
         assert connections[64].recv(12) == b"HTTP/1.1 503"
     finally:

@@ -85,6 +85,10 @@ _LF = ord("\n")
 _SPACE = b" \t"
 # llhttp takes any number of spaces between the parts, and a CR before them.
 _REQUEST_LINE = re.compile(rb"[A-Z-]+ [^ ]+ HTTP/1\.[01]\r\n")
+# A name (which may be empty, RFC 9110), an IPv4 address, or an IPv6 address in brackets; and a port.
+_HOST = re.compile(
+    rb"(?:(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*|\[[0-9A-Fa-f:.]+(?:%25[A-Za-z0-9._~-]+)?\])(?::[0-9]*)?"
+)
 _SHORTEST_HEADER = len(b"a:\r\n")
 _KNOWN_HEADS = 512
 _KNOWN_HEAD_BYTES = 1 << 10
@@ -151,25 +155,25 @@ class HeadReader:
 
     def read(self, data: memoryview) -> Head:
         """The head in `data`, which ends with its empty line. Refuses what is malformed or ambiguous."""
-        if len(data) > _KNOWN_HEAD_BYTES:
-            return self._parse(data)
         raw = bytes(data)
+        if len(raw) > _KNOWN_HEAD_BYTES:
+            return self._parse(raw)
         head = self.known.get(raw)
         if head is None:
-            head = self._parse(data)
+            head = self._parse(raw)
             if len(self.known) >= _KNOWN_HEADS:
                 self.known.clear()
             self.known[raw] = head
         return head
 
-    def _parse(self, data: memoryview) -> Head:
+    def _parse(self, raw: bytes) -> Head:
         # Whatever a head that was refused has left: the preface of HTTP/2 leaves its target, and is no error to llhttp.
         self._method = b""
         self._raw.clear()
         self._targets.clear()
         self._parser = parser = httptools.HttpRequestParser(self)
         try:
-            parser.feed_data(data)
+            parser.feed_data(raw)
         except httptools.HttpParserUpgrade:
             pass  # An offer of another protocol may be ignored; the request stands as it is.
         except httptools.HttpParserError as error:
@@ -180,12 +184,21 @@ class HeadReader:
         headers = {name.lower(): value.rstrip(_SPACE) for name, value in self._raw.items()}
         sent = {name: value.rstrip(_SPACE) for name, value in self._raw.items()} if self._keep_names else {}
         target = self._targets.pop()  # One call, because the head is in one piece.
+        # Every line but the request line and the empty one is a header.
+        if len(headers) != raw.count(b"\r\n") - 2:
+            _refuse_repeated(raw)
         if headers.get(b"expect", b"100-continue").lower() not in {b"", b"100-continue"}:
             raise Refusal(417, "the only expectation that is supported is '100-continue'")
         if parser.get_http_version() not in {"1.0", "1.1"}:
             raise Refusal(505, "only HTTP/1.0 and HTTP/1.1 are supported")
-        if _REQUEST_LINE.match(data) is None:
+        if _REQUEST_LINE.match(raw) is None:
             raise Refusal(400, "malformed HTTP request: a request line is method, target and version, one space apart")
+        host = headers.get(b"host")
+        if host is None:
+            if parser.get_http_version() == "1.1":
+                raise Refusal(400, "malformed HTTP request: it has no Host header")
+        elif _HOST.fullmatch(host) is None:
+            raise Refusal(400, "malformed HTTP request: Host must be a host name or address, with or without a port")
         connection = b""
         if not self._keep_alive:
             connection = CLOSE
@@ -201,6 +214,14 @@ class HeadReader:
         is_new = parser.get_http_version() == "1.1"
         # llhttp has checked that it is one decimal number below 2^64.
         return Head(self._method, target, headers, connection, 0 if length is None else int(length), sent, is_new)
+
+
+def _refuse_repeated(raw: bytes) -> None:
+    """Refuse a head in which a header is repeated that decides where the request ends or whom it is for."""
+    names = [line.partition(b":")[0].lower() for line in raw.split(b"\r\n")]
+    for name in (b"Host", b"Transfer-Encoding"):
+        if names.count(name.lower()) > 1:
+            raise Refusal(400, f"malformed HTTP request: more than one {name.decode()} header")
 
 
 def body_too_large(size: int, limit: int) -> Refusal:
