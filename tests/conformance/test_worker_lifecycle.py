@@ -10,8 +10,9 @@ import psutil
 import pytest
 import tritonclient.http as httpclient
 
+from halimede.runtime.lifecycle import CLOSE_PATIENCE_SECS
 from support.background import in_background
-from support.calls import index, load, unload
+from support.calls import index, load, pending, unload
 from support.processes import resident_bytes
 from support.served import ECHO, Stage, add_python, alive, children, descendants, infer, is_loaded, workers, zygote
 from support.server import RunningServer, Start, wait_until
@@ -78,6 +79,23 @@ def test_a_stop_does_not_wait_for_a_model_that_hangs_while_it_loads(start: Start
     assert server.stop() == 0, server.log
     assert time.monotonic() - begun < 6  # the goal is 2 s
     wait_until(lambda: not alive(everything), "the end of all processes", limit_s=5)
+
+
+def test_an_unload_waits_for_its_requests_however_long_they_take(stage: Stage) -> None:
+    """Longer than a close may take, which has a limit."""
+    server, go = stage.server, stage.repository.parent / "go"
+    wait = f"note('running')\nwhile not os.path.exists({str(go)!r}): time.sleep(0.005)\n{ECHO}"
+    stage.put_up("long", wait, max_batch_size=1)
+    calls = [in_background(lambda number=number: infer(server, "long", number)) for number in (1, 2)]
+    wait_until(lambda: pending(server, "long") == 1 and stage.notes("long") == ["running"], "both requests", server)
+    assert unload(server, "long") == 200
+    time.sleep(CLOSE_PATIENCE_SECS + 0.5)
+    assert index(server)["long", "1"] == ("UNLOADING", "")
+    go.touch()
+    assert [call.result(30) for call in calls] == [(200, [1]), (200, [2])]
+    wait_until(lambda: index(server)["long", "1"] == ("UNAVAILABLE", "unloaded"), "the unload", server)
+    assert "model 'long' version 1 does not close" not in server.log
+    go.unlink()
 
 
 def test_a_finalize_that_raises_or_hangs_ends_with_the_unload(stage: Stage) -> None:
