@@ -39,7 +39,7 @@ def scrape_seconds(server: RunningServer) -> float:
     return min(times)
 
 
-def check_many(serve: Serve, models: int) -> None:
+def check_many(serve: Serve, models: int, limit_secs: float) -> None:
     server = serve(models)
     assert server.post(f"/v2/models/m{models - 1}/infer", ONES_JSON).status == 200
     page = server.metrics()
@@ -49,7 +49,7 @@ def check_many(serve: Serve, models: int) -> None:
 
     seconds = scrape_seconds(server)
     print(f"{models} models: {len(page) >> 10} KiB in {seconds * 1000:.0f} ms")
-    assert seconds <= 0.5 * models / 1000 + 0.1  # the goal is 100 ms for a thousand
+    assert seconds <= limit_secs
 
     # Scrape after scrape, and health beside them.
     streams = (
@@ -65,14 +65,14 @@ def check_many(serve: Serve, models: int) -> None:
 
 
 def test_a_scrape_of_many_models_stops_nobody(serve: Serve) -> None:
-    check_many(serve, 200)
+    check_many(serve, 200, limit_secs=0.2)
 
 
 @pytest.mark.load
 @pytest.mark.timeout(300)
 def test_a_scrape_of_a_thousand_models_stops_nobody(serve: Serve) -> None:
     begun = time.monotonic()
-    check_many(serve, 1000)
+    check_many(serve, 1000, limit_secs=0.1)
     print(f"in all {time.monotonic() - begun:.1f} s")
 
 
