@@ -126,7 +126,8 @@ def test_statistics_and_index(client) -> None:
 
 def test_control_is_refused_without_explicit_mode(client) -> None:
     with pytest.raises(
-        InferenceServerException, match="explicit model load / unload is not allowed if polling is enabled"
+        InferenceServerException,
+        match="explicit model load / unload is not allowed if polling is enabled or --model-control-mode is none; start",
     ):
         client.load_model("simple")
 

@@ -3,7 +3,10 @@
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from support.background import in_background
 from support.calls import load, unload
@@ -51,6 +54,20 @@ def ready(server: RunningServer) -> int:
     return server.get("/v2/health/ready").status
 
 
+def answers_that_it_loads(server: RunningServer, model: str) -> None:
+    text = f"Request for unknown model: '{model}' is loading"
+    for answer in (server.get(f"/v2/models/{model}"), server.post(f"/v2/models/{model}/infer", BODY)):
+        assert (answer.status, answer.error, answer.headers["retry-after"]) == (503, text, "1")
+    assert server.get(f"/v2/models/{model}/ready").status == 400
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        tensor = grpcclient.InferInput("IN", [1, 4], "FP32")
+        tensor.set_data_from_numpy(np.ones((1, 4), np.float32))
+        for call in (lambda: client.get_model_metadata(model), lambda: client.infer(model, [tensor])):
+            with pytest.raises(InferenceServerException) as caught:
+                call()
+            assert (caught.value.status(), caught.value.message()) == ("StatusCode.UNAVAILABLE", text)
+
+
 def timed_stop(server: RunningServer) -> tuple[int, bool]:
     """The exit code, and whether the stop kept to its limit."""
     begun = time.monotonic()
@@ -66,13 +83,14 @@ def test_a_load_that_hangs_is_its_own_models_trouble(start: Start, backend: Faul
     for step in steps:
         wait_until(lambda step=step: f"{step} {step}" in " ".join(backend.events(step)), "the hang", server)
         assert state(server, step) == ("LOADING", "")
+        answers_that_it_loads(server, step)
     assert (infer(server, "scaled"), unload(server, "scaled"), load(server, "scaled")) == ([2, 4, 6, 8], 200, (200, ""))
 
     unloading = [in_background(lambda step=step: unload(server, step)) for step in steps]
 
     assert [each.result(30) for each in unloading] == [200, 200]
     for step in steps:
-        assert loading[step].result(30) == (400, f"load failed for model '{step}': {UNLOADED}")
+        assert loading[step].result(30) == (500, f"failed to load '{step}', no version is available")
         assert state(server, step) == ("UNAVAILABLE", f"Unavailable: {UNLOADED}")
         assert ready(server) == 200
         backend.release(step)

@@ -21,7 +21,10 @@ from support.models import add_identity, add_scaled, add_simple, save_onnx
 from support.server import RunningServer, Start, wait_until
 
 STATES = {"LOADING", "READY", "UNLOADING", "UNAVAILABLE", None}
-GONE = re.compile(r"Request for unknown model: '\w+' (is not found|has no available versions)")
+GONE = {
+    404: re.compile(r"Request for unknown model: '\w+' (is not found|has no available versions)"),
+    503: re.compile(r"Request for unknown model: '\w+' is loading"),
+}
 NOT_AVAILABLE = re.compile(r"requested model '\w+' is not available")
 
 
@@ -109,7 +112,7 @@ class Story:
             right = answer["id"] == str(value) and answer["outputs"][0]["data"] == [factor * value] * 4
             self.done["answered"] += right
             return None if right else str(answer)
-        return None if status == 404 and GONE.fullmatch(answer["error"]) else f"{status} {answer}"
+        return None if status in GONE and GONE[status].fullmatch(answer["error"]) else f"{status} {answer}"
 
     def _load(self, caller: Caller, model: str, _: random.Random) -> str | None:
         status, answer = caller("POST", f"/v2/repository/models/{model}/load")

@@ -3,8 +3,12 @@
 import os
 import threading
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from support.calls import index, scaled
 from support.models import add_identity, add_scaled, add_simple, write_config
@@ -78,6 +82,39 @@ def test_versions(start: Start, repository: Path) -> None:
     assert server.get("/v2/models/scaled").json["versions"] == ["2", "11"]
     assert (scaled(server), scaled(server, version="2")) == (11, 2)
     assert server.post("/v2/models/scaled/versions/1/infer", b"{}").status == 404
+
+
+@pytest.mark.parametrize("mode", ["none", "explicit"])
+def test_without_its_repository_a_server_that_shall_not_exit_is_live_and_not_ready(
+    start: Start, tmp_path: Path, mode: str
+) -> None:
+    missing = tmp_path / "nowhere"
+    server = start(
+        *("--model-repository", missing, f"--model-control-mode={mode}", "--exit-on-error=false"),
+        "--strict-readiness=false",
+        ready=False,
+    )
+    wait_until(lambda: "Started HTTPService" in server.log, "the end of the start", server)
+    assert f"repository path is not a valid directory: {missing}" in server.log
+    health = [server.get(f"/v2/health/{what}").status for what in ("live", "ready")]
+    assert (health, index(server)) == ([200, 400], {})
+    assert server.stop() == 0
+
+
+def test_names_that_no_model_has_are_refused(start: Start, repository: Path) -> None:
+    server = start("--model-repository", repository, "--model-control-mode=explicit")
+    empty = "Model name cannot be empty. Please enter a valid name to deploy."
+    outside = "model name must not contain path traversal characters"
+    texts = {"": empty, " \t": empty, "..": outside, "a/b": outside, "../../etc": outside}
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        for name, text in texts.items():
+            for call in (client.load_model, client.unload_model):
+                with pytest.raises(InferenceServerException) as caught:
+                    call(name)
+                assert (caught.value.status(), caught.value.message()) == ("StatusCode.INVALID_ARGUMENT", text)
+            if name:
+                answer = server.post(f"/v2/repository/models/{quote(name, safe='')}/load")
+                assert (answer.status, answer.error) == (400, text)
 
 
 def test_explicit_control(start: Start, repository: Path) -> None:
@@ -233,9 +270,9 @@ def test_the_same_model_in_two_repositories_is_in_neither(start: Start, tmp_path
         "--model-repository", first, "--model-repository", second, "--exit-on-error=0", "--strict-readiness=0"
     )
     assert scaled(server, "once") == 3
-    state, reason = next(value for key, value in index(server).items() if key[0] == "twice")
-    assert state == "UNAVAILABLE"
-    assert str(first) in reason or "duplicate" in reason.lower() or "multiple" in reason.lower()
+    text = "model appears in two or more repositories"
+    assert index(server)["twice", ""] == ("UNAVAILABLE", text)
+    wait_until(lambda: f"'twice': {text}: {first}/twice, {second}/twice" in server.log, "both paths in the log", server)
 
 
 def test_one_file_without_repository_or_configuration(start: Start, tmp_path: Path) -> None:

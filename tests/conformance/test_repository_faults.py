@@ -203,9 +203,14 @@ def test_a_name_in_two_repositories_is_in_neither_and_the_index_says_so(
     again.symlink_to(repository)
     roots = [f"--model-repository={path}" for path in (repository, other, again)]
     server = start(*roots, "--model-control-mode=explicit", "--load-model=scaled")
-    text = f"model 'twice' appears in two or more repositories: {repository}/twice, {other}/twice"
-    assert index(server) == {("scaled", "1"): ("READY", ""), ("twice", ""): ("UNAVAILABLE", text)}
+    exactly = "model appears in two or more repositories"
+    text = f"{exactly}: {repository}/twice, {other}/twice"
+    assert index(server) == {("scaled", "1"): ("READY", ""), ("twice", ""): ("UNAVAILABLE", exactly)}
+    assert index(server)["twice", ""] == ("UNAVAILABLE", exactly)
+    wait_until(lambda: f"model 'twice': {text}" in server.log, "both paths in the log", server)
+    assert server.log.count(text) == 1
     assert load(server, "twice") == (500, f"failed to load 'twice', failed to poll from model repository: {text}")
+    assert index(server)["twice", ""] == ("UNAVAILABLE", exactly)
     assert server.get("/v2/health/ready").status == 200
     add_scaled(other, "scaled", 4)
     assert load(server, "scaled")[0] == 500

@@ -52,6 +52,7 @@ PYTHON_MODELS = {
     "startdies": "    def initialize(self, args): os._exit(3)\n    def execute(self, requests): pass",
 }
 PYTHON_SETTINGS = {
+    "other": 'parameters { key: "STRICT_OUTPUTS" value: { string_value: "true" } }',
     "hangs": 'parameters { key: "EXECUTION_TIMEOUT_MS" value: { string_value: "200" } }',
     "streams": "model_transaction_policy { decoupled: true }",
     "quiet": "model_transaction_policy { decoupled: true }",
@@ -127,10 +128,12 @@ PROVOKED = {
     "a call of an extension that is not there": lambda s: s.get("/v2/trace/setting"),
     "statistics of an unknown model": lambda s: s.get("/v2/models/n/stats"),
     "load: no such model, or a wrong configuration": lambda s: s.post("/v2/repository/models/n/load"),
+    "load: the name is empty or blank": lambda s: s.post("/v2/repository/models/%20/load"),
+    "load: the name has a `/` or `..` in it": lambda s: s.post("/v2/repository/models/..%2Fn/load"),
     "load: the model file is broken": lambda s: s.post("/v2/repository/models/bad/load"),
     "a python model raises an exception": ask_python("raises"),
     "a python model returns no list": ask_python("number"),
-    "an output has another datatype than configured": ask_python("other"),
+    "an output has another datatype than configured, with `STRICT_OUTPUTS`": ask_python("other"),
     "the process dies under a request": ask_python("dies"),
     "an execution takes longer than `EXECUTION_TIMEOUT_MS`": ask_python("hangs"),
     "every instance has died five times within a minute": ask_python("parks", 6),

@@ -363,7 +363,7 @@ def test_an_api_in_two_groups_is_an_error() -> None:
         ("--model-repository=/no/where", "repository path is not a valid directory: /no/where"),
         ("--model-repository=ftp://host/models", "ftp:// names no repository; right are a directory, s3://"),
         ("--model-repository=s3:///models", "'s3:///models' begins with no name of a bucket or container"),
-        ("--model-repository=", "repository path is not a valid directory: "),
+        ("--model-repository=", "repository path is not a valid directory: it is empty"),
         ("--allow-http=yes", "Invalid option value. Got yes; right are true, on, 1, false, off, 0"),
         ("--http-port=x", "Invalid option value. Got x; right is an integer"),
         ("--http-port=8_000", "Invalid option value. Got 8_000; right is an integer"),

@@ -47,3 +47,10 @@ def _denial(path: Path, info: os.stat_result) -> str:
         user=os.geteuid(),
         groups={os.getegid(), *os.getgroups()},
     )
+
+
+def repository_problem(root: Path) -> str | None:
+    """Why a repository directory cannot be read, or None if it can."""
+    if problem := denied(root):
+        return f"repository '{root}' cannot be read: {problem}"
+    return None if os.path.isdir(root) else f"repository path is not a valid directory: {root}"

@@ -7,6 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from halimede.backends.access import repository_problem
 from halimede.commands.flags import Flag
 from halimede.commands.parse import Given
 from halimede.commands.readers import UNIX
@@ -22,6 +23,8 @@ def assemble(given: Given, environment: Mapping[str, str]) -> tuple[Settings, li
     """The settings and every problem. Flags are held against each other only if each of them could be read."""
     problems = list(given.problems)
     fields = _fields(given, problems)
+    if fields.get("exit_on_error", True):
+        problems += _repository_problems(fields)
     if given.positional:
         file, *unexpected = given.positional
         if os.path.isfile(file):
@@ -62,6 +65,12 @@ def _fields(given: Given, problems: list[str]) -> dict[str, Any]:
         except ValueError as error:
             problems.append(f"{flag.name}: {error}")
     return fields
+
+
+def _repository_problems(fields: Mapping[str, Any]) -> Iterator[str]:
+    for repository in fields.get("model_repository", ()):
+        if isinstance(repository, Path) and (problem := repository_problem(repository)):
+            yield f"--model-repository: {problem}"
 
 
 def _no_model_file(text: str) -> str:

@@ -148,7 +148,7 @@ def read_compute_capability(text: str) -> tuple[int, int]:
 
 
 def read_repository(text: str) -> Path | str:
-    """A directory, or the URI of a store."""
+    """A directory, which need not be there yet, or the URI of a store."""
     if text.startswith(STORES):
         from halimede.fetch.uri import parse_uri
 
@@ -158,8 +158,8 @@ def read_repository(text: str) -> Path | str:
         raise ValueError(
             f"{text.partition('://')[0]}:// names no repository; right are a directory, {', '.join(STORES)}…"
         )
-    if not os.path.isdir(text):
-        raise ValueError(denied(Path(text)) or f"repository path is not a valid directory: {text}")
+    if not text:
+        raise ValueError("repository path is not a valid directory: it is empty")
     return Path(text)
 
 

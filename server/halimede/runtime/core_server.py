@@ -9,7 +9,7 @@ from halimede.core.config.check_request import Checked
 from halimede.core.config.model_view import ModelView
 from halimede.core.observe import kv_cache, metrics
 from halimede.core.observe.custom_metrics import CustomMetrics
-from halimede.core.repository.layout import model_name_problem
+from halimede.core.repository.layout import asked_name_problem
 from halimede.core.types import (
     ErrorCode,
     InferenceError,
@@ -121,7 +121,7 @@ class CoreServer:
         return True
 
     def is_ready(self) -> bool:
-        if self._draining or not self._started:
+        if self._draining or not self._started or self._lifecycle.has_unreadable_repository:
             return False
         return not self._strict_readiness or self._lifecycle.all_ready()
 
@@ -295,9 +295,13 @@ class CoreServer:
 
     def _require_control(self, name: str) -> None:
         if self._control_mode is not ModelControlMode.EXPLICIT:
-            text = "explicit model load / unload is not allowed if polling is enabled"
+            # Scripts look for the first part, which is Triton's text in every mode but explicit.
+            text = (
+                "explicit model load / unload is not allowed if polling is enabled or --model-control-mode is none; "
+                "start with --model-control-mode=explicit"
+            )
             raise InferenceError(ErrorCode.UNAVAILABLE, text)
-        if problem := model_name_problem(name):
+        if problem := asked_name_problem(name):
             raise InferenceError(ErrorCode.INVALID_ARG, problem)
         if self._draining:
             raise STOPPING
@@ -322,11 +326,13 @@ class CoreServer:
             return record.serving[text]
         if is_inside and text in record.leaving:
             return record.leaving[text]
-        if not text:
-            raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{shown}' has no available versions")
-        if int(text) in record.status:
+        if text and int(text) in record.status:
             reason = f"Request for unknown model: '{shown}' version {text} is not at ready state"
             raise InferenceError(ErrorCode.UNAVAILABLE, reason)
+        if record.loading and not record.serving:
+            raise InferenceError(ErrorCode.UNAVAILABLE, f"Request for unknown model: '{shown}' is loading")
+        if not text:
+            raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{shown}' has no available versions")
         raise InferenceError(
             ErrorCode.NOT_FOUND, f"Request for unknown model: '{shown}' version {clip(text)} is not found"
         )

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.model_view import ModelView
 from halimede.core.ensemble.graph import members_of
+from halimede.core.repository.layout import SEVERAL_PLACES
 from halimede.core.repository.lifecycle import Event, next_state, reason, retry_pause_secs
 from halimede.core.types import ErrorCode, InferenceError, ModelIndexEntry, ModelReadyState
 from halimede.core.types.caller import MAX_DEPTH
@@ -90,8 +91,8 @@ class ModelRecord:
     `problem` is why it does not fit the models that its steps have now. `leaving` is as `serving`, of versions that
     were unloaded while requests of ensembles may still need them.
 
-    `asked` says that its load was asked for by name, and not for the sake of an ensemble. `loads` counts the loads that
-    have ended, `failed` is how the last of them did.
+    `asked` says that its load was asked for by name, and not for the sake of an ensemble. `loading` says that a load of
+    what was found on disk is under way. `loads` counts the loads that have ended, `failed` is how the last of them did.
 
     `unloads` are the unloads that wait for the lock: while there are any, no load is tried again. `impatient` are those
     of them that have waited too long: while there are any, `give_up` is set and no load is waited for.
@@ -110,6 +111,7 @@ class ModelRecord:
     problem: str = ""
     leaving: dict[str, Serving] = field(default_factory=dict)
     asked: bool = False
+    loading: bool = False
     loads: int = 0
     failed: InferenceError | None = None
     unloads: int = 0
@@ -221,6 +223,8 @@ class ModelLifecycle:
         retry_count: int = 0,
     ) -> None:
         self.records: dict[str, ModelRecord] = {}
+        self.has_unreadable_repository = False
+        """Whether a repository could not be read at the start. The server then does not know what it should serve."""
         self.live = LiveRequests()
         """Every request in flight, of all models, by ticket: filled and emptied by the pumps."""
         self._repository = repository
@@ -231,31 +235,31 @@ class ModelLifecycle:
         self._looks = asyncio.Semaphore(MAX_LOOKS)
         self._next_listing: asyncio.Task[Listing] | None = None
         self._listing_turn = asyncio.Lock()
+        self._duplicates: Mapping[str, str] = {}
         self.inferences: Inferences | None = None
         """Where ensembles have their steps done; set before any is loaded."""
         self._closing: dict[asyncio.Task[None], ModelVersion] = {}
         self._left_behind: set[asyncio.Task[None]] = set()
         self._memory_was_freed = False
-        self._unreadable: tuple[str, ...] = ()
-        """The repositories that could not be read at the start, when all of their models were to be loaded."""
         self._releasing: asyncio.Task[None] | None = None
 
     async def load_all(self, names: Sequence[str] | None) -> list[str]:
         """Load the named models, or with None all that the repositories have, side by side.
 
-        Returns the models that failed, and the repositories that cannot be read: nobody knows what they should serve,
-        so that the server is not ready.
+        Returns the repositories that cannot be read, and the models that failed.
         """
+        unreadable = await self._look("read-repository", self._repository.unreadable)
+        self.has_unreadable_repository = bool(unreadable)
+        for problem in unreadable.values():
+            log.error("%s", problem)
         if names is None:
             listing = await self._look("list-repository", self._repository.scan)
             names = listing.names
             for warning in listing.warnings:
                 log.warning("%s", warning)
-            for problem in listing.unreadable.values():
-                log.error("%s", problem)
-            self._unreadable = tuple(map(str, listing.unreadable))
         results = await asyncio.gather(*(self._load_at_start(name) for name in names))
-        return [*self._unreadable, *(name for name, loaded in zip(names, results, strict=True) if not loaded)]
+        failed = [name for name, loaded in zip(names, results, strict=True) if not loaded]
+        return [*map(str, unreadable), *failed]
 
     async def load(self, name: str, *, for_model: bool = False) -> None:
         """Load or reload one model, nothing when it is loaded and unchanged; InferenceError with the root cause.
@@ -284,6 +288,7 @@ class ModelLifecycle:
                 record.failed = error
                 raise
             finally:
+                record.loading = False
                 record.loads += 1
                 # One failed call must not take a server out of service that nobody had asked for that model before.
                 record.wanted = bool(record.versions) or was_wanted
@@ -313,8 +318,7 @@ class ModelLifecycle:
             raise InferenceError(ErrorCode.INVALID_ARG, text) from error
         except LeftBehindError as error:
             log.error("failed to load '%s': %s", name, error.message, extra={"model": name})
-            text = f"load failed for model '{name}': {error.message}"
-            raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+            raise InferenceError(ErrorCode.INTERNAL, f"failed to load '{name}', no version is available") from error
 
     async def unload(self, name: str, *, with_steps: bool = False) -> None:
         """Stop serving; instances and model are freed once the last accepted request is answered.
@@ -371,7 +375,7 @@ class ModelLifecycle:
             record = self.records.get(name)
             if record is None or not record.status:
                 failure = record.failure if record is not None else ""
-                failure = failure or listing.duplicates.get(name, "")
+                failure = SEVERAL_PLACES if name in listing.duplicates else failure
                 state = ModelReadyState.UNAVAILABLE if failure else None
                 entry = [ModelIndexEntry(name, "", state, failure)]
             else:
@@ -383,7 +387,7 @@ class ModelLifecycle:
 
     def all_ready(self) -> bool:
         """Whether every version of every wanted model serves."""
-        return not self._unreadable and all(record.is_ready() for record in self.records.values() if record.wanted)
+        return all(record.is_ready() for record in self.records.values() if record.wanted)
 
     def busy(self) -> tuple[int, int]:
         """How many versions have requests in flight, and how many there are, serving and retired."""
@@ -451,6 +455,7 @@ class ModelLifecycle:
             if record.versions and record.fingerprint == entry.fingerprint and not record.has_given_up():
                 record.forget_failures()
                 return
+            record.loading = True
             building.update((version, VersionStatus(ModelReadyState.UNKNOWN)) for version in entry.versions)
             serving, ensemble = await self._build(record, entry, building, for_model)
         except (ConfigError, VersionError, LeftBehindError) as error:
@@ -480,7 +485,12 @@ class ModelLifecycle:
     async def _list_in_turn(self) -> Listing:
         async with self._listing_turn:
             self._next_listing = None
-            return await self._look("list-repository", self._repository.scan)
+            listing = await self._look("list-repository", self._repository.scan)
+            for name, problem in listing.duplicates.items():
+                if self._duplicates.get(name) != problem:
+                    log.warning("model '%s': %s", name, problem, extra={"model": name})
+            self._duplicates = listing.duplicates
+            return listing
 
     async def _look(self, name: str, look: Callable[[], T]) -> T:
         """Read the repository on a thread, of which there are few: any number of clients may ask, and disks be slow."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from halimede.backends.access import denied
+from halimede.backends.access import denied, repository_problem
 from halimede.core.config.files import config_file, config_name_problem
 from halimede.core.repository.layout import (
     NOT_MODELS,
-    duplicate_reason,
+    duplicate_problem,
     is_model_directory,
     is_version,
     model_name_problem,
@@ -59,13 +59,12 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What the repositories hold: the names of all models, sorted, a warning for each thing that cannot be one, why
-    those that are in several repositories cannot be loaded, by name, and why repositories cannot be read."""
+    """What the repositories hold: the names of all models, sorted, a warning for each thing that cannot be one, and the
+    names that are in several repositories, with the text for the log."""
 
     names: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     duplicates: Mapping[str, str] = field(default_factory=dict)
-    unreadable: Mapping[Path, str] = field(default_factory=dict)
 
 
 class DuplicateModelError(LookupError):
@@ -87,19 +86,25 @@ class ModelRepository:
         self._roots = tuple(distinct.values())
         self._file = _file_entry(model_file) if model_file is not None else None
 
+    def unreadable(self) -> dict[Path, str]:
+        """The repositories that cannot be read now, with the reason."""
+        problems = {root: repository_problem(root) for root in self._roots}
+        return {root: problem for root, problem in problems.items() if problem}
+
     def scan(self) -> Listing:
         """What there is now. One entry that cannot be read is one warning, and costs the others nothing."""
         if self._file is not None:
             return Listing((self._file.name,))
         found: dict[str, list[str]] = {}
         warnings: list[str] = []
-        unreadable: dict[Path, str] = {}
+        unreadable = self.unreadable()
         for root in self._roots:
+            if root in unreadable:
+                continue
             try:
-                check_readable(root)
                 names = _names(root)
             except OSError as error:
-                unreadable[root] = f"repository '{root}' cannot be read: {error}"
+                warnings.append(f"repository '{root}' cannot be read: {error}")
                 continue
             for name in sorted(names):
                 if name.startswith(".") or name in NOT_MODELS:
@@ -108,8 +113,8 @@ class ModelRepository:
                     warnings.append(f"ignoring {name!a} in '{root}': {problem}")
                     continue
                 found.setdefault(name, []).append(str(root / name))
-        duplicates = {name: duplicate_reason(name, places) for name, places in found.items() if len(places) > 1}
-        return Listing(tuple(sorted(found)), tuple(warnings), duplicates, unreadable)
+        duplicates = {name: duplicate_problem(places) for name, places in found.items() if len(places) > 1}
+        return Listing(tuple(sorted(found)), tuple(warnings), duplicates)
 
     def find(self, name: str) -> ModelEntry:
         """The model's directory as it is now. LookupError when there is none, or more than one; OSError."""
@@ -124,7 +129,7 @@ class ModelRepository:
         if not roots:
             raise LookupError(_nowhere(name, problems))
         if len(roots) > 1:
-            raise DuplicateModelError(duplicate_reason(name, [str(root / name) for root in roots]))
+            raise DuplicateModelError(duplicate_problem([str(root / name) for root in roots]))
         return _entry(name, roots[0], self._config_name)
 
 

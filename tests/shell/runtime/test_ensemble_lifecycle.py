@@ -424,7 +424,7 @@ async def test_an_unload_ends_a_load_that_waits_for_a_step(repository: Path, fau
     await until(lambda: faulty.events("hung") == ["load hung"])
     async with asyncio.timeout(20):
         await house.unload("e")
-        with pytest.raises(InferenceError, match="the model was unloaded while it was loading"):
+        with pytest.raises(InferenceError, match="failed to load 'e', no version is available"):
             await loading
     faulty.release("hung")
 

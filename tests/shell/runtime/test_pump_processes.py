@@ -514,8 +514,9 @@ def test_answers_are_counted_by_their_index_and_a_request_once() -> None:
             ResponseStatistics(
                 Duration(1, 20 * MS), Duration(1, 1 * MS), success=Duration(1, 21 * MS)
             ),  # since the start of compute
-            ResponseStatistics(Duration(1, 5 * MS), Duration(1, 2 * MS), success=Duration(1, 7 * MS)),
-            ResponseStatistics(Duration(1, 2 * MS), empty_response=Duration(1, 2 * MS)),
+            # The model computes an answer while the one before it is on its way.
+            ResponseStatistics(Duration(1, 6 * MS), Duration(1, 2 * MS), success=Duration(1, 8 * MS)),
+            ResponseStatistics(Duration(1, 4 * MS), empty_response=Duration(1, 4 * MS)),
         ]
         inference = snapshot.inference
         assert (inference.success.count, inference.fail.count, inference.queue.count) == (1, 0, 1)

@@ -2,8 +2,9 @@ import pytest
 
 from halimede.core.config.model_config import ModelConfig, ModelEnsembling
 from halimede.core.repository.layout import (
+    asked_name_problem,
     detect_backend,
-    duplicate_reason,
+    duplicate_problem,
     is_model_directory,
     version_directories,
 )
@@ -146,7 +147,18 @@ def test_detecting_twice_changes_nothing():
 
 
 def test_a_model_in_two_repositories_says_where() -> None:
-    assert duplicate_reason("x", ["/a/x", "/b/x"]) == "model 'x' appears in two or more repositories: /a/x, /b/x"
+    assert duplicate_problem(["/a/x", "/b/x"]) == "model appears in two or more repositories: /a/x, /b/x"
+
+
+def test_names_that_are_asked_for():
+    empty = "Model name cannot be empty. Please enter a valid name to deploy."
+    outside = "model name must not contain path traversal characters"
+    assert {name: asked_name_problem(name) for name in ("m", "", " \t", "a/b", "a..b", "..")} == {
+        "m": None,
+        **dict.fromkeys(("", " \t"), empty),
+        **dict.fromkeys(("a/b", "a..b", ".."), outside),
+    }
+    assert asked_name_problem("a\0b") == "model name 'a\\x00b' must be valid UTF-8 without control characters"
 
 
 def test_a_model_directory_has_a_configuration_or_a_version() -> None:

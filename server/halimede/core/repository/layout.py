@@ -14,9 +14,11 @@ __all__ = [
     "ENSEMBLE_PLATFORM",
     "MAX_VERSION",
     "PLATFORMS",
+    "SEVERAL_PLACES",
     "Artifact",
+    "asked_name_problem",
     "detect_backend",
-    "duplicate_reason",
+    "duplicate_problem",
     "is_model_directory",
     "is_version",
     "model_name_problem",
@@ -173,6 +175,19 @@ def _unexpected_pair(config: ModelConfig) -> InferenceError:
     )
 
 
-def duplicate_reason(name: str, places: Sequence[str]) -> str:
-    """Why a model that lies in several repositories is unavailable. `places` are its directories."""
-    return f"model '{clip(name)}' appears in two or more repositories: {', '.join(places)}"
+SEVERAL_PLACES = "model appears in two or more repositories"
+"""What the index says of such a model, exactly: scripts look for it."""
+
+
+def duplicate_problem(places: Sequence[str]) -> str:
+    """Why a model that lies in several repositories is not loaded, for the log. `places` are its directories."""
+    return f"{SEVERAL_PLACES}: {', '.join(places)}"
+
+
+def asked_name_problem(name: str) -> str | None:
+    """What is wrong with the name in a call to load or unload a model, None where nothing is."""
+    if not name.strip():
+        return "Model name cannot be empty. Please enter a valid name to deploy."
+    if "/" in name or ".." in name:
+        return "model name must not contain path traversal characters"
+    return model_name_problem(name)

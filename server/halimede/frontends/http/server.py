@@ -17,7 +17,7 @@ from halimede.core.wire.http_control import (
     model_metadata_json,
     statistics_json,
 )
-from halimede.frontends.http.answers import respond_error
+from halimede.frontends.http.answers import respond_error, respond_infer_error
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.generate import GenerateHandler
 from halimede.frontends.http.infer import InferHandler
@@ -103,7 +103,7 @@ class HttpServer(Listener):
             try:
                 self._actions[route.action](exchange, route)
             except InferenceError as error:
-                respond_error(exchange, error)
+                respond_infer_error(exchange, error)
 
     def _generate(self, exchange: Exchange, route: Route) -> None:
         streams = route.action is Action.GENERATE_STREAM
