@@ -1,6 +1,7 @@
 """DLPack both ways: with numpy, with ourselves, with torch where it is installed."""
 
 import gc
+import sys
 import weakref
 
 import ml_dtypes
@@ -178,3 +179,21 @@ def test_torch_reads_a_bfloat16_input_in_place():
     assert np.frombuffer(memory, ml_dtypes.bfloat16)[0] == 4
     with pytest.raises(TritonModelException, match="not contiguous"):
         Tensor.from_dlpack("T", torch.zeros((2, 3), dtype=torch.bfloat16).T)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_capsule_keeps_its_tensor_alive_until_its_consumer_goes(writable):
+    data = bytearray(8) if writable else bytes(8)
+    tensor = tensor_of(CoreTensor("IN", DataType.FP32, (2,), data))
+    before = sys.getrefcount(tensor)
+    capsule = tensor.to_dlpack()
+    assert sys.getrefcount(tensor) == before + 1
+    taken = Tensor.from_dlpack("U", capsule)
+    del capsule
+    assert sys.getrefcount(tensor) == before + 1
+    del taken
+    assert sys.getrefcount(tensor) == before
+    unused = tensor.to_dlpack()
+    assert sys.getrefcount(tensor) == before + 1
+    del unused
+    assert sys.getrefcount(tensor) == before

@@ -82,11 +82,19 @@ class _Carrier:
         return self._device
 
 
-def export(datatype: DataType, shape: tuple[int, ...], data: Any) -> Any:
-    """A capsule over `data`, which it keeps alive. Memory that must not be written to is copied first."""
-    array: NDArray[Any] = np.ndarray(shape, _CARRIERS.get(datatype, datatype.dtype), data)
+class _Owned(np.ndarray[Any, Any]):
+    """An array that keeps an object alive: the capsule, and whoever takes it, holds the array, and no more."""
+
+    owner: Any
+
+
+def export(datatype: DataType, shape: tuple[int, ...], data: Any, owner: Any) -> Any:
+    """A capsule over `data`; it keeps that and `owner` alive. Memory that must not be written to is copied first."""
+    array = _Owned(shape, _CARRIERS.get(datatype, datatype.dtype), data)
     # DLPack cannot tell a consumer to leave the memory alone.
-    capsule = (array if array.flags.writeable else array.copy()).__dlpack__()
+    array = array if array.flags.writeable else array.copy()
+    array.owner = owner
+    capsule = array.__dlpack__()
     if datatype in _CODES:
         _described(capsule).code = _CODES[datatype]
     return capsule

@@ -92,7 +92,7 @@ class Tensor:
             raise TritonModelException("DLPack does not have support for string tensors.")
         if dl_device is not None and tuple(dl_device) != dlpack.CPU:
             raise BufferError(f"tensor '{core.name}' is in the host's memory, not on the device {tuple(dl_device)}")
-        return dlpack.export(core.datatype, core.shape, bytearray(core.data) if copy else core.data)
+        return dlpack.export(core.datatype, core.shape, bytearray(core.data) if copy else core.data, self)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack.CPU
