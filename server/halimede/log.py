@@ -124,10 +124,11 @@ def log_access(access: Access) -> None:
 class LogHandler(logging.Handler):
     """Makes records into lines on the thread that logs, where their arguments still are what they were."""
 
-    def __init__(self, writer: "LogWriter", wanted: frozenset[Severity]) -> None:
+    def __init__(self, writer: "LogWriter", wanted: frozenset[Severity], *, on_terminal: bool = False) -> None:
         super().__init__()
         self.writer = writer
         self._wanted = wanted
+        self._on_terminal = on_terminal
 
     def createLock(self) -> None:  # noqa: N802  # logging's name
         """None: a long traceback that one thread renders must not hold up the others."""
@@ -137,7 +138,8 @@ class LogHandler(logging.Handler):
         file = clip(record.filename, MAX_FIELD_BYTES)
         kind = LineKind(_severity(record.levelno), file, record.lineno, _field(record, "model"))
         if self.admit(kind):
-            self.writer.offer(_line(record, kind))
+            in_lines = self._on_terminal and getattr(record, "in_lines", False) is True
+            self.writer.offer(_line(record, kind, in_lines=in_lines))
 
     def admit(self, kind: LineKind) -> bool:
         """Whether a line of this kind is to be made; a line that is left out costs next to nothing."""
@@ -290,6 +292,7 @@ class LogOutput:
         self._fd = _open(path) if path is not None else _STDERR if sys.stderr is not None else None
         self._look_at_s = 0.0
         self._is_torn = False
+        self.is_terminal = self._fd == _STDERR and os.isatty(_STDERR)
 
     def look_now(self) -> None:
         self._look_at_s = 0.0
@@ -343,7 +346,8 @@ def _install(settings: Settings, output: LogOutput) -> None:
         Severity.ERROR: settings.log_error,
     }
     wanted = frozenset(severity for severity, is_on in switches.items() if is_on)
-    handler = LogHandler(LogWriter(output, _RENDERERS[settings.log_format]), wanted)
+    on_terminal = output.is_terminal and settings.log_format is not LogFormat.JSON
+    handler = LogHandler(LogWriter(output, _RENDERERS[settings.log_format]), wanted, on_terminal=on_terminal)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     # It logs a traceback each time that a client's deadline meets the answer; what is ours to know is logged by us.
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
@@ -369,12 +373,17 @@ def _severity(level: int) -> Severity:
     return Severity.INFO if level >= logging.INFO else Severity.VERBOSE
 
 
-def _line(record: logging.LogRecord, kind: LineKind) -> LogLine:
+def _line(record: logging.LogRecord, kind: LineKind, *, in_lines: bool) -> LogLine:
     try:
         message = record.getMessage()
     except Exception as error:  # noqa: BLE001  # a `__str__` may raise anything, and who logs is not to be hurt by it
         message = f"{record.msg if isinstance(record.msg, str) else type(record.msg)} ({type(error).__name__})"
     table = getattr(record, "table", None)
+    trace = _trace(record.exc_info[1]) if record.exc_info else ""
+    if in_lines:
+        # A worker's traceback came as text: below its first line it is shown as one of ours.
+        message, _, rest = message.partition("\n")
+        trace = clip_trace(rest.rstrip("\n"))
     return LogLine(
         round(record.created * 1_000_000),
         kind.severity,
@@ -385,7 +394,7 @@ def _line(record: logging.LogRecord, kind: LineKind) -> LogLine:
         request_id=_field(record, "request_id"),
         model=kind.model,
         version=_field(record, "version"),
-        trace=_trace(record.exc_info[1]) if record.exc_info else "",
+        trace=trace,
         table=table if isinstance(table, LogTable) else None,
     )
 

@@ -93,10 +93,7 @@ def run(program: str, shell: Sequence[str] = (), **options: object) -> subproces
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
         [*shell, sys.executable, "-c", before + program],
         check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        **options,
+        **{"capture_output": True, "text": True, "timeout": 60, **options},
     )
 
 
@@ -119,6 +116,39 @@ def test_flags_choose_what_is_logged_to_stderr(flags: str, letters: str) -> None
     )
     seen = [f"{line[0]} {line.split('] ')[1][1:-1]}" for line in done.stderr.splitlines()]
     assert (done.returncode, done.stdout, ", ".join(seen)) == (0, "", letters)
+
+
+WORKERS_WORDS = """
+configure(Settings(log_format=LogFormat.{form}))
+from halimede.workers.output import say
+say(40, "model.py:7", "m failed: Traceback:\\n  File \\x1b\\n    raise\\nValueError: why\\n", {{"model": "m"}})
+"""
+
+
+def on_a_terminal(program: str) -> str:
+    """What the program writes to stderr, which is a terminal."""
+    ours, theirs = os.openpty()
+    try:
+        assert run(program, capture_output=False, stderr=theirs).returncode == 0
+        os.close(theirs)
+        return os.read(ours, 1 << 16).decode().replace("\r\n", "\n")
+    finally:
+        os.close(ours)
+
+
+def test_traceback_of_a_worker_has_lines_of_its_own_on_a_terminal() -> None:
+    for form in ("DEFAULT", "ISO8601"):
+        first, *rest = on_a_terminal(WORKERS_WORDS.format(form=form)).splitlines()
+        assert first.endswith('model.py:7] "m failed: Traceback:"')
+        assert rest == ["    File \\u001b", "      raise", "  ValueError: why"]
+
+
+def test_traceback_of_a_worker_is_one_line_elsewhere(path: Path) -> None:
+    assert len(on_a_terminal(WORKERS_WORDS.format(form="JSON")).splitlines()) == 1
+    assert len(run(WORKERS_WORDS.format(form="DEFAULT")).stderr.splitlines()) == 1
+    to_file = WORKERS_WORDS.replace("log_format", f"log_file=Path({str(path)!r}), log_format").format(form="DEFAULT")
+    assert on_a_terminal(to_file + "print('.', file=sys.stderr)\n") == ".\n"
+    assert len(path.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,13 @@ _LINE_BYTES = 8 << 10
 
 
 def say(level: int, place: str, text: str, about: Mapping[str, str]) -> None:
-    """A line of a worker's, as if its place (`model.py:11`) were one of ours."""
+    """A line of a worker's, as if its place (`model.py:11`) were one of ours. A traceback in it is shown in lines where
+    a person looks."""
     if log.isEnabledFor(level):
         file, _, line = place.rpartition(":")
         number = int(line) if line.isascii() and line.isdigit() and len(line) < 10 else 0
-        log.handle(log.makeRecord(log.name, level, file or place, number, "%s", (text,), None, extra=dict(about)))
+        extra = {**about, "in_lines": True}
+        log.handle(log.makeRecord(log.name, level, file or place, number, "%s", (text,), None, extra=extra))
 
 
 class OutputReader:

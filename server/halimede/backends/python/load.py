@@ -11,7 +11,7 @@ from typing import Any
 
 from halimede.backends.access import denied
 from halimede.backends.hosting import Host, WorkerSpec
-from halimede.backends.python.utils.errors import describe, full_traceback
+from halimede.backends.python.utils.errors import bounded, describe, full_traceback
 from halimede.core.types import ErrorCode, InferenceError
 
 _SPAWNED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spawned")
@@ -20,21 +20,24 @@ _SPAWNED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spawned")
 class Faults:
     """Turns what a model raises into errors: the cause for the caller, the traceback for the log."""
 
-    __slots__ = ("_directories", "_host", "_who")
+    __slots__ = ("_directories", "_host", "_own", "_who")
 
     def __init__(self, spec: WorkerSpec, host: Host) -> None:
         self._host = host
         self._who = f"model '{spec.model}' version {spec.version} instance '{spec.instance}'"
-        known = {os.path.dirname(spec.artifact), version_directory(spec), spec.repository, sys.prefix, *sys.path}
+        own = (os.path.dirname(spec.artifact), version_directory(spec), spec.repository)
+        self._own = [directory + "/" for directory in own]
+        known = {*own, sys.prefix, *sys.path}
         # The longest first: what lies in a directory below another loses as much of its path as is known.
         self._directories = sorted((path for path in known if len(path) > 1 and os.path.isabs(path)), key=len)[::-1]
 
-    def log(self, doing: str, error: BaseException) -> str:
-        """Logs the traceback; the text of the cause."""
+    def log(self, doing: str, error: BaseException, note: str = "") -> str:
+        """Logs the traceback; the text of the cause. Both end with the note."""
         # With no memory left, perhaps: the caller's error says the rest.
         with contextlib.suppress(Exception):
-            self._host.log("ERROR", f"{self._who}: {doing} failed: {full_traceback(error)}")
-        return describe(error, self._directories)
+            self._host.log("ERROR", f"{self._who}: {doing} failed: {full_traceback(error, self._own)}{note}")
+        cause = describe(error, self._directories)
+        return bounded(f"{cause}; {note}") if note else cause
 
     def error(self, doing: str, error: BaseException) -> InferenceError:
         """The error of a load."""

@@ -23,7 +23,7 @@ from halimede.backends.python.utils.errors import code_of, is_device_lost
 from halimede.backends.python.utils.metrics import report_released
 from halimede.backends.python.utils.module import install
 from halimede.backends.python.utils.request import ReceivedRequest, wanted_outputs
-from halimede.backends.python.utils.response import InferenceResponse, reply_of
+from halimede.backends.python.utils.response import InferenceResponse, failed_answer_read, reply_of
 from halimede.backends.python.utils.sender import finish
 from halimede.backends.python.utils.session import Session
 from halimede.core.types import ErrorCode, InferenceError
@@ -87,6 +87,8 @@ class PythonRunner:
         """Run a batch; one reply per request, in order. Never raises."""
         session = self._session
         received = [ReceivedRequest(request, session) for request in requests]
+        if failed_answer_read.get():
+            failed_answer_read.set("")
         try:
             result = self._execute(received.copy())
             # Told apart before a call is spent on it: nearly always it is a list.
@@ -187,7 +189,7 @@ class PythonRunner:
             code, cause = ErrorCode.INTERNAL, str(error)
             self._session.host.log("ERROR", self._failed + cause)
         else:
-            code, cause = code_of(error), self._faults.log("execute", error)
+            code, cause = code_of(error), self._faults.log("execute", error, _unchecked_error())
             if is_device_lost(error):
                 self._session.host.end(f"instance '{self._instance}' has lost its device's context: {cause}")
         failure = InferenceError(code, self._failed + cause)
@@ -198,6 +200,12 @@ class PythonRunner:
             report_released(self._session)
         except Exception as error:  # noqa: BLE001  a batch does not fail for the server's figures
             self._faults.log("the removal of a metric family", error)
+
+
+def _unchecked_error() -> str:
+    """What a model may have failed for that used a called model's answer without a look at its error."""
+    error = failed_answer_read.get()
+    return f"before that, outputs were read of an answer that is an error: {error}" if error else ""
 
 
 _RETURNED = (InferenceResponse, type(None))

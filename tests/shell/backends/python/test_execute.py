@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceResponse, Tensor
 from support.python_models import FakeHost, asked, body, fp32, runner_of, values
 
 FAILED = "Failed to process the request(s) for model instance 'm_0', message: "
@@ -89,6 +89,56 @@ def test_strict_outputs_refuse_an_unknown_name(tmp_path, way):
     sent = replies if way == "returned" else [reply for _, reply, _ in host.answers]
     assert sent == [InferenceError(ErrorCode.INTERNAL, UNKNOWN)]
     assert host.logs == []
+
+
+FAILED_CALL = """
+answer = pb.InferenceRequest(model_name="other", requested_output_names=["OUT"], inputs=[]).exec()
+{read}
+"""
+
+
+@pytest.mark.parametrize(
+    ("read", "cause"),
+    [
+        (
+            "pb.get_output_tensor_by_name(answer, 'OUT').as_numpy()",
+            "AttributeError: 'NoneType' object has no attribute",
+        ),
+        ("answer.output_tensors()[0].as_numpy()", "IndexError: list index out of range"),
+    ],
+)
+@pytest.mark.parametrize("how", ["def", "async def"])
+def test_error_of_an_answer_that_was_not_checked_is_told(tmp_path, read, cause, how):
+    lost = InferenceResponse("other", "1", error=InferenceError(ErrorCode.UNAVAILABLE, "no more room"))
+    host = FakeHost(infers=lambda _: [lost])
+    runner = runner_of(tmp_path, body(FAILED_CALL.format(read=read), how), host)
+    [reply] = runner.execute([asked()]) if how == "def" else asyncio.run(runner.execute_async([asked()]))
+    assert reply.message.startswith(FAILED + cause)
+    assert reply.message.endswith("; before that, outputs were read of an answer that is an error: no more room")
+    [(_, line)] = host.logs
+    assert line.endswith("outputs were read of an answer that is an error: no more room")
+
+
+def test_error_of_an_earlier_batch_is_not_told(tmp_path):
+    lost = InferenceResponse("other", "1", error=InferenceError(ErrorCode.UNAVAILABLE, "no more room"))
+    code = """
+        if len(requests) == 1:
+            answer = pb.InferenceRequest(model_name="other", requested_output_names=["OUT"], inputs=[]).exec()
+            assert pb.get_output_tensor_by_name(answer, "OUT") is None
+            return [pb.InferenceResponse([])]
+        raise ValueError("boom")
+        """
+    runner = runner_of(tmp_path, body(code), FakeHost(infers=lambda _: [lost]))
+    runner.execute([asked()])
+    assert runner.execute([asked(), asked()]) == [failure("ValueError: boom")] * 2
+
+
+def test_traceback_begins_with_the_models_own_frames(tmp_path):
+    host = FakeHost()
+    runner_of(tmp_path, body("raise ValueError('boom')"), host).execute([asked()])
+    [(_, line)] = host.logs
+    frames = [each for each in line.splitlines() if each.startswith("  File")]
+    assert [each.split(",")[0] for each in frames] == [f'  File "{tmp_path}/m/1/model.py"']
 
 
 def test_parameters_go_with_the_outputs(tmp_path):

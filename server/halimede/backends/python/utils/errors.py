@@ -2,7 +2,7 @@
 
 import os
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from halimede.backends.python.utils.arguments import ProtocolNumber, text_of
 from halimede.core.types import ErrorCode, InferenceError
@@ -122,10 +122,16 @@ def describe(error: BaseException, directories: Iterable[str] = ()) -> str:
     return bounded(f"{name}: {text}" if text else name)
 
 
-def full_traceback(error: BaseException) -> str:
-    """For the log. Never fails; the end is kept where it is too long."""
+def full_traceback(error: BaseException, directories: Sequence[str] = ()) -> str:
+    """For the log; it begins with the first frame in one of the model's own `directories`, where there is one.
+
+    Never fails; the end is kept where it is too long.
+    """
     try:
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        begin = error.__traceback__
+        while begin is not None and not begin.tb_frame.f_code.co_filename.startswith(tuple(directories)):
+            begin = begin.tb_next
+        text = "".join(traceback.format_exception(type(error), error, begin or error.__traceback__))
     except BaseException:  # noqa: BLE001  the model's own __str__, or no memory left
         return f"{type(error).__name__} (its traceback cannot be shown)"
     return text if len(text) <= TRACEBACK_LIMIT else "..." + text[-TRACEBACK_LIMIT:]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from halimede.backends.hosting import Answer
@@ -11,6 +12,11 @@ from halimede.backends.python.utils.session import Session
 from halimede.backends.python.utils.tensor import Tensor, tensor_of
 from halimede.core.types import InferenceError, ParameterValue
 from halimede.core.types import InferenceResponse as CoreResponse
+
+failed_answer_read: ContextVar[str] = ContextVar("failed_answer_read", default="")
+"""The error of the last answer that has an error and was asked for outputs by this task or thread, which got none.
+
+What a model that does not check for errors raises then says nothing of it."""
 
 
 class InferenceResponse:
@@ -36,6 +42,8 @@ class InferenceResponse:
         self._parameters = checked_parameters(parameters) if parameters is not None else {}
 
     def output_tensors(self) -> list[Tensor]:
+        if self._error is not None:
+            failed_answer_read.set(self._error.message())
         return list(self._outputs)
 
     def has_error(self) -> bool:
@@ -105,4 +113,6 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
     for tensor in inference_response._outputs:
         if tensor._core.name == name:
             return tensor
+    if inference_response._error is not None:
+        failed_answer_read.set(inference_response._error.message())
     return None
