@@ -29,6 +29,7 @@ from halimede.frontends.http.server import HttpServer
 from halimede.frontends.metrics import MetricsServer
 from halimede.frontends.unix_socket import UNIX
 from halimede.log import EXIT_FLUSH_S, configure, dropped_lines, log_access, log_table, reopen, shutdown
+from halimede.native_output import divert_cxx_streams
 from halimede.runtime.core_server import CoreServer
 from halimede.runtime.devices import read_inventory
 from halimede.runtime.lifecycle import ModelLifecycle
@@ -43,6 +44,7 @@ from halimede.settings import AccessLevel, ModelControlMode, Settings
 from halimede.startup import AGENTS, BACKENDS, MODELS, OPTIONS, backend_rows, failed_loads, model_rows, option_rows
 from halimede.termination import tell
 from halimede.workers.launcher import Launcher
+from halimede.workers.output import OutputReader
 
 if TYPE_CHECKING:
     from halimede.fetch.served import StoreRepository
@@ -164,12 +166,15 @@ class App:
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._metrics: MetricsServer | None = None
+        self._native: OutputReader | None = None
         self._places: dict[str, str] = {}
         """Address and port of each service that listens."""
 
     async def listen(self) -> None:
         """Bind every port and answer on it: not ready yet, but live."""
         self._handle_signals()
+        if (printed := divert_cxx_streams()) is not None:
+            self._native = OutputReader(printed, "native", {}, asyncio.get_running_loop())
         settings = self._settings
         access_log = None
         if settings.log_access is not AccessLevel.OFF:
@@ -243,6 +248,8 @@ class App:
     async def close(self) -> None:
         """Close what is still open, whatever it is doing, within CLOSE_SECS and what the sampler takes to stop."""
         self._sampler.stop()
+        if self._native is not None:
+            self._native.close()
         closing: list[Awaitable[None]] = [front.close() for front in (self._http, self._metrics) if front is not None]
         if self._grpc is not None:
             closing.append(self._grpc.stop(0))

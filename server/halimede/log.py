@@ -61,7 +61,7 @@ _LINE_OVERHEAD_BYTES = 512
 _STDERR = 2
 _OVERFLOW = "they came faster than they could be written"
 _HERE = LineKind(Severity.WARNING, "log.py", 0, "")
-_LEVELS = {
+LEVELS = {
     Severity.VERBOSE: logging.DEBUG,
     Severity.INFO: logging.INFO,
     Severity.WARNING: logging.WARNING,
@@ -352,7 +352,7 @@ def _install(settings: Settings, output: LogOutput) -> None:
     # It logs a traceback each time that a client's deadline meets the answer; what is ours to know is logged by us.
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
     # The lowest level on the logger itself: a message that nobody wants then costs 0.1 us.
-    lowest = min((_LEVELS[severity] for severity in wanted), default=logging.CRITICAL + 1)
+    lowest = min((LEVELS[severity] for severity in wanted), default=logging.CRITICAL + 1)
     logging.getLogger(PACKAGE).setLevel(lowest)
     # Python itself prints these to stderr: unquoted, and waiting for as long as nobody reads.
     logging.captureWarnings(True)

@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 
+import onnx
 import pytest
 
 from support.calls import ONES_JSON
-from support.models import add_identity
+from support.models import add_identity, save_onnx
 from support.ports import free_port
+from support.served import add_python
+from support.served import infer as infer_python
 from support.server import RunningServer, Start, start_server, wait_until
 
 
@@ -208,3 +211,52 @@ def test_a_log_file_that_cannot_be_opened_ends_the_start_before_a_model_is_loade
     assert server.process.returncode == 1
     assert f'"--log-file: {path} cannot be opened: No such device or address"' in said.decode()
     assert len(said.splitlines()) == 1
+
+
+PRINTS_EVERYWHERE = r"""
+import warnings
+print("a print")
+warnings.warn("a warning")
+os.write(2, b"a native library\\\\n")
+return [answer(request) for request in requests]
+"""
+
+
+def test_json_stays_json_whatever_libraries_and_models_print(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    for name in ("on-thread", "in-process"):
+        add_onnx_that_fails(repository, name)
+    (repository / "in-process" / "config.pbtxt").write_text(
+        'parameters { key: "ISOLATION" value { string_value: "process" } }'
+    )
+    add_python(repository, "prints", PRINTS_EVERYWHERE)
+    server = start_server(
+        tmp_path,
+        [
+            *(f"--model-repository={repository}", "--model-control-mode=explicit", "--load-model=prints"),
+            "--log-format=json",
+        ],
+    )
+    try:
+        assert infer_python(server, "prints")[0] == 200
+        for name in ("on-thread", "in-process"):
+            assert server.post(f"/v2/repository/models/{name}/load").status != 200
+        # Of what the runtime prints, the server does not wait for the end.
+        wait_until(lambda: server.log.count('"onnxruntime: Exception during') >= 2, "its lines", server)
+        assert server.stop() == 0
+    finally:
+        server.kill()
+    documents = [json.loads(line) for line in server.log.splitlines()]
+    runtime = [each for each in documents if each["message"].startswith("onnxruntime: Exception during")]
+    assert {(each["level"], each["file"]) for each in runtime} == {("ERROR", "inference_session.cc")}
+    assert "in-process" in {each.get("model", "") for each in runtime}
+    printed = [each["message"] for each in documents if each.get("model") == "prints"]
+    for text in ("a print", "a warning", "a native library"):
+        assert any(text in message for message in printed), text
+
+
+def add_onnx_that_fails(repository: Path, name: str) -> None:
+    """A model whose kernel ONNX Runtime cannot make, which it says in a line of its own."""
+    node = onnx.helper.make_node("LpNormalization", ["IN"], ["OUT"], p=7)
+    tensors = [(each, "FP32", ["N", 4]) for each in ("IN", "OUT")]
+    save_onnx(repository / name / "1" / "model.onnx", [node], tensors[:1], tensors[1:])

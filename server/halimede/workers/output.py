@@ -1,4 +1,4 @@
-"""What a worker process prints: lines of the server's log, as many as the log takes.
+"""What a worker process prints, and what C++ libraries print in the server: lines of its log, as many as it takes.
 
 The model may print faster than anybody reads: then its printing waits, and nothing else does. All on the loop.
 """
@@ -7,6 +7,9 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
+
+from halimede.core.observe.native_lines import read_native_line
+from halimede.log import LEVELS
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +40,11 @@ def say(level: int, place: str, text: str, about: Mapping[str, str]) -> None:
 class OutputReader:
     """Reads one pipe until its end. The descriptor stays its owner's."""
 
-    def __init__(self, descriptor: int, model: str, version: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, descriptor: int, place: str, about: Mapping[str, str], loop: asyncio.AbstractEventLoop) -> None:
+        """`place` stands in the lines in place of a file: it says who prints."""
         self._descriptor = descriptor
-        self._about = {"model": model, "version": str(version)}
+        self._place = place
+        self._about = about
         self._loop = loop
         self._rest = b""
         self._pause: asyncio.TimerHandle | None = None
@@ -107,8 +112,9 @@ class OutputReader:
             self._left_out += 1
             return
         self._lines += 1
-        # In place of a file it says whose it is.
-        say(logging.INFO, self._about["model"], line.decode("utf-8", "replace"), self._about)
+        printed = read_native_line(line.decode("utf-8", "replace"), self._place)
+        if printed is not None:
+            say(LEVELS[printed.severity], printed.place, printed.text, self._about)
 
     def _end_second(self) -> None:
         self._second = None

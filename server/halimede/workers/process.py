@@ -576,7 +576,8 @@ class _Life:
         self._outputs = outputs
         self._lost: asyncio.Future[str] = loop.create_future()
         self.connection = Connection(process.channel, spec, inputs, outputs, owner, self._on_lost, loop)
-        self._output = OutputReader(process.output, spec.model, spec.version, loop)
+        about = {"model": spec.model, "version": str(spec.version)}
+        self._output = OutputReader(process.output, spec.model, about, loop)
         self._exit = loop.create_task(process.wait())
 
     def _on_lost(self, reason: str) -> None:

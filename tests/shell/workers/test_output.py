@@ -20,7 +20,7 @@ def printed(act: Act, caplog: pytest.LogCaptureFixture) -> list[str]:
     async def main() -> None:
         read, write = os.pipe()
         os.set_blocking(read, False)
-        reader = OutputReader(read, "m", 3, asyncio.get_running_loop())
+        reader = OutputReader(read, "m", {"model": "m", "version": "3"}, asyncio.get_running_loop())
         await act(write, reader)
         reader.close()
         reader.close()

@@ -1,0 +1,33 @@
+"""What native libraries print, read as lines of the log."""
+
+import re
+from typing import NamedTuple
+
+from halimede.core.observe.log_lines import Severity
+
+_SEVERITIES = {
+    "V": Severity.VERBOSE,
+    "I": Severity.INFO,
+    "W": Severity.WARNING,
+    "E": Severity.ERROR,
+    "F": Severity.ERROR,
+}
+# `2026-11-23 05:08:17.547576949 [E:onnxruntime:, file.cc:572 Function] text`. Errors are coloured even in a pipe; the
+# code that ends the colour stands before the next line.
+_COLOURS = re.compile(r"(?:\x1b\[[0-9;]*m)+")
+_ONNX_RUNTIME = re.compile(r"\d{4}-\d\d-\d\d [\d:.]+ \[([VIWEF]):onnxruntime:[^,\]]*, ([^ :]+:\d+) [^\]]*\] (.*)")
+
+
+class NativeLine(NamedTuple):
+    severity: Severity
+    place: str
+    text: str
+
+
+def read_native_line(text: str, place: str) -> NativeLine | None:
+    """What was printed, by ONNX Runtime or by somebody else, who has `place`; None for nothing but codes of colour."""
+    plain = _COLOURS.sub("", text)
+    match = _ONNX_RUNTIME.fullmatch(plain)
+    if match is not None:
+        return NativeLine(_SEVERITIES[match[1]], match[2], f"onnxruntime: {match[3]}")
+    return NativeLine(Severity.INFO, place, plain) if plain or not text else None

@@ -1,0 +1,59 @@
+"""What C++ libraries print in the server's process (ONNX Runtime above all), for the log.
+
+ONNX Runtime writes its lines to `std::clog`; its Python API has no callback for them. A pipe in place of descriptor 2
+would catch them too, but the last words of a crash (of the C library, of C++, of Python) would then be lost in a pipe
+that nobody reads any more. So only the two C++ streams are diverted: the buffer behind `std::cerr` and `std::clog` has
+a `FILE *`, which is C's `stderr`; it gets another one. If the memory does not look exactly so, nothing is changed, and
+such libraries go on printing to stderr.
+"""
+
+import ctypes
+import fcntl
+import os
+from contextlib import suppress
+
+_PIPE_BYTES = 1 << 20
+_LINE_BUFFERED = 1
+# Itanium C++ ABI: the offset of the virtual base stands three words before where the virtual table begins.
+_BASE_OFFSET = -3 * ctypes.sizeof(ctypes.c_void_p)
+# `basic_streambuf` is a virtual table, six pointers and a locale; the `FILE *` follows.
+_FILE_OFFSET = 8 * ctypes.sizeof(ctypes.c_void_p)
+
+_INIT = ctypes.create_string_buffer(16)
+
+
+def divert_cxx_streams() -> int | None:
+    """A descriptor, not blocking, from which all that C++ prints to its error streams can be read; None where the
+    streams are not those that we know. May be called once."""
+    try:
+        cxx, libc = ctypes.CDLL("libstdc++.so.6"), ctypes.CDLL(None)
+        # `std::ios_base::Init`: the streams do not exist before the first one.
+        cxx["_ZNSt8ios_base4InitC1Ev"](_INIT)
+        holders = [_file_of(cxx, name) for name in ("_ZSt4cerr", "_ZSt4clog")]
+        stderr = ctypes.c_void_p.in_dll(libc, "stderr").value
+    except (OSError, AttributeError, ValueError):
+        return None
+    if stderr is None or any(holder.value != stderr for holder in holders):
+        return None
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    with suppress(OSError):
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    libc.fdopen.restype = ctypes.c_void_p
+    file = libc.fdopen(writer, b"w")
+    libc.setvbuf(ctypes.c_void_p(file), None, _LINE_BUFFERED, ctypes.c_size_t(0))
+    for holder in holders:
+        holder.value = file
+    os.set_blocking(reader, False)
+    return reader
+
+
+def _file_of(cxx: ctypes.CDLL, stream: str) -> ctypes.c_void_p:
+    """The place of the `FILE *` of a stream's buffer."""
+    address = ctypes.addressof(ctypes.c_char.in_dll(cxx, stream))
+    table = ctypes.c_void_p.from_address(address).value
+    if table is None:
+        raise ValueError(stream)
+    base = address + ctypes.c_ssize_t.from_address(table + _BASE_OFFSET).value
+    get_buffer = cxx["_ZNKSt9basic_iosIcSt11char_traitsIcEE5rdbufEv"]
+    get_buffer.restype, get_buffer.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    return ctypes.c_void_p.from_address(get_buffer(base) + _FILE_OFFSET)
