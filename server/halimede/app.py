@@ -156,6 +156,7 @@ class App:
             self._lifecycle,
             self._sampler,
             server_id=settings.id,
+            server_version=settings.server_version,
             control_mode=settings.model_control_mode,
             strict_readiness=settings.strict_readiness,
             counter_latencies=settings.counter_latencies,

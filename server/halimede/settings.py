@@ -7,6 +7,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from halimede import __version__
+
 if TYPE_CHECKING:
     # Not at run time: it brings numpy, which --help and a mistyped flag answer without.
     from halimede.core.types import Restrictions
@@ -57,6 +59,8 @@ class Settings:
     """How long after SIGTERM the ports still take requests, while readiness says no (`--drain-delay`)."""
     exit_timeout_secs: float = 25.0
     id: str = "triton"
+    server_version: str = __version__
+    """What the server's metadata has as its version (`--server-version`)."""
 
     allow_http: bool = True
     http_address: str = "0.0.0.0"

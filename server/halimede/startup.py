@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
+from halimede import __version__
 from halimede.backends.discover import GROUP
 from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.settings import Settings
@@ -54,6 +55,7 @@ def option_rows(settings: Settings, metadata: ServerMetadata) -> Rows:
     return [
         ("server_id", metadata.name),
         ("server_version", metadata.version),
+        ("halimede_version", __version__),
         ("server_extensions", " ".join(metadata.extensions)),
         *paths,
         ("model_control_mode", f"MODE_{settings.model_control_mode.name}"),

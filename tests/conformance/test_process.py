@@ -17,6 +17,7 @@ import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 
+from halimede import __version__
 from support.background import in_background
 from support.calls import ONES, executing, metric
 from support.models import add_identity
@@ -56,6 +57,33 @@ def serve_and_fail(*arguments: str) -> tuple[int, str, float]:
     begun = time.monotonic()
     done = subprocess.run([*SERVE, *arguments], capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stderr, time.monotonic() - begun
+
+
+# Which version it says it is.
+
+
+def versions(server: RunningServer) -> set[str]:
+    """As clients over both protocols see it."""
+    with grpcclient.InferenceServerClient(server.grpc_url) as over_grpc:
+        return {server.get("/v2").json["version"], over_grpc.get_server_metadata().version}  # type: ignore[index]
+
+
+def test_under_the_name_of_tritonserver_it_has_a_version_of_triton(tmp_path: Path, repository: Path) -> None:
+    command = [str(Path(sys.executable).parent / "tritonserver"), f"--model-repository={repository}", *LOOPBACK]
+    server = start_command(tmp_path, command)
+    try:
+        assert versions(server) == {"2.51.0"}
+        assert server.get("/v2").headers["server"] == f"halimede/{__version__}"
+        assert re.search(rf"\| halimede_version +\| {re.escape(__version__)} ", server.log)
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize(("flags", "version"), [([], __version__), (["--server-version=2.60.1"], "2.60.1")])
+def test_under_its_own_name_it_has_its_own_version_unless_told_otherwise(
+    start: Start, flags: list[str], version: str
+) -> None:
+    assert versions(start(*flags)) == {version}
 
 
 # What it says.

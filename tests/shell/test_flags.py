@@ -42,7 +42,7 @@ NOT_YET = """
     --model-namespacing --model-load-gpu-limit --trace-config --trace-level --rate-limit
     --allow-client-shm --allow-sagemaker --allow-vertex-ai
 """
-OURS = "-h --version --drain-delay --grpc-max-input-size --log-access"
+OURS = "-h --version --drain-delay --grpc-max-input-size --log-access --server-version"
 
 
 def test_every_flag_of_triton_has_its_treatment() -> None:
@@ -122,6 +122,7 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--log-error=false": ("log_error", False),
     "--log-format=json": ("log_format", LogFormat.JSON),
     "--log-file=./server.log": ("log_file", Path("server.log")),
+    "--server-version=2.60.1": ("server_version", "2.60.1"),
     "--log-access=all": ("log_access", AccessLevel.ALL),
 }
 TOGETHER = """
@@ -383,6 +384,7 @@ def test_an_api_in_two_groups_is_an_error() -> None:
         ("--metrics-interval-ms=0.9", "Provided option value is out of bound. Got 0.9; right is 1 to 2147483647"),
         ("--metrics-interval-ms=2s", "Invalid option value. Got 2s; right is a number of milliseconds"),
         ("--log-verbose=-1", "Provided option value is out of bound. Got -1"),
+        ("--server-version=latest", "Invalid option value. Got latest; right is <major>.<minor>[.<patch>]"),
         ("--log-format=xml", "Invalid option value. Got xml; right are default, ISO8601, json"),
         ("--log-file=.", "is a directory, right is a file: ."),
         ("--log-file=/no/where/x.log", "directory does not exist: /no/where"),

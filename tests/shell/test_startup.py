@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import halimede.backends.identity
-from halimede import termination
+from halimede import __version__, termination
 from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.settings import ModelControlMode, Settings
 from halimede.startup import backend_rows, failed_loads, model_rows, option_rows
@@ -26,6 +26,7 @@ def test_options_have_the_names_of_tritons_table() -> None:
     assert option_rows(settings, ServerMetadata("here", "1.0", ("statistics", "parameters"))) == [
         ("server_id", "here"),
         ("server_version", "1.0"),
+        ("halimede_version", __version__),
         ("server_extensions", "statistics parameters"),
         ("model_repository_path[0]", "/models"),
         ("model_repository_path[1]", "/more"),

@@ -7,6 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from halimede import __version__
 from halimede.backends.access import repository_problem
 from halimede.commands.flags import Flag
 from halimede.commands.parse import Given
@@ -19,8 +20,11 @@ STRICT_MODEL_CONFIG = "--strict-model-config"
 VERTEX_AI = "--allow-vertex-ai"
 
 
-def assemble(given: Given, environment: Mapping[str, str]) -> tuple[Settings, list[str]]:
-    """The settings and every problem. Flags are held against each other only if each of them could be read."""
+def assemble(
+    given: Given, environment: Mapping[str, str], *, server_version: str = __version__
+) -> tuple[Settings, list[str]]:
+    """The settings and every problem. Flags are held against each other only if each of them could be read.
+    `server_version` is the default of its flag."""
     problems = list(given.problems)
     fields = _fields(given, problems)
     if fields.get("exit_on_error", True):
@@ -44,6 +48,7 @@ def assemble(given: Given, environment: Mapping[str, str]) -> tuple[Settings, li
         return Settings(), problems
 
     fields.setdefault("metrics_address", fields.get("http_address", Settings().http_address))
+    fields.setdefault("server_version", server_version)
     settings = Settings(**fields)
     # Mutual authentication is one form of encryption, as in Triton.
     settings = replace(settings, grpc_use_ssl=settings.grpc_use_ssl or settings.grpc_use_ssl_mutual)

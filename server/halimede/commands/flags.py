@@ -191,8 +191,15 @@ HOST_POLICY = Kind(
     form_reader("<policy>,numa-node=<number> or <policy>,cpu-cores=<list>", r"[^,=]+,(numa-node|cpu-cores)=[0-9,-]+"),
 )
 PORT_RANGE = Kind("LOW-HIGH", form_reader("<low port>-<high port>", r"[0-9]{1,5}-[0-9]{1,5}"))
+SERVER_VERSION = Kind(
+    "VERSION",
+    form_reader("<major>.<minor>[.<patch>]", r"[0-9]{1,5}\.[0-9]{1,5}(\.[0-9]{1,5})?([-+.][0-9A-Za-z.]{1,20})?"),
+)
 GRPC_THREADS = Kind("COUNT", integer_reader(2, 128))
 
+
+TRITON_VERSION = "2.51.0"
+"""The version of Triton that the server is held against: clients that ask for one want at least some 2.x."""
 
 DEFAULTS = Settings()
 
@@ -372,6 +379,12 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
     ),
     "Server": (
         _honoured("--id", TEXT, "The server's name in its metadata."),
+        Flag(
+            ("--server-version",),
+            SERVER_VERSION,
+            f"The version in the server's metadata: {TRITON_VERSION} under the name tritonserver, else Halimede's own.",
+            field="server_version",
+        ),
         _honoured("--exit-on-error", BOOLEAN, "Exit when a model fails to load at start."),
         _honoured("--strict-readiness", BOOLEAN, "Ready means that every wanted model is."),
         _honoured(

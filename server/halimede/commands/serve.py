@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from halimede import __version__
 from halimede.commands.assemble import assemble
-from halimede.commands.flags import BY_NAME, GROUPS, HELP, VERSION, Flag, Treatment, all_flags
+from halimede.commands.flags import BY_NAME, GROUPS, HELP, TRITON_VERSION, VERSION, Flag, Treatment, all_flags
 from halimede.commands.parse import parse
 from halimede.settings import Settings
 
@@ -33,7 +33,8 @@ class ServeCommand(click.Command):
         if VERSION in given.values:
             click.echo(f"{ctx.find_root().info_name} {__version__}")
             ctx.exit()
-        settings, problems = assemble(given, os.environ)
+        version = TRITON_VERSION if ctx.info_name == "tritonserver" else __version__
+        settings, problems = assemble(given, os.environ, server_version=version)
         if problems:
             raise click.UsageError("\nError: ".join(problems), ctx)
         ctx.params["settings"] = settings

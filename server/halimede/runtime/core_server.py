@@ -73,10 +73,11 @@ class CoreServer:
         counter_latencies: bool,
         dropped_log_lines: Callable[[], int],
         custom_metrics: CustomMetrics,
+        server_version: str = __version__,
     ) -> None:
         self._lifecycle = lifecycle
         self._sampler = sampler
-        self._metadata = ServerMetadata(server_id, __version__, EXTENSIONS)
+        self._metadata = ServerMetadata(server_id, server_version, EXTENSIONS)
         self._control_mode = control_mode
         self._strict_readiness = strict_readiness
         self._counter_latencies = counter_latencies

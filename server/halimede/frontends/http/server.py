@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from types import MappingProxyType
 
+from halimede import __version__
 from halimede.core.config.write import to_json
 from halimede.core.types import Buffer, ErrorCode, InferenceError, Restrictions
 from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
@@ -26,6 +27,9 @@ from halimede.frontends.http.protocol import JSON, PLAIN_TEXT, Exchange
 from halimede.frontends.http.routes import Action, Route, resolve
 from halimede.frontends.http.steps import StepQueue
 from halimede.runtime.server import Server
+
+# Ours, beside the version in the body, which may be one of Triton's.
+_SERVER = f"Server: halimede/{__version__}\r\n".encode()
 
 
 class HttpServer(Listener):
@@ -110,7 +114,7 @@ class HttpServer(Listener):
         self._generating.handle(exchange, route.model, route.version, streams=streams)
 
     def _server_metadata(self, exchange: Exchange, _route: Route) -> None:
-        exchange.respond(200, JSON, (metadata_json(self._model_server.metadata()),))
+        exchange.respond(200, JSON + _SERVER, (metadata_json(self._model_server.metadata()),))
 
     def _server_live(self, exchange: Exchange, _route: Route) -> None:
         exchange.respond(200 if self._model_server.is_live() else 400, PLAIN_TEXT)
