@@ -99,7 +99,7 @@ def test_no_command_hides_in_a_block_without_a_language(document: Path) -> None:
     opened = re.findall(r"^```(\w*)$", text, re.MULTILINE)[::2]
     # What needs a cluster is `console`, in the pages of Kubernetes alone.
     elsewhere = {"console"} if document.name.startswith("kubernetes") else set()
-    assert set(opened) <= {"sh", "text", "json", "yaml", "protobuf"} | elsewhere, opened
+    assert set(opened) <= {"sh", "text", "json", "yaml", "protobuf", "dockerfile"} | elsewhere, opened
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -4,6 +4,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import tritonclient.grpc
 import tritonclient.http
 
 from halimede import __version__
-from support.image import REPOSITORY_ROOT, Container, Image, Unavailable, built_image
+from support.image import REPOSITORY_ROOT, Container, Image, Unavailable, built_image, extended_image
 from support.models import add_simple
+from support.served import add_python, infer
 from support.server import LOOPBACK, wait_until
 
 # The first build on a machine fetches its programs, a base and all packages: a minute and a half on an idle one.
@@ -23,11 +25,20 @@ COMPRESSED_LIMIT_BYTES = 300_000_000
 TOOLS = re.compile(r"(.*-)?(cc|gcc|g\+\+|c\+\+|cpp|clang|as|ld|make|pip|pip3)([-.\d].*)?")
 
 
+PAGE = (REPOSITORY_ROOT / "docs/pages/container.md").read_text()
+EXTENDED = ["cpu", "numexpr"]
+"""The image, and one that is made from it as the page says, with a package that needs NumPy in place of PyTorch."""
+
+
 @pytest.fixture(scope="session")
 def image(request: pytest.FixtureRequest) -> Iterator[Image]:
-    """The image of one kind, `cpu` where a test does not say."""
+    """The image of one kind, `cpu` where a test does not say; or the CPU's with a package."""
+    kind = getattr(request, "param", "cpu")
     try:
-        with built_image(getattr(request, "param", "cpu")) as built:
+        with ExitStack() as stack:
+            built = stack.enter_context(built_image("gpu" if kind == "gpu" else "cpu"))
+            if kind not in {"cpu", "gpu"}:
+                built = stack.enter_context(extended_image(recipe(kind, built.name), f"localhost/halimede:test-{kind}"))
             yield built
     except Unavailable as reason:
         if os.environ.get("CI"):
@@ -35,6 +46,14 @@ def image(request: pytest.FixtureRequest) -> Iterator[Image]:
         with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             print(f"\nTHE IMAGE IS NOT TESTED: {reason}")
         pytest.skip(str(reason))
+
+
+def recipe(package: str, base: str) -> str:
+    """The page's Dockerfile for another package, from an image of another name."""
+    (text,) = re.findall(r"```dockerfile\n(.*?)```", PAGE, re.DOTALL)
+    name = f"halimede:{__version__}"
+    assert (text.count(f" {name}\n"), text.count(f"={name},"), text.count(" torch\n")) == (1, 1, 1)
+    return text.replace(name, base).replace(" torch\n", f" {package}\n")
 
 
 @pytest.fixture
@@ -45,6 +64,7 @@ def container(image: Image, tmp_path: Path) -> Iterator[Container]:
     made.remove()
 
 
+@pytest.mark.parametrize("image", EXTENDED, indirect=True)
 def test_the_image_says_how_it_is_run(image: Image) -> None:
     config = image.config
     assert config["User"] == "65532:65532"
@@ -52,9 +72,12 @@ def test_the_image_says_how_it_is_run(image: Image) -> None:
     assert config["StopSignal"] == "SIGTERM"
     assert config["Labels"]["org.opencontainers.image.version"] == __version__
     assert sorted(name for name, _, _ in (entry.partition("=") for entry in config["Env"])) == [
+        "HOME",
+        "LANG",
         "ORT_DISABLE_TELEMETRY",
         "PATH",
         "PYTHONDONTWRITEBYTECODE",
+        "USER",
     ]
 
 
@@ -115,6 +138,7 @@ def test_what_stands_behind_the_images_name_is_run(
     assert said in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("image", EXTENDED, indirect=True)
 def test_nothing_in_it_builds_programs_or_gives_rights(image: Image) -> None:
     tools, rights = [], []
     for directory, _, names in os.walk(image.root):
@@ -140,6 +164,7 @@ def test_a_start_compiles_nothing(container: Container) -> None:
     assert re.findall(r"^# code object from '.*\.py'$", done.stderr, re.MULTILINE) == []
 
 
+@pytest.mark.parametrize("image", EXTENDED, indirect=True)
 def test_what_is_installed_is_what_the_lock_pins(image: Image) -> None:
     pins = set(re.findall(r"^([a-z0-9-]+==[^ ;]+)", (REPOSITORY_ROOT / "requirements.lock").read_text(), re.MULTILINE))
     packages = (image.root / "opt/halimede/lib").glob("python3.*/site-packages/*.dist-info")
@@ -147,11 +172,113 @@ def test_what_is_installed_is_what_the_lock_pins(image: Image) -> None:
                  for name, version in (package.stem.split("-") for package in packages)}  # fmt: skip
     assert f"halimede=={__version__}" in installed
     assert any(pin.startswith("onnxruntime==") for pin in installed)
-    assert installed - pins == {f"halimede=={__version__}"}
+    added = {pin for pin in installed if pin.startswith("numexpr==")}
+    assert bool(added) == image.name.endswith("numexpr")
+    assert installed - pins - added == {f"halimede=={__version__}"}
 
 
-def test_the_download_is_small(image: Image) -> None:
-    assert image.compressed_bytes() < COMPRESSED_LIMIT_BYTES
+def test_the_download_is_small_and_as_large_as_the_page_says(image: Image) -> None:
+    size = image.compressed_bytes()
+    assert size < COMPRESSED_LIMIT_BYTES
+    (said,) = re.findall(r"\| size, CPU \| (\d+) MB compressed", PAGE)
+    assert size / 1e6 == pytest.approx(float(said), rel=0.05)
+
+
+LOCALE = """
+        def initialize(self, args):
+            import locale
+            self.names = []
+            for name in ("", "en_US.UTF-8"):
+                locale.setlocale(locale.LC_ALL, name)
+                self.names.append(f"{name} {locale.nl_langinfo(locale.CODESET)} {locale.format_string('%d', 1000, True)}")
+            locale.setlocale(locale.LC_ALL, "C.UTF-8")
+"""
+
+
+def test_models_find_utf_8_and_the_locale_en_us(container: Container) -> None:
+    add_python(container.models, "text", methods=LOCALE, datatype="BYTES", execute="""
+        names = np.array(self.names, object)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", names[None])]) for _ in requests]
+    """)  # fmt: skip
+    server = container.start("--model-repository=/models", *LOOPBACK)
+    answer = server.post("/v2/models/text/infer", {"inputs": [
+        {"name": "IN", "shape": [1, 1], "datatype": "BYTES", "data": ["é"]}
+    ]})  # fmt: skip
+    assert answer.json["outputs"][0]["data"] == [" UTF-8 1000", "en_US.UTF-8 UTF-8 1,000"]
+    assert server.stop() == 0, server.log
+    # The server itself, whose process hosts what runs on threads.
+    set_locale = "import halimede.app, locale; print(locale.setlocale(locale.LC_ALL, 'en_US.UTF-8'))"
+    assert container.run("python", "-c", set_locale).stdout == "en_US.UTF-8\n"
+
+
+def test_what_its_user_may_not_read_is_named(container: Container) -> None:
+    add_simple(container.models, "closed")
+    file = container.models / "closed/1/model.onnx"
+    file.chmod(0o600)
+    server = container.start("--model-repository=/models", "--exit-on-error=false", private_network=True)
+    expected = (
+        "permission denied: '/models/closed/1/model.onnx' belongs to user 0 and group 0 and has mode 600; the server runs as "
+        "user 65532, groups 65532; right is `chmod o+r /models/closed/1/model.onnx`, or a server that runs as user 0"
+    )
+    wait_until(lambda: expected in server.log, "the error", server)
+    assert container.health() == 1
+    assert server.stop() == 0, server.log
+
+
+CACHES = """
+        def initialize(self, args):
+            import getpass, pathlib, tempfile
+            tempfile.NamedTemporaryFile().close()
+            cache = pathlib.Path.home() / ".cache/library" / getpass.getuser()
+            cache.mkdir(parents=True)
+            print("cache in", cache)
+"""
+
+
+def test_models_may_write_to_tmp_under_any_user(image: Image, tmp_path: Path) -> None:
+    add_python(tmp_path / "models", "writes", methods=CACHES)
+    container = Container(image, tmp_path, tmp_path / "models", user="1000680000:0", has_tmp=True)
+    try:
+        server = container.start("--model-repository=/models", *LOOPBACK)
+        assert infer(server, "writes", 2) == (200, [2])
+        wait_until(lambda: "cache in /tmp/.cache/library/halimede" in server.log, "what the model prints", server)
+        assert server.stop() == 0, server.log
+    finally:
+        container.remove()
+
+
+def test_a_model_that_needs_a_place_to_write_to_says_which(container: Container) -> None:
+    add_python(container.models, "writes", methods=CACHES)
+    server = container.start("--model-repository=/models", "--exit-on-error=false", private_network=True)
+    wait_until(lambda: "No usable temporary directory found in ['/tmp'" in server.log, "the error", server)
+    assert server.stop() == 0, server.log
+
+
+def check_serves_with(container: Container, head: str, execute: str) -> None:
+    add_python(container.models, "packed", execute, head=head)
+    server = container.start("--model-repository=/models", *LOOPBACK)
+    assert infer(server, "packed", 20.5) == (200, [42])
+    assert infer(server, "simple", 1)[0] == 400  # it is there too
+    assert server.stop() == 0, server.log
+
+
+@pytest.mark.parametrize("image", ["numexpr"], indirect=True)
+def test_a_dockerfile_adds_packages(container: Container) -> None:
+    check_serves_with(container, "import numexpr", """
+        array = pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", numexpr.evaluate("2 * array + 1"))])]
+    """)  # fmt: skip
+
+
+# The wheels of PyTorch and CUDA, several gigabytes: ten minutes to fetch and build.
+@pytest.mark.load
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("image", ["torch"], indirect=True)
+def test_a_dockerfile_adds_pytorch(container: Container) -> None:
+    check_serves_with(container, "import torch", """
+        tensor = torch.from_dlpack(pb_utils.get_input_tensor_by_name(requests[0], "IN").to_dlpack())
+        return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", (2 * tensor + 1).to_dlpack())])]
+    """)  # fmt: skip
 
 
 # Two gigabytes of NVIDIA's libraries: four minutes to fetch and build.

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -26,7 +26,7 @@ SUITE = "bookworm"
 LOCK = Path(gettempdir()) / "halimede-test-image.lock"
 CONTAINERS = "halimede-test-"
 """How the containers of a test run are named; the kind and its process id follow."""
-LEFT_OVER_LIMIT = 6
+LEFT_OVER_LIMIT = 8
 """How many images of earlier builds may lie about, at half a gigabyte each. Removing them costs the next build its cache."""
 
 IMAGE_PACKAGES = {"buildah": "buildah", "debootstrap": "debootstrap", "runc": "runc"}
@@ -118,18 +118,56 @@ def built_image(accelerator: str = "cpu") -> Iterator[Image]:
     """`make image`, and the result's files for as long as the context lasts."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise Unavailable("images are built and run by buildah and runc, as root on Linux")
-    # One build at a time: a second test run finds everything in the cache.
+    with ExitStack() as stack:
+        with _one_build_at_a_time():
+            install_programs()
+            provide_base()
+            tag = tag_of(accelerator)
+            run("make", "image", "ENGINE=buildah", f"IMAGE={tag}", f"ACCELERATOR={accelerator}", timeout_s=1800)
+            remove_left_overs()
+            image = stack.enter_context(_mounted(tag))
+        yield image
+
+
+@contextmanager
+def extended_image(dockerfile: str, tag: str) -> Iterator[Image]:
+    """An image that this text makes, whose base was built before. pip finds packages as this machine does."""
+    with ExitStack() as stack, TemporaryDirectory() as folder:
+        (Path(folder) / "Dockerfile").write_text(dockerfile)
+        settings = {"cert": "PIP_CERT", "index-url": "PIP_INDEX_URL", "timeout": "PIP_DEFAULT_TIMEOUT"}
+        given = {option: os.environ[name] for option, name in settings.items() if os.environ.get(name)}
+        mounts = []
+        if certificates := given.get("cert"):
+            given["cert"] = "/tmp/certificates.pem"
+            mounts.append(f"--volume={certificates}:{given['cert']}:ro")
+        configuration = Path(folder) / "pip.conf"
+        configuration.write_text("\n".join(["[global]", *(f"{option} = {value}" for option, value in given.items())]))
+        mounts.append(f"--volume={configuration}:/etc/pip.conf:ro")
+        flags = ("--format=docker", "--layers", "--isolation=chroot", f"--tag={tag}", *mounts)
+        with _one_build_at_a_time():
+            run("buildah", "build", *flags, folder, timeout_s=1800)
+            image = stack.enter_context(_mounted(tag))
+        yield image
+
+
+@contextmanager
+def _one_build_at_a_time() -> Iterator[None]:
+    """A second test run finds everything in the cache."""
     with LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        install_programs()
-        provide_base()
-        tag = f"localhost/halimede:test-{accelerator}"
-        run("make", "image", "ENGINE=buildah", f"IMAGE={tag}", f"ACCELERATOR={accelerator}", timeout_s=1800)
-        remove_left_overs()
-        container = run(
-            "buildah", "from", "--pull-never", f"--name={CONTAINERS}{accelerator}-{os.getpid()}", tag
-        ).strip()
-        config = json.loads(run("buildah", "inspect", "--type=image", tag))["Docker"]["config"]
+        yield
+
+
+def tag_of(accelerator: str) -> str:
+    return f"localhost/halimede:test-{accelerator}"
+
+
+@contextmanager
+def _mounted(tag: str) -> Iterator[Image]:
+    kind = tag.rpartition("test-")[2]
+    name = f"{CONTAINERS}{kind}-{os.getpid()}"
+    container = run("buildah", "from", "--pull-never", f"--name={name}", tag).strip()
+    config = json.loads(run("buildah", "inspect", "--type=image", tag))["Docker"]["config"]
     try:
         yield Image(tag, Path(run("buildah", "mount", container).strip()), config)
     finally:
@@ -148,13 +186,19 @@ def remove_left_overs() -> None:
 
 @dataclass(frozen=True)
 class Container:
-    """One container: the image's own user and environment, no capability, a root that cannot be written, and no place
-    that can be. `models` is mounted on /models, read-only too."""
+    """One container: the image's environment, no capability, a root that cannot be written, and no place that can be.
+
+    `models` is mounted on /models, read-only too.
+    """
 
     image: Image
     directory: Path
     """Where runc's state, the bundle and the log lie."""
     models: Path
+    user: str = ""
+    """As `docker run --user` takes it; the image's own if empty."""
+    has_tmp: bool = False
+    """Whether there is memory to write to on /tmp, as by `--tmpfs /tmp`."""
 
     @property
     def id(self) -> str:
@@ -193,7 +237,7 @@ class Container:
 
     def _specification(self, arguments: Sequence[str], private_network: bool) -> dict[str, Any]:
         config = self.image.config
-        user, _, group = config["User"].partition(":")
+        user, _, group = (self.user or config["User"]).partition(":")
         namespaces = ["pid", "mount", "ipc", "uts", *(["network"] if private_network else [])]
         sets = ("bounding", "effective", "inheritable", "permitted", "ambient")
         return {
@@ -212,6 +256,10 @@ class Container:
                 {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]},
                 {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
                 {"destination": "/models", "type": "bind", "source": str(self.models), "options": ["rbind", "ro"]},
+                *(
+                    [{"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["mode=1777"]}]
+                    * self.has_tmp
+                ),
             ],
             "linux": {"namespaces": [{"type": namespace} for namespace in namespaces]},
         }
