@@ -292,6 +292,10 @@ def _treat_trace(setting: Setting) -> Treatment:
 
 
 _POOL = "memory comes from the system and from each model's runtime, not from pools of the server"
+_UNLESS_NAMED = (
+    "Authorization and the headers of restricted APIs are left out unless one alternative of the pattern is the "
+    "whole name, as in x-.*|authorization."
+)
 _ONE_LOOP = "one event loop serves all connections, without a pool of threads"
 _PACKAGES = "these plug-ins are Python packages, found by their entry points and not in a directory"
 _SAGEMAKER = "the SageMaker endpoint is not there yet"
@@ -401,7 +405,12 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured("--http-port", PORT, "The port, 0 for any free one."),
         _honoured("--reuse-http-port", BOOLEAN, "Share the port with other servers that say so."),
         _honoured("--http-max-input-size", BYTES, "The largest request body."),
-        _honoured("--http-header-forward-pattern", PATTERN, "Headers that become request parameters, by name."),
+        _honoured(
+            "--http-header-forward-pattern",
+            PATTERN,
+            "Headers that become request parameters: a regular expression of whole names, in any case. "
+            + _UNLESS_NAMED,
+        ),
         _repeatable(
             "--http-restricted-api",
             HTTP_RESTRICTION,
@@ -418,7 +427,12 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured("--grpc-port", PORT, "The port, 0 for any free one."),
         _honoured("--reuse-grpc-port", BOOLEAN, "Share the port with other servers that say so."),
         _honoured("--grpc-max-input-size", MESSAGE_BYTES, "The largest message."),
-        _honoured("--grpc-header-forward-pattern", PATTERN, "Metadata that become request parameters, by name."),
+        _honoured(
+            "--grpc-header-forward-pattern",
+            PATTERN,
+            "Metadata that become request parameters: a regular expression of whole names, in any case. "
+            + _UNLESS_NAMED,
+        ),
         _repeatable(
             "--grpc-restricted-protocol",
             GRPC_RESTRICTION,

@@ -91,3 +91,14 @@ def test_a_restricted_call_is_refused_before_any_of_it_is_read(serve) -> None:
                     "This protocol is restricted, expecting header 'triton-grpc-protocol-key'"
                 )
     assert ask(served, [(secret.header, "value")]) == {}
+
+
+def test_metadata_with_secrets_are_not_forwarded_by_a_wildcard(serve) -> None:
+    secret = Secret("triton-grpc-protocol-key", "value")
+    metadata = [(secret.header, "value"), ("authorization", "Bearer token"), ("x-a", "1")]
+    restricted = {ApiCategory.INFERENCE: secret}
+    served = serve(restricted=restricted, forward=compile_pattern(".*"))
+    found = ask(served, metadata)
+    assert (found["x-a"], "authorization" in found, secret.header in found) == ("1", False, False)
+    served = serve(restricted=restricted, forward=compile_pattern(f"authorization|{secret.header}"))
+    assert ask(served, metadata) == {"authorization": "Bearer token", secret.header: "value"}

@@ -1,11 +1,13 @@
 """Headers that become request parameters."""
 
 import json
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from halimede.core.types import ApiCategory, Restrictions, Secret
 from halimede.core.wire.forwarding import compile_pattern
 from halimede.frontends.http.server import HttpServer
 
@@ -13,9 +15,13 @@ BODY = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","data":[1]}]%b}'
 PLAIN = BODY % b""
 
 
-def forwarding(serve: Any, pattern: str) -> Any:
+def forwarding(serve: Any, pattern: str, restricted: Restrictions = MappingProxyType({})) -> Any:
     compiled = compile_pattern(pattern)
-    return serve(make=lambda core, log: HttpServer(core, max_input_size=1 << 20, log=log.append, forward=compiled))
+    return serve(
+        make=lambda core, log: HttpServer(
+            core, max_input_size=1 << 20, log=log.append, restricted=restricted, forward=compiled
+        )
+    )
 
 
 def infer(running: Any, headers: dict[str, str], body: bytes = PLAIN, model: str = "echo") -> Any:
@@ -26,6 +32,20 @@ def test_headers_that_match_become_parameters_by_the_name_that_was_sent(serve: A
     running = forwarding(serve, "x-.*|tenant")
     assert infer(running, {"X-Request-Id": "7", "TENANT": "a b", "Other": "1", "prefix-x-1": "2"}).status == 200
     assert running.core.requests[0].parameters == {"X-Request-Id": "7", "TENANT": "a b"}
+
+
+def test_headers_with_secrets_are_not_forwarded_by_a_wildcard(serve: Any) -> None:
+    restricted = {ApiCategory.INFERENCE: Secret("infer-key", "open sesame")}
+    headers = {"Infer-Key": "open sesame", "Authorization": "Bearer token", "x-a": "1"}
+    running = forwarding(serve, ".*", restricted)
+    assert infer(running, headers).status == 200
+    found = running.core.requests[0].parameters
+    assert (found["x-a"], "Infer-Key" in found, "Authorization" in found) == ("1", False, False)
+    running = forwarding(serve, "authorization|INFER-KEY", restricted)
+    generated = running.ask("POST", "/v2/models/echo/generate", b'{"IN":1}', headers)
+    assert (generated.status, infer(running, headers).status) == (200, 200)
+    for request in running.core.requests:
+        assert request.parameters == {"Infer-Key": "open sesame", "Authorization": "Bearer token"}
 
 
 def test_nothing_is_forwarded_without_a_pattern(http: Any) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, ParameterValue
-from halimede.core.wire.forwarding import forwarded_parameters
+from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.grpc_infer import (
     InferCall,
     decode_infer,
@@ -72,7 +71,7 @@ class Infer:
         self,
         server: Server,
         drain: Drain,
-        forward: re.Pattern[str] | None = None,
+        forward: Forwarding | None = None,
         max_response_pool_size: int = MAX_UNANSWERED,
     ) -> None:
         self._server = server
@@ -385,10 +384,10 @@ def _resolve(answer: "asyncio.Future[InferenceResponse]", response: InferenceRes
         answer.set_result(response)
 
 
-def _from_metadata(pattern: re.Pattern[str], context: Context) -> Parameters:
+def _from_metadata(forwarding: Forwarding, context: Context) -> Parameters:
     # Binary values are no text, and a parameter is one.
     texts = [(name, value) for name, value in context.invocation_metadata() if isinstance(value, str)]
-    return forwarded_parameters(pattern, texts)
+    return forwarding.parameters(texts)
 
 
 def _add_forwarded(request: InferenceRequest, forwarded: Parameters) -> None:

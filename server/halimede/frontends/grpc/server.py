@@ -9,6 +9,7 @@ import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 
 from halimede.core.observe.access_lines import AccessLog
 from halimede.core.types import Restrictions, Secret
+from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.protocol import POOL, message_class
 from halimede.frontends.grpc.access import CATEGORIES, HEALTH, INFERENCE, REFLECTIONS
 from halimede.frontends.grpc.address import cannot_listen, check_tcp, check_unix
@@ -62,7 +63,8 @@ class GrpcServer:
         self._drain = Drain()
         self._transport = transport
         self._is_started = False
-        infer = Infer(server, self._drain, forward, max_response_pool_size)
+        forwarding = None if forward is None else Forwarding(forward, restricted)
+        infer = Infer(server, self._drain, forwarding, max_response_pool_size)
         handlers = _method_handlers(server, infer, self._drain, access_log)
         secrets = {method: restricted[CATEGORIES[method]] for method in handlers if CATEGORIES[method] in restricted}
         methods = _RestrictedMethods(handlers, secrets, access_log) if secrets else _Methods(handlers, access_log)

@@ -1,10 +1,8 @@
 """What the handlers of inference requests have in common: errors as answers, and what is too long for one step."""
 
-import re
-
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, ParameterValue
-from halimede.core.wire.forwarding import forwarded_parameters
+from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.http_control import error_json
 from halimede.core.wire.status_map import HTTP_STATUS
 from halimede.frontends.http.framing import Head
@@ -37,10 +35,10 @@ def size_of(response: InferenceResponse) -> int:
     return sum(len(output.data) for output in response.outputs)
 
 
-def forwarded(pattern: re.Pattern[str], head: Head) -> Parameters:
+def forwarded(forwarding: Forwarding, head: Head) -> Parameters:
     """The parameters that a request's headers bring."""
     sent = ((name.decode("latin-1"), _text(value)) for name, value in head.sent_headers.items())
-    return forwarded_parameters(pattern, sent)
+    return forwarding.parameters(sent)
 
 
 def add_forwarded(request: InferenceRequest, parameters: Parameters) -> None:

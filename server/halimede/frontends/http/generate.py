@@ -1,12 +1,12 @@
 """POST …/generate and …/generate_stream: JSON objects by the model's own names, answered once or as events."""
 
 import asyncio
-import re
 from collections.abc import Callable
 from functools import partial
 
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.generate import (
     LOAD_FORMATS,
     NOT_ONE_RESPONSE,
@@ -40,7 +40,7 @@ class GenerateHandler:
         server: Server,
         steps: StepQueue,
         *,
-        forward: re.Pattern[str] | None = None,
+        forward: Forwarding | None = None,
         on_crash: Callable[[Exchange, Exception], None],
     ) -> None:
         self.server = server

@@ -1,11 +1,11 @@
 """POST …/infer: decode, hand to the server, encode, answer. Small requests in plain calls, large ones in steps."""
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse
+from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.http_infer import (
     EMPTY_FINAL,
     DecodedInfer,
@@ -45,7 +45,7 @@ class InferHandler:
         steps: StepQueue,
         *,
         max_input_size: int,
-        forward: re.Pattern[str] | None = None,
+        forward: Forwarding | None = None,
         on_crash: Callable[[Exchange, Exception], None],
     ) -> None:
         self.server = server

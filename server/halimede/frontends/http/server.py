@@ -8,6 +8,7 @@ from halimede import __version__
 from halimede.core.config.write import to_json
 from halimede.core.types import Buffer, ErrorCode, InferenceError, Restrictions
 from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
+from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.http_control import (
     decode_index_request,
     decode_load_request,
@@ -60,10 +61,11 @@ class HttpServer(Listener):
         )
         self._model_server = server
         steps = StepQueue(self.fail)
+        forwarding = None if forward is None else Forwarding(forward, restricted)
         self._infer = InferHandler(
-            server, steps, max_input_size=max_input_size, forward=forward, on_crash=self.fail
+            server, steps, max_input_size=max_input_size, forward=forwarding, on_crash=self.fail
         ).handle
-        self._generating = GenerateHandler(server, steps, forward=forward, on_crash=self.fail)
+        self._generating = GenerateHandler(server, steps, forward=forwarding, on_crash=self.fail)
         self._actions: dict[Action, Callable[[Exchange, Route], None]] = {
             Action.SERVER_METADATA: self._server_metadata,
             Action.SERVER_LIVE: self._server_live,
