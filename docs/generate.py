@@ -6,6 +6,7 @@ from halimede.commands.flags import GROUPS, Flag
 from halimede.commands.flags import Treatment as FlagTreatment
 from halimede.core.config.schema import FieldDescription, MessageDescription, descriptions
 from halimede.core.config.support import Treatment
+from halimede.core.observe import metrics
 
 PAGES = Path(__file__).parent / "pages"
 
@@ -30,6 +31,58 @@ default: `halimede explain-config MODEL_DIR` shows all of it, and where each val
 Whatever is wrong is reported at once, with line and column. Fields without effect are accepted, because every answer is
 the same without them, and one warning per load names them. Fields that are not supported yet and can change an answer
 make the load fail.
+"""
+
+
+METRICS_HEAD = """\
+# Metrics
+
+`GET /metrics` on port 8002 (`--metrics-address`, `--metrics-port`) answers in Prometheus' text format;
+`--allow-metrics=false` turns it off. This page has every family that the server publishes. What
+[python models](python-models.md) declare with `MetricFamily` comes after them.
+
+Series of a model have its `metric_tags` as labels too, with an underscore before each name. They begin at 0 with each
+load of the model and end when it is unloaded. A family is announced also where it has no series, but for the histogram
+of first responses.
+"""
+
+METRICS_TAIL = """\
+## Triton's metrics
+
+Names that begin with `nv_` are Triton's, with its types, help texts, labels and units, so that dashboards need no
+change. What differs:
+
+- Durations of a request end with its last answer. In Triton those of decoupled models, and of models that use
+  `get_response_sender()`, end when `execute` returns, whether their requests are answered by then or not.
+- `nv_inference_first_response_histogram_ms` is published unless `--metrics-config histogram_latencies=false` says
+  otherwise, and has more buckets. `model_metrics` does not change them yet.
+- `--metrics-config counter_latencies=false` leaves out the five `nv_inference_*_duration_us` and nothing else.
+- A request that the model answers with an error counts as failed; Triton counts it as a success.
+
+Of Triton's metrics these are absent:
+
+- `nv_inference_*_summary_us`: there are no summaries. `halimede_request_duration_seconds` and
+  `halimede_queue_duration_seconds` are histograms, from which `histogram_quantile` makes any quantile.
+- `nv_cache_*`: there is no response cache yet.
+- `nv_pinned_memory_pool_*`: there is no such pool.
+
+## Queries
+
+Mean time in the queue in microseconds, and the 99th percentile of requests over all replicas in seconds:
+
+```text
+rate(nv_inference_queue_duration_us[1m]) / rate(nv_inference_request_success[1m])
+histogram_quantile(0.99, sum by (le, model) (rate(halimede_request_duration_seconds_bucket[5m])))
+```
+
+What an alert may ask: model versions that should serve and do not, processes that die again and again, and instances
+that are not started again.
+
+```text
+halimede_model_version_state{state="READY"} == 0
+increase(halimede_worker_restarts_total[10m]) > 3
+halimede_parked_instances > 0
+```
 """
 
 
@@ -87,11 +140,23 @@ def _field_row(field: FieldDescription) -> str:
     return f"| `{field.name}` | {kind} | {f'`{field.default}`' if field.default else ''} | {meaning} |"
 
 
+def metrics_page() -> str:
+    """All families of metrics, by what they are about."""
+    lines = [METRICS_HEAD]
+    for group in metrics.GROUPS:
+        labels = ", ".join(f"`{label}`" for label in group.labels)
+        about = " ".join(filter(None, (group.about, f"Labels: {labels}." if labels else "No labels.")))
+        lines += [f"## {group.title}", "", about, "", "| name | type | unit | when it counts |", "|---|---|---|---|"]
+        lines += [f"| `{each.name}` | {each.kind} | {each.unit} | {_cell(each.counts)} |" for each in group.families]
+        lines.append("")
+    return "\n".join([*lines, METRICS_TAIL])
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-GENERATED = {"flags.md": flags_page, "configuration.md": configuration_page}
+GENERATED = {"flags.md": flags_page, "configuration.md": configuration_page, "metrics.md": metrics_page}
 
 if __name__ == "__main__":
     for name, page in GENERATED.items():

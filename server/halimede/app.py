@@ -159,7 +159,7 @@ class App:
             server_version=settings.server_version,
             control_mode=settings.model_control_mode,
             strict_readiness=settings.strict_readiness,
-            counter_latencies=settings.counter_latencies,
+            metrics_config=settings.metrics_config,
             dropped_log_lines=dropped_lines,
             custom_metrics=services.metrics,
         )

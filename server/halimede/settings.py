@@ -39,6 +39,14 @@ class CompressionLevel(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """Which metrics are published: the duration counters, and the histogram of first responses."""
+
+    counter_latencies: bool = True
+    histogram_latencies: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Ports are TCP ports, 0 for any free one (the log says which). Addresses may be `unix:<path>`, and then have no
     port. Times are seconds where the name does not say otherwise, gRPC's are milliseconds as in Triton."""
@@ -99,8 +107,7 @@ class Settings:
     allow_gpu_metrics: bool = True
     allow_cpu_metrics: bool = True
     metrics_interval_ms: int = 2000
-    counter_latencies: bool = True
-    """Whether the duration counters are published (`--metrics-config counter_latencies=…`)."""
+    metrics_config: MetricsConfig = MetricsConfig()
 
     log_verbose: int = 0
     log_info: bool = True

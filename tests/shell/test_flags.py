@@ -8,7 +8,7 @@ import pytest
 
 from halimede.commands.flags import GROUPS, Flag, Treatment, all_flags
 from halimede.core.types import ApiCategory, Secret
-from halimede.settings import AccessLevel, CompressionLevel, LogFormat, ModelControlMode, Settings
+from halimede.settings import AccessLevel, CompressionLevel, LogFormat, MetricsConfig, ModelControlMode, Settings
 from support.command_line import complaint, settings
 
 HONOURED = """
@@ -115,7 +115,8 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--metrics-address=10.0.0.1": ("metrics_address", "10.0.0.1"),
     "--metrics-port=3": ("metrics_port", 3),
     "--metrics-interval-ms=500": ("metrics_interval_ms", 500),
-    "--metrics-config=counter_latencies=false": ("counter_latencies", False),
+    "--metrics-config=counter_latencies=false": ("metrics_config", MetricsConfig(counter_latencies=False)),
+    "--metrics-config=histogram_latencies=false": ("metrics_config", MetricsConfig(histogram_latencies=False)),
     "--log-verbose=2": ("log_verbose", 2),
     "--log-info=false": ("log_info", False),
     "--log-warning=false": ("log_warning", False),
@@ -258,9 +259,6 @@ def test_trace_settings_have_no_effect_without_a_level() -> None:
         "--allow-client-shm=true",
         "--allow-sagemaker=true",
         "--allow-vertex-ai=1",
-        "--metrics-config=summary_latencies=true",
-        "--metrics-config=histogram_latencies=true",
-        "--metrics-config=summary_quantiles=0.5:0.05,0.9:0.01",
     ],
 )
 def test_what_is_not_supported_yet_is_refused_by_flag_and_value(refused: str) -> None:
@@ -278,7 +276,7 @@ def test_a_refused_flag_is_accepted_silently_where_it_leaves_its_feature_off(tmp
     off = """
         --model-namespacing=false --trace-config=level=OFF --trace-level=OFF --rate-limit=off --allow-client-shm=false
         --allow-sagemaker=FALSE --allow-vertex-ai=0 --metrics-config=summary_latencies=false
-        --metrics-config=histogram_latencies=off
+        --metrics-config=histogram_latencies=on
     """
     assert settings(f"--model-repository={tmp_path}", *off.split()) == Settings(model_repository=(tmp_path,))
 
@@ -308,7 +306,21 @@ def test_the_last_metrics_setting_of_a_name_counts() -> None:
         *(f"--metrics-config=counter_latencies={value}" for value in ("false", "true", "false")),
         "--metrics-config=summary_latencies=false",
     )
-    assert given.counter_latencies is False
+    assert given.metrics_config == MetricsConfig(counter_latencies=False)
+
+
+def test_summaries_are_accepted_with_one_warning() -> None:
+    given = settings(
+        "--model-repository=.",
+        "--metrics-config=summary_latencies=true",
+        "--metrics-config=summary_quantiles=0.5:0.05,0.9:0.01",
+    )
+    assert given.metrics_config == MetricsConfig()
+    assert given.notices == (
+        "--metrics-config=summary_latencies=true, summary_quantiles=0.5:0.05,0.9:0.01 has no effect: durations are "
+        "published as counters and histograms, see halimede_request_duration_seconds and "
+        "halimede_queue_duration_seconds, and not as summaries",
+    )
 
 
 def test_several_groups_of_restricted_apis_have_secrets_of_their_own() -> None:

@@ -7,7 +7,7 @@ honoured or refused, never without effect. The parser, --help and the documentat
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -274,15 +274,17 @@ def _treat_control_mode(mode: Enum) -> Treatment:
     return Treatment.NOT_YET if mode is PollMode.POLL else Treatment.HONOURED
 
 
+_METRICS_SETTINGS = frozenset(each.name for each in fields(DEFAULTS.metrics_config))
+
+
 def _treat_metrics(setting: Setting) -> Treatment:
-    if setting.name == "counter_latencies" or setting.value is False:
-        return Treatment.HONOURED
-    return Treatment.NOT_YET
+    is_off = setting.name == "summary_latencies" and setting.value is False
+    return Treatment.HONOURED if is_off or setting.name in _METRICS_SETTINGS else Treatment.NO_EFFECT
 
 
-def _counter_latencies(settings: Sequence[Setting]) -> object:
-    given = [setting.value for setting in settings if setting.name == "counter_latencies"]
-    return given[-1] if given else DEFAULTS.counter_latencies
+def _metrics_config(settings: Sequence[Setting]) -> object:
+    # Of a setting that is repeated the last one counts.
+    return replace(DEFAULTS.metrics_config, **{s.name: s.value for s in settings if s.name in _METRICS_SETTINGS})
 
 
 def _treat_trace(setting: Setting) -> Treatment:
@@ -494,12 +496,14 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         Flag(
             ("--metrics-config",),
             METRICS_SETTING,
-            "counter_latencies=BOOL: whether the duration counters are published; summary_latencies, "
-            "histogram_latencies and summary_quantiles are not supported yet.",
-            default="counter_latencies=true",
-            why="only the duration counters are published",
-            field="counter_latencies",
-            combine=_counter_latencies,
+            "counter_latencies=BOOL: whether the duration counters are published; histogram_latencies=BOOL: whether "
+            "the histogram of first responses is. summary_latencies and summary_quantiles have no effect: there are "
+            "histograms of requests and of queueing, and no summaries.",
+            default="counter_latencies=true, histogram_latencies=true",
+            why="durations are published as counters and histograms, see halimede_request_duration_seconds and "
+            "halimede_queue_duration_seconds, and not as summaries",
+            field="metrics_config",
+            combine=_metrics_config,
             treat=_treat_metrics,
             repeatable=True,
         ),

@@ -21,6 +21,10 @@ class Acceptor(Protocol):
         """All other requests that were accepted and are not answered."""
 
     @property
+    def parked(self) -> int:
+        """Instances that are not started again."""
+
+    @property
     def refusal(self) -> InferenceError | None:
         """Why no request is taken any more; None while there is hope."""
 

@@ -29,7 +29,7 @@ from halimede.runtime.pump import CANCELLED
 from halimede.runtime.sampler import Sampler
 from halimede.runtime.server import LoadParameter, OnResponse
 from halimede.runtime.threads import run_in_thread
-from halimede.settings import ModelControlMode
+from halimede.settings import MetricsConfig, ModelControlMode
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class CoreServer:
         server_id: str,
         control_mode: ModelControlMode,
         strict_readiness: bool,
-        counter_latencies: bool,
+        metrics_config: MetricsConfig,
         dropped_log_lines: Callable[[], int],
         custom_metrics: CustomMetrics,
         server_version: str = __version__,
@@ -80,7 +80,7 @@ class CoreServer:
         self._metadata = ServerMetadata(server_id, server_version, EXTENSIONS)
         self._control_mode = control_mode
         self._strict_readiness = strict_readiness
-        self._counter_latencies = counter_latencies
+        self._metrics_config = metrics_config
         self._dropped_log_lines = dropped_log_lines
         self._custom_metrics = custom_metrics
         self._started = False
@@ -277,8 +277,10 @@ class CoreServer:
             map(_sample_of, versions),
             sample.system,
             sample.gpus,
+            states=self._lifecycle.states(),
             dropped_log_lines=self._dropped_log_lines(),
-            latencies=self._counter_latencies,
+            latencies=self._metrics_config.counter_latencies,
+            first_responses=self._metrics_config.histogram_latencies,
             custom=self._custom_metrics.render(),
         )
 
@@ -348,6 +350,7 @@ def _sample_of(version: ModelVersion) -> metrics.ModelSample:
         executing=pump.executing,
         oldest_wait_ns=pump.oldest_wait_ns(),
         load_seconds=version.load_seconds,
+        parked=pump.parked,
     )
 
 

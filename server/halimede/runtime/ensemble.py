@@ -133,6 +133,10 @@ class Ensemble(Account):
     def executing(self) -> int:
         return self._live_count - self.queued
 
+    @property
+    def parked(self) -> int:
+        return 0
+
     def oldest_wait_ns(self) -> int:
         """How long the oldest call has waited at its gate; 0 when none waits."""
         # They stand in the order in which they came.

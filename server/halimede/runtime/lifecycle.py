@@ -16,7 +16,7 @@ and what does not close in time is left behind too. What such a load makes in th
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.model_view import ModelView
 from halimede.core.ensemble.graph import members_of
+from halimede.core.observe.metrics import StateSample
 from halimede.core.repository.layout import SEVERAL_PLACES
 from halimede.core.repository.lifecycle import Event, next_state, reason, retry_pause_secs
 from halimede.core.types import ErrorCode, InferenceError, ModelIndexEntry, ModelReadyState
@@ -384,6 +385,17 @@ class ModelLifecycle:
         if ready_only:
             return [entry for entry in entries if entry.state is ModelReadyState.READY]
         return entries
+
+    def states(self) -> Iterator[StateSample]:
+        """What the index says of every version that serves or should: not of those that were unloaded, nor of names
+        that somebody tried to load in vain."""
+        for name, record in sorted(self.records.items()):
+            if not record.status and record.failure and record.wanted:
+                yield StateSample(name, "", ModelReadyState.UNAVAILABLE)
+            for number, status in sorted(record.status.items()):
+                entry = record.index_entry(number, status)
+                if entry.state is not None and entry.reason != reason(Event.UNLOADED):
+                    yield StateSample(name, str(number), entry.state)
 
     def all_ready(self) -> bool:
         """Whether every version of every wanted model serves."""

@@ -161,6 +161,10 @@ class Pump(Account):
     def executing(self) -> int:
         return self._live_count - self._scheduler.queued
 
+    @property
+    def parked(self) -> int:
+        return sum(down.parked for down in self._down.values())
+
     def oldest_wait_ns(self) -> int:
         """How long the oldest queued request has waited; 0 when nothing is queued."""
         since = self._scheduler.oldest_enqueued_at()
@@ -657,6 +661,7 @@ class Pump(Account):
     def _on_up(self, worker: Worker) -> None:
         if self._down.pop(worker.ordinal, None) is None or worker.ordinal not in self._workers:
             return
+        self._stats.worker_restarts += 1
         self._take_up(worker)
         self._poll()
 

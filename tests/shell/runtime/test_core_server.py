@@ -12,7 +12,7 @@ from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.sampler import make_sampler
 from halimede.runtime.services import ModelServices
-from halimede.settings import ModelControlMode
+from halimede.settings import MetricsConfig, ModelControlMode
 from support.models import add_identity
 
 
@@ -29,7 +29,7 @@ def test_a_request_whose_check_breaks_is_answered_and_holds_nothing_up(tmp_path:
             server_id="test",
             control_mode=ModelControlMode.NONE,
             strict_readiness=True,
-            counter_latencies=True,
+            metrics_config=MetricsConfig(),
             dropped_log_lines=lambda: 0,
             custom_metrics=CustomMetrics(),
         )

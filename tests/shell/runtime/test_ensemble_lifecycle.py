@@ -24,7 +24,7 @@ from halimede.runtime.pump import Pump
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.sampler import make_sampler
 from halimede.runtime.services import ModelServices
-from halimede.settings import ModelControlMode
+from halimede.settings import MetricsConfig, ModelControlMode
 from support.ensemble_models import Step, Tensors, add_ensemble, chain
 from support.models import add_identity, add_scaled
 from support.plugin import FaultyBackend
@@ -54,7 +54,7 @@ class House:
             server_id="test",
             control_mode=ModelControlMode.EXPLICIT,
             strict_readiness=True,
-            counter_latencies=True,
+            metrics_config=MetricsConfig(),
             dropped_log_lines=lambda: 0,
             custom_metrics=services.metrics,
         )

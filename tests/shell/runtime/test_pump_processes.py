@@ -513,8 +513,7 @@ def test_answers_are_counted_by_their_index_and_a_request_once() -> None:
         assert snapshot.responses == [
             ResponseStatistics(
                 Duration(1, 20 * MS), Duration(1, 1 * MS), success=Duration(1, 21 * MS)
-            ),  # since the start of compute
-            # The model computes an answer while the one before it is on its way.
+            ),  # since the start of compute, the others since the one before was sent
             ResponseStatistics(Duration(1, 6 * MS), Duration(1, 2 * MS), success=Duration(1, 8 * MS)),
             ResponseStatistics(Duration(1, 4 * MS), empty_response=Duration(1, 4 * MS)),
         ]

@@ -7,10 +7,12 @@ from halimede.core.observe.metrics import (
     MODELS_PER_STEP,
     GpuSample,
     ModelSample,
+    StateSample,
     SystemSample,
     render,
 )
 from halimede.core.observe.stats import BUCKET_EDGES_NS, ModelStats
+from halimede.core.types import ModelReadyState
 from halimede.core.types.statistics import FailureReason
 
 MS = 1_000_000
@@ -90,6 +92,9 @@ def test_every_family_is_announced_before_there_is_a_model():
         "halimede_queue_oldest_request_seconds": "gauge",
         "halimede_request_duration_seconds": "histogram",
         "halimede_queue_duration_seconds": "histogram",
+        "halimede_worker_restarts": "counter",
+        "halimede_parked_instances": "gauge",
+        "halimede_model_version_state": "gauge",
         "halimede_log_dropped_lines": "counter",
     }
     assert [name for name, family in families.items() if family.samples] == ["halimede_log_dropped_lines"]
@@ -99,6 +104,7 @@ def test_a_model_has_every_series_from_the_moment_it_is_loaded():
     body = page([ModelSample(ModelStats("m", "1"))])
 
     families = parse(body)
+    del families["halimede_model_version_state"]
     not_of_models = ("nv_gpu", "nv_cpu", "nv_energy")
     assert [
         name for name, family in families.items() if not family.samples and not name.startswith(not_of_models)
@@ -124,7 +130,8 @@ def test_counters_follow_the_statistics_in_whole_microseconds():
     stats.record_execution(5, 1 * MS, 20 * MS, 2 * MS)
     stats.record_success(2, 30 * MS, 7 * MS, 1 * MS, 20 * MS, 2 * MS, 5)
     stats.record_success(3, 25 * MS + 999, 2 * MS, 1 * MS, 20 * MS, 2 * MS, 5)
-    body = page([ModelSample(stats, pending=4, executing=3, oldest_wait_ns=1_500 * MS, load_seconds=0.25)])
+    stats.worker_restarts = 6
+    body = page([ModelSample(stats, pending=4, executing=3, oldest_wait_ns=1_500 * MS, load_seconds=0.25, parked=2)])
 
     of_model = {
         name: values(body, name)[(("model", "m"), ("version", "1"))]
@@ -133,6 +140,8 @@ def test_counters_follow_the_statistics_in_whole_microseconds():
             "halimede_executing_requests",
             "halimede_queue_requests",
             "halimede_queue_oldest_request_seconds",
+            "halimede_worker_restarts",
+            "halimede_parked_instances",
         )
         if not name.startswith(("nv_gpu", "nv_cpu", "nv_energy", "nv_inference_request_failure"))
     }
@@ -150,6 +159,20 @@ def test_counters_follow_the_statistics_in_whole_microseconds():
         "halimede_executing_requests": 3,
         "halimede_queue_requests": 4,
         "halimede_queue_oldest_request_seconds": 1.5,
+        "halimede_worker_restarts": 6,
+        "halimede_parked_instances": 2,
+    }
+
+
+def test_a_version_is_in_one_state():
+    names = ("READY", "LOADING", "UNLOADING", "UNAVAILABLE")
+    states = [StateSample("m", str(version), ModelReadyState(name)) for version, name in enumerate(names)]
+    found = values(page([], states=states), "halimede_model_version_state")
+
+    assert found == {
+        (("model", "m"), ("state", name), ("version", str(version))): float(name == names[version])
+        for version in range(len(names))
+        for name in names
     }
 
 
@@ -237,6 +260,19 @@ def test_without_latencies_the_duration_counters_are_gone_and_nothing_else():
     gone = parse(page(models)).keys() - parse(page(models, latencies=False)).keys()
     assert gone == {name for name in TRITON_FAMILIES if name.endswith("_duration_us")}
     assert len(gone) == 5
+
+
+def test_the_histogram_of_first_responses_can_be_left_out():
+    models = [ModelSample(ModelStats("m", "1", decoupled=True))]
+    gone = parse(page(models)).keys() - parse(page(models, first_responses=False)).keys()
+    assert gone == {"nv_inference_first_response_histogram_ms"}
+
+
+def test_first_responses_have_the_edges_of_triton():
+    family = parse(page([ModelSample(ModelStats("m", "1", decoupled=True))]))[
+        "nv_inference_first_response_histogram_ms"
+    ]
+    assert {"100", "500", "2000", "5000", "+Inf"} <= {one.labels.get("le") for one in family.samples}
 
 
 def test_many_models_are_rendered_in_steps_and_the_values_of_one_are_from_one_moment():

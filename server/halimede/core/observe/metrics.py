@@ -5,12 +5,13 @@ known has no series. `halimede_*` are for autoscalers, which see a series only w
 moment a model is loaded. There are no `nv_pinned_memory_pool_*`, because there is no such pool.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from halimede.core.observe.exposition import FamilyText, Number, edge_texts, label_text
-from halimede.core.observe.stats import BUCKET_EDGES_NS, ModelStats
+from halimede.core.observe.stats import BUCKET_EDGES_NS, FIRST_RESPONSE_EDGES_NS, ModelStats
+from halimede.core.types import ModelReadyState
 
 NS_PER_US = 1000
 NS_PER_MS = 1_000_000
@@ -31,6 +32,7 @@ class ModelSample:
     executing: int = 0
     oldest_wait_ns: int = 0
     load_seconds: float = 0.0
+    parked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,177 +57,379 @@ class GpuSample:
     energy_joules: float | None
 
 
-S = TypeVar("S")
+@dataclass(frozen=True, slots=True)
+class StateSample:
+    """What the repository index says of one model version; "" for the version of a model of which none is known."""
+
+    model: str
+    version: str
+    state: ModelReadyState
+
+
+STATES = (
+    ModelReadyState.READY,
+    ModelReadyState.LOADING,
+    ModelReadyState.UNLOADING,
+    ModelReadyState.UNAVAILABLE,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class _Family(Generic[S]):
-    """A family with one value per subject; None for a value that is not known."""
+class Family:
+    """Name, type and help as they are published; unit, and what is counted when, for the reference."""
 
     name: str
     kind: str
     help_text: str
-    value: Callable[[S], Number | None]
+    unit: str = ""
+    counts: str = ""
 
     def text(self) -> FamilyText:
         return FamilyText(self.name, self.kind, self.help_text)
 
 
-MODEL_FAMILIES: tuple[_Family[ModelSample], ...] = (
-    _Family(
-        "nv_inference_request_success",
-        "counter",
-        "Number of successful inference requests, all batch sizes",
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class _Valued(Generic[S]):
+    """A family with one value per subject; None for a value that is not known."""
+
+    family: Family
+    value: Callable[[S], Number | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Families that are about the same, for the reference."""
+
+    title: str
+    about: str
+    labels: tuple[str, ...]
+    families: tuple[Family, ...]
+
+
+MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
+    _Valued(
+        Family(
+            "nv_inference_request_success",
+            "counter",
+            "Number of successful inference requests, all batch sizes",
+            "requests",
+            "When the last answer of a request is sent, and none of its answers is an error.",
+        ),
         lambda model: model.stats.success_count,
     ),
-    _Family(
-        "nv_inference_count",
-        "counter",
-        "Number of inferences performed (does not include cached requests)",
+    _Valued(
+        Family(
+            "nv_inference_count",
+            "counter",
+            "Number of inferences performed (does not include cached requests)",
+            "rows",
+            "With each successful request, by its batch size.",
+        ),
         lambda model: model.stats.inference_count,
     ),
-    _Family(
-        "nv_inference_exec_count",
-        "counter",
-        "Number of model executions performed (does not include cached requests)",
+    _Valued(
+        Family(
+            "nv_inference_exec_count",
+            "counter",
+            "Number of model executions performed (does not include cached requests)",
+            "executions",
+            "When an instance ends a batch. One that fails in a backend other than `python` does not count.",
+        ),
         lambda model: model.stats.execution_count,
     ),
-    _Family(
-        "nv_inference_request_duration_us",
-        "counter",
-        "Cumulative inference request duration in microseconds (includes cached requests)",
+    _Valued(
+        Family(
+            "nv_inference_request_duration_us",
+            "counter",
+            "Cumulative inference request duration in microseconds (includes cached requests)",
+            "microseconds",
+            "With each successful request: from its arrival to its last answer.",
+        ),
         lambda model: model.stats.request_ns // NS_PER_US,
     ),
-    _Family(
-        "nv_inference_queue_duration_us",
-        "counter",
-        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+    _Valued(
+        Family(
+            "nv_inference_queue_duration_us",
+            "counter",
+            "Cumulative inference queuing duration in microseconds (includes cached requests)",
+            "microseconds",
+            "With each successful request: until its batch is handed to an instance.",
+        ),
         lambda model: model.stats.queue_ns // NS_PER_US,
     ),
-    _Family(
-        "nv_inference_compute_input_duration_us",
-        "counter",
-        "Cumulative compute input duration in microseconds (does not include cached requests)",
+    _Valued(
+        Family(
+            "nv_inference_compute_input_duration_us",
+            "counter",
+            "Cumulative compute input duration in microseconds (does not include cached requests)",
+            "microseconds",
+            "With each successful request: from there until the model begins to compute. Each request of a batch adds "
+            "the time of the whole batch, and an ensemble has the sums of its steps; so for the next two.",
+        ),
         lambda model: model.stats.input_ns // NS_PER_US,
     ),
-    _Family(
-        "nv_inference_compute_infer_duration_us",
-        "counter",
-        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+    _Valued(
+        Family(
+            "nv_inference_compute_infer_duration_us",
+            "counter",
+            "Cumulative compute inference duration in microseconds (does not include cached requests)",
+            "microseconds",
+            "With each successful request: until the model has computed. Of a decoupled model, or one with a response "
+            "sender, until it sends the last answer.",
+        ),
         lambda model: model.stats.infer_ns // NS_PER_US,
     ),
-    _Family(
-        "nv_inference_compute_output_duration_us",
-        "counter",
-        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+    _Valued(
+        Family(
+            "nv_inference_compute_output_duration_us",
+            "counter",
+            "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+            "microseconds",
+            "With each successful request: until the server has the answer, the last one if there are several.",
+        ),
         lambda model: model.stats.output_ns // NS_PER_US,
     ),
-    _Family(
-        "nv_inference_pending_request_count",
-        "gauge",
-        "Instantaneous number of pending requests awaiting execution per-model.",
+    _Valued(
+        Family(
+            "nv_inference_pending_request_count",
+            "gauge",
+            "Instantaneous number of pending requests awaiting execution per-model.",
+            "requests",
+            "At the scrape.",
+        ),
         lambda model: model.pending,
     ),
-    _Family(
-        "nv_model_load_duration_secs",
-        "gauge",
-        "Model load time in seconds",
+    _Valued(
+        Family(
+            "nv_model_load_duration_secs",
+            "gauge",
+            "Model load time in seconds",
+            "seconds",
+            "When the model is loaded, the start of its instances included.",
+        ),
         lambda model: model.load_seconds,
     ),
-    _Family(
-        "halimede_queue_requests",
-        "gauge",
-        "Requests that are queued and not executing",
+    _Valued(
+        Family(
+            "halimede_queue_requests",
+            "gauge",
+            "Requests that are queued and not executing",
+            "requests",
+            "At the scrape; the same as `nv_inference_pending_request_count`.",
+        ),
         lambda model: model.pending,
     ),
-    _Family(
-        "halimede_executing_requests",
-        "gauge",
-        "Requests that an instance is executing",
+    _Valued(
+        Family(
+            "halimede_executing_requests",
+            "gauge",
+            "Requests that an instance is executing",
+            "requests",
+            "At the scrape; requests of decoupled models until their last answer.",
+        ),
         lambda model: model.executing,
     ),
-    _Family(
-        "halimede_queue_oldest_request_seconds",
-        "gauge",
-        "How long the oldest queued request has waited, 0 when none is queued",
+    _Valued(
+        Family(
+            "halimede_queue_oldest_request_seconds",
+            "gauge",
+            "How long the oldest queued request has waited, 0 when none is queued",
+            "seconds",
+            "At the scrape.",
+        ),
         lambda model: model.oldest_wait_ns / NS_PER_S,
+    ),
+    _Valued(
+        Family(
+            "halimede_worker_restarts_total",
+            "counter",
+            "Processes of instances that were started again after a death",
+            "processes",
+            "When the new process is ready. Instances on threads have no process.",
+        ),
+        lambda model: model.stats.worker_restarts,
+    ),
+    _Valued(
+        Family(
+            "halimede_parked_instances",
+            "gauge",
+            "Instances that are not started again because their processes died too often",
+            "instances",
+            "From the fifth death of an instance's process within a minute to the next load of the model.",
+        ),
+        lambda model: model.parked,
     ),
 )
 
-GPU_FAMILIES: tuple[_Family[GpuSample], ...] = (
-    _Family(
-        "nv_gpu_utilization",
-        "gauge",
-        "GPU utilization rate [0.0 - 1.0)",
+GPU_FAMILIES: tuple[_Valued[GpuSample], ...] = (
+    _Valued(
+        Family(
+            "nv_gpu_utilization",
+            "gauge",
+            "GPU utilization rate [0.0 - 1.0)",
+            "ratio",
+            "Read every `--metrics-interval-ms`.",
+        ),
         lambda gpu: gpu.utilization,
     ),
-    _Family(
-        "nv_gpu_memory_total_bytes",
-        "gauge",
-        "GPU total memory, in bytes",
+    _Valued(
+        Family(
+            "nv_gpu_memory_total_bytes",
+            "gauge",
+            "GPU total memory, in bytes",
+            "bytes",
+            "Read every `--metrics-interval-ms`.",
+        ),
         lambda gpu: gpu.memory_total_bytes,
     ),
-    _Family(
-        "nv_gpu_memory_used_bytes",
-        "gauge",
-        "GPU used memory, in bytes",
+    _Valued(
+        Family(
+            "nv_gpu_memory_used_bytes",
+            "gauge",
+            "GPU used memory, in bytes",
+            "bytes",
+            "Read every `--metrics-interval-ms`.",
+        ),
         lambda gpu: gpu.memory_used_bytes,
     ),
-    _Family(
-        "nv_gpu_power_usage",
-        "gauge",
-        "GPU power usage in watts",
+    _Valued(
+        Family(
+            "nv_gpu_power_usage",
+            "gauge",
+            "GPU power usage in watts",
+            "watts",
+            "Read every `--metrics-interval-ms`.",
+        ),
         lambda gpu: gpu.power_usage_watts,
     ),
-    _Family(
-        "nv_gpu_power_limit",
-        "gauge",
-        "GPU power management limit in watts",
+    _Valued(
+        Family(
+            "nv_gpu_power_limit",
+            "gauge",
+            "GPU power management limit in watts",
+            "watts",
+            "Read every `--metrics-interval-ms`.",
+        ),
         lambda gpu: gpu.power_limit_watts,
     ),
-    _Family(
-        "nv_energy_consumption",
-        "counter",
-        "GPU energy consumption in joules since the Triton Server started",
+    _Valued(
+        Family(
+            "nv_energy_consumption",
+            "counter",
+            "GPU energy consumption in joules since the Triton Server started",
+            "joules",
+            "Read every `--metrics-interval-ms`.",
+        ),
         lambda gpu: gpu.energy_joules,
     ),
 )
 
-SYSTEM_FAMILIES: tuple[_Family[SystemSample], ...] = (
-    _Family(
-        "nv_cpu_utilization",
-        "gauge",
-        "CPU utilization rate [0.0 - 1.0]",
+SYSTEM_FAMILIES: tuple[_Valued[SystemSample], ...] = (
+    _Valued(
+        Family(
+            "nv_cpu_utilization",
+            "gauge",
+            "CPU utilization rate [0.0 - 1.0]",
+            "ratio",
+            "Read every `--metrics-interval-ms`.",
+        ),
         lambda system: system.cpu_utilization,
     ),
-    _Family(
-        "nv_cpu_memory_total_bytes",
-        "gauge",
-        "CPU total memory (RAM), in bytes",
+    _Valued(
+        Family(
+            "nv_cpu_memory_total_bytes",
+            "gauge",
+            "CPU total memory (RAM), in bytes",
+            "bytes",
+            "Read every `--metrics-interval-ms`.",
+        ),
         lambda system: system.memory_total_bytes,
     ),
-    _Family(
-        "nv_cpu_memory_used_bytes",
-        "gauge",
-        "CPU used memory (RAM), in bytes",
+    _Valued(
+        Family(
+            "nv_cpu_memory_used_bytes",
+            "gauge",
+            "CPU used memory (RAM), in bytes",
+            "bytes",
+            "Read every `--metrics-interval-ms`.",
+        ),
         lambda system: system.memory_used_bytes,
     ),
 )
 
-FAILURES = ("nv_inference_request_failure", "counter", "Number of failed inference requests, all batch sizes")
-DURATIONS = ("halimede_request_duration_seconds", "histogram", "Duration of successful requests, queueing included")
-WAITS = ("halimede_queue_duration_seconds", "histogram", "Time that successful requests were queued")
-FIRST_RESPONSES = (
+FAILURES = Family(
+    "nv_inference_request_failure",
+    "counter",
+    "Number of failed inference requests, all batch sizes",
+    "requests",
+    "When the last answer of a request is sent and one of its answers is an error. `reason` is `REJECTED` (not taken, "
+    "or not executed in time), `CANCELED` (its client is gone), `BACKEND` (the model) or `OTHER`.",
+)
+DURATIONS = Family(
+    "halimede_request_duration_seconds",
+    "histogram",
+    "Duration of successful requests, queueing included",
+    "seconds",
+    "With each successful request, as `nv_inference_request_duration_us`.",
+)
+WAITS = Family(
+    "halimede_queue_duration_seconds",
+    "histogram",
+    "Time that successful requests were queued",
+    "seconds",
+    "With each successful request, as `nv_inference_queue_duration_us`.",
+)
+FIRST_RESPONSES = Family(
     "nv_inference_first_response_histogram_ms",
     "histogram",
     "Duration from request to first response in milliseconds",
+    "milliseconds",
+    "When a request of a decoupled model gets its first answer with outputs. Other models have none.",
 )
-DROPPED = (
+STATE = Family(
+    "halimede_model_version_state",
+    "gauge",
+    "1 for the state that a model version is in, 0 for the others",
+    "",
+    "At the scrape. `state` is `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE` (its load failed, or all its instances "
+    "are parked), as the repository index has it. A version that was unloaded has none.",
+)
+DROPPED = Family(
     "halimede_log_dropped_lines_total",
     "counter",
     "Log lines that were not written, because the log took no more",
+    "lines",
+    "When a line is dropped.",
 )
-"""Families that are written in ways of their own: name, type and help."""
+"""Families that are written in ways of their own."""
+
+GROUPS = (
+    Group(
+        "Requests",
+        "Of each model version that is loaded, and of each ensemble. They begin at 0 with each load.",
+        ("model", "version"),
+        (*(valued.family for valued in MODEL_FAMILIES), DURATIONS, WAITS, FIRST_RESPONSES),
+    ),
+    Group("Failures", "Of each model version that is loaded.", ("model", "reason", "version"), (FAILURES,)),
+    Group("States", "Of each model version that serves, or should.", ("model", "state", "version"), (STATE,)),
+    Group(
+        "GPUs",
+        "Of each GPU that the server may use; no series with `--allow-gpu-metrics=false`.",
+        ("gpu_uuid",),
+        tuple(valued.family for valued in GPU_FAMILIES),
+    ),
+    Group(
+        "CPU and memory",
+        "Of the container, or the machine; no series with `--allow-cpu-metrics=false`.",
+        (),
+        tuple(valued.family for valued in SYSTEM_FAMILIES),
+    ),
+    Group("The server", "", (), (DROPPED,)),
+)
+"""All families of the page, for the reference."""
 
 
 def sample_names(name: str, kind: str) -> tuple[str, ...]:
@@ -235,19 +439,13 @@ def sample_names(name: str, kind: str) -> tuple[str, ...]:
     return (name, f"{name}_bucket", f"{name}_sum", f"{name}_count")
 
 
-def _page_names() -> Iterator[str]:
-    for families in (MODEL_FAMILIES, GPU_FAMILIES, SYSTEM_FAMILIES):
-        for family in families:
-            yield from sample_names(family.name, family.kind)
-    for name, kind, _ in (FAILURES, DURATIONS, WAITS, FIRST_RESPONSES, DROPPED):
-        yield from sample_names(name, kind)
-
-
-PAGE_NAMES = frozenset(_page_names())
+PAGE_NAMES = frozenset(
+    name for group in GROUPS for family in group.families for name in sample_names(family.name, family.kind)
+)
 """The names of all series that this page may have."""
 
 _EDGES = edge_texts(edge / NS_PER_S for edge in BUCKET_EDGES_NS)
-_EDGES_MS = edge_texts(edge / NS_PER_MS for edge in BUCKET_EDGES_NS)
+_EDGES_MS = edge_texts(edge / NS_PER_MS for edge in FIRST_RESPONSE_EDGES_NS)
 
 
 def render(
@@ -255,20 +453,22 @@ def render(
     system: SystemSample | None,
     gpus: Sequence[GpuSample],
     *,
+    states: Iterable[StateSample] = (),
     dropped_log_lines: int = 0,
     latencies: bool = True,
+    first_responses: bool = True,
     custom: Generator[None, None, list[bytes]] | None = None,
 ) -> Generator[None, None, list[bytes]]:
     """The body of a scrape in parts, made in steps of about a millisecond: of a thousand models it takes a while.
 
     Each model is taken from `models`, and all of its values are read, within one step: they fit together. `system` is
-    None when the machine is not sampled; without `latencies` there are no `nv_*_duration_us`. `custom` makes the parts
-    that come after all others, in steps of its own.
+    None when the machine is not sampled; without `latencies` there are no `nv_*_duration_us`, without `first_responses`
+    is no histogram of them. `custom` makes the parts that come after all others, in steps of its own.
     """
-    families = [f for f in MODEL_FAMILIES if latencies or not f.name.endswith("_duration_us")]
-    texts = [(family.value, family.text()) for family in families]
-    failures, durations, waits = FamilyText(*FAILURES), FamilyText(*DURATIONS), FamilyText(*WAITS)
-    first_responses: FamilyText | None = None
+    valued = [each for each in MODEL_FAMILIES if latencies or not each.family.name.endswith("_duration_us")]
+    texts = [(each.value, each.family.text()) for each in valued]
+    failures, durations, waits, state_text = FAILURES.text(), DURATIONS.text(), WAITS.text(), STATE.text()
+    first_text: FamilyText | None = None
     for number, model in enumerate(models, 1):
         names = _labels(model)
         labels = label_text(names)
@@ -281,25 +481,29 @@ def render(
             failures.sample(label_text({**names, "reason": reason.value}), count)
         durations.histogram(labels, _EDGES, stats.request_buckets, stats.request_ns / NS_PER_S)
         waits.histogram(labels, _EDGES, stats.queue_buckets, stats.queue_ns / NS_PER_S)
-        if stats.first_response_buckets:
-            first_responses = first_responses or FamilyText(*FIRST_RESPONSES)
-            first_responses.histogram(
-                labels, _EDGES_MS, stats.first_response_buckets, stats.first_response_ns / NS_PER_MS
-            )
+        if first_responses and stats.first_response_buckets:
+            first_text = first_text or FIRST_RESPONSES.text()
+            first_text.histogram(labels, _EDGES_MS, stats.first_response_buckets, stats.first_response_ns / NS_PER_MS)
+        if number % MODELS_PER_STEP == 0:
+            yield
+    for number, sample in enumerate(states, 1):
+        head, tail = label_text({"model": sample.model}), label_text({"version": sample.version})
+        for state in STATES:
+            state_text.sample(f'{head},state="{state.value}",{tail}', int(sample.state is state))
         if number % MODELS_PER_STEP == 0:
             yield
 
     parts: list[bytes] = []
-    of_models = [*(text for _, text in texts), failures, durations, waits]
-    if first_responses is not None:
-        of_models.append(first_responses)
+    of_models = [*(text for _, text in texts), failures, durations, waits, state_text]
+    if first_text is not None:
+        of_models.append(first_text)
     for text in of_models:
         parts.append(text.to_bytes())
         if len(parts[-1]) > PART_PER_STEP_BYTES:
             yield
     parts += _texts(GPU_FAMILIES, [(label_text({"gpu_uuid": gpu.uuid}), gpu) for gpu in gpus])
     parts += _texts(SYSTEM_FAMILIES, [] if system is None else [("", system)])
-    dropped = FamilyText(*DROPPED)
+    dropped = DROPPED.text()
     dropped.sample("", dropped_log_lines)
     parts.append(dropped.to_bytes())
     if custom is not None:
@@ -307,12 +511,12 @@ def render(
     return parts
 
 
-def _texts(families: Iterable[_Family[S]], subjects: Sequence[tuple[str, S]]) -> list[bytes]:
+def _texts(families: Iterable[_Valued[S]], subjects: Sequence[tuple[str, S]]) -> list[bytes]:
     parts: list[bytes] = []
-    for family in families:
-        text = family.text()
+    for each in families:
+        text = each.family.text()
         for labels, subject in subjects:
-            value = family.value(subject)
+            value = each.value(subject)
             if value is not None:
                 text.sample(labels, value)
         parts.append(text.to_bytes())

@@ -19,6 +19,9 @@ BUCKET_EDGES_NS = tuple(
 )
 """Upper edges of the duration histograms, from the fastest cached answer to a long generation."""
 
+FIRST_RESPONSE_EDGES_NS = tuple(sorted({*BUCKET_EDGES_NS, 2_000_000_000}))
+"""The same with all edges that Triton has for first responses."""
+
 MAX_RESPONSE_INDICES = 1024
 """Answers of a request that have figures of their own; all after them share the last."""
 
@@ -55,6 +58,7 @@ class ModelStats:
         "request_ns",
         "success_count",
         "version",
+        "worker_restarts",
     )
 
     def __init__(self, name: str, version: str, *, decoupled: bool = False) -> None:
@@ -74,8 +78,9 @@ class ModelStats:
         self.fail_ns = 0
         self.request_buckets = [0] * (len(BUCKET_EDGES_NS) + 1)
         self.queue_buckets = [0] * (len(BUCKET_EDGES_NS) + 1)
-        self.first_response_buckets = [0] * (len(BUCKET_EDGES_NS) + 1) if decoupled else []
+        self.first_response_buckets = [0] * (len(FIRST_RESPONSE_EDGES_NS) + 1) if decoupled else []
         self.first_response_ns = 0
+        self.worker_restarts = 0
         # Per total batch size, at most max_batch_size of them: executions, and what they took for input, compute and
         # output.
         self._batches: dict[int, list[int]] = {}
@@ -150,7 +155,7 @@ class ModelStats:
     def record_first_response(self, ns: int) -> None:
         """A request got its first answer with outputs, so long after it was accepted; ignored if not decoupled."""
         if self.decoupled:
-            self.first_response_buckets[bisect_left(BUCKET_EDGES_NS, ns)] += 1
+            self.first_response_buckets[bisect_left(FIRST_RESPONSE_EDGES_NS, ns)] += 1
             self.first_response_ns += ns
 
     def snapshot(self) -> ModelStatistics:
