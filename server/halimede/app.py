@@ -40,6 +40,7 @@ from halimede.runtime.repository import ModelRepository
 from halimede.runtime.sampler import make_sampler
 from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
+from halimede.runtime.watcher import watch
 from halimede.settings import AccessLevel, ModelControlMode, Settings
 from halimede.startup import AGENTS, BACKENDS, MODELS, OPTIONS, backend_rows, failed_loads, model_rows, option_rows
 from halimede.termination import tell
@@ -243,7 +244,11 @@ class App:
         for service in ("GRPCInferenceService", "HTTPService", "Metrics Service"):
             if service in self._places:
                 log.info("Started %s at %s", service, self._places[service])
+        watching = asyncio.ensure_future(watch(self._lifecycle)) if self._settings.watch else None
         await stopping
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait((watching,), timeout=CLOSE_SECS)
         return await self._drain(self._settings.drain_delay_secs)
 
     async def close(self) -> None:

@@ -57,6 +57,8 @@ class Settings:
     model_control_mode: ModelControlMode = ModelControlMode.NONE
     load_model: tuple[str, ...] = ()
     model_config_name: str = ""
+    watch: bool = False
+    """Whether models are loaded again when their files change."""
     disable_auto_complete_config: bool = False
     model_load_thread_count: int = 16
     model_load_retry_count: int = 0

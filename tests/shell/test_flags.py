@@ -42,7 +42,7 @@ NOT_YET = """
     --model-namespacing --model-load-gpu-limit --trace-config --trace-level --rate-limit
     --allow-client-shm --allow-sagemaker --allow-vertex-ai
 """
-OURS = "-h --version --drain-delay --grpc-max-input-size --log-access --server-version"
+OURS = "-h --version --watch --drain-delay --grpc-max-input-size --log-access --server-version"
 
 
 def test_every_flag_of_triton_has_its_treatment() -> None:
@@ -67,6 +67,7 @@ SECRET = Secret("key", "open=sesame: 1")
 EFFECTS: dict[str, tuple[str, object]] = {
     "--load-model=a": ("load_model", ("a",)),
     "--model-config-name=edge": ("model_config_name", "edge"),
+    "--watch": ("watch", True),
     "--model-load-thread-count=3": ("model_load_thread_count", 3),
     "--model-load-retry-count=2": ("model_load_retry_count", 2),
     "--disable-auto-complete-config": ("disable_auto_complete_config", True),

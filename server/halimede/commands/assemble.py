@@ -96,6 +96,8 @@ def _model_problems(settings: Settings) -> Iterator[str]:
         yield f"--model-repository and the model file {settings.model_file} exclude each other"
     if settings.load_model and settings.model_control_mode is not ModelControlMode.EXPLICIT:
         yield "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
+    if settings.watch and any(isinstance(each, str) for each in settings.model_repository):
+        yield "--watch looks at folders, not at stores: every --model-repository must be a folder"
     if "*" in settings.load_model and len(settings.load_model) > 1:
         yield "--load-model: '*' loads all models and must be alone"
 

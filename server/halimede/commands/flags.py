@@ -327,6 +327,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             "How often mode poll looks at the repository.",
             "the repository is not polled, because mode poll is not supported yet",
         ),
+        _honoured("--watch", BOOLEAN, "Load a model again when its files change; the old one serves until then."),
         _honoured("--model-config-name", CONFIG_NAME, "Prefer configs/NAME.pbtxt to config.pbtxt."),
         _honoured("--model-load-thread-count", COUNT, "How many models load at once."),
         _honoured("--model-load-retry-count", COUNT_OR_NONE, "How often a failed load is tried again."),

@@ -105,6 +105,7 @@ class ModelRecord:
     serving: dict[str, Serving] = field(default_factory=dict)
     status: dict[int, VersionStatus] = field(default_factory=dict)
     fingerprint: str = ""
+    sources: str = ""
     wanted: bool = False
     failure: str = ""
     warned: frozenset[str] = frozenset()
@@ -269,6 +270,21 @@ class ModelLifecycle:
         """
         await self._load_until_done(name, for_model)
         self.records[name].asked = True
+
+    async def look_at_sources(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """By name, the fingerprints of the files of all models that are wanted, as they are now and as they were
+        loaded; the latter without models whose load has failed."""
+        wanted = [record for record in self.records.values() if record.wanted]
+        names = [record.name for record in wanted]
+        seen = await self._look("look-at-sources", lambda: {name: self._repository.sources(name) for name in names})
+        found = {name: sources for name, sources in seen.items() if sources is not None}
+        return found, {record.name: record.sources for record in wanted if record.versions}
+
+    async def reload(self, name: str) -> None:
+        """Load a model again whose files have changed, unless it was unloaded meanwhile; InferenceError."""
+        record = self.records.get(name)
+        if record is not None and record.wanted and not record.unloads:
+            await self._load_until_done(name, for_model=False)
 
     async def _load_until_done(self, name: str, for_model: bool) -> None:
         while not await self._load_once(name, for_model):
@@ -465,6 +481,7 @@ class ModelLifecycle:
         try:
             entry = await self._read(record)
             if record.versions and record.fingerprint == entry.fingerprint and not record.has_given_up():
+                record.sources = entry.sources
                 record.forget_failures()
                 return
             record.loading = True
@@ -481,7 +498,7 @@ class ModelLifecycle:
                 status.on(Event.LOAD)
             status.on(Event.LOADED)
             record.status[number] = status
-        record.fingerprint = entry.fingerprint
+        record.fingerprint, record.sources = entry.fingerprint, entry.sources
         self._follow(record.name)
         self._retire(record, old)
         record.forget_failures()

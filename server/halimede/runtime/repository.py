@@ -22,6 +22,7 @@ from halimede.core.repository.layout import (
     NOT_MODELS,
     duplicate_problem,
     is_model_directory,
+    is_source_name,
     is_version,
     model_name_problem,
     version_directories,
@@ -44,7 +45,8 @@ _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
     """A model directory as found, in one repository. `files` are the names inside each version directory, `fingerprint`
-    changes when anything below the directory does. `artifact` is set for a single file that is served without one.
+    changes when anything below the directory does, `sources` when what a person put there does. `artifact` is set for a
+    single file that is served without one.
     `config_name` is the name under `configs/` of the configuration to prefer, "" for none."""
 
     name: str
@@ -52,6 +54,7 @@ class ModelEntry:
     directory: Path
     versions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     fingerprint: str = ""
+    sources: str = ""
     warnings: tuple[str, ...] = ()
     artifact: Path | None = None
     config_name: str = ""
@@ -85,6 +88,7 @@ class ModelRepository:
             distinct.setdefault(os.path.realpath(root), root)
         self._roots = tuple(distinct.values())
         self._file = _file_entry(model_file) if model_file is not None else None
+        self._file_path = model_file
 
     def unreadable(self) -> dict[Path, str]:
         """The repositories that cannot be read now, with the reason."""
@@ -118,8 +122,8 @@ class ModelRepository:
 
     def find(self, name: str) -> ModelEntry:
         """The model's directory as it is now. LookupError when there is none, or more than one; OSError."""
-        if self._file is not None and name == self._file.name:
-            return self._file
+        if self._file is not None and self._file_path is not None and name == self._file.name:
+            return _file_entry(self._file_path)
         if problem := model_name_problem(name):
             raise LookupError(problem)
         if name.startswith("."):
@@ -131,6 +135,13 @@ class ModelRepository:
         if len(roots) > 1:
             raise DuplicateModelError(duplicate_problem([str(root / name) for root in roots]))
         return _entry(name, roots[0], self._config_name)
+
+    def sources(self, name: str) -> str | None:
+        """`ModelEntry.sources` as they are now, of what is on disk; None where they cannot be told."""
+        try:
+            return ModelRepository.find(self, name).sources
+        except (OSError, LookupError):
+            return None
 
 
 def check_readable(path: Path) -> None:
@@ -253,12 +264,14 @@ def _file_entry(file: Path) -> ModelEntry:
     path = file.resolve()
     name = "".join(c if c.isalnum() or c in "._-" else "_" for c in path.stem) or "model"
     info = path.stat()
+    fingerprint = f"{info.st_mtime_ns}-{info.st_size}"
     return ModelEntry(
         name,
         path.parent,
         path.parent,
         {1: (f"model{path.suffix}",)},
-        fingerprint=f"{info.st_mtime_ns}-{info.st_size}",
+        fingerprint=fingerprint,
+        sources=fingerprint,
         artifact=path,
     )
 
@@ -278,12 +291,14 @@ def _entry(name: str, root: Path, config_name: str) -> ModelEntry:
         elif is_version(child):
             warnings.append(f"ignoring version '{child}': {problem}")
     versions, ignored = version_directories(children)
+    fingerprint, sources = _fingerprints(directory)
     return ModelEntry(
         name,
         root,
         directory,
         {version: tuple(sorted(_names(directory / str(version)))) for version in versions},
-        fingerprint=_fingerprint(directory),
+        fingerprint=fingerprint,
+        sources=sources,
         warnings=(*ignored, *warnings),
         config_name=config_name,
     )
@@ -294,16 +309,18 @@ def _names(directory: Path) -> list[str]:
         return [entry.name for entry in found]
 
 
-def _fingerprint(directory: Path) -> str:
-    """Changes with any file's path, size or modification time below the directory. Links to directories are followed,
-    as Triton does, each real directory once, so that a loop of links ends. LookupError for too many files."""
-    digest = hashlib.blake2b(digest_size=16)
+def _fingerprints(directory: Path) -> tuple[str, str]:
+    """The first changes with any file's path, size or modification time below the directory. The second leaves out
+    what editors and interpreters leave there: hidden names, names that end in `~`, `__pycache__`, and the times of
+    directories. Links to directories are followed, as Triton does, each real directory once, so that a loop of links
+    ends. LookupError for too many files."""
+    everything, sources = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
     top = directory.stat()
     seen = {(top.st_dev, top.st_ino)}
-    waiting = [(directory, "")]
+    waiting = [(directory, "", True)]
     count = 0
     while waiting:
-        path, prefix = waiting.pop()
+        path, prefix, is_source = waiting.pop()
         try:
             names = sorted(_names(path))
         except PermissionError:
@@ -317,8 +334,13 @@ def _fingerprint(directory: Path) -> str:
                 info = child.stat()
             except OSError:
                 continue  # a dangling link changes nothing that can be served
-            digest.update(f"{prefix}{name}\0{info.st_size}\0{info.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
-            if stat.S_ISDIR(info.st_mode) and (info.st_dev, info.st_ino) not in seen:
+            is_directory = stat.S_ISDIR(info.st_mode)
+            what = f"{prefix}{name}\0{info.st_size}\0{info.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
+            everything.update(what)
+            counts = is_source and is_source_name(name)
+            if counts and not is_directory:
+                sources.update(what)
+            if is_directory and (info.st_dev, info.st_ino) not in seen:
                 seen.add((info.st_dev, info.st_ino))
-                waiting.append((child, f"{prefix}{name}/"))
-    return digest.hexdigest()
+                waiting.append((child, f"{prefix}{name}/", counts))
+    return everything.hexdigest(), sources.hexdigest()

@@ -20,6 +20,7 @@ __all__ = [
     "detect_backend",
     "duplicate_problem",
     "is_model_directory",
+    "is_source_name",
     "is_version",
     "model_name_problem",
     "version_directories",
@@ -191,3 +192,8 @@ def asked_name_problem(name: str) -> str | None:
     if "/" in name or ".." in name:
         return "model name must not contain path traversal characters"
     return model_name_problem(name)
+
+
+def is_source_name(name: str) -> bool:
+    """Whether a person put a file or directory of this name into a model's directory, and no editor or interpreter."""
+    return not name.startswith(".") and not name.endswith("~") and name != "__pycache__"

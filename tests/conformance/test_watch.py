@@ -1,0 +1,111 @@
+"""`--watch`: models are loaded again when their files change."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from support.calls import load, unload
+from support.models import add_scaled
+from support.served import add_python, infer, notes_file, write_model
+from support.server import RunningServer, Start, wait_until
+
+TIMES = "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', value(r) * np.full((1, 1), {}, np.float32))]) for r in requests]"
+NOTED = "def initialize(self, args): note('up')"
+
+
+def answers(server: RunningServer, factor: float, model: str = "m") -> None:
+    wait_until(lambda: infer(server, model, 1) == (200, [factor]), f"{factor} of '{model}'", server, 30)
+
+
+@pytest.fixture
+def server(repository: Path, start: Start) -> RunningServer:
+    add_python(repository, "m", TIMES.format(2), methods=NOTED)
+    add_python(repository, "other", TIMES.format(7), methods=NOTED)
+    return start("--model-repository", repository, "--watch", "--model-control-mode=explicit", "--load-model=*")
+
+
+def change(repository: Path, factor: object, model: str = "m") -> None:
+    """Its model.py alone."""
+    file = repository / model / "1" / "model.py"
+    before, _, _ = file.read_text().partition("    def execute")
+    file.write_text(f"{before}    def execute(self, requests):\n        {TIMES.format(factor)}\n")
+
+
+def starts(repository: Path, model: str) -> int:
+    return len(notes_file(repository, model).read_text().splitlines())
+
+
+def test_changed_model_is_loaded_again_and_the_old_one_serves_when_that_fails(
+    server: RunningServer, repository: Path
+) -> None:
+    assert infer(server, "m", 1) == (200, [2])
+    change(repository, 3)
+    answers(server, 3)
+    write_model(repository, "m", "import nowhere_to_be_found")
+    failed = "model 'm' was not loaded again; it will be when its files change once more"
+    wait_until(lambda: failed in server.log, "the failed load", server, 30)
+    assert "No module named 'nowhere_to_be_found'" in server.log
+    assert infer(server, "m", 1) == (200, [3])
+    assert server.get("/v2/health/ready").status == 200
+    add_python(repository, "m", TIMES.format(4), methods=NOTED)
+    answers(server, 4)
+    config = repository / "m" / "config.pbtxt"
+    config.write_text(config.read_text() + 'parameters { key: "a" value { string_value: "changed" } }')
+    wait_until(lambda: "changed" in str(server.get("/v2/models/m/config").json), "the configuration", server, 30)
+    assert server.log.count(failed) == 1
+    assert starts(repository, "other") == 1
+
+
+def test_new_version_is_served(server: RunningServer, repository: Path) -> None:
+    write_model(
+        repository, "m", (repository / "m" / "1" / "model.py").read_text().replace("1), 2,", "1), 5,"), version=2
+    )
+    answers(server, 5)
+
+
+def test_what_editors_and_interpreters_leave_is_no_change_and_unloaded_models_stay_unloaded(
+    server: RunningServer, repository: Path
+) -> None:
+    unload(server, "m")
+    wait_until(lambda: "successfully unloaded 'm'" in server.log, "the unload", server)
+    version = repository / "other" / "1"
+    (version / ".model.py.swp").write_text("x")
+    (version / "model.py~").write_text("x")
+    (version / "__pycache__").mkdir()
+    (version / "__pycache__" / "model.pyc").write_text("x")
+    change(repository, 9)
+    # A change that comes after these has been seen, and so have these.
+    add_python(repository, "late", TIMES.format(1))
+    assert load(server, "late") == (200, "")
+    change(repository, 8, "late")
+    answers(server, 8, "late")
+    assert starts(repository, "other") == 1
+    assert infer(server, "m", 1)[0] == 404
+
+
+def test_requests_are_answered_while_a_model_is_loaded_again(server: RunningServer, repository: Path) -> None:
+    change(repository, 3)
+    seen = [infer(server, "m", 1)]
+    end = time.monotonic() + 30
+    while seen[-1] != (200, [3]) and time.monotonic() < end:
+        seen.append(infer(server, "m", 1))
+    before = seen.index((200, [3]))
+    assert before > 0
+    assert seen[:before] == [(200, [2])] * before
+
+
+def test_model_file_without_a_repository_is_watched(tmp_path: Path, start: Start) -> None:
+    add_scaled(tmp_path, "a", 2.0)
+    add_scaled(tmp_path, "b", 3.0)
+    file = tmp_path / "single.onnx"
+    file.write_bytes((tmp_path / "a" / "1" / "model.onnx").read_bytes())
+    server = start(file, "--watch")
+
+    def factor() -> float:
+        inputs = [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]
+        return server.post("/v2/models/single/infer", {"inputs": inputs}).json["outputs"][0]["data"][0]
+
+    assert factor() == 2.0
+    file.write_bytes((tmp_path / "b" / "1" / "model.onnx").read_bytes())
+    wait_until(lambda: factor() == 3.0, "the new file", server, 30)
