@@ -16,7 +16,9 @@ from support.models import add_onnx_identity
 from support.server import wait_until
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
+PAGES = ROOT / "docs" / "pages"
+DOCUMENTS = [ROOT / "README.md", *sorted(PAGES.glob("*.md"))]
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 BLOCK = re.compile(r"(?:<!-- run by (?P<elsewhere>\S+) -->\n)?```sh\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 SERVER = re.compile(r"^(?:\S*/)?(?:halimede serve|tritonserver)\b", re.MULTILINE)
 STARTED = "Started Metrics Service"
@@ -102,8 +104,15 @@ def test_no_command_hides_in_a_block_without_a_language(document: Path) -> None:
     assert set(opened) <= {"sh", "text", "json", "yaml", "protobuf", "dockerfile"} | elsewhere, opened
 
 
+@pytest.mark.parametrize("overview", [ROOT / "README.md", PAGES / "index.md"], ids=lambda path: path.name)
+def test_the_overviews_link_every_page(overview: Path) -> None:
+    linked = {(overview.parent / target).resolve() for target in LINK.findall(overview.read_text())}
+    assert {path.name for path in PAGES.glob("*.md")} - {"index.md"} <= {path.name for path in linked}
+    assert overview.parent == PAGES or (PAGES / "index.md") in linked
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text()):
+    for target in LINK.findall(document.read_text()):
         if "://" not in target:
             assert (document.parent / target).exists(), target
