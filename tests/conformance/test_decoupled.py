@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from support.background import in_background
 from support.calling import COUNT, COUNT_METHODS
-from support.calls import canceled, executing, metric
+from support.calls import DECOUPLED_OVER_HTTP, canceled, executing, metric
 from support.h2client import STREAM_INFER, H2Client, grpc_message
 from support.latency import LOOSE_MS, median_ms, quickest_ms
 from support.processes import resident_bytes
@@ -154,7 +154,7 @@ def test_what_is_raised_ends_the_requests_that_have_no_end(stage: Stage) -> None
 def test_unary_calls_to_a_decoupled_model_are_refused(stage: Stage) -> None:
     put_up(stage, "repeat")
     status, text = infer(stage.server, "repeat", 1, 0)
-    assert (status, text) == (501, "HTTP end point doesn't support models with decoupled transaction policy")
+    assert (status, text) == (501, DECOUPLED_OVER_HTTP)
     with grpcclient.InferenceServerClient(stage.server.grpc_url) as client:
         tensor = grpcclient.InferInput("IN", [2], "FP32")
         tensor.set_data_from_numpy(np.ones(2, np.float32))

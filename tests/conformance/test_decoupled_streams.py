@@ -15,7 +15,7 @@ import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
-from support.calls import canceled, executing, index, unload
+from support.calls import DECOUPLED_OVER_HTTP, canceled, executing, index, unload
 from support.h2client import STREAM_INFER, H2Client, grpc_message
 from support.models import write_config
 from support.server import RunningServer, start_server, wait_until
@@ -197,7 +197,7 @@ def test_a_call_for_one_answer_is_refused(server: RunningServer) -> None:
         pytest.raises(InferenceServerException) as refused,
     ):
         client.infer("repeat", [over_http])
-    assert refused.value.message() == "HTTP end point doesn't support models with decoupled transaction policy"
+    assert refused.value.message() == DECOUPLED_OVER_HTTP
     with triton.InferenceServerClient(server.grpc_url) as client, pytest.raises(InferenceServerException) as refused:
         client.infer("repeat", [tensor(1)])
     assert refused.value.status() == "StatusCode.UNIMPLEMENTED"

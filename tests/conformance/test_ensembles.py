@@ -19,7 +19,7 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from support.calls import canceled, executing, index, load, metric, pending, unload
+from support.calls import DECOUPLED_OVER_HTTP, canceled, executing, index, load, metric, pending, unload
 from support.ensemble_models import Step, Tensors, add_ensemble, add_plus, chain
 from support.models import add_identity, add_scaled
 from support.open_loop import Phase, Stream, run_phases
@@ -208,7 +208,7 @@ def test_a_decoupled_step_makes_the_ensemble_decoupled(server: RunningServer) ->
     assert server.get("/v2/models/pipe/config").json["model_transaction_policy"] == {"decoupled": False}
     assert infer(server, "stream", 1, 1, 1, 1) == (
         501,
-        "HTTP end point doesn't support models with decoupled transaction policy",
+        DECOUPLED_OVER_HTTP,
     )
     with Answers(server) as stream:
         for count in (3, 0):

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import urllib3
 
-from support.calls import canceled, executing, metric
+from support.calls import DECOUPLED_OVER_HTTP, canceled, executing, metric
 from support.models import add_identity, write_config
 from support.served import workers
 from support.server import RunningServer, Start, start_server, wait_until
@@ -63,6 +63,16 @@ class TritonPythonModel:
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 '''
 
+EMPTY = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("TEXT", np.array([]))]) for _ in requests]
+"""
+
 CONFIG = """
 backend: "python"
 input { name: "N" data_type: TYPE_INT32 dims: 1 }
@@ -93,6 +103,9 @@ def write_repository(models: Path) -> None:
         (models / name / "1" / "model.py").write_text(MODEL)
     add_identity(models, "ident", datatype="FP32", dims="-1")
     add_identity(models, "text", datatype="BYTES", dims="1")
+    (models / "empty" / "1").mkdir(parents=True)
+    (models / "empty" / "1" / "model.py").write_text(EMPTY)
+    write_config(models / "empty", CONFIG.replace("decoupled: true", "decoupled: false"))
     (models / "pipeline" / "1").mkdir(parents=True)
     write_config(models / "pipeline", ENSEMBLE)
 
@@ -164,10 +177,30 @@ def test_one_answer_is_a_body_and_any_other_number_is_refused(server: RunningSer
     idle(server)
 
 
+def test_an_array_without_elements_is_an_empty_list_whatever_its_datatype(server: RunningServer) -> None:
+    """numpy makes it of FP64, where the configuration says TYPE_STRING."""
+    answer = server.post("/v2/models/empty/generate", {"N": 1})
+    assert (answer.status, answer.json) == (200, {"TEXT": [], "model_name": "empty", "model_version": "1"})
+    (sole,) = stream(server, {"N": 1}, "empty")
+    assert sole["TEXT"] == []
+
+
+def test_repeated_names_are_as_in_triton(server: RunningServer) -> None:
+    told = server.post("/v2/models/tokens/generate", '{"N":1,"a":1,"id":"i","a":2,"id":"j"}').json
+    assert (told["id"], told["told"]) == ("i", '{"a": 1}')
+    refused = server.post("/v2/models/tokens/generate", '{"N":1,"N":1}')
+    assert (refused.status, refused.error) == (400, "[request id: <id_unknown>] input 'N' already exists in request")
+
+
 def test_errors_have_their_status_before_the_first_event_and_are_the_last_one_after_it(server: RunningServer) -> None:
     for verb in ("generate", "generate_stream"):
         refused = server.post(f"/v2/models/tokens/{verb}", {"N": 3, "fail_at": 0})
-        assert (refused.status, refused.error, refused.headers["retry-after"]) == (503, "boom", "1")
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        if verb == "generate":
+            assert (refused.headers["content-type"], refused.error) == ("application/json", "boom")
+        else:
+            assert refused.headers["content-type"] == "text/event-stream; charset=utf-8"
+            assert events(refused.body) == [{"error": "boom"}]
         missing = server.post(f"/v2/models/tokens/{verb}", {})
         assert missing.status == 400
         assert "missing required input(s) ['N']" in missing.error
@@ -185,7 +218,8 @@ def test_an_ensemble_generates_as_its_models_do(server: RunningServer) -> None:
     assert stream(server, {"COUNT": 0}, "pipeline") == []
     assert server.post("/v2/models/pipeline/generate", {"COUNT": 1}).json["TOKEN"] == "é\n0"
     assert server.post("/v2/models/pipeline/generate", {"COUNT": 2}).status == 400
-    assert "boom" in server.post("/v2/models/pipeline/generate_stream", {"COUNT": 2, "fail_at": 0}).error
+    (sole,) = events(server.post("/v2/models/pipeline/generate_stream", {"COUNT": 2, "fail_at": 0}).body)
+    assert sole["error"].endswith("boom")
 
 
 def test_a_load_balancer_learns_of_the_models_cache(server: RunningServer) -> None:
@@ -219,7 +253,7 @@ def test_infer_as_events(server: RunningServer) -> None:
     refused = server.post("/v2/models/tokens/infer", document)
     assert (refused.status, refused.error) == (
         501,
-        "HTTP end point doesn't support models with decoupled transaction policy",
+        DECOUPLED_OVER_HTTP,
     )
 
 

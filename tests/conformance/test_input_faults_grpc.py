@@ -147,7 +147,7 @@ def test_a_message_larger_than_grpcs_own_default_is_accepted(server: RunningServ
 
 def test_features_that_are_not_there_say_so(stub) -> None:
     for call in (
-        lambda: stub.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest()),
+        lambda: stub.SystemSharedMemoryRegister(pb.SystemSharedMemoryRegisterRequest()),
         lambda: stub.CudaSharedMemoryRegister(pb.CudaSharedMemoryRegisterRequest()),
         lambda: stub.TraceSetting(pb.TraceSettingRequest()),
         lambda: stub.LogSettings(pb.LogSettingsRequest()),

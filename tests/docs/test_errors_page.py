@@ -98,9 +98,9 @@ def infer(server: RunningServer, path: str = "/v2/models/m/infer", outputs: Any 
     return server.post(path, body)
 
 
-def too_large(server: RunningServer) -> Answer:
+def too_large(server: RunningServer, fields: bytes = b"") -> Answer:
     with socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as client:
-        client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 67108865\r\n\r\n")
+        client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n%bContent-Length: 67108865\r\n\r\n" % fields)
         head, _, body = client.recv(4096).partition(b"\r\n\r\n")
     return Answer(int(head.split()[1]), {}, body)
 
@@ -125,6 +125,9 @@ PROVOKED = {
     "too little data": lambda s: infer(s, data=[1]),
     "an output that the model does not have": lambda s: infer(s, outputs=[{"name": "z"}]),
     "a body above the limit": too_large,
+    "a body with binary data above the limit": lambda s: too_large(s, b"Inference-Header-Content-Length: 0\r\n"),
+    "`generate` with a list under a name that is no input": lambda s: s.post("/v2/models/m/generate", {"z": [1]}),
+    "`generate` with an input twice": lambda s: s.post("/v2/models/m/generate", '{"IN":[1,2,3,4],"IN":[1,2,3,4]}'),
     "a call of an extension that is not there": lambda s: s.get("/v2/trace/setting"),
     "statistics of an unknown model": lambda s: s.get("/v2/models/n/stats"),
     "load: no such model, or a wrong configuration": lambda s: s.post("/v2/repository/models/n/load"),

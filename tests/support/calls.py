@@ -13,6 +13,10 @@ def ones(columns: int) -> dict[str, object]:
 ONES = ones(16)
 """For `add_identity`'s models as they are by default."""
 ONES_JSON = json.dumps(ONES)
+DECOUPLED_OVER_HTTP = (
+    "HTTP end point doesn't support models with decoupled transaction policy; use generate_stream, or send the header "
+    "'Accept: text/event-stream'"
+)
 
 
 def scaled(server: RunningServer, model: str = "scaled", version: str = "") -> float:

@@ -266,21 +266,35 @@ def test_a_long_load_does_not_hold_up_the_others(served, client, channel) -> Non
 def test_what_is_not_available_says_so_by_name(channel) -> None:
     said = {}
     for method in POOL.FindServiceByName("inference.GRPCInferenceService").methods:
-        if "SharedMemory" in method.name or method.name.endswith(("Setting", "Settings")):
+        if method.name.endswith(("MemoryRegister", "Setting", "Settings")):
             path = f"/inference.GRPCInferenceService/{method.name}"
             said[method.name] = status(lambda path=path: channel.unary_unary(path)(b""))
     unimplemented = grpc.StatusCode.UNIMPLEMENTED
     assert said == {
-        f"{kind}SharedMemory{action}": (
+        f"{kind}SharedMemoryRegister": (
             unimplemented,
-            f"{kind}SharedMemory{action}: {what} shared memory is not available yet in this server",
+            f"{kind}SharedMemoryRegister: {what} shared memory is not available yet in this server",
         )
         for kind, what in (("System", "system"), ("Cuda", "CUDA"))
-        for action in ("Status", "Register", "Unregister")
     } | {
         "TraceSetting": (unimplemented, "TraceSetting: tracing is not available yet in this server"),
         "LogSettings": (unimplemented, "LogSettings: changing log settings is not available yet in this server"),
     }
+
+
+def test_no_shared_memory_is_listed_and_none_is_left_to_unregister(client) -> None:
+    for kind in ("system", "cuda"):
+        listed = getattr(client, f"get_{kind}_shared_memory_status")
+        unregister = getattr(client, f"unregister_{kind}_shared_memory")
+        assert len(listed().regions) == 0
+        with pytest.raises(InferenceServerException) as caught:
+            listed("r")
+        assert (caught.value.status(), caught.value.message()) == (
+            "StatusCode.NOT_FOUND",
+            f"Unable to find {kind} shared memory region: 'r'",
+        )
+        unregister()
+        unregister("r")
 
 
 def test_every_rpc_of_the_service_has_a_handler(channel) -> None:

@@ -232,7 +232,7 @@ def test_bare_line_feeds_are_refused_at_once() -> None:
 
 def decode(data: bytes, cuts: list[int], limit: int = 1 << 20, limits: Limits = LIMITS) -> tuple[bytes, bytes]:
     """Feed `data` cut at `cuts`; the body, and what follows it."""
-    chunked = ChunkedBody(limit, limits)
+    chunked = ChunkedBody(Head(b"POST", b"/", {}, b"", None), limit, limits)
     places = [0, *sorted(cuts), len(data)]
     for start, stop in pairwise(places):
         at = chunked.feed(bytearray(data), start, stop)

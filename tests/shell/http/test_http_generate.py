@@ -11,6 +11,7 @@ import pytest
 
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceResponse, Tensor
 from halimede.frontends.http.framing import Limits
+from support.calls import DECOUPLED_OVER_HTTP
 
 STREAM = "/v2/models/live/generate_stream"
 INFER = "/v2/models/live/infer"
@@ -123,9 +124,9 @@ def test_an_error_that_comes_first_has_its_status_and_ends_it(http: Any, client:
         client.ask()
         give(http, error=error, final=final)
         response = client.begin()
-        assert (response.status, response.headers["Content-Type"]) == (status, "application/json")
-        assert json.loads(response.read()) == {"error": error.message}
+        assert (response.status, response.headers["Content-Type"]) == (status, "text/event-stream; charset=utf-8")
         assert response.headers.get("Retry-After") == ("1" if status == 503 else None)
+        assert response.read() == f'data: {{"error":"{error.message}"}}\n\n'.encode()
     # What is not over is cancelled.
     http.wait_until(lambda: http.core.cancelled == [1])
 
@@ -147,8 +148,21 @@ def test_an_answer_that_json_cannot_say_is_an_error(http: Any, client: Client) -
     http.call(lambda: http.core.held[1][1](InferenceResponse("live", "1", outputs=[strings], final=False)))
     response = client.begin()
     assert response.status == 400
-    assert "not UTF-8" in json.loads(response.read())["error"]
+    assert "not UTF-8" in client.event()["error"]
+    assert client.is_over()
     http.wait_until(lambda: http.core.cancelled == [1])
+
+
+def test_an_error_before_the_request_is_accepted_is_no_event(http: Any) -> None:
+    for path, body, status in (
+        ("full/generate_stream", IN, 503),
+        ("broken/generate_stream", IN, 500),
+        ("live/generate_stream", b"{nope", 400),
+        ("none/generate_stream", IN, 404),
+    ):
+        answer = http.ask("POST", f"/v2/models/{path}", body)
+        assert (answer.status, answer.headers["content-type"]) == (status, "application/json")
+        assert "error" in json.loads(answer.body)
 
 
 def test_the_connection_is_used_again_after_a_stream(http: Any, client: Client) -> None:
@@ -457,7 +471,7 @@ def test_whoever_does_not_ask_for_events_gets_none(http: Any, accept: str) -> No
     answer = http.ask("POST", INFER, TENSOR, {"Accept": accept})
     assert (answer.status, json.loads(answer.body)) == (
         501,
-        {"error": "HTTP end point doesn't support models with decoupled transaction policy"},
+        {"error": DECOUPLED_OVER_HTTP},
     )
 
 

@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.frontends.http.compression import choose_coding, decompress_steps
+from support.calls import DECOUPLED_OVER_HTTP
 
 LIMIT = 1 << 20
 
@@ -94,7 +95,7 @@ def test_the_model_is_looked_up_before_the_body_is_looked_at(http: Any) -> None:
     )
     assert error(http, "stream", b"{", garbage) == (
         501,
-        "HTTP end point doesn't support models with decoupled transaction policy",
+        DECOUPLED_OVER_HTTP,
     )
     assert error(http, "echo", b"{", garbage) == (501, "Unsupported compression type")
     assert error(http, "echo", b"{", {"Inference-Header-Content-Length": "9"}) == (

@@ -42,8 +42,8 @@ KNOWN = {
     "/v2/logging": Route(Action.LOGGING, BOTH),
     "/v2/trace/setting": Route(Action.TRACE, BOTH),
     "/v2/models/m/trace/setting": Route(Action.TRACE, BOTH, "m"),
-    "/v2/systemsharedmemory/status": Route(Action.SYSTEM_SHARED_MEMORY, GET),
-    "/v2/cudasharedmemory/region/r/register": Route(Action.CUDA_SHARED_MEMORY, POST),
+    "/v2/systemsharedmemory/status": Route(Action.SYSTEM_SHARED_MEMORY, GET, verb="status"),
+    "/v2/cudasharedmemory/region/r/register": Route(Action.CUDA_SHARED_MEMORY, POST, region="r", verb="register"),
 }
 
 
@@ -168,11 +168,21 @@ def test_extensions_that_are_not_there_say_so_by_name(http: Any) -> None:
     for method, path, extension in [
         ("GET", "/v2/trace/setting", "trace"),
         ("POST", "/v2/logging", "logging"),
-        ("GET", "/v2/systemsharedmemory/status", "system_shared_memory"),
+        ("POST", "/v2/systemsharedmemory/region/r/register", "system_shared_memory"),
         ("POST", "/v2/cudasharedmemory/region/r/register", "cuda_shared_memory"),
     ]:
         text = f"the '{extension}' extension is not available in this server"
         assert answer(http, method, path, b"{}") == (501, JSON, {"error": text})
+
+
+def test_no_shared_memory_is_listed_and_none_is_left_to_unregister(http: Any) -> None:
+    for kind in ("system", "cuda"):
+        path = f"/v2/{kind}sharedmemory"
+        assert answer(http, "GET", f"{path}/status") == (200, JSON, [])
+        error = {"error": f"Unable to find {kind} shared memory region: 'r s'"}
+        assert answer(http, "GET", f"{path}/region/r%20s/status") == (404, JSON, error)
+        assert answer(http, "POST", f"{path}/unregister", b"") == (200, TEXT, None)
+        assert answer(http, "POST", f"{path}/region/r/unregister", b"") == (200, TEXT, None)
 
 
 def test_the_repository_index(http: Any) -> None:

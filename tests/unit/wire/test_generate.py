@@ -166,7 +166,11 @@ NO_KIND = "Unable to parse 'data': attempt to access JSON non-{0} as {0}"
             {"FP16": 1},
             "receiving FP16 data via JSON is not supported. Please use the binary data format for input FP16",
         ),
-        ({"a": [1]}, "parameter 'a' has invalid type. It should be either 'int', 'bool', or 'string'."),
+        (
+            {"a": [1]},
+            "parameter 'a' has invalid type. It should be either 'int', 'bool', or 'string'. The inputs of model 'm' are"
+            f" {', '.join(repr(each.name) for each in ALL.config.input)}.",
+        ),
         ({"a": None}, "parameter 'a' has invalid type. It should be either 'int', 'bool', or 'string'."),
         (
             {"parameters": {"a": {}}},
@@ -221,6 +225,48 @@ def test_a_large_document_is_read_in_steps_to_the_same_request(document: dict[st
         assert tensor.array().tolist() == expected
     names = set(FROM_WIRE) | {"id", "parameters"}
     assert request.parameters == {key: value for key, value in plain.items() if key not in names}
+
+
+TWICE = view({"x": (DataType.INT32, (-1,)), "y": (DataType.INT32, (-1,))})
+LARGE = f'"y":[{",".join(["7"] * 60_000)}],'
+"""What makes a document one that is read in steps."""
+
+
+@pytest.mark.parametrize("large", ["", LARGE])
+@pytest.mark.parametrize(
+    ("members", "parameters", "name"),
+    [
+        ('"a":1,"a":2', {"a": 1}, ""),
+        ('"a":1,"b":true,"a":"x"', {"a": 1, "b": True}, ""),
+        ('"id":"i","id":"j"', {}, "i"),
+        ('"parameters":{"a":1,"b":2,"a":3}', {"a": 1, "b": 2}, ""),
+        ('"parameters":{"a":1},"parameters":{"b":2}', {"a": 1}, ""),
+        # In another object it is another member, and the later one counts.
+        ('"a":1,"parameters":{"a":2}', {"a": 2}, ""),
+        ('"parameters":{"a":2},"a":1', {"a": 1}, ""),
+        ('"a":"p: q","b":":{","a":":"', {"a": "p: q", "b": ":{"}, ""),
+        ('"a":9223372036854775807,"a":0,"b":1.5', {"a": 2**63 - 1, "b": 1.5}, ""),
+        ('"a":%s9,"a":0' % ("1" * 5_000), {"a": float("inf")}, ""),
+    ],
+)
+def test_of_members_with_the_same_name_the_first_counts(
+    large: str, members: str, parameters: dict[str, Any], name: str
+) -> None:
+    text = f'{{{large}"x":[1,2],{members}}}'
+    if parameters == {"a": float("inf")}:
+        assert "Number too big" in refusal(text, TWICE)
+        return
+    request = decode(text, TWICE)
+    assert (request.parameters, request.id) == (parameters, name)
+    assert request.inputs[-1].name == "x"
+
+
+@pytest.mark.parametrize("large", ["", LARGE])
+def test_an_input_that_comes_twice_is_there_twice(large: str) -> None:
+    """The check of the request refuses it, as it does in the other protocols."""
+    for text in ('"x":[1],"x":[2]', '"x":[1],"a":2,"parameters":{"x":[2]}', '"parameters":{"x":[1],"x":[2]}'):
+        request = decode(f"{{{large}{text}}}", TWICE)
+        assert [np.frombuffer(each.data, np.int32)[0] for each in request.inputs if each.name == "x"] == [1, 2]
 
 
 def test_what_is_no_input_has_a_bound_in_a_large_document() -> None:

@@ -3,12 +3,15 @@
 A member with the name of an input is that input: a value, or a list of them. Its datatype is the configuration's, and
 so is its shape, as far as the number of values leaves a choice. Every other member is a parameter of the request; those
 in the object `parameters` count as if they stood beside it, and `id` is the request's id. No name is reserved: what is
-called `priority` or `timeout` is the model's to read, as in Triton, whose texts these are.
+called `priority` or `timeout` is the model's to read, as in Triton, whose texts these are. An object may repeat a name:
+then its first value counts, but an input that comes twice is an error.
 
 A document of at most `SMALL_JSON_BYTES` is parsed at once, a larger one in slices.
 """
 
+import json
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf, nan, prod
 from typing import Any
@@ -17,7 +20,14 @@ import orjson
 
 from halimede.core.config.model_config import ModelInput
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
+from halimede.core.types import (
+    ErrorCode,
+    InferenceError,
+    InferenceRequest,
+    InferenceResponse,
+    ParameterValue,
+    Tensor,
+)
 from halimede.core.types.error import clip
 from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.tensor import Buffer
@@ -90,7 +100,50 @@ def decode_small(view: ModelView, body: Buffer, version: str = "") -> InferenceR
         if b"NaN" in raw or b"Infinity" in raw:
             return run(decode_large_steps(view, raw, version))
         document = load_json(raw)
-    return run(_read_steps(document, view, version, _Parsed()))
+    return run(_read_steps(_with_repeated(raw, document), view, version, _Parsed()))
+
+
+class _Repeating(dict[str, Any]):
+    """An object in which names are repeated: the first value of each, and all members in order as `pairs`."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(reversed(pairs))
+        self.pairs = pairs
+
+
+def _with_repeated(text: bytes, document: Any) -> Any:
+    """The document that `text` was parsed to, parsed again where its objects may repeat names."""
+    if not isinstance(document, dict):
+        return document
+    names = len(document) + sum(len(value) for value in document.values() if isinstance(value, dict))
+    # Each member has a colon. Strings may have some too.
+    if text.count(b":") == names:
+        return document
+    return json.loads(text, object_pairs_hook=_object, parse_int=_number)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    return members if len(members) == len(pairs) else _Repeating(pairs)
+
+
+def _number(digits: str) -> int | float:
+    """As orjson has it: what is no 64-bit integer is a double."""
+    value = int(digits) if len(digits) <= 20 else float(digits)
+    return value if -(2**63) <= value < 2**64 else float(value)
+
+
+def _members(document: dict[str, Any], inputs: Mapping[str, ModelInput]) -> Iterable[tuple[str, Any]]:
+    """The members that count: of those with the same name the first, and every one with an input's name."""
+    if not isinstance(document, _Repeating):
+        return document.items()
+    seen: set[str] = set()
+    members = []
+    for name, value in document.pairs:
+        if name in inputs or name not in seen:
+            members.append((name, value))
+        seen.add(name)
+    return members
 
 
 def decode_large_steps(
@@ -106,11 +159,11 @@ def decode_large_steps(
     """
     layout = yield from scan_members_steps(body, block_bytes, skeleton_limit)
     text, has_tokens = _without_tokens(layout.skeleton)
-    document = load_json(text)
+    document = _with_repeated(text, load_json(text))
     yield 0
     source = _Placed(memoryview(body), layout, block_bytes, skeleton_limit - len(text), has_tokens)
     request = yield from _read_steps(document, view, version, source)
-    # A member that stands there twice counts the last time, and must have been JSON the first time too.
+    # A member that stands there twice counts once, and must be JSON the other time too.
     for place in set(range(len(layout.spans))) - source.used:
         source.parse(place)
     return request
@@ -219,14 +272,14 @@ def _place(value: Any) -> int | None:
 
 
 def _read_steps(document: Any, view: ModelView, version: str, source: _Parsed | _Placed) -> Steps[InferenceRequest]:
-    if type(document) is not dict:
+    if not isinstance(document, dict):
         raise _invalid("attempt to get members for non-object")
     inputs = {each.name: each for each in view.config.input}
     reader = _Reader(InferenceRequest(view.name, version), inputs, view.config.max_batch_size > 0, source)
     request = reader.request
     if "id" in document and "id" not in inputs:
         request.id = _text(source.plain(document["id"]))
-    for key, value in document.items():
+    for key, value in _members(document, inputs):
         if key == "parameters":
             yield from _nested_steps(reader, value)
         elif key != "id" or key in inputs:
@@ -238,10 +291,10 @@ def _read_steps(document: Any, view: ModelView, version: str, source: _Parsed | 
 def _nested_steps(reader: "_Reader", members: Any) -> Steps[None]:
     if "parameters" in reader.inputs:
         raise _invalid("Keyword 'parameters' for nested schema also given as input tensor name")
-    if type(members) is not dict:
+    if not isinstance(members, dict):
         raise _invalid("Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object")
     try:
-        for key, value in members.items():
+        for key, value in _members(members, reader.inputs):
             yield from reader.member_steps(key, value)
     except InferenceError as error:
         raise InferenceError(error.code, f"Converting keyword: 'parameters': {error.message}") from None
@@ -259,7 +312,7 @@ class _Reader:
     def member_steps(self, key: str, value: Any) -> Steps[None]:
         declared = self.inputs.get(key)
         if declared is None:
-            self.request.parameters[key] = parameter_value(key, self.source.plain(value))
+            self.request.parameters[key] = self._parameter(key, self.source.plain(value))
             return
         if declared.data_type in HALF:
             raise half_input(key, declared.data_type)
@@ -267,6 +320,17 @@ class _Reader:
         shape = tensor_shape(declared, self.batches, count)
         data = yield from self.source.data_steps(declared, count, value)
         self.request.inputs.append(Tensor(key, declared.data_type, shape, data))
+
+    def _parameter(self, key: str, value: Any) -> ParameterValue:
+        try:
+            return parameter_value(key, value)
+        except InferenceError as error:
+            if not isinstance(value, list):
+                raise
+            # A list is meant for an input.
+            names = ", ".join(f"'{clip(name)}'" for name in self.inputs)
+            text = f"{error.message} The inputs of model '{self.request.model_name}' are {clip(names)}."
+            raise InferenceError(error.code, text) from None
 
 
 def tensor_shape(declared: ModelInput, batches: bool, count: int) -> tuple[int, ...]:

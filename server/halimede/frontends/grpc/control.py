@@ -14,6 +14,7 @@ from halimede.core.wire.grpc_control import (
     encode_statistics,
 )
 from halimede.core.wire.protocol import ProtoMessage, message_class
+from halimede.core.wire.shared_memory import unknown_region
 from halimede.runtime.server import Server
 
 Answer = Callable[[ProtoMessage], Awaitable[ProtoMessage]]
@@ -25,12 +26,8 @@ _RepositoryModelLoadResponse = message_class("inference.RepositoryModelLoadRespo
 _RepositoryModelUnloadResponse = message_class("inference.RepositoryModelUnloadResponse")
 
 _NOT_AVAILABLE = {
-    "SystemSharedMemoryStatus": "system shared memory",
     "SystemSharedMemoryRegister": "system shared memory",
-    "SystemSharedMemoryUnregister": "system shared memory",
-    "CudaSharedMemoryStatus": "CUDA shared memory",
     "CudaSharedMemoryRegister": "CUDA shared memory",
-    "CudaSharedMemoryUnregister": "CUDA shared memory",
     "TraceSetting": "tracing",
     "LogSettings": "changing log settings",
 }
@@ -46,6 +43,10 @@ class Control:
         """What answers each RPC, by its name."""
         answers: dict[str, Answer] = {name: _not_available(name, what) for name, what in _NOT_AVAILABLE.items()}
         answers |= {
+            "SystemSharedMemoryStatus": _no_regions("system", "SystemSharedMemoryStatus"),
+            "SystemSharedMemoryUnregister": _unregistered("SystemSharedMemoryUnregister"),
+            "CudaSharedMemoryStatus": _no_regions("cuda", "CudaSharedMemoryStatus"),
+            "CudaSharedMemoryUnregister": _unregistered("CudaSharedMemoryUnregister"),
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
             "ModelReady": self._model_ready,
@@ -94,6 +95,28 @@ class Control:
         check_repository_name(request)
         await self._server.unload_model(request.model_name, decode_unload_dependents(request))
         return _RepositoryModelUnloadResponse()
+
+
+def _no_regions(kind: str, name: str) -> Answer:
+    """Nothing can be registered, so that nothing is listed."""
+    response = message_class(f"inference.{name}Response")
+
+    async def status(request: ProtoMessage) -> ProtoMessage:
+        if request.name:
+            raise unknown_region(kind, request.name)
+        return response()
+
+    return status
+
+
+def _unregistered(name: str) -> Answer:
+    """Nothing is left to unregister, whatever the request names."""
+    response = message_class(f"inference.{name}Response")
+
+    async def unregister(_request: ProtoMessage) -> ProtoMessage:
+        return response()
+
+    return unregister
 
 
 def _not_available(name: str, what: str) -> Answer:

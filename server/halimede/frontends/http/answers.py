@@ -21,7 +21,12 @@ def respond_error(exchange: Exchange, error: InferenceError, fields: bytes = b""
 
 def respond_infer_error(exchange: Exchange, error: InferenceError) -> None:
     """As `respond_error`, to a client that may try again."""
-    respond_error(exchange, error, RETRY_LATER if error.code is ErrorCode.UNAVAILABLE else b"")
+    respond_error(exchange, error, retry_fields(error))
+
+
+def retry_fields(error: InferenceError) -> bytes:
+    """The header line that tells a client to try again, where that may help."""
+    return RETRY_LATER if error.code is ErrorCode.UNAVAILABLE else b""
 
 
 def is_decoupled(view: ModelView) -> bool:

@@ -224,13 +224,13 @@ def _refuse_repeated(raw: bytes) -> None:
             raise Refusal(400, f"malformed HTTP request: more than one {name.decode()} header")
 
 
-def body_too_large(size: int, limit: int) -> Refusal:
-    """The refusal of a body of `size` bytes, in Triton's words (which speak of JSON for any body)."""
-    return Refusal(
-        400,
-        f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. "
-        "Use --http-max-input-size to increase the limit.",
-    )
+def body_too_large(head: Head, size: int, limit: int) -> Refusal:
+    """The refusal of a body of `size` bytes, in Triton's words for JSON and for binary data."""
+    if b"inference-header-content-length" in head.headers:
+        excess = f"request binary size of {size} bytes exceeds the maximum allowed value of {limit} bytes"
+    else:
+        excess = f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes"
+    return Refusal(400, f"{excess}. Use --http-max-input-size to increase the limit.")
 
 
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
@@ -255,10 +255,11 @@ class ChunkedBody:
     `body` grows with what arrives, never with what a chunk announces; `chunks` have come so far.
     """
 
-    __slots__ = ("_left", "_limit", "_limits", "_line", "_part", "_trailer_bytes", "body", "chunks")
+    __slots__ = ("_head", "_left", "_limit", "_limits", "_line", "_part", "_trailer_bytes", "body", "chunks")
 
-    def __init__(self, max_body: int, limits: Limits) -> None:
+    def __init__(self, head: Head, max_body: int, limits: Limits) -> None:
         self.body = bytearray()
+        self._head = head
         self._limit = max_body
         self._limits = limits
         self.chunks = 0
@@ -341,7 +342,7 @@ class ChunkedBody:
                 "Send fewer or larger HTTP chunks.",
             )
         if len(self.body) + size > self._limit:
-            raise body_too_large(len(self.body) + size, self._limit)
+            raise body_too_large(self._head, len(self.body) + size, self._limit)
         self._left = size
         self._part = _Part.DATA
         return at

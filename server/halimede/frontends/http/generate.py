@@ -83,6 +83,7 @@ class GenerateHandler:
             exchange,
             encode_generate_steps,
             is_decoupled=is_decoupled(view),
+            sends_errors=True,
             fields=partial(self.load_fields, exchange, view.name),
             on_crash=self.on_crash,
         ).start(request)

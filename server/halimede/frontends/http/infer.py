@@ -66,7 +66,9 @@ class InferHandler:
             policy = view.config.model_transaction_policy
             if policy is not None and policy.decoupled and not streams:
                 raise InferenceError(
-                    ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
+                    ErrorCode.UNSUPPORTED,
+                    "HTTP end point doesn't support models with decoupled transaction policy; use generate_stream, or"
+                    " send the header 'Accept: text/event-stream'",
                 )
             parameters = None if self._forward is None else forwarded(self._forward, exchange.head)
             infer = self._stream if streams else self._infer

@@ -326,14 +326,14 @@ class Connection(asyncio.BufferedProtocol):
         if length is None:
             self._meet_expectation(head, is_body_here=stop < end)
             self._head = head
-            self._chunked = ChunkedBody(listener.max_body, listener.limits)
+            self._chunked = ChunkedBody(head, listener.max_body, listener.limits)
             self._state = _State.CHUNKED
             self._backlog = None
             self._read_chunks(data, stop, end)
             return
         if length > listener.max_body:
             self._head = head
-            raise body_too_large(length, listener.max_body)
+            raise body_too_large(head, length, listener.max_body)
         here = end - stop
         if here >= length:
             body = bytes(data[stop : stop + length])

@@ -41,7 +41,7 @@ class Route:
     """What a path asks for. `methods` are the ones that it takes.
 
     `version` is decimal without leading zeros, "" where the path has none. `repository` is the repository that a path
-    names.
+    names, `region` the region of shared memory and `verb` what is to be done with it.
     """
 
     action: Action
@@ -49,6 +49,8 @@ class Route:
     model: str = ""
     version: str = ""
     repository: str = ""
+    region: str = ""
+    verb: str = ""
 
 
 _GET = (b"GET",)
@@ -104,11 +106,11 @@ def _resolve(target: bytes) -> Route | None:
         case ["v2", "trace", "setting"]:
             return Route(Action.TRACE, _GET_POST)
         case ["v2", memory, verb] if memory in _SHARED_MEMORY and verb in _SHARED_MEMORY_ROUTES:
-            return Route(_SHARED_MEMORY[memory], _SHARED_MEMORY_ROUTES[verb])
+            return Route(_SHARED_MEMORY[memory], _SHARED_MEMORY_ROUTES[verb], verb=verb)
         case ["v2", memory, "region", region, verb] if (
             memory in _SHARED_MEMORY and region and verb in _SHARED_MEMORY_ROUTES
         ):
-            return Route(_SHARED_MEMORY[memory], _SHARED_MEMORY_ROUTES[verb])
+            return Route(_SHARED_MEMORY[memory], _SHARED_MEMORY_ROUTES[verb], region=unquote(region), verb=verb)
     return None
 
 

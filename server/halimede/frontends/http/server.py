@@ -19,6 +19,7 @@ from halimede.core.wire.http_control import (
     model_metadata_json,
     statistics_json,
 )
+from halimede.core.wire.shared_memory import unknown_region
 from halimede.frontends.http.answers import respond_error, respond_infer_error
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.generate import GenerateHandler
@@ -79,8 +80,8 @@ class HttpServer(Listener):
             Action.MODEL_UNLOAD: self._model_unload,
             Action.GENERATE: self._generate,
             Action.GENERATE_STREAM: self._generate,
-            Action.SYSTEM_SHARED_MEMORY: _unavailable_extension,
-            Action.CUDA_SHARED_MEMORY: _unavailable_extension,
+            Action.SYSTEM_SHARED_MEMORY: _shared_memory,
+            Action.CUDA_SHARED_MEMORY: _shared_memory,
             Action.TRACE: _unavailable_extension,
             Action.LOGGING: _unavailable_extension,
         }
@@ -195,6 +196,18 @@ def _small_body(exchange: Exchange, route: Route) -> Buffer:
     if len(exchange.body) > MAX_CONTROL_BYTES:
         raise control_too_large(route.action.label, len(exchange.body))
     return exchange.body
+
+
+def _shared_memory(exchange: Exchange, route: Route) -> None:
+    """Nothing can be registered, so that nothing is listed and nothing is left to unregister."""
+    if route.verb == "register":
+        _unavailable_extension(exchange, route)
+    elif route.verb == "unregister":
+        exchange.respond(200, PLAIN_TEXT)
+    elif route.region:
+        raise unknown_region("system" if route.action is Action.SYSTEM_SHARED_MEMORY else "cuda", route.region)
+    else:
+        exchange.respond(200, JSON, (b"[]",))
 
 
 def _unavailable_extension(_exchange: Exchange, route: Route) -> None:

@@ -1,8 +1,9 @@
 """One inference whose answers leave as server-sent events, one each, as the model makes them.
 
-Before the first answer nobody knows whether there is one: an error that comes first is an answer with its own status, a
-later one is the last event. An answer is acknowledged to its model once the connection has room for more, so that a
-client that does not read stalls that model alone. What comes nevertheless waits here, and counts as unsent.
+Before the first answer nobody knows whether there is one. An error that comes first has its own status, and is an event
+in `generate_stream`. A later one is the last event. An answer is acknowledged to its model once the connection has room
+for more, so that a client that does not read stalls that model alone. What comes nevertheless waits here, and counts as
+unsent.
 """
 
 import asyncio
@@ -13,7 +14,8 @@ from functools import partial
 from halimede.core.types import Buffer, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.wire.json_tensor import Steps, run
 from halimede.core.wire.sse import MEDIA_TYPE, error_event, event
-from halimede.frontends.http.answers import IN_STEPS_ABOVE, respond_infer_error, size_of
+from halimede.core.wire.status_map import HTTP_STATUS
+from halimede.frontends.http.answers import IN_STEPS_ABOVE, respond_infer_error, retry_fields, size_of
 from halimede.frontends.http.protocol import Exchange, Stream
 from halimede.frontends.http.steps import StepQueue
 from halimede.runtime.server import Server
@@ -37,16 +39,23 @@ class EventCall:
         *,
         is_decoupled: bool,
         sends_empty_final: bool = False,
+        sends_errors: bool = False,
         fields: Callable[[], bytes] = bytes,
         on_crash: Callable[[Exchange, Exception], None],
     ) -> None:
-        """`fields` are further header lines, asked for when the answer begins; `on_crash` gets faults of ours."""
+        """`fields` are further header lines, asked for when the answer begins; `on_crash` gets faults of ours.
+
+        `sends_errors`: an error that comes as the first answer is an event too, as in Triton's `generate_stream`. One
+        that comes before the request is accepted is not.
+        """
         self._server = server
         self._steps = steps
         self._exchange = exchange
         self._encode = encode
         self._is_decoupled = is_decoupled
         self._sends_empty_final = sends_empty_final
+        self._sends_errors = sends_errors
+        self._is_accepted = False
         self._fields = fields
         self._on_crash = on_crash
         self._stream: Stream | None = None
@@ -62,6 +71,7 @@ class EventCall:
     def start(self, request: InferenceRequest) -> None:
         self._exchange.request_id = request.id
         self._ticket = self._server.infer(request, self._take)
+        self._is_accepted = True
         if not self._is_over:
             (self._stream or self._exchange).on_gone = self._end
 
@@ -154,11 +164,15 @@ class EventCall:
     def _fail(self, error: InferenceError) -> None:
         if self._is_over:
             return
-        if self._stream is None:
+        if self._stream is None and not (self._sends_errors and self._is_accepted):
             respond_infer_error(self._exchange, error)
-        else:
-            self._stream.failure = error.message or error.code.value
-            self._stream.send(error_event(error.message), is_last=True)
+            self._end()
+            return
+        stream = self._stream
+        if stream is None:
+            stream = self._exchange.stream(HTTP_STATUS[error.code], _FIELDS + retry_fields(error))
+        stream.failure = error.message or error.code.value
+        stream.send(error_event(error.message), is_last=True)
         self._end()
 
     def _crash(self, error: Exception) -> None:
