@@ -72,6 +72,14 @@ def send_until_cancelled(request):
     sender.send(flags=FINAL)
 
 
+def send_and_die(request):
+    sender = request.get_response_sender()
+    time.sleep({FIRST})
+    sender.send(answer(request))
+    time.sleep({SECOND})
+    os._exit(3)
+
+
 def on_threads(work, requests):
     for request in requests:
         threading.Thread(target=work, args=[request]).start()
@@ -414,18 +422,17 @@ def test_a_failure_after_an_answer(house: Stage) -> None:
     assert SECOND <= failed["compute_infer"] == failed["fail"] <= took - QUEUE - FIRST
 
 
-def test_the_death_of_a_worker(house: Stage) -> None:
-    execute = f"""
-        for request in requests:
-            time.sleep({FIRST})
-            request.get_response_sender().send(answer(request))
-            time.sleep({SECOND})
-        os._exit(3)
-        """
-    put_up(house, "dies", execute, decoupled=True)
-    took, answers = ask_stream(house.server, "dies")
+@pytest.mark.parametrize("where", ["in execute", "on a thread"])
+def test_the_death_of_a_worker(house: Stage, where: str) -> None:
+    name = f"die_{where.rsplit(maxsplit=1)[-1]}"
+    execute = {
+        "in execute": "for request in requests: send_and_die(request)",
+        "on a thread": "on_threads(send_and_die, requests)",
+    }
+    put_up(house, name, execute[where], decoupled=True)
+    took, answers = ask_stream(house.server, name)
     assert answers == ["data", "error"]
-    figures = Figures(house.server, "dies")
+    figures = Figures(house.server, name)
     figures.check_failure(took, QUEUE + FIRST + SECOND)
     assert SECOND <= figures.responses[1]["fail"] <= took - QUEUE - FIRST
 

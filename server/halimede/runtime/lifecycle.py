@@ -403,10 +403,9 @@ class ModelLifecycle:
         return entries
 
     def states(self) -> Iterator[StateSample]:
-        """What the index says of every version that serves or should: not of those that were unloaded, nor of names
-        that somebody tried to load in vain."""
+        """What the index says of every version that serves or should: not of those that were unloaded."""
         for name, record in sorted(self.records.items()):
-            if not record.status and record.failure and record.wanted:
+            if not record.status and record.failure:
                 yield StateSample(name, "", ModelReadyState.UNAVAILABLE)
             for number, status in sorted(record.status.items()):
                 entry = record.index_entry(number, status)

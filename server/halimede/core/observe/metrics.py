@@ -81,8 +81,8 @@ class Family:
     name: str
     kind: str
     help_text: str
-    unit: str = ""
-    counts: str = ""
+    unit: str
+    counts: str
 
     def text(self) -> FamilyText:
         return FamilyText(self.name, self.kind, self.help_text)
