@@ -12,9 +12,13 @@ import pytest
 
 from halimede.commands.explain_config import explain_config
 from halimede.core.config.read import read_pbtxt, read_yaml
+from halimede.core.inventory import Inventory
 from halimede.core.types import InferenceError
+from halimede.runtime.prepare import LoadOptions, VersionError, load_model
 from halimede.runtime.repository import ModelRepository
+from halimede.workers.abandon import Abandon
 from support.models import add_identity, add_onnx_identity, add_scaled, write_config
+from support.served import write_model
 
 PROGRAM = "from halimede.commands.explain_config import explain_config; explain_config()"
 
@@ -190,3 +194,53 @@ def test_a_link_s_own_name_is_the_model_s(tmp_path: Path) -> None:
     (tmp_path / "alias").symlink_to("real")
     document = json.loads(explain(tmp_path / "alias", "--format=json").stdout)
     assert (document["config"]["name"], document["origins"]["name"]) == ("alias", "default")
+
+
+ONNX = 'backend: "onnxruntime" max_batch_size: 8 '
+TENSORS = 'input { name: "IN" data_type: TYPE_FP32 dims: 4 } output { name: "OUT" data_type: TYPE_FP32 dims: 4 } '
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (TENSORS.replace("dims: 4", "dims: 5"), "the model expects shape [-1,4] but the model configuration specifies"),
+        (TENSORS.replace('"IN"', '"x"'), "unexpected inference input 'x', allowed inputs are: IN"),
+        (TENSORS.replace("TYPE_FP32", "TYPE_FP64"), "configuration expects datatype TYPE_FP64 for input 'IN'"),
+        (
+            TENSORS + 'parameters { key: "intra_op_thread_count" value { string_value: "two" } }',
+            "parameter 'intra_op_thread_count' is 'two'; it must be a number from 0 to 1024",
+        ),
+        (
+            TENSORS + 'optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }',
+            "is configured for OpenVINOExecutionProvider, which the installed onnxruntime does not have",
+        ),
+    ],
+)
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_what_a_load_refuses_is_refused_here(tmp_path: Path, config: str, problem: str, isolation: str) -> None:
+    add_scaled(tmp_path, "m", 2.0)
+    parameter = f'parameters {{ key: "ISOLATION" value {{ string_value: "{isolation}" }} }}'
+    write_config(tmp_path / "m", ONNX + config + parameter)
+    result = explain(tmp_path / "m")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert problem in result.stderr
+    if isolation == "thread":
+        entry = ModelRepository((tmp_path,)).find("m")
+        with pytest.raises(VersionError) as caught:
+            load_model(entry, LoadOptions(Inventory(()), {}, autocomplete=True), Abandon())
+        assert result.stderr == f"{caught.value.message}\n"
+
+
+def test_every_version_that_would_be_served_is_looked_at(tmp_path: Path) -> None:
+    for name, version in (("onnx", 1), ("onnx", 2)):
+        add_scaled(tmp_path, name, 2.0, version=version)
+    write_config(tmp_path / "onnx", ONNX + TENSORS + "version_policy { all { } }")
+    (tmp_path / "onnx" / "1" / "model.onnx").write_bytes(b"no onnx at all")
+    write_model(tmp_path, "code", "class TritonPythonModel:\n    pass\n", version=1)
+    write_model(tmp_path, "code", "class TritonPythonModel:\n    def execute(self, requests): pass\n", version=2)
+    write_config(tmp_path / "code", 'backend: "python" version_policy { all { } }')
+    for name, problem in {"onnx": "onnx runtime error", "code": "does not implement `execute` method"}.items():
+        result = explain(tmp_path / name)
+        assert (result.returncode, problem in result.stderr) == (1, True), result.stderr
+        write_config(tmp_path / name, (tmp_path / name / "config.pbtxt").read_text().replace("version_policy", "#"))
+        assert explain(tmp_path / name).returncode == 0

@@ -16,7 +16,7 @@ RefusedRequestsError fails some of them, and spares the others.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -134,6 +134,14 @@ class BackendModel(Protocol):
 
     def close(self) -> None:
         """Free what the instances shared. Called once, after the last instance is closed."""
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """What a backend may have beside `Backend`: a look at a model that stops short of loading it."""
+
+    def check(self, config: ModelConfig, source: ModelSource) -> None:
+        """Raise what `load` and the making of instances would find wrong with this configuration and model file."""
 
 
 class Backend(Protocol):

@@ -32,13 +32,22 @@ class IdentityBackend:
     def autocomplete(self, config: ModelConfig, source: ModelSource) -> ModelConfig:  # noqa: ARG002
         return config
 
+    def check(self, config: ModelConfig, source: ModelSource) -> None:
+        self._read(config, source)
+
     def load(self, config: ModelConfig, source: ModelSource) -> "IdentityModel":
         """Check that each input has its output, wait `creation_delay_sec`."""
+        model, creation_delay_seconds = self._read(config, source)
+        time.sleep(creation_delay_seconds)
+        return model
+
+    def _read(self, config: ModelConfig, source: ModelSource) -> tuple["IdentityModel", float]:
+        """The model, and how long its load takes."""
         outputs = output_names(config, source.name)
         delay_ms = _number(config, source.name, "execute_delay_ms")
         multiplier = _number(config, source.name, "instance_wise_delay_multiplier")
-        time.sleep(_number(config, source.name, "creation_delay_sec"))
-        return IdentityModel(outputs, delay_ms / 1000, multiplier)
+        delay = _number(config, source.name, "creation_delay_sec")
+        return IdentityModel(outputs, delay_ms / 1000, multiplier), delay
 
 
 class IdentityModel:

@@ -1,15 +1,16 @@
 """`halimede explain-config`: a model's configuration as the server would run it, and where each value comes from.
 
-All that a load does is done here, short of loading the model, so that what is wrong is found here too; of an ensemble,
-for the models of its steps as well. The configuration goes to standard output; problems and notes, a line each, to
-standard error.
+All that a load does is done here, short of loading the model, so that what a load finds wrong is found here too; of an
+ensemble, for the models of its steps as well. The configuration goes to standard output; problems and notes, a line
+each, to standard error.
 """
 
 import json
 import logging
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,96 +34,72 @@ DEFAULT_BACKEND_DIRECTORY = "/opt/tritonserver/backends"
 FORMATS = ("pbtxt", "yaml", "json")
 
 
-def run(
-    model: Path,
-    form: str,
-    backend_options: tuple[BackendOption, ...],
-    backend_directory: Path,
-    autocomplete: bool,
-    config_name: str,
-) -> int:
-    """Print the configuration and the notes, or all that is wrong; the exit code."""
-    # Imported here, so that --help and a mistyped flag answer without the serving libraries.
-    from halimede.core.types import InferenceError
-    from halimede.runtime.devices import read_inventory
-    from halimede.runtime.prepare import ConfigError, LoadOptions, in_file
-    from halimede.settings import Settings
+@dataclass(frozen=True, slots=True)
+class ModelFlags:
+    """What the command line says of how models are loaded, as `serve` takes it."""
 
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    device_list = os.environ.get(DEVICE_LIST_VARIABLE)
-    try:
-        repository, name = _repository(model, config_name)
-        entry = _find(repository, name)
-        inventory = read_inventory(
-            Path(device_list) if device_list else None, Settings().min_supported_compute_capability
-        )
+    backend_options: tuple[BackendOption, ...]
+    backend_directory: Path
+    autocomplete: bool
+    config_name: str
+
+    @contextmanager
+    def load_options(self) -> "Iterator[LoadOptions]":
+        """For as long as models are looked at. InferenceError where the list of devices cannot be read."""
+        from halimede.runtime.devices import read_inventory
+        from halimede.runtime.prepare import LoadOptions
+        from halimede.settings import Settings
+
+        device_list = os.environ.get(DEVICE_LIST_VARIABLE)
         options = LoadOptions(
-            inventory=inventory,
-            backend_config=merge_backend_options(backend_options),
-            autocomplete=autocomplete,
-            backend_directory=backend_directory,
+            inventory=read_inventory(
+                Path(device_list) if device_list else None, Settings().min_supported_compute_capability
+            ),
+            backend_config=merge_backend_options(self.backend_options),
+            autocomplete=self.autocomplete,
+            backend_directory=self.backend_directory,
         )
         try:
-            plan = _plan(entry, options, repository, {})
+            yield options
         finally:
             options.launcher.close()
+
+
+def run(model: Path, form: str, flags: ModelFlags) -> int:
+    """Print the configuration and the notes, or all that is wrong; the exit code."""
+    # Imported here, so that --help and a mistyped flag answer without the serving libraries.
+    from halimede.commands.planner import Planner
+    from halimede.core.types import InferenceError
+    from halimede.runtime.prepare import ConfigError, in_file
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        repository, name = _repository(model, flags.config_name)
+        entry = _find(repository, name)
+        with flags.load_options() as options:
+            plan = Planner(repository, options).plan(entry)
     except ConfigError as error:
         for problem in error.problems:
-            _say(problem)
+            say(problem)
         return 1
     except (InferenceError, OSError) as error:
-        _say(str(error))
+        say(str(error))
         return 1
-    for warning in entry.warnings:
-        _say(f"{entry.name}: {warning}")
+    for warning in (*entry.warnings, *plan.warnings):
+        say(f"{entry.name}: {warning}")
     for note in plan.notes:
-        _say(in_file(entry, plan.stages[0].origin, note))
+        say(in_file(entry, plan.stages[0].origin, note))
     click.echo(printed(plan, form))
     return 0
 
 
-def _plan(
-    entry: "ModelEntry", options: "LoadOptions", repository: "ModelRepository", planned: "dict[str, ModelPlan | None]"
-) -> "ModelPlan":
-    """The plan of a model, or of an ensemble with those of its steps' models, from the same repository.
-
-    `planned` has what was planned before by name, None for what is being planned.
-    """
-    from halimede.core.config.explain import Stage
-    from halimede.core.ensemble.graph import members_of
-    from halimede.core.types import ErrorCode, InferenceError
-    from halimede.runtime.prepare import ensemble_graph, plan_model
-    from halimede.workers.abandon import Abandon
-
-    planned[entry.name] = None
-    plan = plan_model(entry, options, Abandon())
-    members = []
-    for name, version in members_of(plan.config):
-        if name not in planned:
-            try:
-                member = repository.find(name)
-            except LookupError as error:
-                text = f"ensemble {entry.name} contains models that are not available or ambiguous: {name}: {error}"
-                raise InferenceError(ErrorCode.INVALID_ARG, text) from None
-            planned[name] = _plan(member, options, repository, planned)
-        step = planned[name]
-        if step is None:
-            text = f"circular dependency between ensembles: {name} -> ... -> {entry.name} -> {name}"
-            raise InferenceError(ErrorCode.INVALID_ARG, text)
-        if version not in (-1, *step.versions):
-            text = f"ensemble '{entry.name}' depends on '{name}' whose required version {version} is not loaded."
-            raise InferenceError(ErrorCode.INVALID_ARG, text)
-        members.append(step.config)
-    if members:
-        _, config = ensemble_graph(plan.config, members)
-        plan = replace(plan, config=config, stages=(*plan.stages, Stage("the steps' models", config)))
-    planned[entry.name] = plan
-    return plan
-
-
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """A line on standard error. It may repeat what a model's files say, which must not steer the reader's terminal."""
-    click.echo("".join(each if each.isprintable() else ascii(each)[1:-1] for each in text), err=True)
+    click.echo(printable(text), err=True)
+
+
+def printable(text: str) -> str:
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def printed(plan: "ModelPlan", form: str) -> str:
@@ -175,50 +152,63 @@ def _reader(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parame
     return convert
 
 
+def takes_model_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """The flags of `ModelFlags`, as parameters that `model_flags` takes."""
+    options = (
+        click.option(
+            "--backend-config",
+            multiple=True,
+            callback=_reader(read_backend_option),
+            metavar="[BACKEND,]KEY=VALUE",
+            help="A setting of one backend, or of all (repeatable).",
+        ),
+        click.option(
+            "--backend-directory",
+            default=DEFAULT_BACKEND_DIRECTORY,
+            callback=_reader(read_directory),
+            metavar="DIR",
+            help="Where backends lie that are programs in Python.",
+            show_default=True,
+        ),
+        click.option("--disable-auto-complete-config", is_flag=True, help="Fill nothing in from the model file."),
+        click.option(
+            "--model-config-name",
+            default="",
+            callback=_reader(read_config_name),
+            metavar="NAME",
+            help="Read configs/NAME.pbtxt or .yaml where there is one.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def model_flags(
+    backend_config: tuple[BackendOption, ...],
+    backend_directory: Path,
+    disable_auto_complete_config: bool,
+    model_config_name: str,
+) -> ModelFlags:
+    return ModelFlags(backend_config, backend_directory, not disable_auto_complete_config, model_config_name)
+
+
 @click.command("explain-config", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.argument("model", type=click.Path(exists=True, path_type=Path), metavar="MODEL_DIR|FILE.onnx")
 @click.option(
     "--format", "form", type=click.Choice(FORMATS), default="pbtxt", show_default=True, help="How to print it."
 )
-@click.option(
-    "--backend-config",
-    multiple=True,
-    callback=_reader(read_backend_option),
-    metavar="[BACKEND,]KEY=VALUE",
-    help="A setting of one backend, or of all (repeatable).",
-)
-@click.option(
-    "--backend-directory",
-    default=DEFAULT_BACKEND_DIRECTORY,
-    callback=_reader(read_directory),
-    metavar="DIR",
-    help="Where backends lie that are programs in Python.",
-    show_default=True,
-)
-@click.option("--disable-auto-complete-config", is_flag=True, help="Fill nothing in from the model file.")
-@click.option(
-    "--model-config-name",
-    default="",
-    callback=_reader(read_config_name),
-    metavar="NAME",
-    help="Read configs/NAME.pbtxt or .yaml where there is one.",
-)
+@takes_model_flags
 @click.pass_context
-def explain_config(
-    ctx: click.Context,
-    model: Path,
-    form: str,
-    backend_config: tuple[BackendOption, ...],
-    backend_directory: Path,
-    disable_auto_complete_config: bool,
-    model_config_name: str,
-) -> None:
+# Any: click's own, the values of `takes_model_flags`.
+def explain_config(ctx: click.Context, /, model: Path, form: str, **flags: Any) -> None:
     """Print the configuration that a model would run under, and where each value comes from.
 
     A value is from a line of the configuration file, from the model directory (the backend, by the names of its files),
     from the model file (what the backend reads in it), or a default of the server or the backend. An ensemble's is held
     against those of its steps' models, which are looked for in the directory that it is in itself. The model is not
-    loaded; one in Python is asked by its auto_complete_config, in a process of its own. Exits with 1, and says all that
-    is wrong, where the configuration cannot be used.
+    loaded: its file is held against the configuration; one in Python is imported and asked by its auto_complete_config,
+    in a process of its own, and not initialized. Exits with 1, and says all that is wrong, where a load would be
+    refused.
     """
-    ctx.exit(run(model, form, backend_config, backend_directory, not disable_auto_complete_config, model_config_name))
+    ctx.exit(run(model, form, model_flags(**flags)))

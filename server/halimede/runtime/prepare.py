@@ -11,14 +11,16 @@ models is seen when these are there, in `ensemble_graph`.
 import json
 import logging
 import os
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from halimede.backends.access import denied
-from halimede.backends.api import Backend, BackendModel, ModelSource
+from halimede.backends.api import Backend, BackendModel, Checks, ModelSource
 from halimede.backends.discover import DEFAULT_BACKEND_DIRECTORY, find_backend
 from halimede.backends.python.backend import PythonBackend
 from halimede.backends.python.environment import PARAMETER as EXECUTION_ENV_PATH
@@ -40,7 +42,7 @@ from halimede.core.config.process_options import (
 )
 from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_config, read_json
 from halimede.core.config.support import check_devices, check_support
-from halimede.core.config.validate import apply_defaults, validate
+from halimede.core.config.validate import apply_defaults, undeclared, validate
 from halimede.core.config.versions import select_versions
 from halimede.core.ensemble.graph import Graph, make_graph
 from halimede.core.inventory import Inventory
@@ -116,7 +118,8 @@ class ModelPlan:
     """A complete, checked configuration and the versions to load under it.
 
     `stages` are the steps from what the file says to it, `locations` the places in the file, and `notes` what in the
-    file has no effect. An ensemble has no `backend`, no `isolation` and no `placements`.
+    file has no effect. `warnings` are about the model as a whole. An ensemble has no `backend`, no `isolation` and no
+    `placements`.
     """
 
     config: ModelConfig
@@ -128,6 +131,7 @@ class ModelPlan:
     stages: tuple[Stage, ...]
     locations: Mapping[str, tuple[int, int]]
     notes: tuple[Problem, ...]
+    warnings: tuple[str, ...] = ()
 
 
 class ConfigError(InferenceError):
@@ -217,7 +221,10 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Mod
     except BaseException as error:
         log.exception("model '%s': its configuration could not be completed", entry.name, extra={"model": entry.name})
         raise ConfigError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
-    return ModelPlan(config, backend, isolation, versions, placements, labels, tuple(stages), locations, notes)
+    warnings = tuple(undeclared(config))
+    return ModelPlan(
+        config, backend, isolation, versions, placements, labels, tuple(stages), locations, notes, warnings
+    )
 
 
 def _plan_ensemble(
@@ -248,9 +255,9 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
     """Load every selected version, or none: what was loaded is closed again when a later version fails."""
     begun = time.monotonic()
     plan = plan_model(entry, options, abandon)
-    if plan.notes:
-        texts = "; ".join(note.message for note in plan.notes)
-        log.warning("model '%s': %s", entry.name, texts, extra={"model": entry.name})
+    notes = ("; ".join(note.message for note in plan.notes),) if plan.notes else ()
+    for text in (*plan.warnings, *notes):
+        log.warning("model '%s': %s", entry.name, text, extra={"model": entry.name})
     loaded: list[PreparedVersion] = []
     try:
         for version in plan.versions:
@@ -263,7 +270,8 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
                 isolated = _isolated_version(plan, plan.backend, where, options)
                 loaded.append(PreparedVersion(version, plan.config, None, plan.placements, isolated))
             else:
-                model = _load(plan, plan.backend, where)
+                with _faults_of(where, plan.versions):
+                    model = plan.backend.load(plan.config, where)
                 loaded.append(PreparedVersion(version, plan.config, model, plan.placements))
     except BaseException:
         for done in loaded:
@@ -276,6 +284,22 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
     return PreparedModel(plan.labels, tuple(loaded), time.monotonic() - begun)
 
 
+def check_versions(entry: ModelEntry, plan: ModelPlan, options: LoadOptions, abandon: Abandon) -> None:
+    """Find what else a load would, short of loading the model: VersionError. A python model's file is imported, and its
+    `initialize` is not called. Blocks."""
+    if plan.backend is None:
+        return
+    for version in plan.versions:
+        where = source(entry, plan.config, plan.backend, version, options)
+        # The completion of the configuration has imported the last one already.
+        is_imported = options.autocomplete and version == plan.versions[-1]
+        with _faults_of(where, plan.versions):
+            if isinstance(plan.backend, Checks):
+                plan.backend.check(plan.config, where)
+            elif isinstance(plan.backend, PythonBackend) and not is_imported:
+                _completed_in_process(plan.config, where, backend=plan.backend, options=options, abandon=abandon)
+
+
 def source(entry: ModelEntry, config: ModelConfig, backend: Backend, version: int, options: LoadOptions) -> ModelSource:
     """Where one version of the model lies, for its backend."""
     filename = config.default_model_filename or backend.default_model_filename
@@ -285,16 +309,18 @@ def source(entry: ModelEntry, config: ModelConfig, backend: Backend, version: in
     return ModelSource(entry.name, version, entry.directory, artifact, options.of_backend(config.backend))
 
 
-def _load(plan: ModelPlan, backend: Backend, where: ModelSource) -> BackendModel:
+@contextmanager
+def _faults_of(where: ModelSource, versions: tuple[int, ...]) -> Iterator[None]:
+    """Whatever the backend raises, as a VersionError."""
     try:
-        return backend.load(plan.config, where)
+        yield
     except InferenceError as error:
-        raise VersionError(where.version, plan.versions, error.code, error.message) from error
+        raise VersionError(where.version, versions, error.code, error.message) from error
     except BaseException as error:
         about = {"model": where.name, "version": where.version}
         log.exception("model '%s' version %d: the backend failed", where.name, where.version, extra=about)
         text = f"{type(error).__name__}: {error}"
-        raise VersionError(where.version, plan.versions, ErrorCode.INTERNAL, text) from error
+        raise VersionError(where.version, versions, ErrorCode.INTERNAL, text) from error
 
 
 def _isolated_version(plan: ModelPlan, backend: Backend, where: ModelSource, options: LoadOptions) -> Isolated:
@@ -323,6 +349,32 @@ def _read(
     problems = [*parsed.problems, *locate((*refusals, *_wrong_as_written(entry, parsed)), parsed.locations)]
     _raise_problems(entry, filename, sorted(problems, key=lambda problem: (problem.line, problem.column)))
     return filename, parsed.config, parsed.locations, locate(notes, parsed.locations)
+
+
+def support_in_file(entry: ModelEntry) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The fields of the configuration file that are honoured, and notes on those without effect.
+
+    Nothing of a file that cannot be read.
+    """
+    try:
+        filename = config_filename(entry)
+        parsed = read_config(filename, read_config_text(entry, filename)) if filename is not None else None
+    except (OSError, ValueError):
+        parsed = None
+    if parsed is None:
+        return (), ()
+    refusals, notes = check_support(parsed.config)
+    others = tuple(problem.path for problem in (*parsed.problems, *refusals, *notes))
+    below = tuple(f"{path}{step}" for path in others for step in ".[")
+    parents = {path[: found.start()] for path in parsed.locations if (found := _LAST_STEP.search(path))}
+    values = (path for path in parsed.locations if path not in parents)
+    honoured = (path for path in values if path not in others and not path.startswith(below))
+    # The fields of ModelConfig that have a part which is honoured.
+    fields = dict.fromkeys(path.partition(".")[0].partition("[")[0] for path in honoured)
+    return tuple(fields), tuple(note.message for note in notes)
+
+
+_LAST_STEP = re.compile(r"(\.[^.\[]*|\[[^\[]*\])$")
 
 
 def _wrong_as_written(entry: ModelEntry, parsed: ParsedConfig) -> list[Problem]:

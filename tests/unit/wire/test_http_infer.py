@@ -538,6 +538,15 @@ def test_half_floats_are_refused_as_json_before_the_model_runs() -> None:
         assert decode_infer(HALF, body, None).request.inputs == []
 
 
+def test_an_input_at_fault_is_named_before_an_output() -> None:
+    body = asking(tensor(datatype="FP16"), outputs=[{"name": "h"}])
+    error = invalid("receiving FP16 data via JSON is not supported. Please use the binary data format for input x")
+    assert refusal(body, view=HALF) == error
+    with pytest.raises(InferenceError) as caught:
+        run(decode_large_steps(HALF, body, None, ""))
+    assert caught.value == error
+
+
 def test_an_output_without_classes_is_refused_before_the_model_runs() -> None:
     body = asking(outputs=[{"name": "h", "parameters": {"classification": 1}}])
     assert refusal(body, view=HALF) == invalid(

@@ -8,7 +8,7 @@ from typing import Any
 
 from halimede.backends.api import ModelSource
 from halimede.backends.onnxruntime.instance import OnnxInstance
-from halimede.backends.onnxruntime.options import CPU, CUDA, Provider, read_options
+from halimede.backends.onnxruntime.options import CPU, CUDA, OnnxOptions, Provider, read_options
 from halimede.backends.onnxruntime.session import (
     check_available,
     open_session,
@@ -55,6 +55,11 @@ class OnnxRuntimeBackend:
             log.warning("%s", note, extra={"model": source.name})
         return completed
 
+    def check(self, config: ModelConfig, source: ModelSource) -> None:
+        path = _model_path(source)
+        _usable_options(config, source.name, *_instance_counts(config, self.default_instance_count("CPU")))
+        check_model(config, path, probe_session(path, _use_global_pool(source)))
+
     def load(self, config: ModelConfig, source: ModelSource) -> "OnnxModel":
         return OnnxModel(config, source, default_cpu_instances=self.default_instance_count("CPU"))
 
@@ -71,7 +76,7 @@ class OnnxModel:
         self._name = source.name
         self._path = _model_path(source)
         cpu, gpu = _instance_counts(config, default_cpu_instances)
-        self._options = options = read_options(config, source.name, on_gpu=gpu > 0)
+        self._options = options = _usable_options(config, source.name, cpu, gpu)
         self._cpu_threads = self._gpu_threads = None
         if not _use_global_pool(source):
             cores = available_cores()
@@ -82,10 +87,7 @@ class OnnxModel:
             )
         self._lock = threading.Lock()
         self._cpu_session: Any = None
-        if gpu:
-            check_available(options.gpu, self._name)
         if cpu:
-            check_available(options.cpu, self._name)
             # Opened here, so that a model that cannot be loaded fails before its instances are started.
             self._cpu_session = self._open(options.cpu, self._cpu_threads)
 
@@ -118,6 +120,16 @@ class OnnxModel:
         session = open_session(self._path, self._name, self._options, threads, providers)
         check_model(self._config, self._path, session)
         return session
+
+
+def _usable_options(config: ModelConfig, model: str, cpu: int, gpu: int) -> OnnxOptions:
+    """The options for so many instances, whose providers are installed. INVALID_ARG, UNSUPPORTED."""
+    options = read_options(config, model, on_gpu=gpu > 0)
+    if gpu:
+        check_available(options.gpu, model)
+    if cpu:
+        check_available(options.cpu, model)
+    return options
 
 
 def _model_path(source: ModelSource) -> Path:

@@ -203,6 +203,16 @@ def _tensors(config: ModelConfig) -> Iterator[Problem]:
             seen.add(tensor.name)
 
 
+def undeclared(config: ModelConfig) -> Iterator[str]:
+    """A warning of a python model whose complete configuration has no inputs, or no outputs."""
+    missing = [kind for kind, tensors in (("inputs", config.input), ("outputs", config.output)) if not tensors]
+    if missing and config.ensemble_scheduling is None:
+        yield (
+            f"it has no {' and no '.join(missing)}: neither its configuration nor auto_complete_config in its model.py "
+            "declares any, and requests that name one are refused"
+        )
+
+
 def _tensor(config: ModelConfig, tensor: ModelInput | ModelOutput, kind: str, path: str) -> Iterator[Problem]:
     called = f"model {kind} '{clip(tensor.name)}'" if tensor.name else f"model {kind}"
     if not tensor.name:

@@ -230,6 +230,7 @@ def decode_small(view: ModelView, text: Buffer, tail: memoryview | None, version
         tensors.append(Tensor(name, datatype, shape, data))
     if tail is not None and at != len(tail):
         raise _extra_data(view)
+    check_outputs(view, decoded.request, decoded.format)
     return decoded
 
 
@@ -267,6 +268,7 @@ def decode_large_steps(
             yield 0
     if tail is not None and at != len(tail):
         raise _extra_data(view)
+    check_outputs(view, decoded.request, decoded.format)
     return decoded
 
 
@@ -318,7 +320,6 @@ def _read_head(document: Any, view: ModelView, version: str) -> DecodedInfer:
     form = _ALL_BINARY if binary else ALL_JSON
     if document.get("outputs", _EMPTY) != _EMPTY:
         form = _read_outputs(request, _member(document, "outputs"), form.default)
-    check_outputs(view, request, form)
     return DecodedInfer(request, form)
 
 

@@ -1,0 +1,164 @@
+"""`halimede check`: every model of a repository, whether it would load, and what of its configuration is honoured.
+
+The plan of a load is made for each model, as `explain-config` makes it. The table, or with --json the document, goes to
+standard output; what is odd about the repository itself to standard error.
+"""
+
+import logging
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from halimede.commands.explain_config import ModelFlags, model_flags, printable, say, takes_model_flags
+
+if TYPE_CHECKING:
+    from halimede.commands.planner import Planner
+    from halimede.runtime.repository import ModelEntry, ModelRepository
+
+NARROWEST = 40
+"""Columns of the reasons, however narrow the terminal is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a load of the model comes to: it is refused for the reasons in `refused`, else it loads.
+
+    `honoured` are fields that the configuration file gives, `ignored` says why others have no effect.
+    """
+
+    name: str
+    backend: str = ""
+    versions: tuple[int, ...] = ()
+    honoured: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def loads(self) -> bool:
+        return not self.refused
+
+
+def run(repositories: tuple[Path, ...], as_json: bool, flags: ModelFlags) -> int:
+    """Print the verdict on each model; 0 if all of them load, and there are any."""
+    # Imported here, so that --help and a mistyped flag answer without the serving libraries.
+    from halimede.commands.planner import Planner
+    from halimede.core.types import InferenceError
+    from halimede.runtime.repository import ModelRepository
+
+    # What is wrong is in the table.
+    logging.basicConfig(level=logging.CRITICAL)
+    try:
+        repository = ModelRepository(repositories, config_name=flags.config_name)
+        listing = repository.scan()
+        with flags.load_options() as options:
+            planner = Planner(repository, options)
+            verdicts = [examine(repository, planner, name) for name in listing.names]
+    except (InferenceError, OSError) as error:
+        say(str(error))
+        return 1
+    for warning in listing.warnings:
+        say(warning)
+    if as_json:
+        click.echo(document(verdicts, listing.warnings))
+    elif verdicts:
+        click.echo("\n".join(table(verdicts, shutil.get_terminal_size((120, 24)).columns)))
+    return 0 if verdicts and all(verdict.loads for verdict in verdicts) else 1
+
+
+def examine(repository: "ModelRepository", planner: "Planner", name: str) -> Verdict:
+    """The verdict on one model."""
+    from halimede.core.types import InferenceError
+    from halimede.runtime.prepare import ConfigError, support_in_file
+
+    try:
+        entry = repository.find(name)
+    except (LookupError, OSError) as error:
+        return Verdict(name, refused=(str(error),))
+    honoured, ignored = support_in_file(entry)
+    refused: tuple[str, ...] = ()
+    try:
+        plan = planner.plan(entry)
+    except ConfigError as error:
+        refused = error.problems
+    except InferenceError as error:
+        refused = (error.message,)
+    if refused:
+        return Verdict(name, "", _versions(entry), honoured, ignored, refused, entry.warnings)
+    notes = tuple(note.message for note in plan.notes)
+    backend = plan.config.backend or plan.config.platform
+    return Verdict(name, backend, plan.versions, honoured, notes, (), (*entry.warnings, *plan.warnings))
+
+
+def _versions(entry: "ModelEntry") -> tuple[int, ...]:
+    return tuple(sorted(entry.versions))
+
+
+HEADS = ("MODEL", "LOADS", "BACKEND", "VERSIONS", "WHAT", "")
+
+
+def table(verdicts: Sequence[Verdict], width: int) -> list[str]:
+    """The lines of a table as wide as `width`, where it is wide enough, and of the count below it."""
+    rows = [row for verdict in verdicts for row in _rows(verdict)]
+    widths = [max(len(row[at]) for row in (HEADS, *rows)) for at in range(len(HEADS) - 1)]
+    room = max(NARROWEST, width - sum(widths) - 2 * len(widths))
+    lines = []
+    for row in (HEADS, *rows):
+        texts = textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]
+        for text in texts:
+            cells = (*row[:-1], text) if text is texts[0] else (*[""] * len(widths), text)
+            padded = [cell.ljust(columns) for cell, columns in zip(cells, (*widths, 0), strict=True)]
+            lines.append("  ".join(padded).rstrip())
+    loading = sum(verdict.loads for verdict in verdicts)
+    return [*lines, "", f"{loading} of {len(verdicts)} models load"]
+
+
+def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
+    """A row for each thing there is to say; the first has the model's name."""
+    versions = ",".join(map(str, verdict.versions))
+    head = (printable(verdict.name), "yes" if verdict.loads else "NO", verdict.backend, versions)
+    said = [
+        *(("refused", text) for text in verdict.refused),
+        *(("ignored", text) for text in verdict.ignored),
+        *(("warning", text) for text in verdict.warnings),
+        ("honoured", ", ".join(verdict.honoured) or "(nothing is configured)"),
+    ]
+    for what, text in said:
+        yield (*head, what, printable(text))
+        head = ("", "", "", "")
+
+
+def document(verdicts: Sequence[Verdict], warnings: Sequence[str]) -> str:
+    """The verdicts and the warnings about the repository, as JSON."""
+    import orjson
+
+    models = [{"loads": verdict.loads, **asdict(verdict)} for verdict in verdicts]
+    return orjson.dumps({"models": models, "warnings": warnings}, option=orjson.OPT_INDENT_2).decode()
+
+
+@click.command("check", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.argument(
+    "repositories",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="REPOSITORY...",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON document instead of the table.")
+@takes_model_flags
+@click.pass_context
+# Any: click's own, the values of `takes_model_flags`.
+def check(ctx: click.Context, /, repositories: tuple[Path, ...], as_json: bool, **flags: Any) -> None:
+    """Say of every model of a repository whether it would load, and what of its configuration is honoured.
+
+    Each model has rows for what is refused, what is ignored and why, warnings, and the fields of its configuration file
+    that are honoured. Models are not loaded: model files are held against the configuration; python models are imported
+    and asked by their auto_complete_config, in processes of their own, and not initialized. Exits with 0 if every model
+    would load, and with 1 if one would be refused or there is none.
+    """
+    ctx.exit(run(repositories, as_json, model_flags(**flags)))

@@ -1,0 +1,70 @@
+"""The plans of models as a load makes them, short of loading the models: for `explain-config` and `check`.
+
+Imported when a command runs, because it brings the serving libraries.
+"""
+
+from dataclasses import replace
+from typing import Protocol
+
+from halimede.core.config.explain import Stage
+from halimede.core.ensemble.graph import members_of
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.runtime.prepare import LoadOptions, ModelPlan, check_versions, ensemble_graph, plan_model
+from halimede.runtime.repository import ModelEntry
+from halimede.workers.abandon import Abandon
+
+
+class Repository(Protocol):
+    def find(self, name: str) -> ModelEntry:
+        """The model's directory. LookupError, OSError."""
+
+
+class Planner:
+    """Plans models, and of ensembles the models of their steps from the same repository, each of them once."""
+
+    def __init__(self, repository: Repository, options: LoadOptions) -> None:
+        self._repository = repository
+        self._options = options
+        # An error where a model cannot be loaded, None while its plan is made.
+        self._made: dict[str, ModelPlan | InferenceError | None] = {}
+
+    def plan(self, entry: ModelEntry) -> ModelPlan:
+        """The plan of the model; InferenceError with all that a load would find wrong."""
+        if entry.name not in self._made:
+            self._made[entry.name] = None
+            try:
+                self._made[entry.name] = self._plan(entry)
+            except InferenceError as error:
+                self._made[entry.name] = error
+        made = self._made[entry.name]
+        if isinstance(made, InferenceError):
+            raise made
+        if made is None:
+            raise RuntimeError(f"the plan of '{entry.name}' needs itself")
+        return made
+
+    def _plan(self, entry: ModelEntry) -> ModelPlan:
+        plan = plan_model(entry, self._options, Abandon())
+        check_versions(entry, plan, self._options, Abandon())
+        members = []
+        for name, version in members_of(plan.config):
+            step = self._step(entry.name, name)
+            if version not in (-1, *step.versions):
+                text = f"ensemble '{entry.name}' depends on '{name}' whose required version {version} is not loaded."
+                raise InferenceError(ErrorCode.INVALID_ARG, text)
+            members.append(step.config)
+        if not members:
+            return plan
+        _, config = ensemble_graph(plan.config, members)
+        return replace(plan, config=config, stages=(*plan.stages, Stage("the steps' models", config)))
+
+    def _step(self, ensemble: str, name: str) -> ModelPlan:
+        """The plan of a step's model. An error names the ensemble too."""
+        if name in self._made and self._made[name] is None:
+            text = f"circular dependency between ensembles: {name} -> ... -> {ensemble} -> {name}"
+            raise InferenceError(ErrorCode.INVALID_ARG, text)
+        try:
+            return self.plan(self._repository.find(name))
+        except (LookupError, OSError) as error:
+            text = f"ensemble {ensemble} contains models that are not available or ambiguous: {name}: {error}"
+            raise InferenceError(ErrorCode.INVALID_ARG, text) from None

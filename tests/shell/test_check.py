@@ -1,0 +1,123 @@
+"""`halimede check`, as a process: what it says of each model of a repository, and with which exit code."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from halimede.commands.check import Verdict, check, table
+from support.models import add_identity, add_onnx_identity, add_scaled, write_config
+from support.served import add_python, write_model
+
+PROGRAM = "from halimede.commands.check import check; check()"
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
+    environment = {**os.environ, "COLUMNS": "100"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def test_it_is_a_subcommand_of_halimede() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    group = "halimede.commands"
+    assert EntryPoint("check", project["entry-points"][group]["check"], group).load() is check
+
+
+def test_each_model_has_what_is_honoured_ignored_and_refused(tmp_path: Path) -> None:
+    add_onnx_identity(tmp_path, "plain", "FP32", ["N", 4])
+    add_identity(
+        tmp_path,
+        "cached",
+        extra="response_cache { enable: true }\ndynamic_batching { priority_levels: 1\n"
+        "default_priority_level: 1 max_queue_delay_microseconds: 5 }",
+    )
+    add_identity(tmp_path, "sequence", extra="sequence_batching { }\noptimization { priority: PRIORITY_MAX }")
+    add_scaled(tmp_path, "other", 2.0)
+    write_config(tmp_path / "other", 'input { name: "x" data_type: TYPE_FP32 dims: 4 }')
+    add_python(tmp_path, "code")
+    write_model(tmp_path, "mute", "class TritonPythonModel:\n    def execute(self, requests): return []\n")
+    (tmp_path / "notes").mkdir()
+    result = run(tmp_path, "--json")
+    assert result.returncode == 1
+    document = json.loads(result.stdout)
+    assert [warning.partition(" in ")[0] for warning in document["warnings"]] == ["ignoring 'notes'"]
+    assert result.stderr.startswith("ignoring 'notes' in ")
+    models = {model.pop("name"): model for model in document["models"]}
+    loads = {name: model["loads"] for name, model in models.items()}
+    assert loads == {"cached": True, "code": True, "mute": True, "other": False, "plain": True, "sequence": False}
+    assert models["plain"] == {
+        "loads": True, "backend": "onnxruntime", "versions": [1],
+        "honoured": [], "ignored": [], "refused": [], "warnings": [],
+    }  # fmt: skip
+    cached, sequence = models["cached"], models["sequence"]
+    assert cached["honoured"] == ["name", "backend", "max_batch_size", "input", "output", "dynamic_batching"]
+    assert [text.partition(" has no effect: ")[0] for text in cached["ignored"]] == [
+        "'dynamic_batching.priority_levels'",
+        "'dynamic_batching.default_priority_level'",
+        "'response_cache.enable'",
+    ]
+    assert sequence["honoured"] == ["name", "backend", "max_batch_size", "input", "output"]
+    (refused,) = sequence["refused"]
+    assert refused.startswith("sequence/config.pbtxt:7:9: 'sequence_batching' is not supported yet")
+    assert [text.partition(" has")[0] for text in sequence["ignored"]] == ["'optimization.priority'"]
+    assert "unexpected inference input 'x', allowed inputs are: IN" in models["other"]["refused"][0]
+    assert models["mute"]["warnings"][0].startswith("it has no inputs and no outputs: ")
+    assert models["code"]["warnings"] == []
+
+
+def test_a_repository_whose_models_all_load(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        add_scaled(tmp_path / name, name, 2.0)
+    result = run(tmp_path / "one", tmp_path / "two")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        "MODEL  LOADS  BACKEND      VERSIONS  WHAT",
+        "one    yes    onnxruntime  1         honoured  (nothing is configured)",
+        "two    yes    onnxruntime  1         honoured  (nothing is configured)",
+        "",
+        "2 of 2 models load",
+    ]
+    add_scaled(tmp_path / "two", "one", 2.0)
+    result = run(tmp_path / "one", tmp_path / "two")
+    assert (result.returncode, "model appears in two or more repositories" in result.stdout) == (1, True)
+
+
+def test_long_reasons_are_wrapped_below_themselves() -> None:
+    reasons = ("a reason that is much longer than the line has room for, " * 2, "short")
+    lines = table([Verdict("m", versions=(1, 2), refused=reasons, honoured=("input",)), Verdict("n\x1b[2J")], 70)
+    assert lines == [
+        "MODEL     LOADS  BACKEND  VERSIONS  WHAT",
+        "m         NO              1,2       refused   a reason that is much longer than the",
+        "                                              line has room for, a reason that is much",
+        "                                              longer than the line has room for,",
+        "                                    refused   short",
+        "                                    honoured  input",
+        "n\\x1b[2J  yes                       honoured  (nothing is configured)",
+        "",
+        "1 of 2 models load",
+    ]
+
+
+def test_a_step_that_would_be_refused_costs_its_ensemble(tmp_path: Path) -> None:
+    add_scaled(tmp_path, "step", 2.0)
+    tensors = 'input { name: "A" data_type: TYPE_FP32 dims: 4 } output { name: "B" data_type: TYPE_FP32 dims: 4 }'
+    maps = 'input_map { key: "IN" value: "A" } output_map { key: "OUT" value: "B" }'
+    steps = f'ensemble_scheduling {{ step {{ model_name: "step" model_version: -1 {maps} }} }}'
+    write_config(tmp_path / "above", f'platform: "ensemble" max_batch_size: 4 {tensors} {steps}')
+    (tmp_path / "above" / "1").mkdir()
+    assert run(tmp_path).returncode == 0
+    write_config(tmp_path / "step", "sequence_batching { }")
+    models = json.loads(run(tmp_path, "--json").stdout)["models"]
+    assert [(model["name"], model["loads"]) for model in models] == [("above", False), ("step", False)]
+    assert models[0]["refused"] == models[1]["refused"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["nowhere"], [".", "--nonsense"]])
+def test_a_mistyped_command_line_ends_with_2(arguments: list[str]) -> None:
+    assert run(*arguments).returncode == 2
