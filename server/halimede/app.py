@@ -22,9 +22,8 @@ from halimede.core.inventory import Inventory
 from halimede.core.observe.access_lines import AccessLog
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.frontends.grpc.options import MAX_CONNECTIONS, Tls, Transport
+from halimede.frontends.grpc.options import Tls, Transport
 from halimede.frontends.grpc.server import GrpcServer
-from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.server import HttpServer
 from halimede.frontends.metrics import MetricsServer
 from halimede.frontends.unix_socket import UNIX
@@ -33,7 +32,7 @@ from halimede.native_output import divert_cxx_streams
 from halimede.runtime.core_server import CoreServer
 from halimede.runtime.devices import read_inventory
 from halimede.runtime.lifecycle import ModelLifecycle
-from halimede.runtime.limits import raise_open_files
+from halimede.runtime.limits import count_open_files, open_files_limit, raise_open_files
 from halimede.runtime.malloc import keep_large_buffers
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
@@ -64,8 +63,8 @@ HURRY_SECS = 0.2
 GRPC_QUIET_SECS = 5.0
 """How long a stop waits for clients of gRPC once no model has anything to do."""
 
-OTHER_FILES = 512
-"""Files that are open beside connections: models, libraries, event descriptors of threads."""
+FEW_CONNECTIONS = 4096
+"""A server that has room for fewer says so: a fleet of clients may need more."""
 
 
 def run(settings: Settings) -> NoReturn:
@@ -77,7 +76,7 @@ def run(settings: Settings) -> NoReturn:
         for notice in settings.notices:
             log.warning("%s", notice)
         keep_large_buffers()
-        _warn_of_few_files(raise_open_files())
+        raise_open_files()
         code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(settings))
     except (InferenceError, OSError) as error:
         log.error("%s", error)
@@ -103,13 +102,14 @@ def _flush_prints() -> None:
         print(end="", flush=True)
 
 
-def _warn_of_few_files(allowed: int) -> None:
-    needed = Limits().max_connections + MAX_CONNECTIONS + OTHER_FILES
-    if allowed < needed:
+def _warn_of_few_files() -> None:
+    """What is left once the models are loaded is for connections."""
+    allowed, in_use = open_files_limit(), count_open_files()
+    if allowed - in_use < FEW_CONNECTIONS:
         log.warning(
-            "this process may open %d files, and %d are needed for as many connections as HTTP and gRPC take: "
-            "connections beyond the limit are turned away; raise it with `ulimit -n`",
-            *(allowed, needed),
+            "this process may open %d files and has %d open with its models loaded: connections beyond %d are turned "
+            "away; raise the limit with `ulimit -n`",
+            *(allowed, in_use, max(0, allowed - in_use)),
         )
 
 
@@ -232,6 +232,8 @@ class App:
             # Never ready: nobody was sent here who would need the delay.
             return await self._drain(delay_secs=0)
         await self._say_what_is_served()
+        if self._settings.allow_http or self._settings.allow_grpc:
+            _warn_of_few_files()
         if loading.result() and self._settings.exit_on_error:
             log.error("creating server: Internal - failed to load all models: %s", ", ".join(loading.result()))
             tell(failed_loads(await self._core.repository_index(ready_only=False)))

@@ -343,7 +343,15 @@ def limit_of_open_files(pid: int) -> tuple[int, int]:
 def test_it_may_open_as_many_files_as_the_system_allows(start: Start) -> None:
     server = start(before=("prlimit", "--nofile=256:700"))
     assert limit_of_open_files(server.process.pid) == (700, 700)
-    assert "this process may open 700 files" in server.log
+    wait_until(lambda: "Started HTTPService" in server.log, "the end of the start", server)
+    assert re.search(r"this process may open 700 files and has \d+ open with its models loaded", server.log)
+
+
+def test_a_limit_of_open_files_that_leaves_room_for_connections_is_not_mentioned(start: Start) -> None:
+    server = start(before=("prlimit", "--nofile=256:8000"))
+    assert limit_of_open_files(server.process.pid) == (8000, 8000)
+    wait_until(lambda: "Started HTTPService" in server.log, "the end of the start", server)
+    assert "this process may open" not in server.log
 
 
 NOBODY = ("unshare", "--user", "--map-user=65534", "--map-group=65534")

@@ -12,6 +12,7 @@ from tritonclient.utils import InferenceServerException
 
 from support.calls import index, scaled
 from support.models import add_identity, add_scaled, add_simple, write_config
+from support.served import write_model
 from support.server import Start, wait_until
 
 
@@ -315,3 +316,28 @@ def test_reshape(start: Start, repository: Path) -> None:
     body = {"inputs": [{"name": "IN", "shape": [2, 2, 2], "datatype": "FP32", "data": np.arange(8).tolist()}]}
     output = server.post("/v2/models/scaled/infer", body).json["outputs"][0]
     assert (output["shape"], output["data"]) == ([2, 4, 1], [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0])
+
+
+def test_what_a_beginner_gets_wrong_is_one_clear_warning_each(start: Start, tmp_path: Path, repository: Path) -> None:
+    model = tmp_path / "resnet"
+    add_scaled(tmp_path, "resnet", 2)
+    write_model(repository, "mute", "class TritonPythonModel:\n    def execute(self, requests): return []\n")
+    add_scaled(repository, "scaled", 2)
+    (repository / "scaled" / "1" / "model.onnx").rename(repository / "scaled" / "1" / "net.onnx")
+    add_scaled(repository, "named", 2)
+    (repository / "named" / "1" / "model.onnx").rename(repository / "named" / "1" / "net.onnx")
+    write_config(repository / "named", 'backend: "onnxruntime"')
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    roots = (f"--model-repository={root}" for root in (model, empty, repository))
+    server = start(*roots, "--exit-on-error=false", "--strict-readiness=false")
+    wait_until(lambda: "Started HTTPService" in server.log, "the end of the start", server)
+    warned = "\n".join(line for line in server.log.splitlines() if line.startswith("W"))
+    assert f"there is no model in repository '{empty}': a model is a folder" in warned
+    assert f"there is no model in repository '{model}': with '1' in it, it looks like a model itself" in warned
+    assert "model 'mute': it has no inputs and no outputs: " in warned
+    assert warned.count("no model in repository") == 2
+    assert "ignoring '1'" not in warned
+    reasons = {name: reason for (name, _), (_, reason) in index(server).items()}
+    assert "has 'net.onnx', and 'model.onnx' is looked for: rename it" in reasons["scaled"]
+    assert f"{repository}/named/1/model.onnx' for model 'named': there is 'net.onnx'; rename it" in reasons["named"]

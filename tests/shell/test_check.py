@@ -121,3 +121,10 @@ def test_a_step_that_would_be_refused_costs_its_ensemble(tmp_path: Path) -> None
 @pytest.mark.parametrize("arguments", [[], ["nowhere"], [".", "--nonsense"]])
 def test_a_mistyped_command_line_ends_with_2(arguments: list[str]) -> None:
     assert run(*arguments).returncode == 2
+
+
+def test_a_repository_without_a_model_is_no_success(tmp_path: Path) -> None:
+    add_scaled(tmp_path, "resnet", 2.0)
+    result = run(tmp_path / "resnet")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert f"the repository is the folder above, '{tmp_path}'" in result.stderr

@@ -73,6 +73,9 @@ class StoreRepository(ModelRepository):
         """Remove what was fetched."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _fills_later(self, root: Path) -> bool:
+        return root in self._stores
+
     def _list(self, uri: Uri) -> set[str]:
         patience = Patience(LIST_SECS)
         source = open_source(uri, None, self._environment, None, S3Defaults(), LIST_SECS)

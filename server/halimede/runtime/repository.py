@@ -25,6 +25,7 @@ from halimede.core.repository.layout import (
     is_source_name,
     is_version,
     model_name_problem,
+    no_model_warnings,
     version_directories,
 )
 from halimede.core.types import ErrorCode, InferenceError
@@ -110,15 +111,23 @@ class ModelRepository:
             except OSError as error:
                 warnings.append(f"repository '{root}' cannot be read: {error}")
                 continue
+            ignored: list[str] = []
+            models: list[str] = []
             for name in sorted(names):
                 if name.startswith(".") or name in NOT_MODELS:
                     continue
                 if problem := _model_problem(root, name):
-                    warnings.append(f"ignoring {name!a} in '{root}': {problem}")
+                    ignored.append(f"ignoring {name!a} in '{root}': {problem}")
                     continue
+                models.append(name)
                 found.setdefault(name, []).append(str(root / name))
+            warnings += ignored if models or self._fills_later(root) else no_model_warnings(root, names, ignored)
         duplicates = {name: duplicate_problem(places) for name, places in found.items() if len(places) > 1}
         return Listing(tuple(sorted(found)), tuple(warnings), duplicates)
+
+    def _fills_later(self, root: Path) -> bool:  # noqa: ARG002  # for repositories of another kind
+        """Whether models come to this repository as they are asked for."""
+        return False
 
     def find(self, name: str) -> ModelEntry:
         """The model's directory as it is now. LookupError when there is none, or more than one; OSError."""

@@ -5,10 +5,11 @@ import sys
 
 PROGRAM = """
 import resource
-from halimede.runtime.limits import raise_open_files
+from halimede.runtime.limits import open_files_limit, raise_open_files
 soft, hard = {limits}
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-print(raise_open_files(), resource.getrlimit(resource.RLIMIT_NOFILE))
+raise_open_files()
+print(open_files_limit(), resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 

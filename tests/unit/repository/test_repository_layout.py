@@ -1,3 +1,5 @@
+from pathlib import PurePath
+
 import pytest
 
 from halimede.core.config.model_config import ModelConfig, ModelEnsembling
@@ -6,6 +8,7 @@ from halimede.core.repository.layout import (
     detect_backend,
     duplicate_problem,
     is_model_directory,
+    no_model_warnings,
     version_directories,
 )
 from halimede.core.types import ErrorCode, InferenceError
@@ -87,6 +90,17 @@ def test_nothing_says_what_runs_the_model(name: str):
     )
 
 
+def test_a_model_file_under_another_name_is_named_with_the_one_that_is_looked_for():
+    with pytest.raises(InferenceError) as raised:
+        detect_backend(ModelConfig(), "resnet", ("notes.txt", "resnet50.onnx"))
+
+    assert raised.value.message.endswith(
+        "'model.<backend_name>'. The first version has 'resnet50.onnx', and 'model.onnx' is looked for: rename it, or "
+        'write backend: "onnxruntime" and default_model_filename: "resnet50.onnx" in config.pbtxt.'
+    )
+    assert found(ModelConfig(), "resnet.identity", ("resnet50.onnx",)) == ("identity", "")
+
+
 @pytest.mark.parametrize(
     ("config", "files", "expected"),
     [
@@ -159,6 +173,18 @@ def test_names_that_are_asked_for():
         **dict.fromkeys(("a/b", "a..b", ".."), outside),
     }
     assert asked_name_problem("a\0b") == "model name 'a\\x00b' must be valid UTF-8 without control characters"
+
+
+def test_what_is_said_of_a_repository_without_a_model():
+    assert no_model_warnings(PurePath("/models"), [], ()) == [
+        "there is no model in repository '/models': a model is a folder with a version in it, as "
+        "'/models/MODEL/1/model.onnx'"
+    ]
+    assert len(no_model_warnings(PurePath("/models"), ["x"], ["ignoring 'x'"])) == 2
+    assert no_model_warnings(PurePath("/models/resnet"), ["1", "config.pbtxt", "x"], ["ignoring '1'"]) == [
+        "there is no model in repository '/models/resnet': with '1', 'config.pbtxt' in it, it looks like a model itself; "
+        "the repository is the folder above, '/models'"
+    ]
 
 
 def test_a_model_directory_has_a_configuration_or_a_version() -> None:

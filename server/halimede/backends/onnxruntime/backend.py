@@ -3,6 +3,7 @@
 import logging
 import threading
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +137,19 @@ def _model_path(source: ModelSource) -> Path:
     """The model file: the artifact, or `model.onnx` in it where it is a directory."""
     path = source.artifact / "model.onnx" if source.artifact.is_dir() else source.artifact
     if not path.is_file():
-        raise InferenceError(ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model '{source.name}'")
+        raise InferenceError(
+            ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model '{source.name}'{_files_beside(path)}"
+        )
     return path
+
+
+def _files_beside(path: Path) -> str:
+    """A hint at the model files that are there under other names."""
+    names = sorted(each.name for each in islice(path.parent.glob("*.onnx"), 100))
+    if not names:
+        return ""
+    listed = ", ".join(f"'{name}'" for name in names[:3])
+    return f": there is {listed}; rename it to '{path.name}', or name it as default_model_filename in config.pbtxt"
 
 
 def _instance_counts(config: ModelConfig, default_cpu_instances: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.validate import model_name_problem
@@ -23,6 +24,7 @@ __all__ = [
     "is_source_name",
     "is_version",
     "model_name_problem",
+    "no_model_warnings",
     "version_directories",
 ]
 
@@ -63,6 +65,9 @@ DEFAULT_ARTIFACTS = (
 PLATFORMS = {artifact.platform: artifact.backend for artifact in DEFAULT_ARTIFACTS if artifact.platform}
 """Backend by platform name, ENSEMBLE_PLATFORM apart, which has no backend."""
 
+# The first of each suffix, as DEFAULT_ARTIFACTS has them.
+_SUFFIXES = {PurePath(artifact.filename).suffix: artifact for artifact in reversed(DEFAULT_ARTIFACTS)}
+
 ENSEMBLE_PLATFORM = "ensemble"
 
 
@@ -88,6 +93,20 @@ def is_version(name: str) -> bool:
 def is_model_directory(names: Iterable[str]) -> bool:
     """Whether what holds these names is meant to be a model: there is a configuration, under any name, or a version."""
     return any(name == "configs" or name.startswith("config.") or is_version(name) for name in names)
+
+
+def no_model_warnings(repository: PurePath, names: Iterable[str], ignored: Sequence[str]) -> list[str]:
+    """What to say of a repository without a model. `names` is all that is in it, `ignored` why those are no models."""
+    signs = sorted(name for name in names if is_model_directory((name,)))
+    if signs:
+        listed = ", ".join(f"'{clip(name)}'" for name in signs[:3])
+        return [
+            f"there is no model in repository '{repository}': with {listed} in it, it looks like a model itself; the "
+            f"repository is the folder above, '{repository.parent}'"
+        ]
+    example = repository / "MODEL" / "1" / "model.onnx"
+    text = f"there is no model in repository '{repository}': a model is a folder with a version in it, as '{example}'"
+    return [*ignored, text]
 
 
 def _version_problem(name: str) -> str | None:
@@ -123,10 +142,22 @@ def detect_backend(config: ModelConfig, directory_name: str, files: Collection[s
         raise InferenceError(
             ErrorCode.INVALID_ARG,
             f"Invalid model name: Could not determine backend for model '{clip(directory_name)}' with no backend in "
-            "model configuration. Expected model name of the form 'model.<backend_name>'.",
+            f"model configuration. Expected model name of the form 'model.<backend_name>'.{_hint_at_file(files)}",
         )
     named = replace(config, backend=suffix)
     return replace(named, platform=_platform_of_backend(named, files))
+
+
+def _hint_at_file(files: Collection[str]) -> str:
+    """What to do where a version has a model file under another name than the well-known one."""
+    for name in sorted(files):
+        wanted = _SUFFIXES.get(PurePath(name).suffix)
+        if wanted is not None:
+            return (
+                f" The first version has '{clip(name)}', and '{wanted.filename}' is looked for: rename it, or write "
+                f'backend: "{wanted.backend}" and default_model_filename: "{clip(name)}" in config.pbtxt.'
+            )
+    return ""
 
 
 def _as_ensemble(config: ModelConfig) -> ModelConfig:
