@@ -74,8 +74,7 @@ def run(model: Path, form: str, flags: ModelFlags) -> int:
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
-        repository, name = _repository(model, flags.config_name)
-        entry = _find(repository, name)
+        repository, entry = find_model(model, flags.config_name)
         with flags.load_options() as options:
             plan = Planner(repository, options).plan(entry)
     except ConfigError as error:
@@ -121,21 +120,19 @@ def printed(plan: "ModelPlan", form: str) -> str:
     return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
 
 
-def _repository(model: Path, config_name: str) -> "tuple[ModelRepository, str]":
-    """The repository that the model is in, and its name there."""
+def find_model(model: Path, config_name: str) -> "tuple[ModelRepository, ModelEntry]":
+    """The repository that the model is in, and the model."""
     from halimede.runtime.repository import ModelRepository
 
     if model.is_file():
         repository = ModelRepository((), model)
-        return repository, repository.scan().names[0]
-    # Not resolved: a link's own name is the model's.
-    directory = Path(os.path.abspath(model))
-    return ModelRepository((directory.parent,), config_name=config_name), directory.name
-
-
-def _find(repository: "ModelRepository", name: str) -> "ModelEntry":
+        name = repository.scan().names[0]
+    else:
+        # Not resolved: a link's own name is the model's.
+        directory = Path(os.path.abspath(model))
+        repository, name = ModelRepository((directory.parent,), config_name=config_name), directory.name
     try:
-        return repository.find(name)
+        return repository, repository.find(name)
     except LookupError as error:
         raise click.UsageError(str(error)) from None
 

@@ -1,0 +1,194 @@
+"""`halimede debug`: one python model in this process, at this terminal, with requests from files.
+
+There is no server, no worker process and no time limit, so that `breakpoint()` and debuggers work as in any program.
+The model sees requests as a server gives them to it, one in each batch, and its answers are checked and printed as a
+server sends them. Answers go to standard output; what the model logs, and errors, to standard error.
+"""
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from halimede.backends.hosting import Call, HostedRequest, Reply, Runner
+    from halimede.core.config.model_view import ModelView
+    from halimede.core.types import InferenceRequest
+    from halimede.runtime.prepare import LoadOptions, ModelPlan
+    from halimede.runtime.repository import ModelEntry
+
+
+@dataclass(slots=True)
+class Request:
+    """See `hosting.HostedRequest`."""
+
+    key: int
+    request: "InferenceRequest"
+    rows: int
+
+
+@dataclass(slots=True)
+class Terminal:
+    """A `hosting.Host` without a server: answers are printed, metrics go nowhere, other models cannot be reached."""
+
+    sent: "list[Reply]" = field(default_factory=list)
+    """Answers that a response sender has sent."""
+    is_over: threading.Event = field(default_factory=threading.Event)
+    """Whether a response sender has sent the last one."""
+    _numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+
+    def is_cancelled(self, request: "HostedRequest") -> bool:  # noqa: ARG002 - nobody leaves
+        return False
+
+    def respond(self, request: "HostedRequest", reply: "Reply", final: bool) -> None:  # noqa: ARG002 - one request
+        if reply is not None:
+            self.sent.append(reply)
+        if final:
+            self.is_over.set()
+
+    def log(self, level: str, message: str, place: str = "") -> None:
+        click.echo(f"{level} {place}] {message}" if place else f"{level}] {message}", err=True)
+
+    def end(self, why: str) -> None:
+        self.log("ERROR", f"a server would replace this process: {why}")
+
+    def call(self, method: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002 - see the contract
+        """Metrics may be declared. Any: JSON values."""
+        from halimede.core.types import ErrorCode, InferenceError
+
+        if method in ("metric_family_new", "metric_new"):
+            return next(self._numbers)
+        if method.startswith("metric"):
+            return 0.0
+        raise InferenceError(ErrorCode.UNSUPPORTED, f"'{method}' needs a server; halimede debug runs one model")
+
+    def infer(self, request: "InferenceRequest") -> "Call":
+        from halimede.core.types import ErrorCode, InferenceError
+
+        text = f"model '{request.model_name}' cannot be called: halimede debug runs one model without a server"
+        raise InferenceError(ErrorCode.UNSUPPORTED, text)
+
+    def update_metric(self, metric: int, operation: str, value: float) -> None:
+        """Nobody reads it."""
+
+
+def run(model: Path, files: tuple[Path, ...]) -> int:
+    """Answer the request of each file; the exit code, 1 where one failed."""
+    # Imported here, so that --help answers without the serving libraries.
+    from halimede.backends.python.runner import make_runner
+    from halimede.core.config.model_view import ModelView
+    from halimede.core.types import InferenceError
+    from halimede.runtime.isolate import PYTHON_MODELS, Isolated
+    from halimede.runtime.prepare import source
+    from halimede.workers.process import Program
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    host = Terminal()
+    try:
+        entry, plan, options = _planned(model)
+        if plan.backend is None:
+            raise click.UsageError(f"'{entry.name}' is an ensemble: debug the models of its steps")
+        version = plan.versions[-1]
+        where = source(entry, plan.config, plan.backend, version, options)
+        isolated = Isolated(plan.config, where, PYTHON_MODELS, Program(), threads=1, log_verbose=1)
+        runner = make_runner(isolated.spec(plan.placements[0]), host)
+    except (InferenceError, OSError) as error:
+        click.echo(str(error), err=True)
+        return 1
+    view = ModelView(entry.name, str(version), (str(version),), plan.config, plan.labels)
+    try:
+        return max([_answer(runner, host, view, file) for file in files])
+    finally:
+        runner.close()
+
+
+def _planned(model: Path) -> "tuple[ModelEntry, ModelPlan, LoadOptions]":
+    """The model, its complete configuration, and the options that it was made with. InferenceError, OSError."""
+    from halimede.backends.python.backend import PythonBackend
+    from halimede.commands.explain_config import DEFAULT_BACKEND_DIRECTORY, ModelFlags, find_model
+    from halimede.runtime.prepare import plan_model
+    from halimede.workers.abandon import Abandon
+
+    _, entry = find_model(model, "")
+    flags = ModelFlags((), Path(DEFAULT_BACKEND_DIRECTORY), autocomplete=True, config_name="")
+    with flags.load_options() as options:
+        plan = plan_model(entry, options, Abandon())
+    if plan.backend is not None and not isinstance(plan.backend, PythonBackend):
+        raise click.UsageError(f"'{entry.name}' is a model of backend '{plan.config.backend}', not a python model")
+    return entry, plan, options
+
+
+def _answer(runner: "Runner", host: Terminal, view: "ModelView", file: Path) -> int:
+    """Execute the request of a file and print what comes of it; 1 where it failed."""
+    from halimede.core.config.check_request import RequestChecker
+    from halimede.core.config.process_options import strict_outputs
+    from halimede.core.schedule.replies import ReplyChecker
+    from halimede.core.types import InferenceError, InferenceResponse
+    from halimede.core.wire.http_infer import decode_infer, encode_infer
+
+    checker = ReplyChecker(view.config, is_strict=strict_outputs(view.config))
+    rules = RequestChecker(view.config)
+    try:
+        decoded = decode_infer(view, file.read_bytes(), None, view.version)
+        request = decoded.request
+        checked = rules.check(request)
+        for tensor in request.inputs:
+            # Models may write to their inputs.
+            tensor.data = memoryview(bytearray(tensor.data))
+        hosted = Request(1, request, checked.batch_size)
+        host.sent.clear()
+        host.is_over.clear()
+        replies = asyncio.run(runner.execute_async([hosted])) if runner.is_async else runner.execute([hosted])
+    except (InferenceError, OSError) as error:
+        click.echo(f"{file}: {error}", err=True)
+        return 1
+    if replies == [None]:
+        # Threads of the model may still send.
+        host.is_over.wait()
+    failed = 0
+    policy = view.config.model_transaction_policy
+    has_rows = view.config.max_batch_size > 0 and not (policy is not None and policy.decoupled)
+    for reply in (*host.sent, *replies):
+        if reply is None:
+            continue
+        try:
+            if isinstance(reply, InferenceError):
+                raise reply
+            outputs = checker.check(reply.outputs, request.outputs, checked.batch_size if has_rows else None)
+            rules.reshape_outputs(outputs, checked.batch_size)
+            response = InferenceResponse(view.name, view.version, request.id, outputs, dict(reply.parameters))
+            encoded = encode_infer(response, decoded.format, view)
+        except InferenceError as error:
+            click.echo(f"{file}: {error.message}", err=True)
+            failed = 1
+            continue
+        click.echo(b"".join(encoded.chunks))
+    for text in checker.warnings:
+        click.echo(f"WARNING] {text}", err=True)
+    return failed
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="MODEL_DIR")
+@click.argument(
+    "requests",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    nargs=-1,
+    required=True,
+    metavar="REQUEST.json...",
+)
+@click.pass_context
+def debug(ctx: click.Context, model: Path, requests: tuple[Path, ...]) -> None:
+    """Run a python model in this process, for debuggers.
+
+    The model is initialized, answers the request in each file (the JSON body of an infer call), and is finalized.
+    breakpoint() stops at this terminal, and nothing has a time limit. The model cannot call other models. Exits with 1
+    where a request failed.
+    """
+    ctx.exit(run(model, requests))
