@@ -109,6 +109,7 @@ class Ensemble(Account):
         self._inferences = inferences
         self._members = members
         self._checker = checker
+        self._reshapes = checker.reshapes_outputs
         self._loop = loop
         limit = graph.max_inflight_requests
         self._gates = [Gate(limit) for _ in graph.steps] if limit else []
@@ -447,7 +448,8 @@ class Ensemble(Account):
         if flight.is_over:
             return
         response.model_version = self._version
-        self._reshape(flight, response)
+        if self._reshapes and response.outputs:
+            self._reshape(flight, response)
         now = monotonic_ns()
         if self._stats.decoupled:
             self._note_response(flight, response, now)
@@ -477,8 +479,6 @@ class Ensemble(Account):
 
     def _reshape(self, flight: EnsembleRequest, response: InferenceResponse) -> None:
         """Give the outputs the shapes that clients are told of, or fail the answer whose steps gave others."""
-        if not self._checker.reshapes_outputs or not response.outputs:
-            return
         try:
             self._checker.reshape_outputs(response.outputs, flight.rows)
         except InferenceError as error:
