@@ -29,4 +29,7 @@ class EntryPointGroup(click.Group):
 @click.group(cls=EntryPointGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "--version", prog_name="halimede", message="%(prog)s %(version)s")
 def main() -> None:
-    """Serve trained models; a drop-in for Triton Inference Server."""
+    """Serve trained models; a drop-in for Triton Inference Server.
+
+    To begin with: halimede serve --model-repository DIR. Each command has a --help of its own.
+    """

@@ -190,7 +190,11 @@ def model_flags(
     return ModelFlags(backend_config, backend_directory, not disable_auto_complete_config, model_config_name)
 
 
-@click.command("explain-config", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.command(
+    "explain-config",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    short_help="Check a model's configuration and print where each value comes from.",
+)
 @click.argument("model", type=click.Path(exists=True, path_type=Path), metavar="MODEL_DIR|FILE.onnx")
 @click.option(
     "--format", "form", type=click.Choice(FORMATS), default="pbtxt", show_default=True, help="How to print it."
@@ -201,11 +205,12 @@ def model_flags(
 def explain_config(ctx: click.Context, /, model: Path, form: str, **flags: Any) -> None:
     """Print the configuration that a model would run under, and where each value comes from.
 
-    A value is from a line of the configuration file, from the model directory (the backend, by the names of its files),
-    from the model file (what the backend reads in it), or a default of the server or the backend. An ensemble's is held
-    against those of its steps' models, which are looked for in the directory that it is in itself. The model is not
-    loaded: its file is held against the configuration; one in Python is imported and asked by its auto_complete_config,
-    in a process of its own, and not initialized. Exits with 1, and says all that is wrong, where a load would be
-    refused.
+    A value comes from a line of the configuration file, from the model directory (the backend follows from the names of
+    its files), from the model file (what the backend reads in it), or is a default of the server or the backend. An
+    ensemble is checked against the models of its steps, which must lie in the same repository. The model is not loaded:
+    the configuration is compared with the model file. Of a python model only auto_complete_config is called, in a
+    process of its own.
+
+    If a load would be refused, all that is wrong is printed, and the exit code is 1.
     """
     ctx.exit(run(model, form, model_flags(**flags)))

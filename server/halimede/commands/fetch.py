@@ -96,8 +96,12 @@ def _log_without(secrets: "Secrets") -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-@click.command("fetch", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.option("--plan", "plan_file", required=True, metavar="FILE", help="What to fetch: a JSON document.")
+@click.command(
+    "fetch",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    short_help="Download models from stores into a repository.",
+)
+@click.option("--plan", "plan_file", required=True, metavar="FILE", help="The plan, a JSON document.")
 @click.option(
     "--into",
     required=True,
@@ -116,14 +120,16 @@ def _log_without(secrets: "Secrets") -> None:
     "--termination-log",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help=f"Where the end is told, in at most {MAX_BYTES} bytes; {TERMINATION_LOG} where that can be written.",
+    help=f"Where to write the reason of a failure, {MAX_BYTES} bytes at most. [{TERMINATION_LOG}, if it is writable]",
 )
 @click.pass_context
 def fetch(ctx: click.Context, plan_file: str, into: Path, timeout: float, termination_log: Path | None) -> None:
-    """Make a model repository of what a plan names: URIs of stores (s3, gs, az), of web servers, of mounted folders.
+    """Download the models that a plan names into a model repository.
 
-    A fetch that was killed goes on where it was; a model's folder appears when it is whole. Exits with 2 for a plan or
-    a folder that cannot be used, 10 where access is denied, 11 where nothing is found, 12 for another digest, 13 for a
-    full disk or cache, 14 for what is no model, and 15 where the store cannot be reached.
+    A model is named by a URI of a store (s3, gs, az), of a web server or of a mounted folder. Its folder appears in the
+    repository when it is complete. A fetch that was interrupted continues where it stopped.
+
+    Exit codes: 2 the plan or the folder cannot be used, 10 access denied, 11 not found, 12 the digest differs, 13 disk
+    or cache full, 14 no model, 15 the store cannot be reached.
     """
     ctx.exit(run(plan_file, into, timeout, termination_log))

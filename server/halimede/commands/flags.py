@@ -312,7 +312,9 @@ VERSION = Flag(("--version",), SWITCH, "Show the version and exit.")
 
 GROUPS: Mapping[str, tuple[Flag, ...]] = {
     "Models": (
-        _repeatable("--model-repository --model-store", REPOSITORY, "A folder of models, also one in a store."),
+        _repeatable(
+            "--model-repository --model-store", REPOSITORY, "A folder of models, or the URI of one in a store (s3://…)."
+        ),
         _honoured(
             "--model-control-mode",
             CONTROL_MODE,
@@ -375,12 +377,15 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
     ),
     "Backends": (
         _repeatable(
-            "--backend-config", BACKEND_OPTION, "A setting of one backend, or of all.", combine=merge_backend_options
+            "--backend-config",
+            BACKEND_OPTION,
+            "A setting of one backend, or of all backends where none is named.",
+            combine=merge_backend_options,
         ),
         _honoured(
             "--backend-directory",
             DIRECTORY,
-            "Where backends lie that are written in Python, each as NAME/model.py; native ones cannot be run.",
+            "The directory of backends that are written in Python, each as NAME/model.py; native ones cannot be run.",
         ),
         _no_effect("--repoagent-directory", DIRECTORY, "Where repository agents are installed.", _PACKAGES),
     ),
@@ -393,7 +398,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             field="server_version",
         ),
         _honoured("--exit-on-error", BOOLEAN, "Exit when a model fails to load at start."),
-        _honoured("--strict-readiness", BOOLEAN, "Ready means that every wanted model is."),
+        _honoured("--strict-readiness", BOOLEAN, "Be ready only when every model that is to be loaded is ready."),
         _honoured(
             "--drain-delay",
             SECONDS,
@@ -406,7 +411,9 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured("--allow-http", BOOLEAN, "Serve HTTP."),
         _honoured("--http-address", ADDRESS, "The address to listen at, or unix:PATH, which has no port."),
         _honoured("--http-port", PORT, "The port, 0 for any free one."),
-        _honoured("--reuse-http-port", BOOLEAN, "Share the port with other servers that say so."),
+        _honoured(
+            "--reuse-http-port", BOOLEAN, "Let other servers with this flag listen on the same port (SO_REUSEPORT)."
+        ),
         _honoured("--http-max-input-size", BYTES, "The largest request body."),
         _honoured(
             "--http-header-forward-pattern",
@@ -428,7 +435,9 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured("--allow-grpc", BOOLEAN, "Serve gRPC."),
         _honoured("--grpc-address", ADDRESS, "The address to listen at, or unix:PATH, which has no port."),
         _honoured("--grpc-port", PORT, "The port, 0 for any free one."),
-        _honoured("--reuse-grpc-port", BOOLEAN, "Share the port with other servers that say so."),
+        _honoured(
+            "--reuse-grpc-port", BOOLEAN, "Let other servers with this flag listen on the same port (SO_REUSEPORT)."
+        ),
         _honoured("--grpc-max-input-size", MESSAGE_BYTES, "The largest message."),
         _honoured(
             "--grpc-header-forward-pattern",
@@ -516,7 +525,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured("--log-error", BOOLEAN, "Errors."),
         _honoured("--log-format", LOG_FORMAT, "default, ISO8601 or json."),
         _honoured("--log-file", LOG_FILE, "Where to log instead of standard error."),
-        _honoured("--log-access", ACCESS, "Requests that get a line each: off, failures or all."),
+        _honoured("--log-access", ACCESS, "Which requests get a line in the log: off, failures or all."),
     ),
     "Tracing": (
         Flag(

@@ -114,6 +114,7 @@ serve = ServeCommand(
     "serve",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     callback=run_server,
+    short_help="Serve models over HTTP and gRPC.",
     help="Serve the models of a repository, or one model file, over HTTP and gRPC until SIGTERM.\n\n"
     "Values are written --flag=value or --flag value; booleans are true, on, 1, false, off or 0, and true where none "
     "is given. Defaults are in brackets.",
