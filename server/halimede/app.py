@@ -27,7 +27,16 @@ from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
 from halimede.frontends.metrics import MetricsServer
 from halimede.frontends.unix_socket import UNIX
-from halimede.log import EXIT_FLUSH_S, configure, dropped_lines, log_access, log_table, reopen, shutdown
+from halimede.log import (
+    EXIT_FLUSH_S,
+    admits_access,
+    configure,
+    dropped_lines,
+    log_access,
+    log_table,
+    reopen,
+    shutdown,
+)
 from halimede.native_output import divert_cxx_streams
 from halimede.runtime.core_server import CoreServer
 from halimede.runtime.devices import read_inventory
@@ -180,7 +189,7 @@ class App:
         settings = self._settings
         access_log = None
         if settings.log_access is not AccessLevel.OFF:
-            access_log = AccessLog(log_access, successes=settings.log_access is AccessLevel.ALL)
+            access_log = AccessLog(admits_access, log_access, successes=settings.log_access is AccessLevel.ALL)
         if settings.allow_http:
             self._http = HttpServer(
                 self._core,
@@ -212,7 +221,7 @@ class App:
                 self._metrics.log_requests(log.debug)
             if access_log is not None:
                 # A scrape that succeeds is no news.
-                self._metrics.log_access(AccessLog(log_access))
+                self._metrics.log_access(AccessLog(admits_access, log_access))
             port = await self._metrics.start(settings.metrics_address, settings.metrics_port)
             self._places["Metrics Service"] = _place(settings.metrics_address, port)
         if self._grpc is not None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
 
-from halimede.core.observe.access_lines import Access, access_kind, access_line
+from halimede.core.observe.access_lines import Access, access_line
 from halimede.core.observe.log_lines import (
     LINES_PER_SECOND,
     MAX_FIELD_BYTES,
@@ -113,12 +113,15 @@ def log_table(logger: logging.Logger, header: tuple[str, ...], rows: list[tuple[
     logger.info("table of %s", ", ".join(header), extra={"table": make_table(header, rows)}, stacklevel=2)
 
 
+def admits_access(kind: LineKind) -> bool:
+    """Whether a line of the access log of this kind is to be written now."""
+    return any(handler.admit(kind) for handler in _handlers())
+
+
 def log_access(access: Access) -> None:
-    """Log a request that ended, by the shortest way: at overload every request that is refused comes here."""
-    kind = access_kind(access)
+    """Log a request that ended; `admits_access` has said that its line is wanted."""
     for handler in _handlers():
-        if handler.admit(kind):
-            handler.writer.offer(access_line(access, time.time_ns() // 1000, os.getpid()))
+        handler.writer.offer(access_line(access, time.time_ns() // 1000, os.getpid()))
 
 
 class LogHandler(logging.Handler):

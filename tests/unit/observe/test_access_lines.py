@@ -18,19 +18,17 @@ from halimede.core.observe.log_lines import (
 # 2026-11-21T07:50:51.767849Z
 AT_US = 1_795_247_451_767_849
 REFUSED = Access(
-    Protocol.HTTP,
+    access_kind(Protocol.HTTP, 400, "m"),
     "POST",
     "/v2/models/m/infer",
-    400,
     0.0012345,
     "10.0.0.7:52144",
     model="m",
     version="1",
     request_id="abc",
     error="wrong shape",
-    found=True,
 )
-CANCELLED = Access(Protocol.GRPC, "ModelInfer", "", 1, 0.5, "[::1]:80", model="m", error="cancelled", found=True)
+CANCELLED = Access(access_kind(Protocol.GRPC, 1, "m"), "ModelInfer", "", 0.5, "[::1]:80", model="m", error="cancelled")
 
 
 def test_text_line_says_all_of_a_request() -> None:
@@ -45,7 +43,9 @@ def test_text_line_says_all_of_a_request() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    unread = Access(Protocol.HTTP, "", "", 400, None, "unix", error="malformed HTTP request: no request line")
+    unread = Access(
+        access_kind(Protocol.HTTP, 400), "", "", None, "unix", error="malformed HTTP request: no request line"
+    )
     text = render_default(access_line(unread, AT_US, 1)).partition("] ")[2]
     assert text == '"request: 400, client unix: malformed HTTP request: no request line"'
     document = json.loads(render_json(access_line(unread, AT_US, 1)))
@@ -77,32 +77,37 @@ def test_json_has_a_field_for_each_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("access", "severity"),
+    ("protocol", "status", "fails_late", "severity"),
     [
-        (replace(REFUSED, status=200, error=""), Severity.INFO),
-        (replace(REFUSED, status=404), Severity.INFO),
-        (replace(REFUSED, status=499), Severity.INFO),
-        (replace(REFUSED, status=500), Severity.WARNING),
-        (replace(REFUSED, status=503), Severity.WARNING),
-        # An answer in parts that ended as an error.
-        (replace(REFUSED, status=200), Severity.WARNING),
-        (replace(CANCELLED, status=0, error=""), Severity.INFO),
-        (replace(CANCELLED, status=3), Severity.INFO),
-        (replace(CANCELLED, status=13), Severity.WARNING),
-        (replace(CANCELLED, status=14), Severity.WARNING),
+        (Protocol.HTTP, 200, False, Severity.INFO),
+        (Protocol.HTTP, 404, False, Severity.INFO),
+        (Protocol.HTTP, 499, False, Severity.INFO),
+        (Protocol.HTTP, 500, False, Severity.WARNING),
+        (Protocol.HTTP, 503, False, Severity.WARNING),
+        (Protocol.HTTP, 200, True, Severity.WARNING),
+        (Protocol.METRICS, 405, False, Severity.INFO),
+        (Protocol.GRPC, 0, False, Severity.INFO),
+        (Protocol.GRPC, 3, False, Severity.INFO),
+        (Protocol.GRPC, 13, False, Severity.WARNING),
+        (Protocol.GRPC, 14, False, Severity.WARNING),
     ],
 )
-def test_fault_of_the_server_is_a_warning(access: Access, severity: Severity) -> None:
-    assert access_line(access, AT_US, 1).severity is severity
-    assert access_kind(access).severity is severity
+def test_fault_of_the_server_is_a_warning(
+    protocol: Protocol, status: int, fails_late: bool, severity: Severity
+) -> None:
+    assert access_kind(protocol, status, fails_late=fails_late).severity is severity
 
 
-def test_a_model_that_exists_has_a_share_of_lines_and_made_up_names_have_none() -> None:
-    assert access_kind(REFUSED) == LineKind(Severity.INFO, "http", 400, "m")
-    assert access_kind(replace(REFUSED, model="other")) != access_kind(REFUSED)
-    unknown = [access_kind(replace(REFUSED, status=404, model=f"m{number}", found=False)) for number in range(3)]
-    assert set(unknown) == {LineKind(Severity.INFO, "http", 404, "")}
-    assert access_kind(replace(REFUSED, status=500)) != access_kind(REFUSED)
+def test_protocol_status_and_model_share_a_limit() -> None:
+    assert access_kind(Protocol.HTTP, 400, "m") == LineKind(Severity.INFO, "http", 400, "m")
+    kinds = [
+        access_kind(Protocol.HTTP, 400, "m"),
+        access_kind(Protocol.HTTP, 400, "other"),
+        access_kind(Protocol.HTTP, 400),
+        access_kind(Protocol.HTTP, 404, "m"),
+        access_kind(Protocol.GRPC, 3, "m"),
+    ]
+    assert len(set(kinds)) == len(kinds)
 
 
 @pytest.mark.parametrize(

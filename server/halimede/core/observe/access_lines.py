@@ -24,30 +24,30 @@ class Protocol(Enum):
 class Access:
     """One request that ended.
 
-    `status` is a number of the protocol. `method` is HTTP's or the name of an RPC, `route` a path, "" for gRPC.
+    `kind` has the protocol and the status. `method` is HTTP's or the name of an RPC, `route` a path, "" for gRPC.
     `duration_s` is None for a request of which not even the head could be read. `model` and `version` are as the client
-    asked, or as the server chose. `found` is whether the server knows the model: only such requests have a share of
-    lines by model, else a client could have as many as it makes up names. An answer in parts may fail after its status
-    was sent: it has a good status and an `error`.
+    asked, or as the server chose.
     """
 
-    protocol: Protocol
+    kind: LineKind
     method: str
     route: str
-    status: int
     duration_s: float | None
     client: str
     model: str = ""
     version: str = ""
     request_id: str = ""
     error: str = ""
-    found: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AccessLog:
-    """Where a front end tells of requests that failed, and with `successes` of all that ended."""
+    """Where a front end tells of requests that failed, and with `successes` of all that ended.
 
+    `admits` is asked first, and once for each request: at overload most lines are left out, and nothing is made of them.
+    """
+
+    admits: Callable[[LineKind], bool]
     note: Callable[[Access], None]
     successes: bool = False
 
@@ -57,27 +57,33 @@ _GRPC_NAMES = (
     *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED"),
     *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
 )
-_GRPC_FAULTS_OF_SERVER = {"UNKNOWN", "RESOURCE_EXHAUSTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+_GRPC_FAULTS_OF_SERVER = {
+    _GRPC_NAMES.index(name) for name in ("UNKNOWN", "RESOURCE_EXHAUSTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
+}
 
 
-def access_kind(access: Access) -> LineKind:
-    """The lines that share a limit: those of one protocol and status, for each model that is known.
+def access_kind(protocol: Protocol, status: int, model: str = "", *, fails_late: bool = False) -> LineKind:
+    """The lines that share a limit: those of one protocol and status, for each model.
 
-    The place of a line is its protocol and status, so that the count of what was left out says which they were.
+    `status` is a number of the protocol. `model` is one that the server knows, else "": a client that makes up names is
+    not to get a share for each. `fails_late` is an answer in parts that failed after its status was sent. The place of
+    a line is its protocol and status, so that the count of what was left out says which they were.
     """
-    return LineKind(_severity(access), access.protocol.value, access.status, access.model if access.found else "")
+    is_fault = status in _GRPC_FAULTS_OF_SERVER if protocol is Protocol.GRPC else status >= 500 or fails_late
+    # A fault of the server or of a model is a warning; what clients do wrong is information.
+    return LineKind(Severity.WARNING if is_fault else Severity.INFO, protocol.value, status, model)
 
 
 def access_line(access: Access, time_us: int, process: int) -> LogLine:
     """The line of a request."""
-    kind = access_kind(access)
+    kind = access.kind
     model, version = clip(access.model, MAX_FIELD_BYTES), clip(access.version, MAX_FIELD_BYTES)
     request_id, error = clip(access.request_id, MAX_FIELD_BYTES), clip(access.error, MAX_ERROR_BYTES)
     method, route = clip(access.method, MAX_FIELD_BYTES), clip(access.route, MAX_ROUTE_BYTES)
-    fields: dict[str, str | float] = {"protocol": access.protocol.value, "method": method}
+    fields: dict[str, str | float] = {"protocol": kind.file, "method": method}
     if route:
         fields["route"] = route
-    fields["status"] = _status(access)
+    fields["status"] = _status(kind)
     if access.duration_s is not None:
         fields["duration_ms"] = round(access.duration_s * 1e3, 3)
     fields["client"] = access.client
@@ -115,13 +121,6 @@ def _text(fields: Mapping[str, str | float], model: str, version: str, request_i
     return text
 
 
-def _severity(access: Access) -> Severity:
-    """A fault of the server is a warning, a client's is information."""
-    if access.protocol is Protocol.GRPC:
-        return Severity.WARNING if _status(access) in _GRPC_FAULTS_OF_SERVER else Severity.INFO
-    return Severity.WARNING if access.status >= 500 or (access.error and access.status < 400) else Severity.INFO
-
-
-def _status(access: Access) -> str:
-    is_named = access.protocol is Protocol.GRPC and access.status < len(_GRPC_NAMES)
-    return _GRPC_NAMES[access.status] if is_named else str(access.status)
+def _status(kind: LineKind) -> str:
+    is_named = kind.file == Protocol.GRPC.value and kind.line < len(_GRPC_NAMES)
+    return _GRPC_NAMES[kind.line] if is_named else str(kind.line)

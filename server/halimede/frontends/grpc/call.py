@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 
-from halimede.core.observe.access_lines import Access, AccessLog, Protocol
+from halimede.core.observe.access_lines import Access, AccessLog, Protocol, access_kind
 from halimede.core.types import ApiCategory, ErrorCode, InferenceError
 from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
 from halimede.core.wire.grpc_infer import status_message
@@ -138,21 +138,13 @@ class Call:
         log = self.access_log
         if log is None or not (status or log.successes):
             return
-        log.note(
-            Access(
-                Protocol.GRPC,
-                self.method.rpartition("/")[2],
-                "",
-                status,
-                monotonic() - self.began_at,
-                _client(context),
-                self.model,
-                self.version,
-                self.request_id,
-                error,
-                found=bool(self.model) and status != _NOT_FOUND and self.method in _INFERENCES,
-            )
-        )
+        is_known = status != _NOT_FOUND and self.method in _INFERENCES
+        kind = access_kind(Protocol.GRPC, status, self.model if is_known else "")
+        if log.admits(kind):
+            name = self.method.rpartition("/")[2]
+            seconds = monotonic() - self.began_at
+            about = (self.model, self.version, self.request_id)
+            log.note(Access(kind, name, "", seconds, _client(context), *about, error))
 
 
 Behaviour = Callable[[Call, Context], Awaitable[bytes | None]]

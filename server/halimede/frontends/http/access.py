@@ -1,11 +1,14 @@
 """What the access log is told of an exchange that ended."""
 
+from collections.abc import Sequence
+
 import orjson
 
-from halimede.core.observe.access_lines import Access, Protocol
-from halimede.core.types import ApiCategory
+from halimede.core.observe.access_lines import Access, Protocol, access_kind
+from halimede.core.observe.log_lines import LineKind
+from halimede.core.types import ApiCategory, Buffer
 from halimede.frontends.http.framing import Head
-from halimede.frontends.http.routes import Action, path_of, resolve
+from halimede.frontends.http.routes import Action, Route, path_of, resolve
 
 CLIENT_LEFT = 499
 """The status of a request whose connection ended before its answer: no client sees it. The number is nginx's."""
@@ -16,46 +19,55 @@ _BEFORE_THE_MODEL = {403, 404, 405}
 _INFERENCES = {action for action in Action if action.category is ApiCategory.INFERENCE}
 
 
+def kind_of(protocol: Protocol, head: Head | None, status: int, *, fails_late: bool = False) -> LineKind | None:
+    """The kind of a request's line; None for the answer of a probe, be it yes or no, which is asked again and again."""
+    route = _route(protocol, head)
+    if route is None:
+        return access_kind(protocol, status, fails_late=fails_late)
+    if route.action.category is ApiCategory.HEALTH and status in _ANSWERS_OF_HEALTH:
+        return None
+    is_known = route.action in _INFERENCES and status not in _BEFORE_THE_MODEL
+    return access_kind(protocol, status, route.model if is_known else "", fails_late=fails_late)
+
+
 def access_of(
+    kind: LineKind,
     protocol: Protocol,
     head: Head | None,
-    status: int,
     duration_s: float | None,
     client: str,
     *,
     version: str = "",
     request_id: str = "",
     error: str = "",
-) -> Access | None:
-    """The record of a request; None for the answer of a probe, be it yes or no, which is asked again and again."""
-    if head is None:
-        return Access(protocol, "", "", status, duration_s, client, error=error)
-    # A query is left out: clients put tokens there.
-    access = Access(
-        protocol,
-        head.method.decode("latin-1"),
-        path_of(head.target).decode("latin-1"),
-        status,
+) -> Access:
+    """The record of a request; `head` is None where none could be read."""
+    method = target = b""
+    if head is not None:
+        method, target = head.method, head.target
+    route = _route(protocol, head)
+    return Access(
+        kind,
+        method.decode("latin-1"),
+        # A query is left out: clients put tokens there.
+        path_of(target).decode("latin-1"),
         duration_s,
         client,
-        version=version,
+        model="" if route is None else route.model,
+        version=version or ("" if route is None else route.version),
         request_id=request_id,
         error=error,
     )
-    route = resolve(head.target) if protocol is Protocol.HTTP else None
-    if route is None:
-        return access
-    if route.action.category is ApiCategory.HEALTH and status in _ANSWERS_OF_HEALTH:
-        return None
-    access.model, access.version = route.model, version or route.version
-    access.found = route.action in _INFERENCES and status not in _BEFORE_THE_MODEL
-    return access
 
 
-def error_of(body: bytes) -> str:
+def _route(protocol: Protocol, head: Head | None) -> Route | None:
+    return None if head is None or protocol is not Protocol.HTTP else resolve(head.target)
+
+
+def error_of(chunks: Sequence[Buffer]) -> str:
     """The text of an answer that is an error, alone or as an event; "" for any other body."""
     try:
-        document = orjson.loads(body.removeprefix(b"data: "))
+        document = orjson.loads(b"".join(chunks).removeprefix(b"data: "))
     except orjson.JSONDecodeError:
         return ""
     text = document.get("error", "") if isinstance(document, dict) else ""

@@ -4,14 +4,15 @@ import asyncio
 import resource
 import socket
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
 from halimede.core.observe.access_lines import AccessLog, Protocol
+from halimede.core.types import Buffer
 from halimede.core.wire.http_control import error_json
 from halimede.frontends.http.accept import MORE_FILES, Acceptor, turn_away
-from halimede.frontends.http.access import access_of, client_of
+from halimede.frontends.http.access import access_of, client_of, error_of, kind_of
 from halimede.frontends.http.framing import CLOSE, Head, HeadReader, Limits
 from halimede.frontends.http.protocol import INTERNAL_ERROR, JSON, RETRY_LATER, Connection, Exchange, answer_head
 from halimede.frontends.http.sockets import SocketFile, bind, bound_port
@@ -244,23 +245,25 @@ class Listener:
         *,
         version: str = "",
         request_id: str = "",
-        error: str = "",
+        failure: str = "",
+        chunks: Sequence[Buffer] = (),
     ) -> None:
-        """Tell the access log of a request that ended; `head` is None where none could be read."""
-        if self._access_log is None:
+        """Tell the access log of a request that ended; `head` is None where none could be read.
+
+        The error is `failure`, or in the answer's `chunks`.
+        """
+        log = self._access_log
+        if log is None:
             return
+        kind = kind_of(self._protocol, head, status, fails_late=status < 400 and bool(failure))
+        if kind is None or not log.admits(kind):
+            return
+        error = failure or (error_of(chunks) if status >= 400 else "")
+        client = client_of(peer)
         access = access_of(
-            self._protocol,
-            head,
-            status,
-            duration_s,
-            client_of(peer),
-            version=version,
-            request_id=request_id,
-            error=error,
+            kind, self._protocol, head, duration_s, client, version=version, request_id=request_id, error=error
         )
-        if access is not None:
-            self._access_log.note(access)
+        log.note(access)
 
     def admit(self, connection: Connection) -> None:
         """Register a new connection."""

@@ -25,7 +25,7 @@ import numpy as np
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError
 from halimede.core.wire.http_control import error_json
-from halimede.frontends.http.access import CLIENT_LEFT, error_of
+from halimede.frontends.http.access import CLIENT_LEFT
 from halimede.frontends.http.framing import CLOSE, ChunkedBody, Head, Refusal, body_too_large, find_head
 
 if TYPE_CHECKING:
@@ -466,7 +466,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._held:
             self._let_go()
         if status >= self._listener.noted_from:
-            self._note(exchange, status, error=error_of(b"".join(chunks)) if status >= 400 else "")
+            self._note(exchange, status, chunks=chunks)
         head = exchange.head
         connection = CLOSE if self._listener.is_draining else head.connection
         self._send(status, fields, chunks, connection, is_body_sent=head.method != b"HEAD")
@@ -514,7 +514,7 @@ class Connection(asyncio.BufferedProtocol):
             self.exchange = None
             self._let_go()
             if stream.failure or stream.status >= self._listener.noted_from:
-                self._note(stream, stream.status, error=stream.failure)
+                self._note(stream, stream.status, failure=stream.failure)
         if not self._transport.is_closing():
             self._write_large(before, (*part, after))
         if not is_last:
@@ -573,7 +573,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._state is _State.CLOSED:
             return
         head = self._head if self.exchange is None else self.exchange.head
-        self._listener.note(head, status, self._seconds() if head is not None else None, self._peer, error=message)
+        self._listener.note(head, status, self._seconds() if head is not None else None, self._peer, failure=message)
         self.exchange = self._backlog = self._chunked = self._head = None
         self._body = memoryview(b"")
         self._let_go()
@@ -601,7 +601,7 @@ class Connection(asyncio.BufferedProtocol):
         exchange, self.exchange = self.exchange, None
         if exchange is None:
             return
-        self._note(exchange, CLIENT_LEFT, error="the connection ended before the whole answer was sent")
+        self._note(exchange, CLIENT_LEFT, failure="the connection ended before the whole answer was sent")
         if exchange.on_gone is None:
             return
         try:
@@ -609,7 +609,7 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001 -- nobody is left to be told
             self._listener.crashed(repr(exchange), error)
 
-    def _note(self, exchange: Exchange, status: int, error: str) -> None:
+    def _note(self, exchange: Exchange, status: int, *, failure: str = "", chunks: Sequence[Buffer] = ()) -> None:
         """Tell the access log of an exchange that ended."""
         self._listener.note(
             exchange.head,
@@ -618,7 +618,8 @@ class Connection(asyncio.BufferedProtocol):
             self._peer,
             version=exchange.version,
             request_id=exchange.request_id,
-            error=error,
+            failure=failure,
+            chunks=chunks,
         )
 
     def _seconds(self) -> float:
