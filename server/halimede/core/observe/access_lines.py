@@ -44,7 +44,7 @@ class Access:
 class AccessLog:
     """Where a front end tells of requests that failed, and with `successes` of all that ended.
 
-    `admits` is asked first, and once for each request: at overload most lines are left out, and nothing is made of them.
+    `admits` is asked first, once for each request: at overload most lines are left out, and nothing is made of them.
     """
 
     admits: Callable[[LineKind], bool]
