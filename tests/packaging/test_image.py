@@ -277,7 +277,7 @@ def test_a_dockerfile_adds_packages(container: Container) -> None:
 def test_a_dockerfile_adds_pytorch(container: Container) -> None:
     check_serves_with(container, "import torch", """
         tensor = torch.from_dlpack(pb_utils.get_input_tensor_by_name(requests[0], "IN").to_dlpack())
-        return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", (2 * tensor + 1).to_dlpack())])]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", 2 * tensor + 1)])]
     """)  # fmt: skip
 
 
