@@ -141,7 +141,11 @@ def document(verdicts: Sequence[Verdict], warnings: Sequence[str]) -> str:
     return orjson.dumps({"models": models, "warnings": warnings}, option=orjson.OPT_INDENT_2).decode()
 
 
-@click.command("check", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.command(
+    "check",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    short_help="Check which models of a repository would load.",
+)
 @click.argument(
     "repositories",
     nargs=-1,
