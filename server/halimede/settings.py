@@ -58,7 +58,7 @@ class Settings:
     load_model: tuple[str, ...] = ()
     model_config_name: str = ""
     watch: bool = False
-    """Whether models are loaded again when their files change."""
+    """Whether models are reloaded when their files change."""
     disable_auto_complete_config: bool = False
     model_load_thread_count: int = 16
     model_load_retry_count: int = 0

@@ -1,4 +1,4 @@
-"""`--watch`: models are loaded again when their files change."""
+"""`--watch`: models are reloaded when their files change."""
 
 import time
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_changed_model_is_loaded_again_and_the_old_one_serves_when_that_fails(
     change(repository, 3)
     answers(server, 3)
     write_model(repository, "m", "import nowhere_to_be_found")
-    failed = "model 'm' was not loaded again; it will be when its files change once more"
+    failed = "model 'm' was not reloaded; the next change of its files starts another reload"
     wait_until(lambda: failed in server.log, "the failed load", server, 30)
     assert "No module named 'nowhere_to_be_found'" in server.log
     assert infer(server, "m", 1) == (200, [3])

@@ -1,4 +1,4 @@
-"""Loads models again when their files change (`--watch`). The old version serves until the new one does."""
+"""Reloads models when their files change (`--watch`). The old version serves until the new one does."""
 
 import asyncio
 import logging
@@ -46,12 +46,12 @@ async def watch(models: Watched) -> None:
 
 
 async def _reload(models: Watched, name: str) -> None:
-    log.info("the files of model '%s' have changed: it is loaded again", name, extra={"model": name})
+    log.info("reloading model '%s' because its files have changed", name, extra={"model": name})
     try:
         await models.reload(name)
     except InferenceError:
         # The load has logged its cause.
-        text = "model '%s' was not loaded again; it will be when its files change once more"
+        text = "model '%s' was not reloaded; the next change of its files starts another reload"
         log.error(text, name, extra={"model": name})
     except Exception:
-        log.exception("model '%s' could not be loaded again", name, extra={"model": name})
+        log.exception("model '%s' could not be reloaded", name, extra={"model": name})
