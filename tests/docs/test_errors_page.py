@@ -1,5 +1,6 @@
 """The tables of errors say what the server does."""
 
+import http.client
 import re
 import socket
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import pytest
 from halimede.core.types import ErrorCode
 from halimede.core.wire.status_map import GRPC_STATUS, HTTP_STATUS
 from support.models import add_onnx_identity, write_config
-from support.server import Answer, RunningServer, start_server
+from support.server import Answer, RunningServer, start_server, wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pages" / "errors.md").read_text()
 ROWS = [
@@ -162,3 +163,42 @@ def test_an_error_is_the_one_of_the_table(server: RunningServer, what: str) -> N
     said = re.sub(r"'python_[a-z]+", "'m", said)
     assert answer.status == status, said
     assert re.fullmatch(pattern.strip(), said, re.DOTALL), said
+
+
+def test_another_method_is_a_405_and_the_connection_stays_open(server: RunningServer) -> None:
+    assert "another method is a 405 with `Allow`, and the connection stays open" in " ".join(PAGE.split())
+    client = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    client.connect()
+    sock = client.sock
+    for method, path, allow in (
+        ("POST", "/v2/health/live", "GET"),
+        ("GET", "/v2/models/m/infer", "POST"),
+        ("DELETE", "/v2/models/m", "GET"),
+        ("OPTIONS", "/v2/logging", "GET, POST"),
+    ):
+        client.request(method, path, headers={"key": "value"})
+        answer = client.getresponse()
+        assert (answer.status, answer.headers["Allow"]) == (405, allow)
+        assert answer.read() == b'{"error":"Method Not Allowed"}'
+        assert client.sock is sock
+    client.request("NOPE", "/v2/health/live")
+    assert client.getresponse().status == 400
+    assert client.sock is None
+    client.close()
+
+
+def test_who_is_told_when_to_try_again(server: RunningServer, tmp_path: Path) -> None:
+    infer_503 = ask_python("parks", 6)(server)
+    assert (infer_503.status, infer_503.headers.get("retry-after")) == (503, "1")
+    (tmp_path / "models").mkdir()
+    stopping = start_server(tmp_path, ["--model-repository", tmp_path / "models", "--drain-delay=30"])
+    try:
+        for verb in ("load", "unload"):
+            refused = stopping.post(f"/v2/repository/models/m/{verb}")
+            assert (refused.status, refused.headers.get("retry-after")) == (503, None)
+        stopping.process.terminate()
+        wait_until(lambda: stopping.get("/v2/health/ready").status != 200, "its drain", stopping)
+        answer = stopping.get("/v2/health/ready")
+        assert (answer.status, answer.error, answer.headers.get("retry-after")) == (503, "Server exiting", None)
+    finally:
+        stopping.kill()

@@ -164,6 +164,12 @@ def test_errors_of_the_server_keep_their_numbers(http: Any) -> None:
         assert answer(http, "GET", path) == (status, JSON, {"error": text})
 
 
+def test_a_model_that_is_not_ready_yet_may_be_asked_again(http: Any) -> None:
+    for path in ("/v2/models/asleep", "/v2/models/asleep/config"):
+        answered = http.ask("GET", path)
+        assert (answered.status, answered.headers.get("retry-after")) == (503, "1")
+
+
 def test_extensions_that_are_not_there_say_so_by_name(http: Any) -> None:
     for method, path, extension in [
         ("GET", "/v2/trace/setting", "trace"),
