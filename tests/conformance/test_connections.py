@@ -362,6 +362,9 @@ def deep(levels: int) -> bytes:
     return b'{"inputs":' + b"[" * levels
 
 
+SPACED = INFER.replace(b'"shape":', b'"shape":' + b" \n\t " * (4 * MIB)).replace(b":", b":" + b"\n   " * (2 * MIB), 5)
+"""A request of which nearly all is white space."""
+
 HEAVY = {
     "a large tensor in JSON": lambda: post(
         "/v2/models/large/infer",
@@ -374,6 +377,7 @@ HEAVY = {
     ),
     "a long string": lambda: post("/v2/models/large/infer", b'{"id":"' + b"\\u0041" * (9 * MIB) + b'"}'),
     "many objects": lambda: post("/v2/models/large/infer", b'{"inputs":[' + b'{"name":"x"},' * 4_000_000 + b"{}]}"),
+    "white space": lambda: post("/v2/models/ident/infer", SPACED),
     "a bomb": lambda: post("/v2/models/large/infer", gzip.compress(bytes(200 * MIB), 1), b"Content-Encoding: gzip\r\n"),
     "empty gzip members": lambda: post(
         "/v2/models/large/infer", gzip.compress(b"") * (63 * MIB // 20), b"Content-Encoding: gzip\r\n"
@@ -400,6 +404,15 @@ def test_no_request_holds_up_the_others(server: RunningServer, kind: str) -> Non
         sending.join()
         times = stop()
     assert max(times) < 0.5
+
+
+def test_a_request_may_be_white_space_up_to_the_limit(server: RunningServer) -> None:
+    assert 56 * MIB < len(SPACED) < 64 * MIB
+    for path, document in {
+        "infer": SPACED,
+        "generate": b'{"IN":' + b" " * (63 * MIB) + b"[%b]}" % b",".join([b"1"] * 16),
+    }.items():
+        assert server.post(f"/v2/models/ident/{path}", document).status == 200
 
 
 # Framing that could be read in two ways.

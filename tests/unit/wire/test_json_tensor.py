@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.tensor import join_bytes, tensor_from_array
+from halimede.core.wire.json_members import scan_members_steps
 from halimede.core.wire.json_tensor import (
     BLOCK_BYTES,
     PRINT_ELEMENTS,
+    array_steps,
     check_depth,
+    load_json,
     pack,
     pack_steps,
     print_steps,
@@ -112,11 +115,54 @@ def test_brackets_and_quotes_must_match(text: bytes) -> None:
 
 def test_what_is_beside_the_data_has_a_limit() -> None:
     error = invalid(
-        "the request JSON has more than 262144 bytes beside the 'data' of its inputs; send large values as tensors"
+        "the request JSON has more than 262144 bytes beside the 'data' of its inputs and white space;"
+        " send large values as tensors"
     )
     assert scan_refusal(b'{"id":"' + b"x" * 300_000 + b'"}') == error
     assert scan_refusal(b'{"inputs":[' + b'{"data":[]},' * 30_000) == error
     run(scan_steps(b'{"inputs":[{"data":[' + b" " * 1_000_000 + b"]}]}"))
+
+
+PIECES = [b" ", b"\n", b"\t", b"\r\n  ", b"a", b'\\"', b"\\\\", b"[", b"{", b",", b"    "]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join),
+    st.lists(st.sampled_from([b" ", b"\n", b"\t", b"\r"]), max_size=30).map(b"".join),
+    st.integers(1, 40),
+)
+def test_white_space_is_shortened_outside_of_strings_alone(content: bytes, space: bytes, block_bytes: int) -> None:
+    string = b'"' + content.replace(b"\n", b"n").replace(b"\t", b"t").replace(b"\r", b"r") + b'"'
+    marked = b'{|"id"|:|%b|,|"inputs"|:|[|{|"name"|:|%b|}|]|,|"n"|:|-1|}' % (string, string)
+    text = marked.replace(b"|", space)
+    for scan in (scan_steps, scan_members_steps):
+        skeleton = run(scan(text, block_bytes)).skeleton
+        if scan is scan_steps:
+            assert json.loads(skeleton) == json.loads(text)
+        # A block ends in each run at most.
+        assert len(skeleton) <= len(marked) + len(text) // block_bytes + 1
+
+
+def test_white_space_is_limited_by_the_body_alone_and_read_in_steps() -> None:
+    space = b" \n" * (4 << 20)
+    text = b'{"id":%b"a  b"%b,"inputs":%b[{"shape":[%b1%b],"data":[%b1]}%b]}' % ((space[: 1 << 20],) * 7)
+    layout = run(scan_steps(text))
+    assert json.loads(layout.skeleton) == {"id": "a  b", "inputs": [{"shape": [0], "data": [1]}]}
+    opened, closed = layout.spans[0]
+    assert json.loads(run(array_steps(memoryview(text), opened, closed, 1000, BLOCK_BYTES))) == [1]
+    steps = sum(1 for _ in scan_steps(b'{"id":"a"' + space + b"}"))
+    assert steps >= len(space) // BLOCK_BYTES
+
+
+def test_white_space_between_two_numbers_keeps_them_apart() -> None:
+    text = b'{"id":1' + b" " * 1000 + b"2}"
+    with pytest.raises(InferenceError):
+        load_json(run(scan_steps(text)).skeleton)
+    # A line end in a string is an error, wherever it stands.
+    array = b'["a  \n"]'
+    with pytest.raises(InferenceError):
+        load_json(run(array_steps(memoryview(array), 0, len(array) - 1, 1000, 4)))
 
 
 # ---- Reading

@@ -155,7 +155,7 @@ def decode_large_steps(
 ) -> Steps[InferenceRequest]:
     """Decode a document in steps, with the verdict of `decode_small`.
 
-    Beside its inputs it may have `skeleton_limit` bytes.
+    Beside its inputs and white space it may have `skeleton_limit` bytes.
     """
     layout = yield from scan_members_steps(body, block_bytes, skeleton_limit)
     text, has_tokens = _without_tokens(layout.skeleton)

@@ -33,6 +33,7 @@ from halimede.core.wire.json_tensor import (
     MAX_SKELETON_BYTES,
     Layout,
     Steps,
+    array_steps,
     check_depth,
     load_json,
     pack,
@@ -40,7 +41,6 @@ from halimede.core.wire.json_tensor import (
     print_steps,
     run,
     scan_steps,
-    skeleton_error,
 )
 from halimede.core.wire.raw_tensor import LENGTH_BYTES, byte_size, element_count, take
 
@@ -244,13 +244,13 @@ def decode_large_steps(
 ) -> Steps[DecodedInfer]:
     """Decode a JSON part in steps, with the verdict of `decode_small`.
 
-    Beside the data of its inputs the document may have `skeleton_limit` bytes, and one number 64 KiB.
+    Beside the data of its inputs and white space the document may have `skeleton_limit` bytes, and one number 64 KiB.
     """
     layout = yield from scan_steps(text, block_bytes, skeleton_limit)
     document = load_json(layout.skeleton)
     data_spans = _data_spans(document)
     yield 0
-    yield from _settle_steps(document, layout, memoryview(text), data_spans, skeleton_limit)
+    yield from _settle_steps(document, layout, memoryview(text), data_spans, skeleton_limit, block_bytes)
     decoded = _read_head(document, view, version)
     tensors = decoded.request.inputs
     at = 0
@@ -285,7 +285,7 @@ def _inputs(document: Any) -> list[Any]:
 
 
 def _settle_steps(
-    document: Any, layout: Layout, view: memoryview, data_spans: set[int], skeleton_limit: int
+    document: Any, layout: Layout, view: memoryview, data_spans: set[int], skeleton_limit: int, block_bytes: int
 ) -> Steps[None]:
     """Parse all arrays that are not data, and put back the shapes: no other array there has a meaning."""
     parsed: dict[int, Any] = {}
@@ -293,10 +293,9 @@ def _settle_steps(
     for i, (opened, closed) in enumerate(layout.spans):
         if i in data_spans:
             continue
-        parsed_bytes += closed - opened
-        if parsed_bytes > skeleton_limit:
-            raise skeleton_error(skeleton_limit)
-        parsed[i] = load_json(view[opened : closed + 1], opened)
+        text = yield from array_steps(view, opened, closed, skeleton_limit - parsed_bytes, block_bytes)
+        parsed_bytes += len(text)
+        parsed[i] = load_json(text, opened)
         if i % 1024 == 0:
             yield 0
     for item in _inputs(document):

@@ -18,6 +18,7 @@ from halimede.core.wire.json_tensor import (
     JSON_SPACE,
     MAX_SKELETON_BYTES,
     Layout,
+    Skeleton,
     Steps,
     Tokens,
     checked_depth,
@@ -25,7 +26,6 @@ from halimede.core.wire.json_tensor import (
     ends_escaped,
     has_brackets,
     malformed,
-    skeleton_error,
     tokenize,
 )
 
@@ -50,10 +50,8 @@ class _Scan:
     """
 
     view: memoryview
+    skeleton: Skeleton
     layout: MemberLayout = field(default_factory=MemberLayout)
-    parts: list[Buffer] = field(default_factory=list)
-    skeleton_bytes: int = 0
-    outside_from: int = 0
     depth: int = 0
     arrays: int = 0
     opened: int = -1
@@ -81,11 +79,8 @@ class _Scan:
             self._end_string(tokens, start, len(block))
             self._read_arrays(tokens, np.frombuffer(block, np.uint8), start)
             self._begin_string(tokens, start)
-
-    def pending_bytes(self, end: int) -> int:
-        """What the skeleton has, were the document to end here."""
-        stop = self.opened if self.opened >= 0 else self.string_at if self.string_at >= 0 else end
-        return self.skeleton_bytes + stop - self.outside_from
+        if self.opened < 0 and self.string_at < 0:
+            self.skeleton.add(start + len(block), self.in_string, self.escaped)
 
     def _end_string(self, tokens: Tokens, start: int, block_bytes: int) -> None:
         if self.string_at < 0 or tokens.quotes is None:
@@ -138,10 +133,7 @@ class _Scan:
         self.was_cut = bool(chosen)
 
     def _take_out(self, begin: int, end: int, span: tuple[int, int], commas: int | None) -> None:
-        placeholder = b"[%d]" % len(self.layout.spans)
-        self.parts += (self.view[self.outside_from : begin], placeholder)
-        self.skeleton_bytes += begin - self.outside_from + len(placeholder)
-        self.outside_from = end
+        self.skeleton.replace(begin, end, b"[%d]" % len(self.layout.spans))
         self.layout.spans.append(span)
         self.layout.commas.append(commas)
 
@@ -151,14 +143,12 @@ def scan_members_steps(
 ) -> Steps[MemberLayout]:
     """Find the arrays and long strings of a document. Errors are those of `scan_steps`."""
     view = memoryview(text)
-    scan = _Scan(view)
+    scan = _Scan(view, Skeleton(view, skeleton_limit))
     for start in range(0, len(view), block_bytes):
         block = bytes(view[start : start + block_bytes])
         scan.read(block, start)
-        if scan.pending_bytes(start + len(block)) > skeleton_limit:
-            raise skeleton_error(skeleton_limit)
         yield 0
     if scan.depth or scan.in_string:
         raise malformed("unexpected end of data", len(view))
-    scan.layout.skeleton = b"".join((*scan.parts, view[scan.outside_from :]))
+    scan.layout.skeleton = b"".join(scan.skeleton.parts)
     return scan.layout

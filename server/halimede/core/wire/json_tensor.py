@@ -33,7 +33,7 @@ BLOCK_BYTES = 32 << 10
 """Block of the scan. A piece of an array is at most two of these, but for an element that is longer by itself."""
 
 MAX_SKELETON_BYTES = 256 << 10
-"""What a large document may have beside the data of its inputs: this part is parsed in one step."""
+"""What a large document may have beside the data of its inputs and white space: this part is parsed in one step."""
 
 MAX_NUMBER_BYTES = 64 << 10
 """The longest element that is not a string."""
@@ -99,6 +99,54 @@ class Layout:
     cut_depth: list[int] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Skeleton:
+    """What is left of a document: `parts` are all that was added, `size` are its bytes, and `begin` is what comes next.
+
+    The text at `begin` may be in a string, and there behind a backslash.
+    """
+
+    view: memoryview
+    limit: int
+    parts: list[Buffer] = field(default_factory=list)
+    size: int = 0
+    begin: int = 0
+    in_string: bool = False
+    escaped: bool = False
+
+    def add(self, end: int, in_string: bool = False, escaped: bool = False) -> None:
+        """Add what comes before `end`, where the text is in a string or not. INVALID_ARG for too large a skeleton."""
+        text = _squeezed(bytes(self.view[self.begin : end]), self.in_string, self.escaped)
+        self._append(text, end)
+        self.in_string, self.escaped = in_string, escaped
+
+    def replace(self, begin: int, end: int, placeholder: bytes) -> None:
+        """Add what comes before `begin`, and then the placeholder for what is between the two."""
+        self.add(begin)
+        self._append(placeholder, end)
+
+    def _append(self, text: bytes, end: int) -> None:
+        self.parts.append(text)
+        self.size += len(text)
+        self.begin = end
+        if self.size > self.limit:
+            raise skeleton_error(self.limit)
+
+
+def _squeezed(text: bytes, in_string: bool, escaped: bool) -> bytes:
+    """The text with one character for each run of white space outside of its strings; it may begin in one."""
+    if _SPACE_RUN.search(text) is None:
+        return text
+    at = 0
+    if in_string and (rest := _STRING_REST.match(text, int(escaped))):
+        at = rest.end()
+    return text[:at] + _STRING_OR_SPACE_RUN.sub(lambda match: match[1] or match[0], text[at:])
+
+
+_SPACE_RUN = re.compile(rb"[ \t\n\r]{2}")
+_STRING_REST = re.compile(rb'(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_STRING_OR_SPACE_RUN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|([ \t\n\r])[ \t\n\r]+', re.DOTALL)
+
 QUOTE, BACKSLASH, COMMA, OPEN, CLOSE = 1, 2, 3, 4, 5
 _KIND = np.zeros(256, np.uint8)
 _KIND[list(b'"')] = QUOTE
@@ -115,9 +163,7 @@ def scan_steps(text: Buffer, block_bytes: int = BLOCK_BYTES, skeleton_limit: int
     """Find the arrays of a document. INVALID_ARG: nested too deep, brackets that do not match, too large a skeleton."""
     view = memoryview(text)
     layout = Layout()
-    parts: list[Buffer] = []
-    skeleton_bytes = 0
-    outside_from = 0
+    skeleton = Skeleton(view, skeleton_limit)
     opened: int | None = None
     depth = 0
     in_string = escaped = False
@@ -146,20 +192,15 @@ def scan_steps(text: Buffer, block_bytes: int = BLOCK_BYTES, skeleton_limit: int
                 elif opened is not None:
                     if view[at] != 0x5D:
                         raise malformed("an array closed by '}'", at)
-                    placeholder = b"[%d]" % len(layout.spans)
-                    parts += (view[outside_from:opened], placeholder)
-                    skeleton_bytes += opened - outside_from + len(placeholder)
+                    skeleton.replace(opened, at + 1, b"[%d]" % len(layout.spans))
                     layout.spans.append((opened, at))
-                    outside_from = at + 1
                     opened = None
-        stop = start + len(block) if opened is None else opened
-        if skeleton_bytes + stop - outside_from > skeleton_limit:
-            raise skeleton_error(skeleton_limit)
+        if opened is None:
+            skeleton.add(start + len(block), in_string, escaped)
         yield 0
     if depth or in_string:
         raise malformed("unexpected end of data", len(view))
-    parts.append(view[outside_from:])
-    layout.skeleton = b"".join(parts)
+    layout.skeleton = b"".join(skeleton.parts)
     return layout
 
 
@@ -167,8 +208,24 @@ def skeleton_error(limit: int) -> InferenceError:
     """The error for a large document with too much beside the data of its inputs."""
     return InferenceError(
         ErrorCode.INVALID_ARG,
-        f"the request JSON has more than {limit} bytes beside the 'data' of its inputs; send large values as tensors",
+        f"the request JSON has more than {limit} bytes beside the 'data' of its inputs and white space;"
+        " send large values as tensors",
     )
+
+
+def array_steps(view: memoryview, opened: int, closed: int, limit: int, block_bytes: int) -> Steps[bytes]:
+    """An array that is no data, with its white space shortened up to its first string. INVALID_ARG if too long."""
+    text = bytearray()
+    has_strings = False
+    for start in range(opened, closed + 1, block_bytes):
+        if start != opened:
+            yield 0
+        block = bytes(view[start : min(start + block_bytes, closed + 1)])
+        has_strings = has_strings or b'"' in block
+        text += block if has_strings else _SPACES.sub(b" ", block)
+        if len(text) > limit:
+            raise skeleton_error(MAX_SKELETON_BYTES)
+    return bytes(text)
 
 
 def has_brackets(block: bytes) -> bool:
