@@ -46,7 +46,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
             *("--model-control-mode=explicit", "--load-model=*", "--log-format=json", "--exit-timeout-secs=1"),
             f"--http-restricted-api=statistics:key={SECRET}",
             f"--grpc-restricted-protocol=statistics:key={SECRET}",
-            f"--http-max-input-size={MAX_BODY}",
+            *(f"--http-max-input-size={MAX_BODY}", f"--grpc-max-input-size={MAX_BODY}"),
         ],
     )
     yield running
@@ -214,6 +214,16 @@ def test_grpc_call_that_fails(served: RunningServer) -> None:
             channel.unary_unary("/some.Service/Method")(b"", timeout=30)
         assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert only_line(served, method="Method")["status"] == "UNIMPLEMENTED"
+
+
+def test_grpc_message_that_is_too_large(served: RunningServer) -> None:
+    with client.InferenceServerClient(served.grpc_url) as server, pytest.raises(InferenceServerException):
+        server.infer("ident", inputs(MAX_BODY // 4 + 1))
+    wait_until(
+        lambda: any("--grpc-max-input-size" in each["error"] for each in lines(served, method="ModelInfer")),
+        "its line",
+        served,
+    )
 
 
 def test_grpc_call_whose_deadline_comes(served: RunningServer) -> None:

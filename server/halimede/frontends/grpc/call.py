@@ -170,6 +170,9 @@ def refused(method: str, status: grpc.StatusCode, text: str, access_log: AccessL
     return answered_in_parts(method, refuse, access_log)
 
 
+_ENDED_BY_GRPC = "grpc ended the call: its message was larger than --grpc-max-input-size, or the client left"
+
+
 def _noted(
     method: str, behaviour: Behaviour, access_log: AccessLog | None
 ) -> Callable[[object, Context], Awaitable[bytes | None]]:
@@ -179,9 +182,12 @@ def _noted(
         call = Call(access_log, method, monotonic())
         try:
             answer = await behaviour(call, context)
-        except (grpc.aio.AbortError, grpc.aio.InternalError):
-            # The second one where grpc ended the call before our status: then this is not what the client was told.
+        except grpc.aio.AbortError:
             call.note(context, context.code().value[0], context.details())
+            raise
+        except grpc.aio.InternalError:
+            # Our status came too late; what grpc told the client is not known here.
+            call.note(context, grpc.StatusCode.CANCELLED.value[0], _ENDED_BY_GRPC)
             raise
         except asyncio.CancelledError:
             if not is_probe:
