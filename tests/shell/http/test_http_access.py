@@ -1,0 +1,78 @@
+"""Which exchanges the access log has lines of, which of them share a limit, and what it tells of them."""
+
+import pytest
+
+from halimede.core.observe.access_lines import Protocol
+from halimede.frontends.http.access import access_of, client_of, error_of, kind_of
+from halimede.frontends.http.framing import Head
+
+
+def head(method: str, target: str) -> Head:
+    return Head(method.encode(), target.encode(), {}, b"", 0)
+
+
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/v2/models/m/ready"])
+def test_answers_of_probes_have_no_line_and_refusals_of_probes_have(path: str) -> None:
+    probe = head("GET", path)
+    assert [kind_of(Protocol.HTTP, probe, status) for status in (200, 400, 503)] == [None, None, None]
+    assert all(kind_of(Protocol.HTTP, probe, status) is not None for status in (403, 405, 500))
+    assert kind_of(Protocol.METRICS, probe, 400) is not None
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "share"),
+    [
+        ("POST", "/v2/models/m/infer", 400, "m"),
+        ("POST", "/v2/models/m/versions/2/generate_stream", 500, "m"),
+        ("POST", "/v2/models/m/infer", 404, ""),
+        ("POST", "/v2/models/m/infer", 403, ""),
+        ("GET", "/v2/models/m/infer", 405, ""),
+        ("GET", "/v2/models/m/config", 404, ""),
+        ("GET", "/v2/models/m/stats", 400, ""),
+        ("POST", "/v2/repository/models/m/load", 500, ""),
+        ("GET", "/nothing", 404, ""),
+    ],
+)
+def test_inferences_of_known_models_alone_have_a_share_by_model(
+    method: str, path: str, status: int, share: str
+) -> None:
+    kind = kind_of(Protocol.HTTP, head(method, path), status)
+    assert kind is not None
+    assert (kind.file, kind.line, kind.model) == ("http", status, share)
+
+
+def test_record_has_no_query_and_the_version_that_ran() -> None:
+    exchange = head("POST", "/v2/models/a%2Fb/versions/3/infer?token=hush")
+    kind = kind_of(Protocol.HTTP, exchange, 400)
+    assert kind is not None
+    asked = access_of(kind, Protocol.HTTP, exchange, 1.0, "c")
+    assert (asked.method, asked.route, asked.model, asked.version) == (
+        *("POST", "/v2/models/a%2Fb/versions/3/infer"),
+        *("a/b", "3"),
+    )
+    assert access_of(kind, Protocol.HTTP, exchange, 1.0, "c", version="7").version == "7"
+    assert "hush" not in repr(asked)
+
+
+@pytest.mark.parametrize(
+    ("peer", "client"),
+    [(("10.0.0.7", 80), "10.0.0.7:80"), (("fe80::1", 80, 0, 2), "[fe80::1]:80"), ("", "unix"), (None, "unix")],
+)
+def test_client_is_named_by_its_address(peer: object, client: str) -> None:
+    assert client_of(peer) == client
+
+
+@pytest.mark.parametrize(
+    ("chunks", "text"),
+    [
+        ((b'{"error":"no"}',), "no"),
+        ((b'{"err', b'or":"no"}'), "no"),
+        ((b'data: {"error":"no"}\n\n',), "no"),
+        ((b'{"error":7}',), ""),
+        ((b"[1]",), ""),
+        ((b"plain",), ""),
+        ((), ""),
+    ],
+)
+def test_error_is_read_from_the_answer(chunks: tuple[bytes, ...], text: str) -> None:
+    assert error_of(chunks) == text
