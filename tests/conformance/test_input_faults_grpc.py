@@ -65,6 +65,11 @@ def test_an_unknown_model_or_version(stub) -> None:
         "failed to get model version from specified version string 'abc' (details: stol), "
         "version should be an integral value > 0",
     )
+    # The version that stands for the latest one in the steps of an ensemble.
+    assert refused(stub, request(version="-1", fp32=[0] * 16)) == (
+        INVALID,
+        "invalid model version specified '-1' , version should be an integral value > 0",
+    )
 
 
 def test_a_name_with_a_nul_is_not_cut(stub) -> None:

@@ -358,8 +358,7 @@ def _version_number(text: str) -> int:
     """A version as a client may spell it: decimal digits of a 64-bit number."""
     if text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)
-    raise InferenceError(
-        ErrorCode.INVALID_ARG,
-        f"failed to get model version from specified version string '{clip(text)}' (details: stol), "
-        "version should be an integral value > 0",
-    )
+    problem = f"failed to get model version from specified version string '{clip(text)}' (details: stol)"
+    if text[:1] == "-" and text[1:].isascii() and text[1:].isdigit() and len(text) < 20:
+        problem = f"invalid model version specified '{text}' "
+    raise InferenceError(ErrorCode.INVALID_ARG, f"{problem}, version should be an integral value > 0")
