@@ -13,7 +13,7 @@ import pytest
 
 from support.calls import index, load
 from support.models import add_simple, write_config
-from support.served import Stage, add_python, infer
+from support.served import Stage, add_python, infer, parameter
 from support.server import LOOPBACK, RunningServer, start_command, wait_until
 
 IS_ROOT = os.geteuid() == 0
@@ -89,6 +89,17 @@ def test_a_file_that_a_python_model_reads(stage: Stage) -> None:
     status, said = load(stage.server, "weights")
     assert status == 400
     assert f"PermissionError: [Errno 13] Permission denied: 'weights.bin'; {expected};" in said
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive"])
+def test_an_execution_environment(stage: Stage, kind: str) -> None:
+    path = stage.repository / f"its{kind}/environment"
+    add_python(stage.repository, f"its{kind}", extra=parameter("EXECUTION_ENV_PATH", str(path)))
+    path.mkdir() if kind == "folder" else path.touch()
+    expected = forbid(path, 0o700 if kind == "folder" else 0o600)
+    status, said = load(stage.server, f"its{kind}")
+    assert status == 400
+    assert f"the execution environment '{path}' cannot be used: {expected};" in said
 
 
 def test_a_label_file(stage: Stage) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +16,7 @@ import tritonclient.http
 from halimede import __version__
 from support.image import REPOSITORY_ROOT, Container, Image, Unavailable, built_image, extended_image
 from support.models import add_simple
-from support.served import add_python, infer
+from support.served import add_python, infer, parameter
 from support.server import LOOPBACK, wait_until
 
 # The first build on a machine fetches its programs, a base and all packages: a minute and a half on an idle one.
@@ -237,11 +238,26 @@ CACHES = """
 
 def test_models_may_write_to_tmp_under_any_user(image: Image, tmp_path: Path) -> None:
     add_python(tmp_path / "models", "writes", methods=CACHES)
-    container = Container(image, tmp_path, tmp_path / "models", user="1000680000:0", has_tmp=True)
+    container = Container(image, tmp_path, tmp_path / "models", user="1000680000:0", tmp="exec")
     try:
         server = container.start("--model-repository=/models", *LOOPBACK)
         assert infer(server, "writes", 2) == (200, [2])
         wait_until(lambda: "cache in /tmp/.cache/library/halimede" in server.log, "what the model prints", server)
+        assert server.stop() == 0, server.log
+    finally:
+        container.remove()
+
+
+def test_an_environment_that_is_unpacked_where_nothing_may_run_says_so(image: Image, tmp_path: Path) -> None:
+    """As docker mounts memory unless it is told otherwise."""
+    extra = parameter("EXECUTION_ENV_PATH", "/models/packed/env.tar.gz")
+    add_python(tmp_path / "models", "packed", extra=extra)
+    with tarfile.open(tmp_path / "models/packed/env.tar.gz", "w:gz") as archive:
+        archive.add(os.path.realpath("/bin/true"), "bin/python3")
+    container = Container(image, tmp_path, tmp_path / "models", tmp="noexec")
+    try:
+        server = container.start("--model-repository=/models", "--exit-on-error=false", private_network=True)
+        wait_until(lambda: "lies on a file system that is mounted noexec" in server.log, "the error", server)
         assert server.stop() == 0, server.log
     finally:
         container.remove()

@@ -197,8 +197,8 @@ class Container:
     models: Path
     user: str = ""
     """As `docker run --user` takes it; the image's own if empty."""
-    has_tmp: bool = False
-    """Whether there is memory to write to on /tmp, as by `--tmpfs /tmp`."""
+    tmp: str = ""
+    """The options of memory to write to on /tmp, as by `--tmpfs /tmp:<options>`; none if empty."""
 
     @property
     def id(self) -> str:
@@ -239,6 +239,7 @@ class Container:
         config = self.image.config
         user, _, group = (self.user or config["User"]).partition(":")
         namespaces = ["pid", "mount", "ipc", "uts", *(["network"] if private_network else [])]
+        memory = {"type": "tmpfs", "source": "tmpfs"}
         sets = ("bounding", "effective", "inheritable", "permitted", "ambient")
         return {
             "ociVersion": "1.0.2",
@@ -254,12 +255,9 @@ class Container:
             "mounts": [
                 {"destination": "/proc", "type": "proc", "source": "proc"},
                 {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]},
-                {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
+                {**memory, "destination": "/dev", "options": ["nosuid", "mode=755"]},
                 {"destination": "/models", "type": "bind", "source": str(self.models), "options": ["rbind", "ro"]},
-                *(
-                    [{"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["mode=1777"]}]
-                    * self.has_tmp
-                ),
+                *([{**memory, "destination": "/tmp", "options": [self.tmp]}] if self.tmp else []),
             ],
             "linux": {"namespaces": [{"type": namespace} for namespace in namespaces]},
         }

@@ -123,6 +123,12 @@ def test_an_archive_is_unpacked_once_and_works_where_it_lies(virtual: Path, mode
     again.close()
 
 
+def test_an_interpreter_that_is_not_executable(tmp_path: Path, model: Path, cache: Path):
+    root = make_script(tmp_path / "conda", name="python3")
+    (root / "bin/python3").chmod(0o644)
+    assert "its bin/python3 is not executable for the server's user" in refusal(str(root), model, cache).message
+
+
 def test_conda_environments_are_known_by_what_they_lack(tmp_path: Path, model: Path, cache: Path):
     root = make_script(tmp_path / "conda", name="python")
     found = resolve_environment(str(root), model, cache)

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from halimede.backends.access import denied
 from halimede.backends.python import unpack
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
@@ -114,7 +115,10 @@ def resolve_environment(path_text: str, model_directory: Path, cache: Path) -> E
     try:
         if not path_text:
             raise ValueError("the path is empty")
-        path = Path(path_text.replace(MODEL_DIRECTORY, str(model_directory))).resolve(strict=True)
+        given = Path(path_text.replace(MODEL_DIRECTORY, str(model_directory)))
+        if problem := denied(given):
+            raise _wrong(path_text, problem)
+        path = given.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:
         text = f"Failed to get the canonical path for {clip(path_text)}."
         raise InferenceError(ErrorCode.INVALID_ARG, text) from error
@@ -140,8 +144,15 @@ def resolve_environment(path_text: str, model_directory: Path, cache: Path) -> E
 def _interpreter(root: Path, text: str) -> Path:
     for name in ("python3", "python"):
         path = root / "bin" / name
-        if os.access(path, os.X_OK) and path.is_file():
-            return path
+        if path.is_file():
+            if os.access(path, os.X_OK):
+                return path
+            if os.statvfs(path).f_flag & os.ST_NOEXEC:
+                where = (
+                    f"'{root}' lies on a file system that is mounted noexec; right is another one, which TMPDIR names"
+                )
+                raise _wrong(text, f"nothing can be run there: {where} for archives, or the option exec")
+            raise _wrong(text, f"its bin/{name} is not executable for the server's user")
     raise _wrong(text, "it has no bin/python3; right is a virtual environment, or what conda-pack makes of one")
 
 
