@@ -89,6 +89,7 @@ def test_what_a_model_says_does_not_steer_the_terminal(repository: Path) -> None
     write_config(
         repository / "m",
         LABELLED.replace(' label_filename: "labels.txt"', "")
+        + 'input { name: "IN2" data_type: TYPE_FP32 dims: 1 }'
         + 'parameters { key: "k" value { string_value: "\\033[31m\\302\\233\\342\\200\\256" } }',
     )
     for form in ("pbtxt", "yaml", "json"):
