@@ -84,7 +84,7 @@ class Settings:
     grpc_address: str = "0.0.0.0"
     grpc_port: int = 8001
     reuse_grpc_port: bool = False
-    grpc_max_input_size: int = 2**31 - 1
+    grpc_max_input_size: int = 64 << 20
     grpc_header_forward_pattern: re.Pattern[str] | None = None
     grpc_restricted_protocol: "Restrictions" = field(default_factory=dict)
     grpc_max_response_pool_size: int = 2**31 - 1

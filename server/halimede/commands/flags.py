@@ -438,7 +438,9 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured(
             "--reuse-grpc-port", BOOLEAN, "Let other servers with this flag listen on the same port (SO_REUSEPORT)."
         ),
-        _honoured("--grpc-max-input-size", MESSAGE_BYTES, "The largest message."),
+        _honoured(
+            "--grpc-max-input-size", MESSAGE_BYTES, "The largest request message, before and after decompression."
+        ),
         _honoured(
             "--grpc-header-forward-pattern",
             PATTERN,

@@ -10,8 +10,8 @@ from halimede.core.types import ErrorCode, InferenceError
 MAX_CONTROL_BYTES = 64 << 10
 
 
-def control_too_large(what: str, size_bytes: int) -> InferenceError:
-    """The refusal of a request of more than MAX_CONTROL_BYTES; `what` it asks for."""
+def control_too_large(what: str, size_bytes: int | str) -> InferenceError:
+    """The refusal of a request of more than MAX_CONTROL_BYTES; `what` it asks for. The size may be said in words."""
     return InferenceError(
         ErrorCode.INVALID_ARG,
         f"{what}: the request has {size_bytes} bytes, at most {MAX_CONTROL_BYTES} are taken. Configurations and files "

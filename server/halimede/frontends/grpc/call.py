@@ -15,9 +15,11 @@ from halimede.core.observe.access_lines import Access, AccessLog, Protocol, acce
 from halimede.core.types import ApiCategory, ErrorCode, InferenceError
 from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
 from halimede.core.wire.grpc_infer import status_message
+from halimede.core.wire.grpc_inflate import Inflating, is_compressed
 from halimede.core.wire.protocol import ProtoClass, ProtoMessage, parse
 from halimede.core.wire.status_map import GRPC_STATUS
 from halimede.frontends.grpc.access import CATEGORIES
+from halimede.frontends.grpc.messages import MessageTooLarge
 
 # grpcio ships no types: a servicer context, and a method handler as its handler table takes it.
 Context = Any
@@ -92,7 +94,10 @@ class Drain:
 
 async def abort(context: Context, error: InferenceError) -> NoReturn:
     """End the call with the error's status, by an exception that grpc catches."""
-    await context.abort(_STATUS[error.code], status_message(error.message))
+    # The caller keeps the error, and the traceback keeps the caller, with the message that it has received.
+    error.__traceback__ = None
+    status = grpc.StatusCode.RESOURCE_EXHAUSTED if isinstance(error, MessageTooLarge) else _STATUS[error.code]
+    await context.abort(status, status_message(error.message))
     raise AssertionError("grpc's abort returned")
 
 
@@ -119,6 +124,11 @@ def parse_small(name: str, request: ProtoClass, raw: bytes) -> ProtoMessage:
     """The message of a call that is no inference; INVALID_ARG for one that would take the loop long to parse."""
     if len(raw) > MAX_CONTROL_BYTES:
         raise control_too_large(name, len(raw))
+    if is_compressed(raw):
+        inflating = Inflating(raw)
+        if not inflating.advance(MAX_CONTROL_BYTES):
+            raise control_too_large(name, f"more than {MAX_CONTROL_BYTES}")
+        return parse(request, inflating.content)
     return parse(request, raw)
 
 

@@ -22,9 +22,10 @@ from halimede.core.wire.grpc_infer import (
     encode_stream_error,
     encode_stream_infer,
 )
-from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage, parse
+from halimede.core.wire.protocol import ProtoMessage
 from halimede.core.wire.status_map import GRPC_STATUS
 from halimede.frontends.grpc.call import Call, Context, Drain, abort, internal_error, shutting_down, write
+from halimede.frontends.grpc.messages import MAX_ON_LOOP_BYTES, Messages
 from halimede.runtime.server import Server
 
 MAX_UNANSWERED = 256
@@ -37,21 +38,12 @@ MAX_STREAMED_BYTES = 2 * MAX_UNSENT_BYTES
 """Answers of one stream that may wait to be sent when a decoupled model adds to them: above it the stream is ended. A
 model waits for its client long before, but each of many requests has a model that may send some ahead."""
 
-MAX_ON_LOOP_BYTES = 1 << 20
-"""Messages of more bytes than this are read, and made, on a thread."""
-
 MAX_TYPED_ON_LOOP_BYTES = 256 << 10
 """As MAX_ON_LOOP_BYTES, for typed contents and classes: each element is an object on its way."""
 
 Parameters = dict[str, ParameterValue]
 
 log = logging.getLogger(__name__)
-
-
-async def _parse(raw: bytes) -> ProtoMessage:
-    if len(raw) > MAX_ON_LOOP_BYTES:
-        return await asyncio.to_thread(parse, ModelInferRequest, raw)
-    return parse(ModelInferRequest, raw)
 
 
 async def _decode(message: ProtoMessage, size_bytes: int) -> InferCall:
@@ -71,18 +63,20 @@ class Infer:
         self,
         server: Server,
         drain: Drain,
+        max_message_bytes: int,
         forward: Forwarding | None = None,
         max_response_pool_size: int = MAX_UNANSWERED,
     ) -> None:
         self._server = server
         self._drain = drain
+        self._messages = Messages(max_message_bytes)
         self._forward = forward
         self._max_unanswered = min(MAX_UNANSWERED, max_response_pool_size)
 
     async def model_infer(self, call: Call, context: Context) -> bytes:
         """One ModelInferRequest in, one ModelInferResponse out."""
         try:
-            return await self._infer(call, await self._drain.receive(context), self._forwarded(context))
+            return await self._infer(call, await self._drain.receive(context), self._forwarded(context), context)
         except InferenceError as error:
             failure = error
         except Exception:
@@ -93,16 +87,11 @@ class Infer:
     def _forwarded(self, context: Context) -> Parameters:
         return {} if self._forward is None else _from_metadata(self._forward, context)
 
-    async def _infer(self, noted: Call, raw: bytes, forwarded: Parameters) -> bytes:
+    async def _infer(self, noted: Call, raw: bytes, forwarded: Parameters, context: Context) -> bytes:
         server = self._server
-        message = await _parse(raw)
-        noted.model, noted.version, noted.request_id = message.model_name, message.model_version, message.id
-        view = server.model(message.model_name, message.model_version)
-        if _is_decoupled(view):
-            raise InferenceError(
-                ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
-            )
-        call = await _decode(message, len(raw))
+        view, call = await self._read(noted, raw, context)
+        # The request has what it needs of the message; a large one would be held twice while the model runs.
+        del raw
         if forwarded:
             _add_forwarded(call.request, forwarded)
         answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
@@ -122,14 +111,36 @@ class Infer:
         if sum([len(output.data) for output in response.outputs]) > (
             MAX_TYPED_ON_LOOP_BYTES if call.classes else MAX_ON_LOOP_BYTES
         ):
-            return await asyncio.to_thread(_encode, response, view, call.classes)
+            async with self._messages.large:
+                return await asyncio.to_thread(_encode, response, view, call.classes)
         return _encode(response, view, call.classes)
+
+    async def _read(self, noted: Call, raw: bytes, context: Context) -> tuple[ModelView, InferCall]:
+        async with self._messages.open(raw) as opened:
+            message = opened.message
+            noted.model, noted.version, noted.request_id = message.model_name, message.model_version, message.id
+            view = self._server.model(message.model_name, message.model_version)
+            if _is_decoupled(view):
+                raise InferenceError(
+                    ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
+                )
+            call = await _decode(message, opened.size_bytes)
+        if opened.held_bytes:
+            # The call is done when its answer is sent.
+            context.add_done_callback(partial(self._release, opened.held_bytes))
+        return view, call
+
+    def _release(self, held_bytes: int, _context: Context) -> None:
+        self._messages.release(held_bytes)
 
     async def model_stream_infer(self, call: Call, context: Context) -> None:
         """A stream of ModelInferRequest in, a stream of ModelStreamInferResponse out."""
         try:
             forwarded = self._forwarded(context)
-            await _InferStream(self._server, self._drain, call, context, forwarded, self._max_unanswered).run()
+            stream = _InferStream(
+                self._server, self._drain, call, context, self._messages, forwarded, self._max_unanswered
+            )
+            await stream.run()
             return
         except InferenceError as error:
             failure = error
@@ -151,6 +162,8 @@ class _Slot:
     ticket: int = 0
     ready: "list[_Answer]" = field(default_factory=list)
     is_done: bool = False
+    held_bytes: int = 0
+    """See `Messages.open`; until its last answer is sent."""
 
 
 @dataclass(slots=True)
@@ -158,11 +171,12 @@ class _Answer:
     """A message to send, or the error to end the stream with.
 
     Once it is sent it is acknowledged to its request, so that a decoupled model is only so far ahead of what its client
-    takes; None for a final answer, after which nobody waits.
+    takes; None for a final answer, after which nobody waits. A final answer releases `held_bytes`.
     """
 
     content: bytes | InferenceError
     of: _Slot | None
+    held_bytes: int = 0
 
 
 class _InferStream:
@@ -180,6 +194,7 @@ class _InferStream:
         drain: Drain,
         call: Call,
         context: Context,
+        messages: Messages,
         forwarded: Parameters,
         max_unanswered: int,
     ) -> None:
@@ -187,6 +202,7 @@ class _InferStream:
         self._drain = drain
         self._call = call
         self._context = context
+        self._messages = messages
         self._forwarded = forwarded
         self._max_unanswered = max_unanswered
         self._errors_end_it = ("triton_grpc_error", "true") in tuple(context.invocation_metadata() or ())
@@ -198,6 +214,7 @@ class _InferStream:
         self._unanswered = 0
         self._unsent: deque[_Answer] = deque()
         self._unsent_bytes = 0
+        self._held_bytes = 0
         self._is_read = False
         self._farewell: InferenceError | None = None
 
@@ -218,6 +235,7 @@ class _InferStream:
             reading.cancel()
             writing.cancel()
             await asyncio.wait((reading, writing))
+            self._release(self._held_bytes)
 
     def _let_go(self) -> None:
         """Nothing more is read, answered or sent. May be called again."""
@@ -228,6 +246,11 @@ class _InferStream:
         self._ordered.clear()
         self._unsent.clear()
         self._changed.set()
+
+    def _release(self, held_bytes: int) -> None:
+        if held_bytes:
+            self._held_bytes -= held_bytes
+            self._messages.release(held_bytes)
 
     async def _ending_on_error(self, part: Coroutine[Any, Any, None]) -> None:
         try:
@@ -249,6 +272,8 @@ class _InferStream:
                     if raw is grpc.aio.EOF:
                         break
                     await self._accept(raw)
+                    # The next one may be long in coming, and this one large.
+                    del raw
         except TimeoutError:
             # Draining: what was read is still answered.
             self._farewell = shutting_down()
@@ -266,6 +291,7 @@ class _InferStream:
                     raise answer.content
                 self._unsent_bytes -= len(answer.content)
                 await write(self._context, answer.content)
+                self._release(answer.held_bytes)
                 if answer.of is not None:
                     self._server.acknowledge(answer.of.ticket)
                 self._room.set()
@@ -280,30 +306,33 @@ class _InferStream:
             self._outcome.set_result(error)
 
     async def _accept(self, raw: bytes) -> None:
-        message = await _parse(raw)
-        noted = Call(
-            self._call.access_log,
-            self._call.method,
-            monotonic(),
-            message.model_name,
-            message.model_version,
-            message.id,
-        )
-        slot = _Slot(message.id, noted)
+        slot: _Slot | None = None
         try:
-            view = self._server.model(message.model_name, message.model_version)
-            slot.is_decoupled = _is_decoupled(view)
-            call = await _decode(message, len(raw))
-            if self._forwarded:
-                _add_forwarded(call.request, self._forwarded)
+            async with self._messages.open(raw) as opened:
+                message = opened.message
+                slot = _Slot(message.id, self._noted(message))
+                view = self._server.model(message.model_name, message.model_version)
+                slot.is_decoupled = _is_decoupled(view)
+                call = await _decode(message, opened.size_bytes)
         except InferenceError as error:
+            if slot is None:
+                # It could not be read at all, and ends the stream.
+                raise
             self._admit(slot)
             self._put(slot, self._failure(slot, error), is_final=True)
             return
+        slot.held_bytes = opened.held_bytes
+        self._held_bytes += opened.held_bytes
+        if self._forwarded:
+            _add_forwarded(call.request, self._forwarded)
         self._admit(slot)
         slot.ticket = self._server.infer(call.request, partial(self._on_response, slot, view, call))
         if not slot.is_done:
             self._tickets.add(slot.ticket)
+
+    def _noted(self, message: ProtoMessage) -> Call:
+        call = self._call
+        return Call(call.access_log, call.method, monotonic(), message.model_name, message.model_version, message.id)
 
     def _admit(self, slot: _Slot) -> None:
         self._unanswered += 1
@@ -347,7 +376,9 @@ class _InferStream:
         if is_final:
             self._note(slot)
         if answer is not None:
-            slot.ready.append(_Answer(answer, None if is_final else slot))
+            slot.ready.append(_Answer(answer, None if is_final else slot, slot.held_bytes if is_final else 0))
+        elif is_final:
+            self._release(slot.held_bytes)
         if slot.is_decoupled:
             self._flush(slot)
         while self._ordered:

@@ -20,6 +20,9 @@ HANDSHAKE_TIMEOUT_MS = 10_000
 
 DEFAULT_KEEPALIVE_TIMEOUT = 20_000
 
+MAX_SENT_BYTES = 2**31 - 1
+"""The largest answer: what protobuf can carry, as in Triton. Not clients but models decide how large answers are."""
+
 _LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
 
@@ -34,10 +37,11 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """Defaults are gRPC's own. `compression_level` is none, low, medium or high; an age of None is no limit."""
+    """Defaults are gRPC's own, but for the size of messages. `compression_level` is none, low, medium or high; an age
+    of None is no limit."""
 
     reuse_port: bool = False
-    max_message_bytes: int = 2**31 - 1
+    max_message_bytes: int = 64 << 20
     tls: Tls | None = None
     compression_level: str = "none"
     keepalive_time: int = 7_200_000
@@ -55,8 +59,12 @@ def channel_arguments(transport: Transport) -> list[tuple[str, int]]:
     arguments = {
         # Without the wish for it, two servers on one port would share its connections at random.
         "grpc.so_reuseport": int(transport.reuse_port),
-        "grpc.max_receive_message_length": transport.max_message_bytes,
-        "grpc.max_send_message_length": transport.max_message_bytes,
+        # grpc's refusal cannot name our flag. So up to twice the limit is received, refused by us before it is parsed;
+        # from there on grpc refuses a message by its announced length.
+        "grpc.max_receive_message_length": min(2 * transport.max_message_bytes, MAX_SENT_BYTES),
+        "grpc.max_send_message_length": MAX_SENT_BYTES,
+        # `messages` and `call` inflate, counted: grpc would inflate up to the limit in all calls at once.
+        "grpc.per_message_decompression": 0,
         "grpc.default_compression_level": _LEVELS[transport.compression_level],
         "grpc.keepalive_time_ms": transport.keepalive_time,
         "grpc.keepalive_timeout_ms": transport.keepalive_timeout,

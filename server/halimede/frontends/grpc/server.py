@@ -64,7 +64,7 @@ class GrpcServer:
         self._transport = transport
         self._is_started = False
         forwarding = None if forward is None else Forwarding(forward, restricted)
-        infer = Infer(server, self._drain, forwarding, max_response_pool_size)
+        infer = Infer(server, self._drain, transport.max_message_bytes, forwarding, max_response_pool_size)
         handlers = _method_handlers(server, infer, self._drain, access_log)
         secrets = {method: restricted[CATEGORIES[method]] for method in handlers if CATEGORIES[method] in restricted}
         methods = _RestrictedMethods(handlers, secrets, access_log) if secrets else _Methods(handlers, access_log)

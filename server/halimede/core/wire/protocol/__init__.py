@@ -33,7 +33,7 @@ def message_class(full_name: str) -> ProtoClass:
     return GetMessageClass(POOL.FindMessageTypeByName(full_name))
 
 
-def parse(message: ProtoClass, raw: bytes) -> ProtoMessage:
+def parse(message: ProtoClass, raw: bytes | bytearray) -> ProtoMessage:
     """The message in `raw`, or INTERNAL as Triton answers it."""
     try:
         return message.FromString(raw)

@@ -1,0 +1,104 @@
+"""ModelInferRequests as they come: inflated and parsed, large ones on threads and few at a time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.wire.grpc_inflate import Inflating, is_compressed
+from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage, parse
+
+MAX_ON_LOOP_BYTES = 1 << 20
+"""Messages of more bytes than this are read, and made, on a thread."""
+
+MAX_INFLATED_ON_LOOP_BYTES = 256 << 10
+"""As MAX_ON_LOOP_BYTES, for what a compressed message becomes."""
+
+LARGE_AT_ONCE = 2
+"""Large messages that are read or made at a time, over all calls: each takes several times its size meanwhile."""
+
+MAX_INFLATED_BYTES = 256 << 20
+"""What the compressed messages of all calls may become that are not answered yet; further ones wait, compressed."""
+
+
+class MessageTooLarge(InferenceError):
+    """A message above `--grpc-max-input-size`, which gRPC has a status of its own for."""
+
+    def __init__(self, size: int | str, max_bytes: int) -> None:
+        super().__init__(
+            ErrorCode.INVALID_ARG,
+            f"request message size of {size} bytes exceeds the maximum allowed value of {max_bytes} bytes. Use "
+            "--grpc-max-input-size to increase the limit.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """`held_bytes` count as inflated until they are released; only large compressed messages hold any."""
+
+    message: ProtoMessage
+    size_bytes: int
+    held_bytes: int = 0
+
+
+class Messages:
+    """Reads messages of at most `max_bytes` each, inflated or not."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.large = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._inflated_bytes = 0
+        self._room = asyncio.Event()
+
+    @asynccontextmanager
+    async def open(self, raw: bytes) -> AsyncIterator[Opened]:
+        """The message, which is to be decoded inside, where a large one counts as one that is read.
+
+        Whoever leaves without an error has to `release` its `held_bytes` once it is answered. MessageTooLarge, or
+        INTERNAL for what is no message.
+        """
+        if is_compressed(raw):
+            inflating = Inflating(raw)
+            if not inflating.advance(min(MAX_INFLATED_ON_LOOP_BYTES, self._max_bytes)):
+                async with self._inflate(inflating) as opened:
+                    yield opened
+                return
+            raw = bytes(inflating.content)
+        if len(raw) > self._max_bytes:
+            raise MessageTooLarge(len(raw), self._max_bytes)
+        if len(raw) > MAX_ON_LOOP_BYTES:
+            async with self.large:
+                yield Opened(await asyncio.to_thread(parse, ModelInferRequest, raw), len(raw))
+        else:
+            yield Opened(parse(ModelInferRequest, raw), len(raw))
+
+    @asynccontextmanager
+    async def _inflate(self, inflating: Inflating) -> AsyncIterator[Opened]:
+        # Its size is not known yet. One is let in whatever it may become.
+        held = self._max_bytes
+        while self._inflated_bytes and self._inflated_bytes + held > MAX_INFLATED_BYTES:
+            self._room.clear()
+            await self._room.wait()
+        self._inflated_bytes += held
+        try:
+            async with self.large:
+                opened = await asyncio.to_thread(self._parse_inflated, inflating)
+                self.release(held - opened.held_bytes)
+                held = opened.held_bytes
+                yield opened
+        except BaseException:
+            self.release(held)
+            raise
+
+    def _parse_inflated(self, inflating: Inflating) -> Opened:
+        if not inflating.advance(self._max_bytes):
+            inflating.content.clear()
+            raise MessageTooLarge(f"more than {self._max_bytes}", self._max_bytes)
+        size_bytes = len(inflating.content)
+        return Opened(parse(ModelInferRequest, inflating.content), size_bytes, size_bytes)
+
+    def release(self, held_bytes: int) -> None:
+        """The request that held so much is answered."""
+        self._inflated_bytes -= held_bytes
+        self._room.set()

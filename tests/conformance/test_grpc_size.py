@@ -1,0 +1,239 @@
+"""How large a gRPC message may be, inflated or not, on a server with default limits; and what large ones cost it."""
+
+import queue
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from onnx import helper
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import InferenceServerException
+
+from support.calls import metric
+from support.h2client import INFER, LIVE, STREAM_INFER, H2Client, grpc_message
+from support.models import add_identity, save_onnx
+from support.processes import forget_peak, peak_bytes, resident_bytes
+from support.server import RunningServer, Start, start_server, wait_until
+
+MIB = 1 << 20
+LIMIT_BYTES = 64 * MIB
+NAMES_THE_FLAG = f"exceeds the maximum allowed value of {LIMIT_BYTES} bytes. Use --grpc-max-input-size to increase"
+RESOURCE_EXHAUSTED = str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+CODINGS = [None, "gzip", "deflate"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    models = tmp_path_factory.mktemp("models")
+    add_identity(models, "ident", dims="-1", max_batch_size=0)
+    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models, "--exit-timeout-secs=5"])
+    with triton.InferenceServerClient(running.grpc_url) as client:
+        client.infer("ident", [tensor(16)])
+    yield running
+    assert running.stop() == 0, running.log
+    assert "Traceback" not in running.log
+
+
+def tensor(size_bytes: int) -> triton.InferInput:
+    made = triton.InferInput("IN", [size_bytes // 4], "FP32")
+    made.set_data_from_numpy(np.zeros(size_bytes // 4, np.float32))
+    return made
+
+
+def request(size_bytes: int) -> Iterator[bytes]:
+    """A serialized request whose tensor has so many zeros, in pieces."""
+    message = pb.ModelInferRequest(model_name="ident")
+    message.inputs.add(name="IN", datatype="FP32", shape=[size_bytes // 4])
+    yield message.SerializeToString() + b"\x3a" + varint(size_bytes)
+    for _ in range(size_bytes // MIB):
+        yield bytes(MIB)
+
+
+def varint(number: int) -> bytes:
+    out = b""
+    while number > 127:
+        out += bytes([number & 127 | 128])
+        number >>= 7
+    return out + bytes([number])
+
+
+def packed(pieces: Iterator[bytes], coding: str = "gzip") -> bytes:
+    """As one compressed gRPC message."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31 if coding == "gzip" else 15)
+    return grpc_message(b"".join([*map(packer.compress, pieces), packer.flush()]), compressed=True)
+
+
+@cache
+def half_a_gigabyte() -> bytes:
+    return packed(request(512 * MIB))
+
+
+def growth_bytes(server: RunningServer, work: Callable[[], None]) -> int:
+    before = resident_bytes(server)
+    forget_peak(server)
+    work()
+    return peak_bytes(server) - before
+
+
+def connect(stack: ExitStack, server: RunningServer, *, is_greedy: bool = True) -> H2Client:
+    return stack.enter_context(H2Client(("127.0.0.1", server.grpc_port), is_greedy=is_greedy))
+
+
+# What tritonclient sees
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_the_largest_message_is_served(server: RunningServer, coding: str | None) -> None:
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        answer = client.infer("ident", [tensor(LIMIT_BYTES - 100)], compression_algorithm=coding)
+    assert answer.as_numpy("OUT").shape == ((LIMIT_BYTES - 100) // 4,)
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_larger_one_is_refused_and_the_error_names_the_flag(server: RunningServer, coding: str | None) -> None:
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        for size_bytes in (LIMIT_BYTES, LIMIT_BYTES + 36 * MIB):
+            with pytest.raises(InferenceServerException) as caught:
+                client.infer("ident", [tensor(size_bytes)], compression_algorithm=coding)
+            assert caught.value.status() == str(grpc.StatusCode.RESOURCE_EXHAUSTED)
+            assert NAMES_THE_FLAG in caught.value.message()
+        assert client.is_server_live()
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_stream_of_tritonclient_with_each_compression(server: RunningServer, coding: str | None) -> None:
+    answers: queue.Queue = queue.Queue()
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)), compression_algorithm=coding)
+        for size_bytes in (400, 8 * MIB):
+            client.async_stream_infer("ident", [tensor(size_bytes)])
+        got = [answers.get(timeout=60) for _ in range(2)]
+    assert [(error, result.as_numpy("OUT").nbytes) for result, error in got] == [(None, 400), (None, 8 * MIB)]
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_message_that_is_too_large_ends_its_stream(server: RunningServer, coding: str | None) -> None:
+    with ExitStack() as stack:
+        client = connect(stack, server)
+        pieces = request(LIMIT_BYTES)
+        message = packed(pieces, coding) if coding else grpc_message(b"".join(pieces))
+        stream = client.call(STREAM_INFER, None, [("grpc-encoding", coding)] if coding else [])
+        client.send_data(stream, message, is_end=False)
+        ended = client.finish(stream)
+    assert ended["grpc-status"] == RESOURCE_EXHAUSTED
+    assert NAMES_THE_FLAG in ended["grpc-message"]
+
+
+def test_an_answer_may_be_larger_than_a_request(repository: Path, start: Start) -> None:
+    twice = helper.make_node("Concat", ["IN", "IN"], ["OUT"], axis=0)
+    save_onnx(repository / "twice" / "1" / "model.onnx", [twice], [("IN", "FP32", [150])], [("OUT", "FP32", [300])])
+    server = start("--model-repository", repository, "--grpc-max-input-size=1000")
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        answer = client.infer("twice", [tensor(600)])
+        assert answer.as_numpy("OUT").nbytes == 1200
+
+
+# Control calls
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_a_control_call_may_be_compressed_and_is_inflated_no_further_than_it_may_be_large(
+    server: RunningServer, coding: str
+) -> None:
+    with ExitStack() as stack:
+        client = connect(stack, server)
+        fields = [("grpc-encoding", coding)]
+        ready = "/inference.GRPCInferenceService/ModelReady"
+        name = pb.ModelReadyRequest(name="ident")
+        stream = client.call(ready, packed(iter([name.SerializeToString()]), coding), fields)
+        assert client.finish(stream)["grpc-status"] == "0"
+        assert client.data(stream) == grpc_message(b"\x08\x01")
+        bomb = packed((bytes(MIB) for _ in range(80)), coding)
+        assert len(bomb) > 64 << 10
+        stream = client.call(LIVE, bomb, fields)
+        assert "at most 65536 are taken" in client.finish(stream)["grpc-message"]
+        bomb = packed((bytes(MIB) for _ in range(40)), coding)
+        assert len(bomb) < 64 << 10
+
+        def send() -> None:
+            stream = client.call(LIVE, bomb, fields)
+            ended = client.finish(stream)
+            assert (ended["grpc-status"], "the request has more than 65536 bytes" in ended["grpc-message"]) == (
+                "3",
+                True,
+            )
+
+        assert growth_bytes(server, send) < 8 * MIB
+
+
+# Memory
+
+
+@pytest.mark.parametrize("count", [1, 16])
+def test_half_a_megabyte_that_becomes_half_a_gigabyte(server: RunningServer, count: int) -> None:
+    """4.4 GB without a bound."""
+    bomb = half_a_gigabyte()
+    assert len(bomb) < 600_000
+
+    def send() -> None:
+        with ExitStack() as stack:
+            clients = [connect(stack, server) for _ in range(count)]
+            streams = [client.call(INFER, bomb, [("grpc-encoding", "gzip")]) for client in clients]
+            assert server.get("/v2/health/live").status == 200
+            for client, stream in zip(clients, streams, strict=True):
+                ended = client.finish(stream, 60)
+                assert (ended["grpc-status"], NAMES_THE_FLAG in ended["grpc-message"]) == (RESOURCE_EXHAUSTED, True)
+
+    # Measured: 92 and 218 MiB.
+    assert growth_bytes(server, send) < (256 if count == 1 else 512) * MIB
+
+
+@pytest.mark.parametrize("path", [INFER, STREAM_INFER])
+def test_what_is_inflated_is_bounded_over_all_calls_until_it_is_answered(server: RunningServer, path: str) -> None:
+    message = packed(request(LIMIT_BYTES - MIB))
+    fields = [("grpc-encoding", "gzip")]
+    done = metric(server, "nv_inference_count", "ident")
+
+    def executed() -> int:
+        return int(metric(server, "nv_inference_count", "ident") - done)
+
+    def send() -> None:
+        with ExitStack() as stack:
+            # They read no answers.
+            for _ in range(8):
+                client = connect(stack, server, is_greedy=False)
+                client.send_data(client.call(path, None, fields), message, is_end=path == INFER)
+            wait_until(lambda: executed() == 4, "four answers", server)
+            with triton.InferenceServerClient(server.grpc_url) as other:
+                assert other.infer("ident", [tensor(400)], compression_algorithm="gzip").as_numpy("OUT").nbytes == 400
+                other.infer("ident", [tensor(4 * MIB)])
+            assert executed() == 4 + 2
+
+    # Measured: 840 MiB; all eight would take twice as much.
+    assert growth_bytes(server, send) < 1200 * MIB
+    # Those that have left hold nothing.
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        client.infer("ident", [tensor(LIMIT_BYTES - MIB)], compression_algorithm="gzip", client_timeout=60)
+
+
+def test_a_refused_message_is_not_kept(server: RunningServer) -> None:
+    """Of an error that keeps its traceback, what was received would be left to the collector."""
+    message = b"".join(request(LIMIT_BYTES - MIB))
+    with ExitStack() as stack:
+        client = connect(stack, server)
+        unknown = message.replace(b"ident", b"nobod", 1)
+
+        def send() -> None:
+            for _ in range(6):
+                assert client.finish(client.call(INFER, grpc_message(unknown)))["grpc-status"] == "5"
+
+        send()
+        before = resident_bytes(server)
+        send()
+        assert resident_bytes(server) - before < 128 * MIB
