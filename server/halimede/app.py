@@ -430,7 +430,6 @@ def _transport(settings: Settings) -> Transport:
         keepalive_time=settings.grpc_keepalive_time,
         keepalive_timeout=settings.grpc_keepalive_timeout,
         keepalive_permit_without_calls=settings.grpc_keepalive_permit_without_calls,
-        http2_max_pings_without_data=settings.grpc_http2_max_pings_without_data,
         http2_min_recv_ping_interval_without_data=settings.grpc_http2_min_recv_ping_interval_without_data,
         http2_max_ping_strikes=settings.grpc_http2_max_ping_strikes,
         max_connection_age=settings.grpc_max_connection_age,

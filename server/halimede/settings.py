@@ -87,7 +87,7 @@ class Settings:
     grpc_max_input_size: int = 64 << 20
     grpc_header_forward_pattern: re.Pattern[str] | None = None
     grpc_restricted_protocol: "Restrictions" = field(default_factory=dict)
-    grpc_max_response_pool_size: int = 2**31 - 1
+    grpc_max_response_pool_size: int = 256
     grpc_use_ssl: bool = False
     grpc_use_ssl_mutual: bool = False
     grpc_server_cert: Path | None = None
@@ -97,7 +97,6 @@ class Settings:
     grpc_keepalive_time: int = 7_200_000
     grpc_keepalive_timeout: int = 20_000
     grpc_keepalive_permit_without_calls: bool = False
-    grpc_http2_max_pings_without_data: int = 2
     grpc_http2_min_recv_ping_interval_without_data: int = 300_000
     grpc_http2_max_ping_strikes: int = 2
     grpc_max_connection_age: int | None = None

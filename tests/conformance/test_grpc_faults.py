@@ -191,9 +191,16 @@ def test_much_promised_and_nothing_sent_allocates_nothing(server: RunningServer)
         assert client.finish(stream)["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
 
 
-def test_a_stream_whose_answers_are_not_read_is_not_read_either(server: RunningServer) -> None:
-    message = request(elements=64 << 10)
-    total = 1000
+@pytest.mark.parametrize(
+    ("elements", "total", "most", "most_bytes"),
+    # Of small answers 256 may wait, of large ones 128 MiB.
+    [(64 << 10, 1000, 600, 160 * MIB), (1 << 20, 100, 60, 320 * MIB)],
+    ids=["many", "large"],
+)
+def test_a_stream_whose_answers_are_not_read_is_not_read_either(
+    server: RunningServer, elements: int, total: int, most: int, most_bytes: int
+) -> None:
+    message = request(elements=elements)
     before = resident_bytes(server)
     requests: queue.Queue = queue.Queue()
     for _ in range(total):
@@ -204,9 +211,8 @@ def test_a_stream_whose_answers_are_not_read_is_not_read_either(server: RunningS
         last = -1
         while last != (last := metric(server, "nv_inference_count", "ident")) or last == done:
             time.sleep(0.3)  # as long as anything happens
-        assert last - done < 600
-        # 250 MiB were asked for; a quarter of that may wait.
-        assert resident_bytes(server) - before < 160 * MIB
+        assert last - done < most
+        assert resident_bytes(server) - before < most_bytes
         others_are_served(server)
         for _ in range(total):
             next(call)

@@ -92,7 +92,6 @@ def test_the_flags_reach_the_transport(start) -> None:
         "--grpc-keepalive-time=100",
         "--grpc-keepalive-timeout=300",
         "--grpc-keepalive-permit-without-calls=true",
-        "--grpc-http2-max-pings-without-data=5",
         "--grpc-http2-min-recv-ping-interval-without-data=600000",
         "--grpc-http2-max-ping-strikes=3",
         "--grpc-max-connection-age=3000",

@@ -21,7 +21,7 @@ HONOURED = """
     --allow-grpc --grpc-address --grpc-port --reuse-grpc-port --grpc-header-forward-pattern
     --grpc-max-response-pool-size --grpc-use-ssl --grpc-use-ssl-mutual --grpc-server-cert --grpc-server-key
     --grpc-root-cert --grpc-infer-response-compression-level --grpc-keepalive-time --grpc-keepalive-timeout
-    --grpc-keepalive-permit-without-calls --grpc-http2-max-pings-without-data
+    --grpc-keepalive-permit-without-calls
     --grpc-http2-min-recv-ping-interval-without-data --grpc-http2-max-ping-strikes --grpc-max-connection-age
     --grpc-max-connection-age-grace --grpc-restricted-protocol
     --allow-metrics --allow-gpu-metrics --allow-cpu-metrics --metrics-address --metrics-port --metrics-interval-ms
@@ -30,7 +30,7 @@ HONOURED = """
 """
 NO_EFFECT = """
     --repository-poll-secs --enable-peer-access --http-thread-count --grpc-infer-thread-count
-    --grpc-infer-allocation-pool-size --repoagent-directory --cache-directory
+    --grpc-infer-allocation-pool-size --grpc-http2-max-pings-without-data --repoagent-directory --cache-directory
     --pinned-memory-pool-byte-size --cuda-memory-pool-byte-size --cuda-virtual-address-size
     --buffer-manager-thread-count --host-policy
     --sagemaker-port --sagemaker-safe-port-range --sagemaker-thread-count
@@ -105,7 +105,6 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--grpc-keepalive-time=1000": ("grpc_keepalive_time", 1000),
     "--grpc-keepalive-timeout=500": ("grpc_keepalive_timeout", 500),
     "--grpc-keepalive-permit-without-calls=true": ("grpc_keepalive_permit_without_calls", True),
-    "--grpc-http2-max-pings-without-data=0": ("grpc_http2_max_pings_without_data", 0),
     "--grpc-http2-min-recv-ping-interval-without-data=9": ("grpc_http2_min_recv_ping_interval_without_data", 9),
     "--grpc-http2-max-ping-strikes=5": ("grpc_http2_max_ping_strikes", 5),
     "--grpc-max-connection-age=60000": ("grpc_max_connection_age", 60_000),
@@ -186,6 +185,7 @@ WITHOUT_EFFECT = {
     "--http-thread-count": ("8", "0"),
     "--grpc-infer-thread-count": ("2", "129"),
     "--grpc-infer-allocation-pool-size": ("8", "-1"),
+    "--grpc-http2-max-pings-without-data": ("2", "-1"),
     "--repoagent-directory": ("/opt/tritonserver/repoagents", None),
     "--cache-directory": ("/opt/tritonserver/caches", None),
     "--pinned-memory-pool-byte-size": ("268435456", "256M"),

@@ -455,7 +455,11 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             combine=merge_restrictions,
             is_secret=True,
         ),
-        _honoured("--grpc-max-response-pool-size", COUNT, "Responses of one stream that may wait to be sent."),
+        _honoured(
+            "--grpc-max-response-pool-size",
+            COUNT,
+            "Requests and responses of one stream that may wait before no more of its requests are read.",
+        ),
         _honoured("--grpc-infer-response-compression-level", COMPRESSION, "none, low, medium or high."),
         _no_effect("--grpc-infer-thread-count", GRPC_THREADS, "Threads that serve inference over gRPC.", _ONE_LOOP),
         _no_effect(
@@ -480,8 +484,11 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured("--grpc-keepalive-time", MILLISECONDS, "A silent connection is pinged after this time."),
         _honoured("--grpc-keepalive-timeout", MILLISECONDS_OR_NONE, "How long a ping may be unanswered."),
         _honoured("--grpc-keepalive-permit-without-calls", BOOLEAN, "Ping and be pinged without a call."),
-        _honoured(
-            "--grpc-http2-max-pings-without-data", COUNT_OR_NONE, "Pings in a row without other data, 0 for any."
+        _no_effect(
+            "--grpc-http2-max-pings-without-data",
+            COUNT_OR_NONE,
+            "Pings in a row without other data.",
+            "gRPC limits only a client's pings by it; a server's are paced by --grpc-keepalive-time, in Triton too",
         ),
         _honoured(
             "--grpc-http2-min-recv-ping-interval-without-data",

@@ -11,6 +11,7 @@ import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2 as pb
 
 from halimede.frontends.grpc.infer import MAX_UNANSWERED
+from halimede.settings import Settings
 
 INTERNAL_ERROR = "ModelStreamInfer failed by an internal error; the server's log has the cause"
 
@@ -304,6 +305,19 @@ def test_tritonclients_asyncio_stream(served) -> None:
             return [result.get_response().id async for result, _ in client.stream_infer(requests())]
 
     assert asyncio.run(ask()) == [str(n) for n in range(5)]
+
+
+def test_the_response_pool_is_as_large_as_the_flag_says_by_default_and_may_be_larger(serve) -> None:
+    default = Settings().grpc_max_response_pool_size
+    for served, size in ((serve(), default), (serve(max_response_pool_size=default + 50), default + 50)):
+        with grpc.insecure_channel(served.url) as channel:
+            stream = Stream(channel)
+            stream.send(*(asking("held") for _ in range(size + 10)))
+            served.core.wait_for(lambda core, size=size: len(core.requests) == size)
+            channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"")
+            assert len(served.core.requests) == size
+            stream.call.cancel()
+            stream.close()
 
 
 def test_a_smaller_response_pool_reads_fewer_requests_ahead(serve) -> None:

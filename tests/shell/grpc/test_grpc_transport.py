@@ -7,7 +7,7 @@ import grpc
 import pytest
 import tritonclient.grpc as triton
 
-from halimede.frontends.grpc.options import MAX_CONCURRENT_STREAMS, MAX_METADATA_BYTES, Transport
+from halimede.frontends.grpc.options import MAX_CONCURRENT_STREAMS, MAX_METADATA_BYTES, Transport, channel_arguments
 from halimede.frontends.grpc.server import GrpcServer
 from support.h2client import (
     ENHANCE_YOUR_CALM,
@@ -76,6 +76,20 @@ def test_a_client_that_answers_no_ping_is_closed_after_the_timeout(serve) -> Non
         # Without the timeout it takes grpc a minute.
         assert client.wait_closed(20)
         assert client.goaway() == (ENHANCE_YOUR_CALM, b"ping_timeout")
+
+
+@pytest.mark.parametrize("timeout", [Transport().keepalive_timeout, 500])
+def test_grpc_is_told_the_timeout_also_where_it_is_the_default(timeout: int) -> None:
+    assert dict(channel_arguments(Transport(keepalive_timeout=timeout)))["grpc.http2.ping_timeout_ms"] == timeout
+
+
+@pytest.mark.load
+def test_the_default_timeout_of_a_ping_is_twenty_seconds(serve) -> None:
+    transport = Transport(keepalive_time=100, keepalive_permit_without_calls=True)
+    with H2Client(place(serve(transport)), answers_pings=False) as client:
+        assert not client.wait_closed(18)
+        # Without the timeout it takes grpc a minute.
+        assert client.wait_closed(20)
 
 
 def test_a_connection_of_age_is_sent_away_and_closed_after_the_grace(serve) -> None:

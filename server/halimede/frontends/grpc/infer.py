@@ -29,7 +29,7 @@ from halimede.frontends.grpc.messages import MAX_ON_LOOP_BYTES, Messages
 from halimede.runtime.server import Server
 
 MAX_UNANSWERED = 256
-"""Requests of one stream that are being answered, or whose answers wait to be sent, before the stream is read on."""
+"""Requests of one stream that are being answered and answers that wait to be sent, before no more requests are read."""
 
 MAX_UNSENT_BYTES = 128 << 20
 """Answers of one stream that may wait to be sent before no more requests are read."""
@@ -71,7 +71,7 @@ class Infer:
         self._drain = drain
         self._messages = Messages(max_message_bytes)
         self._forward = forward
-        self._max_unanswered = min(MAX_UNANSWERED, max_response_pool_size)
+        self._max_unanswered = max_response_pool_size
 
     async def model_infer(self, call: Call, context: Context) -> bytes:
         """One ModelInferRequest in, one ModelInferResponse out."""

@@ -18,8 +18,6 @@ as CANCELLED, which no client tries again: its own limit of 1,000 is reached by 
 HANDSHAKE_TIMEOUT_MS = 10_000
 """A new connection that has not finished TLS and the HTTP/2 preface by then is closed."""
 
-DEFAULT_KEEPALIVE_TIMEOUT = 20_000
-
 MAX_SENT_BYTES = 2**31 - 1
 """The largest answer: what protobuf can carry, as in Triton. Not clients but models decide how large answers are."""
 
@@ -45,9 +43,8 @@ class Transport:
     tls: Tls | None = None
     compression_level: str = "none"
     keepalive_time: int = 7_200_000
-    keepalive_timeout: int = DEFAULT_KEEPALIVE_TIMEOUT
+    keepalive_timeout: int = 20_000
     keepalive_permit_without_calls: bool = False
-    http2_max_pings_without_data: int = 2
     http2_min_recv_ping_interval_without_data: int = 300_000
     http2_max_ping_strikes: int = 2
     max_connection_age: int | None = None
@@ -68,14 +65,9 @@ def channel_arguments(transport: Transport) -> list[tuple[str, int]]:
         "grpc.default_compression_level": _LEVELS[transport.compression_level],
         "grpc.keepalive_time_ms": transport.keepalive_time,
         "grpc.keepalive_timeout_ms": transport.keepalive_timeout,
-        # grpc's server heeds its keepalive timeout only as that of pings, which also measure the link: where nobody
-        # asked for less, a slow one keeps the minute that grpc gives it.
-        "grpc.http2.ping_timeout_ms": (
-            None if transport.keepalive_timeout == DEFAULT_KEEPALIVE_TIMEOUT else transport.keepalive_timeout
-        ),
+        # grpc's server heeds its keepalive timeout only as that of pings, which is a minute unless it is told.
+        "grpc.http2.ping_timeout_ms": transport.keepalive_timeout,
         "grpc.keepalive_permit_without_calls": int(transport.keepalive_permit_without_calls),
-        # grpc's servers take it and do not heed it any more.
-        "grpc.http2.max_pings_without_data": transport.http2_max_pings_without_data,
         # The argument of grpc's RECV_PING_INTERVAL option, whose name lacks the word.
         "grpc.http2.min_ping_interval_without_data_ms": transport.http2_min_recv_ping_interval_without_data,
         "grpc.http2.max_ping_strikes": transport.http2_max_ping_strikes,

@@ -27,7 +27,7 @@ from halimede.frontends.grpc.call import (
 )
 from halimede.frontends.grpc.control import Control
 from halimede.frontends.grpc.health import Health
-from halimede.frontends.grpc.infer import Infer
+from halimede.frontends.grpc.infer import MAX_UNANSWERED, Infer
 from halimede.frontends.grpc.options import Transport, channel_arguments
 from halimede.frontends.grpc.reflection import Reflection
 from halimede.frontends.grpc.tls import server_credentials
@@ -54,7 +54,7 @@ class GrpcServer:
         transport: Transport = _DEFAULT_TRANSPORT,
         restricted: Restrictions = _NO_RESTRICTIONS,
         forward: re.Pattern[str] | None = None,
-        max_response_pool_size: int = 2**31 - 1,
+        max_response_pool_size: int = MAX_UNANSWERED,
         access_log: AccessLog | None = None,
     ) -> None:
         """Calls of a `restricted` category need its secret in their metadata. Metadata whose names `forward` matches
