@@ -118,6 +118,24 @@ def test_names_that_no_model_has_are_refused(start: Start, repository: Path) -> 
                 assert (answer.status, answer.error) == (400, text)
 
 
+def test_readiness_over_grpc_is_an_answer_also_for_what_is_not_loaded(start: Start, repository: Path) -> None:
+    add_scaled(repository, "scaled", 2)
+    server = start("--model-repository", repository, "--model-control-mode=explicit")
+
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+
+        def ready() -> list[bool]:
+            return [client.is_model_ready(*each) for each in (("scaled", ""), ("scaled", "1"), ("scaled", "2"))]
+
+        assert ready() == [False, False, False]
+        client.load_model("scaled")
+        assert ready() == [True, True, False]
+        client.unload_model("scaled")
+        assert ready() == [False, False, False]
+        assert not client.is_model_ready("never")
+    assert server.get("/v2/models/never/ready").status == 404
+
+
 def test_explicit_control(start: Start, repository: Path) -> None:
     add_scaled(repository, "scaled", 2)
     add_scaled(repository, "other", 5)

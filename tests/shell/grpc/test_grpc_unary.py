@@ -208,8 +208,9 @@ def test_what_the_server_says_of_itself_and_of_its_models(served, client) -> Non
     assert (client.is_server_live(), client.is_server_ready()) == (True, True)
     served.core.is_up = False
     assert (client.is_server_live(), client.is_server_ready()) == (True, False)
-    assert [client.is_model_ready(name) for name in ("ident", "broken")] == [True, False]
-    assert refused(lambda: client.is_model_ready("nope"))[0] == "StatusCode.NOT_FOUND"
+    asked = [("ident", ""), ("ident", "1"), ("ident", "2"), ("broken", ""), ("nope", ""), ("nope", "1"), ("", "")]
+    assert [client.is_model_ready(*each) for each in asked] == [True, True, False, False, False, False, False]
+    assert refused(lambda: client.is_model_ready("ident", "x"))[0] == "StatusCode.INVALID_ARGUMENT"
     assert client.get_server_metadata(as_json=True) == {
         "name": "triton",
         "version": "9.9",

@@ -67,7 +67,14 @@ class Control:
         return _ServerReadyResponse(ready=self._server.is_ready())
 
     async def _model_ready(self, request: ProtoMessage) -> ProtoMessage:
-        return _ModelReadyResponse(ready=await self._server.is_model_ready(request.name, request.version))
+        try:
+            is_ready = await self._server.is_model_ready(request.name, request.version)
+        except InferenceError as error:
+            # A caller that waits for a model asks before it is known: tritonclient's `is_model_ready` is to say no.
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+            is_ready = False
+        return _ModelReadyResponse(ready=is_ready)
 
     async def _server_metadata(self, _request: ProtoMessage) -> ProtoMessage:
         return encode_server_metadata(self._server.metadata())
