@@ -45,7 +45,7 @@ class LiveRequests:
 
     def check_room(self, size_bytes: int) -> None:
         """UNAVAILABLE when a request of this size would go over the bound."""
-        if self.size_bytes + size_bytes > self.limit_bytes and self.by_ticket:
+        if self.size_bytes and self.size_bytes + size_bytes > self.limit_bytes:
             raise InferenceError(
                 ErrorCode.UNAVAILABLE,
                 f"Exceeds maximum queue size: requests in flight hold {self.size_bytes} bytes, "

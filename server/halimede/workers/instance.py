@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Protocol, cast
 
 from halimede.backends.api import (
@@ -19,8 +20,10 @@ from halimede.backends.api import (
     TensorInstance,
 )
 from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.process_options import ISOLATION, PROCESS
 from halimede.core.schedule.batching import OutputTypes, check_reply, gather, scatter, wanted_outputs
-from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, ParameterValue, Tensor
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, ParameterValue, Tensor
+from halimede.core.types.error import of_request
 from halimede.workers.worker import BatchTimes, Outputs
 
 log = logging.getLogger(__name__)
@@ -48,8 +51,11 @@ class Ran:
 class InstanceRunner:
     """One instance, and what is known of its model. Not thread-safe: one batch at a time."""
 
-    def __init__(self, name: str, config: ModelConfig, instance: Instance) -> None:
+    def __init__(self, name: str, config: ModelConfig, instance: Instance, max_strings: int | None = None) -> None:
+        """Of a BYTES input an instance that is given arrays takes at most `max_strings` elements."""
         self.name = name
+        self._max_strings = max_strings
+        self._text_inputs = [each.name for each in config.input if each.data_type is DataType.BYTES]
         self._model = config.name
         self._datatypes = {output.name: output.data_type for output in config.output}
         self._batching = config.max_batch_size > 0
@@ -64,6 +70,8 @@ class InstanceRunner:
         start = time.monotonic_ns()
         input_end = output_start = 0
         try:
+            if self._max_strings is not None and self._text_inputs:
+                self._refuse_many_strings(items, self._max_strings)
             inputs = gather([item.request.inputs for item in items])
             rows = [item.rows for item in items]
             wanted = [item.request.outputs for item in items]
@@ -79,6 +87,24 @@ class InstanceRunner:
             return self._failed(items, [None] * len(items), error, start, input_end, output_start)
         return Ran(replies, BatchTimes(start, input_end, output_start, time.monotonic_ns()))
 
+    def _refuse_many_strings(self, items: list[RunItem], most: int) -> None:
+        errors = {
+            position: InferenceError(
+                ErrorCode.INVALID_ARG,
+                of_request(
+                    item.request.id,
+                    f"input '{tensor.name}' has {prod(tensor.shape)} string elements, and model '{self._model}' takes "
+                    f"at most {most} while it runs in a thread of the server. Its parameter '{ISOLATION}' with the "
+                    f"value '{PROCESS}' lifts the limit.",
+                ),
+            )
+            for position, item in enumerate(items)
+            for tensor in item.request.inputs
+            if tensor.name in self._text_inputs and prod(tensor.shape) > most
+        }
+        if errors:
+            raise RefusedRequestsError(errors)
+
     def _run_others(
         self,
         instance: TensorInstance,
@@ -90,9 +116,13 @@ class InstanceRunner:
         """The batch without the requests that its instance refused; each refusal takes at least one off."""
         errors = refused.errors
         others = [item for position, item in enumerate(items) if position not in errors]
-        if not others or len(others) == len(items):
-            answers = [errors.get(position) for position in range(len(items))]
-            return self._failed(items, answers, refused, start, input_end, 0)
+        if not others:
+            # The requests are at fault, which is nothing for the log.
+            end = time.monotonic_ns()
+            times = BatchTimes(start, input_end or end, end, end)
+            return Ran([errors[position] for position in range(len(items))], times, failed=True)
+        if len(others) == len(items):
+            return self._failed(items, [None] * len(items), refused, start, input_end, 0)
         done = self._run_tensors(instance, others)
         answered = iter(done.replies)
         replies: list[Outputs | InferenceError | None] = [

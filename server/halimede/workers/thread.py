@@ -20,6 +20,10 @@ from halimede.workers.worker import BatchDone, BatchItem, OnEvent
 
 log = logging.getLogger(__name__)
 
+MAX_STRINGS = 1 << 20
+"""Elements of a BYTES input: arrays hold an object for each, and what makes and frees them keeps the event loop from
+running meanwhile, for 0.1 us an element and longer."""
+
 
 class ThreadWorker:
     """One model instance on a thread of its own. Made by `start`; `execute` and `stop` are called on the loop."""
@@ -107,7 +111,7 @@ class ThreadWorker:
         self._post(_settle, self._ended, None)
 
     def _serve(self, instance: Instance) -> None:
-        runner = InstanceRunner(self.name, self._config, instance)
+        runner = InstanceRunner(self.name, self._config, instance, MAX_STRINGS)
         while True:
             items = self._inbox.get()
             if items is None:

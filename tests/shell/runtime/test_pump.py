@@ -274,6 +274,23 @@ def test_the_bytes_in_flight_are_bounded_over_all_models() -> None:
     scenario(story)
 
 
+def test_requests_that_are_still_looked_at_count_as_in_flight() -> None:
+    async def story() -> None:
+        bench = Bench(limit_bytes=8)
+        bench.pump.hold(7)
+        with pytest.raises(InferenceError) as refused:
+            bench.pump.hold(7)
+        assert refused.value.code is ErrorCode.UNAVAILABLE
+        bench.submit(1)
+        assert bench.answers == [(1, ErrorCode.UNAVAILABLE)]
+        bench.pump.release(7)
+        # One alone may be larger.
+        bench.pump.hold(9)
+        bench.pump.release(9)
+
+    scenario(story)
+
+
 def test_a_timeout_fires_without_another_event() -> None:
     async def story() -> None:
         bench = Bench(default_queue_policy=ModelQueuePolicy(default_timeout_microseconds=20_000))

@@ -634,6 +634,8 @@ def _print_strings_steps(tensor: Tensor) -> Steps[list[Buffer]]:
             f"output '{clip(tensor.name)}' has an element that is not UTF-8 and cannot be sent via JSON,"
             " ask for it as binary data",
         ) from None
+    except ValueError as error:
+        raise InferenceError(ErrorCode.INTERNAL, f"output '{clip(tensor.name)}' is broken: {error}") from None
     if batch:
         chunks += (b",", memoryview(orjson.dumps(batch))[1:-1])
     if not chunks:
