@@ -63,6 +63,7 @@ def beside(server: RunningServer, count: int, work: Callable[[], Any]) -> Any:
     """What the work with so many strings gave. Others are answered meanwhile, and each string costs little."""
     before = resident_bytes(server)
     forget_peak(server)
+    started = time.monotonic()
     call = in_background(work)
     waits = []
     while not call.done():
@@ -70,11 +71,12 @@ def beside(server: RunningServer, count: int, work: Callable[[], Any]) -> Any:
         assert server.get("/v2/health/live").status == 200
         waits.append(time.monotonic() - begun)
         time.sleep(0.02)
+    took = time.monotonic() - started
     result = call.result()
     each = (peak_bytes(server) - before) / count
-    print(f"health took at most {max(waits) * 1e3:.0f} ms; {each:.0f} bytes a string")
-    # The goal is 20 ms but for what protobuf parses in one call; a loop that walked the strings would take seconds.
-    assert sorted(waits)[len(waits) * 9 // 10] < 0.5
+    print(f"health took at most {max(waits) * 1e3:.0f} ms of {took:.1f} s; {each:.0f} bytes a string")
+    # A share, whatever the machine does: a loop that walks the strings is held most of the time.
+    assert max(waits) < 0.4 * took
     assert each < MOST_EACH_BYTES
     return result
 

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halimede.core.config.check_request import FRAMED_AT_ONCE
 from halimede.core.schedule.batching import check_reply, gather, scatter, wanted_outputs
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.tensor import concatenate, join_bytes, tensor_from_array
@@ -155,6 +156,17 @@ def test_a_reply_is_cut_to_the_wanted_outputs_in_the_models_order():
 )
 def test_a_reply_that_does_not_fit_is_named(reply, text):
     assert text in raised(lambda: check_reply(reply, SAMPLES, (), None)).message
+
+
+def test_of_very_many_strings_the_least_length_alone_is_looked_at():
+    """Walking them would hold the event loop for seconds."""
+    few, many = FRAMED_AT_ONCE, FRAMED_AT_ONCE + 1
+    broken = b"\xff" * 4
+    assert raised(lambda: check_reply([Tensor("TEXT", BYTES, (few,), broken * few)], SAMPLES, (), None))
+    reply = [Tensor("TEXT", BYTES, (many,), broken * many)]
+    assert check_reply(reply, SAMPLES, (), None) == reply
+    short = [Tensor("TEXT", BYTES, (many,), bytes(4 * many - 1))]
+    assert f"not the {many} elements" in raised(lambda: check_reply(short, SAMPLES, (), None)).message
 
 
 @st.composite

@@ -387,6 +387,13 @@ def test_strings_that_are_no_utf8_must_be_asked_for_as_binary(element: bytes) ->
     )
 
 
+def test_strings_of_a_broken_layout_are_the_models_fault() -> None:
+    with pytest.raises(InferenceError) as caught:
+        run(print_steps(Tensor("y", DataType.BYTES, (2,), join_bytes(["ok"]) + b"\x09\0\0\0a")))
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert caught.value.message == "output 'y' is broken: an element at byte 6 ends at byte 19 of 11"
+
+
 def test_large_outputs_are_printed_in_steps() -> None:
     values = np.arange(PRINT_ELEMENTS * 2 + 1, dtype="<i4")
     steps = print_steps(tensor_from_array("y", DataType.INT32, values))
