@@ -182,6 +182,19 @@ def test_a_file_or_folder_that_a_flag_names(tmp_path: Path) -> None:
     assert closed in said
 
 
+@pytest.mark.parametrize("mode", [0o700, 0o644])
+def test_a_check_of_a_repository_that_cannot_be_read_fails(tmp_path: Path, mode: int) -> None:
+    for name in ("closed", "open"):
+        add_simple(tmp_path / name, name)
+    expected = forbid(tmp_path / "closed", mode)
+    program = "from halimede.commands.check import check; check()"
+    command = [*WITHOUT_RIGHTS, sys.executable, "-c", program, str(tmp_path / "closed"), str(tmp_path / "open")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert expected in done.stderr
+    assert "open" in done.stdout
+
+
 def refused(*arguments: str) -> str:
     """What a server says that does not start."""
     done = subprocess.run([*SERVE, *arguments, *LOOPBACK], capture_output=True, text=True, timeout=60, check=False)

@@ -45,7 +45,7 @@ class Verdict:
 
 
 def run(repositories: tuple[Path, ...], as_json: bool, flags: ModelFlags) -> int:
-    """Print the verdict on each model; 0 if all of them load, and there are any."""
+    """Print the verdict on each model; 0 if all repositories can be read, and have models that all load."""
     # Imported here, so that --help and a mistyped flag answer without the serving libraries.
     from halimede.commands.planner import Planner
     from halimede.core.types import InferenceError
@@ -62,13 +62,15 @@ def run(repositories: tuple[Path, ...], as_json: bool, flags: ModelFlags) -> int
     except (InferenceError, OSError) as error:
         say(str(error))
         return 1
-    for warning in listing.warnings:
+    unreadable = tuple(repository.unreadable().values())
+    warnings = (*unreadable, *listing.warnings)
+    for warning in warnings:
         say(warning)
     if as_json:
-        click.echo(document(verdicts, listing.warnings))
+        click.echo(document(verdicts, warnings))
     elif verdicts:
         click.echo("\n".join(table(verdicts, shutil.get_terminal_size((120, 24)).columns)))
-    return 0 if verdicts and all(verdict.loads for verdict in verdicts) else 1
+    return 0 if verdicts and not unreadable and all(verdict.loads for verdict in verdicts) else 1
 
 
 def examine(repository: "ModelRepository", planner: "Planner", name: str) -> Verdict:
@@ -150,7 +152,8 @@ def document(verdicts: Sequence[Verdict], warnings: Sequence[str]) -> str:
     "repositories",
     nargs=-1,
     required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    # Readable or not is told below, with what would be right.
+    type=click.Path(exists=True, file_okay=False, readable=False, path_type=Path),
     metavar="REPOSITORY...",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON document instead of the table.")
