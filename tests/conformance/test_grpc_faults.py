@@ -194,7 +194,7 @@ def test_much_promised_and_nothing_sent_allocates_nothing(server: RunningServer)
 @pytest.mark.parametrize(
     ("elements", "total", "most", "most_bytes"),
     # Of small answers 256 may wait, of large ones 128 MiB.
-    [(64 << 10, 1000, 600, 160 * MIB), (960 << 10, 100, 60, 320 * MIB)],
+    [(64 << 10, 1000, 600, 160 * MIB), (960 << 10, 140, 100, 420 * MIB)],
     ids=["many", "large"],
 )
 def test_a_stream_whose_answers_are_not_read_is_not_read_either(
