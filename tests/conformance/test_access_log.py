@@ -261,24 +261,43 @@ def test_stream_that_ends_as_an_error_has_a_line_of_its_own(served: RunningServe
     )
 
 
-def test_flood_of_failures_is_counted(served: RunningServer) -> None:
-    total = 2000
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        ("GET /v2/models/m%d/config", 404),
+        ("POST /v2/models/m%d/infer", 404),
+        ("POST /v2/models/m%d/versions/99999999999999999999/infer", 400),
+        ("POST /v2/models/m%d/versions/99999999999999999999/generate", 400),
+    ],
+)
+def test_failures_of_unknown_models_share_one_limit(served: RunningServer, request_line: str, status: int) -> None:
+    total = 600  # fewer than the kinds of lines that the limit tells apart
+    head = f"{request_line} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    of_place = {"file": "http", "line": status}
+    before = sum(counted(served, of_place, request_line))
     with socket.create_connection(("127.0.0.1", served.http_port), timeout=30) as raw:
-        raw.sendall(b"".join(b"GET /v2/models/m%d/config HTTP/1.1\r\nHost: x\r\n\r\n" % each for each in range(total)))
+        raw.sendall(b"".join(head % each for each in range(total)))
         received = b""
-        while received.count(b"HTTP/1.1 404 ") < total:
+        while received.count(b"HTTP/1.1 %d " % status) < total:
             received += raw.recv(1 << 16)
 
-    def counted() -> tuple[int, int]:
-        of_place = [each for each in documents(served) if (each["file"], each["line"]) == ("http", 404)]
-        written = [each for each in of_place if each.get("route", "").endswith("/config")]
-        notes = [each for each in of_place if "more lines like this one were suppressed" in each["message"]]
-        return len(written), sum(int(each["message"].split()[0]) for each in notes)
+    def new() -> int:
+        return sum(counted(served, of_place, request_line)) - before
 
-    wait_until(lambda: sum(counted()) >= total, "all of them to be written or counted", served)
-    written, suppressed = counted()
-    assert written + suppressed == total
-    assert suppressed > 0
+    wait_until(lambda: new() >= total, "all of them to be written or counted", served)
+    assert new() == total
+    assert counted(served, of_place, request_line)[0] < total
+
+
+def counted(server: RunningServer, of_place: dict[str, object], request_line: str) -> tuple[int, int]:
+    """The lines of such requests that were written, and the lines of the place that were left out."""
+    found = [each for each in documents(server) if of_place.items() <= each.items()]
+    end = request_line.rpartition("/")[2]
+    written = [
+        each for each in found if each.get("route", "").startswith("/v2/models/m") and each["route"].endswith(end)
+    ]
+    notes = [each for each in found if "more lines like this one were suppressed" in each["message"]]
+    return len(written), sum(int(each["message"].split()[0]) for each in notes)
 
 
 def test_all_has_what_succeeds_but_for_probes(tmp_path: Path) -> None:

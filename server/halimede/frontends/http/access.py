@@ -8,26 +8,25 @@ from halimede.core.observe.access_lines import Access, Protocol, access_kind
 from halimede.core.observe.log_lines import LineKind
 from halimede.core.types import ApiCategory, Buffer
 from halimede.frontends.http.framing import Head
-from halimede.frontends.http.routes import Action, Route, path_of, resolve
+from halimede.frontends.http.routes import Route, path_of, resolve
 
 CLIENT_LEFT = 499
 """The status of a request whose connection ended before its answer: no client sees it. The number is nginx's."""
 
 _ANSWERS_OF_HEALTH = {200, 400, 503}
-# The statuses by which an inference ends before its model is known.
-_BEFORE_THE_MODEL = {403, 404, 405}
-_INFERENCES = {action for action in Action if action.category is ApiCategory.INFERENCE}
 
 
-def kind_of(protocol: Protocol, head: Head | None, status: int, *, fails_late: bool = False) -> LineKind | None:
-    """The kind of a request's line; None for the answer of a probe, be it yes or no, which is asked again and again."""
+def kind_of(
+    protocol: Protocol, head: Head | None, status: int, model: str = "", *, fails_late: bool = False
+) -> LineKind | None:
+    """The kind of a request's line; None for the answers of probes, positive or negative: probes repeat for ever.
+
+    `model` is the model that was found for the request, "" for none.
+    """
     route = _route(protocol, head)
-    if route is None:
-        return access_kind(protocol, status, fails_late=fails_late)
-    if route.action.category is ApiCategory.HEALTH and status in _ANSWERS_OF_HEALTH:
+    if route is not None and route.action.category is ApiCategory.HEALTH and status in _ANSWERS_OF_HEALTH:
         return None
-    is_known = route.action in _INFERENCES and status not in _BEFORE_THE_MODEL
-    return access_kind(protocol, status, route.model if is_known else "", fails_late=fails_late)
+    return access_kind(protocol, status, model, fails_late=fails_late)
 
 
 def access_of(

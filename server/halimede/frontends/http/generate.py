@@ -52,6 +52,7 @@ class GenerateHandler:
         """Start an inference; it answers the exchange, now or later, once or as events."""
         try:
             view = self.server.model(model, version)
+            exchange.model = model
             coding = exchange.head.headers.get(b"content-encoding", b"").strip().lower()
             if coding not in {b"", IDENTITY.encode()}:
                 raise InferenceError(

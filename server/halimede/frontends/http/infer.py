@@ -60,6 +60,7 @@ class InferHandler:
         try:
             # The order is Triton's: it decides which of several errors a client sees.
             view = self.server.model(model, version)
+            exchange.model = model
             headers = exchange.head.headers
             accept = headers.get(b"accept")
             streams = accept is not None and b"event" in accept.lower() and accepts_events(accept.decode("latin-1"))

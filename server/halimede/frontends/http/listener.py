@@ -243,6 +243,7 @@ class Listener:
         duration_s: float | None,
         peer: object,
         *,
+        model: str = "",
         version: str = "",
         request_id: str = "",
         failure: str = "",
@@ -250,12 +251,12 @@ class Listener:
     ) -> None:
         """Tell the access log of a request that ended; `head` is None where none could be read.
 
-        The error is `failure`, or in the answer's `chunks`.
+        `model` is the model that was found for it. The error is `failure`, or in the answer's `chunks`.
         """
         log = self._access_log
         if log is None:
             return
-        kind = kind_of(self._protocol, head, status, fails_late=status < 400 and bool(failure))
+        kind = kind_of(self._protocol, head, status, model, fails_late=status < 400 and bool(failure))
         if kind is None or not log.admits(kind):
             return
         error = failure or (error_of(chunks) if status >= 400 else "")

@@ -73,18 +73,19 @@ class Exchange:
     """One whole request, and the way to answer it.
 
     `body` is valid as long as it is referenced. `on_gone` is called once if the client leaves before the answer.
-    `request_id` and `version` are for the access log: those of an inference, once they are known.
+    `model`, `version` and `request_id` are for the access log: those of an inference, once they are known.
     """
 
-    __slots__ = ("_connection", "body", "head", "on_gone", "request_id", "version")
+    __slots__ = ("_connection", "body", "head", "model", "on_gone", "request_id", "version")
 
     def __init__(self, connection: "Connection", head: Head, body: Buffer) -> None:
         self._connection = connection
         self.head = head
         self.body = body
         self.on_gone: Callable[[], None] | None = None
-        self.request_id = ""
+        self.model = ""
         self.version = ""
+        self.request_id = ""
 
     @property
     def is_open(self) -> bool:
@@ -125,8 +126,9 @@ class Stream(Exchange):
     def __init__(self, connection: "Connection", exchange: Exchange, opening: bytes, status: int) -> None:
         super().__init__(connection, exchange.head, b"")
         self.on_gone = exchange.on_gone
-        self.request_id = exchange.request_id
+        self.model = exchange.model
         self.version = exchange.version
+        self.request_id = exchange.request_id
         self.status = status
         self.failure = ""
         self.on_room: Callable[[], None] | None = None
@@ -616,6 +618,7 @@ class Connection(asyncio.BufferedProtocol):
             status,
             self._seconds(),
             self._peer,
+            model=exchange.model,
             version=exchange.version,
             request_id=exchange.request_id,
             failure=failure,
