@@ -220,7 +220,7 @@ class App:
             if settings.log_verbose:
                 self._metrics.log_requests(log.debug)
             if access_log is not None:
-                # A scrape that succeeds is no news.
+                # Scrapes that succeed have no line.
                 self._metrics.log_access(AccessLog(admits_access, log_access))
             port = await self._metrics.start(settings.metrics_address, settings.metrics_port)
             self._places["Metrics Service"] = _place(settings.metrics_address, port)

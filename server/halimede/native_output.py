@@ -1,8 +1,8 @@
 """What C++ libraries print in the server's process (ONNX Runtime above all), for the log.
 
 ONNX Runtime writes its lines to `std::clog`; its Python API has no callback for them. A pipe in place of descriptor 2
-would catch them too, but the last words of a crash (of the C library, of C++, of Python) would then be lost in a pipe
-that nobody reads any more. So only the two C++ streams are diverted: the buffer behind `std::cerr` and `std::clog` has
+would catch them too, but the last lines of a crash (of the C library, of C++, of Python) would then be lost in a pipe
+without a reader. So only the two C++ streams are diverted: the buffer behind `std::cerr` and `std::clog` has
 a `FILE *`, which is C's `stderr`; it gets another one. If the memory does not look exactly so, nothing is changed, and
 such libraries go on printing to stderr.
 """

@@ -47,7 +47,7 @@ def forbid(path: Path, mode: int) -> str:
     return (
         f"permission denied: '{path}' belongs to user {found.st_uid} and group {found.st_gid} and has mode "
         f"{found.st_mode & 0o777:03o}; the server runs as user {os.geteuid()}, groups {groups}; "
-        f"right is `chmod {who}+{wanted} {path}`" + (f", or a server that runs as user {OTHER}" if IS_ROOT else "")
+        f"run `chmod {who}+{wanted} {path}`" + (f", or run the server as user {OTHER}" if IS_ROOT else "")
     )
 
 

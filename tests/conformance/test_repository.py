@@ -352,10 +352,10 @@ def test_what_a_beginner_gets_wrong_is_one_clear_warning_each(start: Start, tmp_
     wait_until(lambda: "Started HTTPService" in server.log, "the end of the start", server)
     warned = "\n".join(line for line in server.log.splitlines() if line.startswith("W"))
     assert f"there is no model in repository '{empty}': a model is a folder" in warned
-    assert f"there is no model in repository '{model}': with '1' in it, it looks like a model itself" in warned
+    assert f"there is no model in repository '{model}': it contains '1' and looks like a model itself" in warned
     assert "model 'mute': it has no inputs and no outputs: " in warned
     assert warned.count("no model in repository") == 2
     assert "ignoring '1'" not in warned
     reasons = {name: reason for (name, _), (_, reason) in index(server).items()}
-    assert "has 'net.onnx', and 'model.onnx' is looked for: rename it" in reasons["scaled"]
+    assert "has 'net.onnx' instead of 'model.onnx': rename it" in reasons["scaled"]
     assert f"{repository}/named/1/model.onnx' for model 'named': there is 'net.onnx'; rename it" in reasons["named"]

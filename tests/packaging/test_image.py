@@ -219,7 +219,7 @@ def test_what_its_user_may_not_read_is_named(container: Container) -> None:
     server = container.start("--model-repository=/models", "--exit-on-error=false", private_network=True)
     expected = (
         "permission denied: '/models/closed/1/model.onnx' belongs to user 0 and group 0 and has mode 600; the server runs as "
-        "user 65532, groups 65532; right is `chmod o+r /models/closed/1/model.onnx`, or a server that runs as user 0"
+        "user 65532, groups 65532; run `chmod o+r /models/closed/1/model.onnx`, or run the server as user 0"
     )
     wait_until(lambda: expected in server.log, "the error", server)
     assert container.health() == 1
@@ -257,7 +257,7 @@ def test_an_environment_that_is_unpacked_where_nothing_may_run_says_so(image: Im
     container = Container(image, tmp_path, tmp_path / "models", tmp="noexec")
     try:
         server = container.start("--model-repository=/models", "--exit-on-error=false", private_network=True)
-        wait_until(lambda: "lies on a file system that is mounted noexec" in server.log, "the error", server)
+        wait_until(lambda: "is on a file system that is mounted noexec" in server.log, "the error", server)
         assert server.stop() == 0, server.log
     finally:
         container.remove()

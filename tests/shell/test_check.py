@@ -127,4 +127,4 @@ def test_a_repository_without_a_model_is_no_success(tmp_path: Path) -> None:
     add_scaled(tmp_path, "resnet", 2.0)
     result = run(tmp_path / "resnet")
     assert (result.returncode, result.stdout) == (1, "")
-    assert f"the repository is the folder above, '{tmp_path}'" in result.stderr
+    assert f"give the folder above as the repository: '{tmp_path}'" in result.stderr

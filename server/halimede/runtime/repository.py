@@ -162,7 +162,7 @@ def check_readable(path: Path) -> None:
 def config_filename(entry: ModelEntry) -> str | None:
     """The configuration's file, relative to the model's directory; None without one, ValueError for two of them.
 
-    PermissionError where nobody can say whether there is one.
+    PermissionError where `configs/` cannot be read.
     """
     if entry.artifact is not None:
         return None
@@ -292,7 +292,7 @@ def _entry(name: str, root: Path, config_name: str) -> ModelEntry:
     warnings: list[str] = []
     for child in sorted(_names(directory)):
         if is_version(child):
-            # Passed over, the newest version would leave an older one to be served in its place.
+            # Without this error an older version would be served in place of one that cannot be read.
             check_readable(directory / child)
         problem = _directory_problem(directory / child)
         if problem is None:
@@ -333,7 +333,7 @@ def _fingerprints(directory: Path) -> tuple[str, str]:
         try:
             names = sorted(_names(path))
         except PermissionError:
-            continue  # what cannot be read cannot be served; a model that needs it says so
+            continue  # a model that needs it fails with an error of its own
         for name in names:
             child = path / name
             count += 1

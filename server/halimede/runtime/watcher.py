@@ -37,7 +37,7 @@ async def watch(models: Watched) -> None:
             try:
                 found, loaded = await models.look_at_sources()
             except Exception:
-                log.exception("the models' files could not be looked at")
+                log.exception("the models' files could not be read")
                 found, loaded = {}, {}
             now = monotonic_ns()
             for name in changes.due(found, loaded, now):

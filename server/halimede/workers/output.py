@@ -28,8 +28,8 @@ _LINE_BYTES = 8 << 10
 
 
 def say(level: int, place: str, text: str, about: Mapping[str, str]) -> None:
-    """A line of a worker's, as if its place (`model.py:11`) were one of ours. A traceback in it is shown in lines where
-    a person looks."""
+    """A line of a worker's, as if its place (`model.py:11`) were one of ours. A traceback in it has lines of its own
+    on a terminal."""
     if log.isEnabledFor(level):
         file, _, line = place.rpartition(":")
         number = int(line) if line.isascii() and line.isdigit() and len(line) < 10 else 0
@@ -41,7 +41,7 @@ class OutputReader:
     """Reads one pipe until its end. The descriptor stays its owner's."""
 
     def __init__(self, descriptor: int, place: str, about: Mapping[str, str], loop: asyncio.AbstractEventLoop) -> None:
-        """`place` stands in the lines in place of a file: it says who prints."""
+        """`place` stands in the lines in place of a file, and names the origin of the output."""
         self._descriptor = descriptor
         self._place = place
         self._about = about

@@ -19,24 +19,24 @@ def test_it_names_file_owner_mode_and_server() -> None:
     assert said("/models/m/1/model.onnx", mode=0o600) == (
         "permission denied: '/models/m/1/model.onnx' belongs to user 1000 and group 1000 and has mode 600; "
         "the server runs as user 65532, groups 2000, 65532; "
-        "right is `chmod o+r /models/m/1/model.onnx`, or a server that runs as user 1000"
+        "run `chmod o+r /models/m/1/model.onnx`, or run the server as user 1000"
     )
 
 
 @pytest.mark.parametrize(
     ("file", "right"),
     [
-        ({"mode": 0o700, "is_directory": True}, "`chmod o+rx /models/m`, or a server that runs as user 1000"),
-        ({"mode": 0o744, "is_directory": True}, "`chmod o+rx /models/m`, or a server that runs as user 1000"),
-        ({"mode": 0o600, "group": 2000}, "`chmod g+r /models/m`, or a server that runs as user 1000"),
-        ({"mode": 0o606, "group": 2000}, "`chmod g+r /models/m`, or a server that runs as user 1000"),
+        ({"mode": 0o700, "is_directory": True}, "`chmod o+rx /models/m`, or run the server as user 1000"),
+        ({"mode": 0o744, "is_directory": True}, "`chmod o+rx /models/m`, or run the server as user 1000"),
+        ({"mode": 0o600, "group": 2000}, "`chmod g+r /models/m`, or run the server as user 1000"),
+        ({"mode": 0o606, "group": 2000}, "`chmod g+r /models/m`, or run the server as user 1000"),
         ({"mode": 0o200, "owner": SERVER}, "`chmod u+r /models/m`"),
-        ({"mode": 0o600, "path": "/my models/m"}, "`chmod o+r '/my models/m'`, or a server that runs as user 1000"),
+        ({"mode": 0o600, "path": "/my models/m"}, "`chmod o+r '/my models/m'`, or run the server as user 1000"),
     ],
     ids=["folder", "folder without x", "group", "group before others", "owner", "quoted"],
 )
 def test_the_command_is_for_the_bits_that_apply(file: dict[str, object], right: str) -> None:
-    assert said(**file).rpartition("; right is ")[2] == right  # type: ignore[arg-type]
+    assert said(**file).rpartition("; run ")[2] == right  # type: ignore[arg-type]
 
 
 def test_a_mode_that_allows_it_is_not_blamed() -> None:

@@ -90,12 +90,12 @@ def test_nothing_says_what_runs_the_model(name: str):
     )
 
 
-def test_a_model_file_under_another_name_is_named_with_the_one_that_is_looked_for():
+def test_error_names_a_model_file_under_another_name_and_the_expected_name():
     with pytest.raises(InferenceError) as raised:
         detect_backend(ModelConfig(), "resnet", ("notes.txt", "resnet50.onnx"))
 
     assert raised.value.message.endswith(
-        "'model.<backend_name>'. The first version has 'resnet50.onnx', and 'model.onnx' is looked for: rename it, or "
+        "'model.<backend_name>'. The first version has 'resnet50.onnx' instead of 'model.onnx': rename it, or "
         'write backend: "onnxruntime" and default_model_filename: "resnet50.onnx" in config.pbtxt.'
     )
     assert found(ModelConfig(), "resnet.identity", ("resnet50.onnx",)) == ("identity", "")
@@ -164,7 +164,7 @@ def test_a_model_in_two_repositories_says_where() -> None:
     assert duplicate_problem(["/a/x", "/b/x"]) == "model appears in two or more repositories: /a/x, /b/x"
 
 
-def test_names_that_are_asked_for():
+def test_names_in_load_and_unload_calls():
     empty = "Model name cannot be empty. Please enter a valid name to deploy."
     outside = "model name must not contain path traversal characters"
     assert {name: asked_name_problem(name) for name in ("m", "", " \t", "a/b", "a..b", "..")} == {
@@ -175,15 +175,15 @@ def test_names_that_are_asked_for():
     assert asked_name_problem("a\0b") == "model name 'a\\x00b' must be valid UTF-8 without control characters"
 
 
-def test_what_is_said_of_a_repository_without_a_model():
+def test_warnings_of_a_repository_without_a_model():
     assert no_model_warnings(PurePath("/models"), [], ()) == [
-        "there is no model in repository '/models': a model is a folder with a version in it, as "
+        "there is no model in repository '/models': a model is a folder with a version in it, such as "
         "'/models/MODEL/1/model.onnx'"
     ]
     assert len(no_model_warnings(PurePath("/models"), ["x"], ["ignoring 'x'"])) == 2
     assert no_model_warnings(PurePath("/models/resnet"), ["1", "config.pbtxt", "x"], ["ignoring '1'"]) == [
-        "there is no model in repository '/models/resnet': with '1', 'config.pbtxt' in it, it looks like a model itself; "
-        "the repository is the folder above, '/models'"
+        "there is no model in repository '/models/resnet': it contains '1', 'config.pbtxt' and looks like a model "
+        "itself; give the folder above as the repository: '/models'"
     ]
 
 

@@ -148,11 +148,8 @@ def _interpreter(root: Path, text: str) -> Path:
             if os.access(path, os.X_OK):
                 return path
             if os.statvfs(path).f_flag & os.ST_NOEXEC:
-                raise _wrong(
-                    text,
-                    f"'{root}' lies on a file system that is mounted noexec, so that nothing in it can be run; "
-                    "right is the option exec, or for an archive another place to unpack it, which TMPDIR names",
-                )
+                problem = f"'{root}' is on a file system that is mounted noexec, so its interpreter cannot run"
+                raise _wrong(text, f"{problem}; mount it with exec, or set TMPDIR to another place for archives")
             raise _wrong(text, f"its bin/{name} is not executable for the server's user")
     raise _wrong(text, "it has no bin/python3; right is a virtual environment, or what conda-pack makes of one")
 

@@ -45,7 +45,7 @@ class Faults:
             return error
         text = self.log(doing, error)
         if isinstance(error, PermissionError) and isinstance(error.filename, str):
-            # A file that the model opens itself. There is no problem to name where the model wanted to write.
+            # A file that the model opens itself. Nothing is denied where the model failed to write.
             problem = denied(Path(error.filename))
             text += f"; {problem}" if problem else ""
         return InferenceError(ErrorCode.INTERNAL, text)

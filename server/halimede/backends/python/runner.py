@@ -203,9 +203,9 @@ class PythonRunner:
 
 
 def _unchecked_error() -> str:
-    """What a model may have failed for that used a called model's answer without a look at its error."""
+    """The probable cause, where the model read outputs of a called model's error without checking for it."""
     error = failed_answer_read.get()
-    return f"before that, outputs were read of an answer that is an error: {error}" if error else ""
+    return f"the model read outputs of a response that is an error: {error}" if error else ""
 
 
 _RETURNED = (InferenceResponse, type(None))

@@ -208,8 +208,8 @@ def undeclared(config: ModelConfig) -> Iterator[str]:
     missing = [kind for kind, tensors in (("inputs", config.input), ("outputs", config.output)) if not tensors]
     if missing and config.ensemble_scheduling is None:
         yield (
-            f"it has no {' and no '.join(missing)}: neither its configuration nor auto_complete_config in its model.py "
-            "declares any, and requests that name one are refused"
+            f"it has no {' and no '.join(missing)}: neither the configuration nor auto_complete_config in model.py "
+            "declares any; requests with undeclared tensors are refused"
         )
 
 
@@ -476,10 +476,10 @@ def _ensemble(config: ModelConfig) -> Iterator[Problem]:
             )
         for field, tensors in (("input_map", step.input_map), ("output_map", step.output_map)):
             if not tensors:
-                # The step is in the file, the map is not.
+                # The location is the step's: a missing map has none.
                 yield Problem(f"must specify '{field}' in step {i} of ensemble '{name}'", where)
     if all(step.input_map and step.output_map for step in ensemble.step):
-        # A missing map leaves tensors unconnected, which is no problem of its own.
+        # A missing map leaves tensors unconnected: the data flow would only report the same problem again.
         yield from check_dataflow(config)
 
 

@@ -497,10 +497,10 @@ class EnsembleRun:
         self._actions.append(Answer(response or InferenceResponse(self._graph.name, "", self._template.id)))
 
     def _says_end(self) -> bool:
-        """Have the last answer of a decoupled ensemble be the final one, where it has not been sent yet."""
+        """Mark the last answer of a decoupled ensemble as final, if it has not been sent yet. Whether it was marked."""
         for action in reversed(self._actions):
             if isinstance(action, Answer):
-                # An empty one that is final would say that there are no answers.
+                # A final answer without outputs is read as the end alone.
                 action.response.final = not action.response.is_empty
                 return action.response.final
         return False

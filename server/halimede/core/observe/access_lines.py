@@ -42,9 +42,9 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class AccessLog:
-    """Where a front end tells of requests that failed, and with `successes` of all that ended.
+    """Where a front end reports requests that failed, and with `successes` all requests.
 
-    `admits` is asked first, once for each request: at overload most lines are left out, and nothing is made of them.
+    `admits` is asked first, once for each request: at overload most lines are left out, and cost nothing more.
     """
 
     admits: Callable[[LineKind], bool]
@@ -65,9 +65,9 @@ _GRPC_FAULTS_OF_SERVER = {
 def access_kind(protocol: Protocol, status: int, model: str = "", *, fails_late: bool = False) -> LineKind:
     """The lines that share a limit: those of one protocol and status, for each model.
 
-    `status` is a number of the protocol. `model` is one that the server knows, else "": a client that makes up names is
-    not to get a share for each. `fails_late` is an answer in parts that failed after its status was sent. The place of
-    a line is its protocol and status, so that the count of what was left out says which they were.
+    `status` is a number of the protocol. `model` is one that the server has found, else "": a client must not get a
+    limit of its own for each name that it makes up. `fails_late` is an answer in parts that failed after its status was
+    sent. The place of a line is its protocol and status, so that the count of lines that were left out has both.
     """
     is_fault = status in _GRPC_FAULTS_OF_SERVER if protocol is Protocol.GRPC else status >= 500 or fails_late
     # A fault of the server or of a model is a warning; what clients do wrong is information.

@@ -166,8 +166,8 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
             "counter",
             "Cumulative compute input duration in microseconds (does not include cached requests)",
             "microseconds",
-            "With each successful request: from there until the model begins to compute. Each request of a batch adds "
-            "the time of the whole batch, and an ensemble has the sums of its steps; so for the next two.",
+            "With each successful request: from the hand-over to the start of the computation. Each request of a batch "
+            "adds the time of the whole batch, and an ensemble has the sums of its steps, also in the next two.",
         ),
         lambda model: model.stats.input_ns // NS_PER_US,
     ),
@@ -177,8 +177,8 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
             "counter",
             "Cumulative compute inference duration in microseconds (does not include cached requests)",
             "microseconds",
-            "With each successful request: until the model has computed. Of a decoupled model, or one with a response "
-            "sender, until it sends the last answer.",
+            "With each successful request: from the start to the end of the computation, which is the last answer for "
+            "a decoupled model or one with a response sender.",
         ),
         lambda model: model.stats.infer_ns // NS_PER_US,
     ),
@@ -188,7 +188,7 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
             "counter",
             "Cumulative inference compute output duration in microseconds (does not include cached requests)",
             "microseconds",
-            "With each successful request: until the server has the answer, the last one if there are several.",
+            "With each successful request: from the end of the computation until the server has the (last) answer.",
         ),
         lambda model: model.stats.output_ns // NS_PER_US,
     ),
@@ -365,8 +365,8 @@ FAILURES = Family(
     "counter",
     "Number of failed inference requests, all batch sizes",
     "requests",
-    "When the last answer of a request is sent and one of its answers is an error. `reason` is `REJECTED` (not taken, "
-    "or not executed in time), `CANCELED` (its client is gone), `BACKEND` (the model) or `OTHER`.",
+    "When the last answer of a request is sent and one of its answers is an error. `reason` is `REJECTED` (refused, or "
+    "not executed in time), `CANCELED` (its client is gone), `BACKEND` (the model) or `OTHER`.",
 )
 DURATIONS = Family(
     "halimede_request_duration_seconds",
@@ -462,8 +462,9 @@ def render(
     """The body of a scrape in parts, made in steps of about a millisecond: of a thousand models it takes a while.
 
     Each model is taken from `models`, and all of its values are read, within one step: they fit together. `system` is
-    None when the machine is not sampled; without `latencies` there are no `nv_*_duration_us`, without `first_responses`
-    is no histogram of them. `custom` makes the parts that come after all others, in steps of its own.
+    None when the machine is not sampled; without `latencies` there are no `nv_*_duration_us`, without
+    `first_responses` there is no histogram of them. `custom` makes the parts that come after all others, in steps of
+    its own.
     """
     valued = [each for each in MODEL_FAMILIES if latencies or not each.family.name.endswith("_duration_us")]
     texts = [(each.value, each.family.text()) for each in valued]

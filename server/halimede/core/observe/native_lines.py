@@ -1,4 +1,4 @@
-"""What native libraries print, read as lines of the log."""
+"""Reads what native libraries print as lines of the log."""
 
 import re
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class NativeLine(NamedTuple):
 
 
 def read_native_line(text: str, place: str) -> NativeLine | None:
-    """What was printed, by ONNX Runtime or by somebody else, who has `place`; None for nothing but codes of colour."""
+    """The line of the log for a printed line, at `place` unless it is ONNX Runtime's; None if it is only colour."""
     plain = _COLOURS.sub("", text)
     match = _ONNX_RUNTIME.fullmatch(plain)
     if match is not None:

@@ -7,9 +7,9 @@ from collections.abc import Collection
 def denial(
     path: str, *, is_directory: bool, owner: int, group: int, mode: int, user: int, groups: Collection[int]
 ) -> str:
-    """Whose it is, who asked, and the command that lets the server in.
+    """The error for a path that the server may not read: owner and mode, the server's user, and the command that helps.
 
-    `user` and `groups` are those of the server, who is known to have been refused.
+    `user` and `groups` are the server's. The caller has tried to read the path.
     """
     if user == owner:
         who, bits = "u", mode >> 6
@@ -19,13 +19,13 @@ def denial(
         who, bits = "o", mode
     wanted = {"r": 4, "x": 1} if is_directory else {"r": 4}
     if any(not bits & bit for bit in wanted.values()):
-        right = f"right is `chmod {who}+{''.join(wanted)} {shlex.quote(path)}`"
+        right = f"run `chmod {who}+{''.join(wanted)} {shlex.quote(path)}`"
         if who != "u":
-            right += f", or a server that runs as user {owner}"
+            right += f", or run the server as user {owner}"
     else:
         right = (
-            "its mode allows it, so an access control list, SELinux (a volume of a container wants the option `:z`) "
-            "or the file system forbids it"
+            "its mode allows it, so an access control list, SELinux (mount the volume of a container with the option "
+            "`:z`) or the file system forbids it"
         )
     listed = ", ".join(map(str, sorted(groups))) or "none"
     return (

@@ -101,11 +101,13 @@ def no_model_warnings(repository: PurePath, names: Iterable[str], ignored: Seque
     if signs:
         listed = ", ".join(f"'{clip(name)}'" for name in signs[:3])
         return [
-            f"there is no model in repository '{repository}': with {listed} in it, it looks like a model itself; the "
-            f"repository is the folder above, '{repository.parent}'"
+            f"there is no model in repository '{repository}': it contains {listed} and looks like a model itself; give "
+            f"the folder above as the repository: '{repository.parent}'"
         ]
     example = repository / "MODEL" / "1" / "model.onnx"
-    text = f"there is no model in repository '{repository}': a model is a folder with a version in it, as '{example}'"
+    text = (
+        f"there is no model in repository '{repository}': a model is a folder with a version in it, such as '{example}'"
+    )
     return [*ignored, text]
 
 
@@ -154,7 +156,7 @@ def _hint_at_file(files: Collection[str]) -> str:
         wanted = _SUFFIXES.get(PurePath(name).suffix)
         if wanted is not None:
             return (
-                f" The first version has '{clip(name)}', and '{wanted.filename}' is looked for: rename it, or write "
+                f" The first version has '{clip(name)}' instead of '{wanted.filename}': rename it, or write "
                 f'backend: "{wanted.backend}" and default_model_filename: "{clip(name)}" in config.pbtxt.'
             )
     return ""

@@ -5,9 +5,9 @@ whether one is free at an arrival. The queue is a FIFO of closed batches and one
 
 - An arriving request closes the open batch when the two do not fit: more than max_batch_size rows together, or not
   `compatible`. A later request is never taken ahead of an earlier one to fill a batch.
-- While an instance is free, more rows than the largest preferred size do not fit either: the open batch, which waited
-  for company alone, runs now, and the request waits for its own delay. While all are busy, larger batches cost nobody
-  time, and max_batch_size alone counts.
+- While an instance is free, more rows than the largest preferred size do not fit either: the open batch, which
+  only waited for more requests, runs now, and the new request waits for its own delay. While all are busy, a larger
+  batch delays no request, and max_batch_size alone counts.
 - It then joins the open batch, or begins one. The batch closes when its rows are a preferred size, or as many as the
   largest preferred size (max_batch_size where none is preferred).
 - A closed batch never grows and is ready at once. The open batch is ready when its oldest request has waited for

@@ -43,7 +43,7 @@ class ReplyChecker:
         }
         self._told: set[tuple[str, str]] = set()
         self.warnings: list[str] = []
-        """What was found and not refused, for the log; whoever logs it clears the list."""
+        """Differences that were not refused, for the log. The caller logs and clears them."""
 
     def check(self, tensors: Sequence[Tensor], wanted: Sequence[str], rows: int | None) -> list[Tensor]:
         """The wanted outputs of one request's answer, in the order in which the model sent them. INTERNAL.

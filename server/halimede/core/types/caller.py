@@ -31,7 +31,7 @@ class Caller:
     that a client called.
 
     `computed` adds up what successful calls took: the statistics of an ensemble have the sums of its steps. None where
-    nobody asks.
+    they are not needed.
     """
 
     depth: int

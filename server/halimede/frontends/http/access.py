@@ -1,4 +1,4 @@
-"""What the access log is told of an exchange that ended."""
+"""Records of HTTP exchanges for the access log."""
 
 from collections.abc import Sequence
 

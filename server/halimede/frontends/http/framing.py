@@ -217,7 +217,7 @@ class HeadReader:
 
 
 def _refuse_repeated(raw: bytes) -> None:
-    """Refuse a head in which a header is repeated that decides where the request ends or whom it is for."""
+    """Refuse a head that repeats Host or Transfer-Encoding: they decide the target and the end of the request."""
     names = [line.partition(b":")[0].lower() for line in raw.split(b"\r\n")]
     for name in (b"Host", b"Transfer-Encoding"):
         if names.count(name.lower()) > 1:

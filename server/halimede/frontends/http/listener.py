@@ -64,7 +64,7 @@ class Listener:
         self.heads = HeadReader(keep_names=keep_names)
         self.buffer = bytearray(_BUFFER_BYTES)
         self.view = memoryview(self.buffer)
-        # Answers of this status and above are told to the access log: none, unless `log_access` was called.
+        # Answers of this status and above are reported to the access log: none, unless `log_access` was called.
         self.noted_from = _NONE
         self._access_log: AccessLog | None = None
         self._protocol = protocol
@@ -99,7 +99,7 @@ class Listener:
         self.handle = logged
 
     def log_access(self, access_log: AccessLog) -> None:
-        """Tell the access log of requests from now on."""
+        """Report requests to the access log from now on."""
         self._access_log = access_log
         self.noted_from = 0 if access_log.successes else 400
 
@@ -249,7 +249,7 @@ class Listener:
         failure: str = "",
         chunks: Sequence[Buffer] = (),
     ) -> None:
-        """Tell the access log of a request that ended; `head` is None where none could be read.
+        """Report a request that ended to the access log; `head` is None where none could be read.
 
         `model` is the model that was found for it. The error is `failure`, or in the answer's `chunks`.
         """

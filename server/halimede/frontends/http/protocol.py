@@ -612,7 +612,7 @@ class Connection(asyncio.BufferedProtocol):
             self._listener.crashed(repr(exchange), error)
 
     def _note(self, exchange: Exchange, status: int, *, failure: str = "", chunks: Sequence[Buffer] = ()) -> None:
-        """Tell the access log of an exchange that ended."""
+        """Report an exchange that ended to the access log."""
         self._listener.note(
             exchange.head,
             status,

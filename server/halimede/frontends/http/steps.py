@@ -91,7 +91,7 @@ class StepQueue:
         return False
 
     def _leave(self, work: _Work) -> None:
-        """The client of a work that waits has gone: what it holds is not counted any more, and is given back now."""
+        """Free what a waiting work holds: its client has gone."""
         self._for_place.remove(work)
         work.steps.close()
 

@@ -114,9 +114,9 @@ def test_error_of_an_answer_that_was_not_checked_is_told(tmp_path, read, cause, 
     runner = runner_of(tmp_path, body(FAILED_CALL.format(read=read), how), host)
     [reply] = runner.execute([asked()]) if how == "def" else asyncio.run(runner.execute_async([asked()]))
     assert reply.message.startswith(FAILED + cause)
-    assert reply.message.endswith("; before that, outputs were read of an answer that is an error: no more room")
+    assert reply.message.endswith("; the model read outputs of a response that is an error: no more room")
     [(_, line)] = host.logs
-    assert line.endswith("outputs were read of an answer that is an error: no more room")
+    assert line.endswith("the model read outputs of a response that is an error: no more room")
 
 
 def test_error_of_an_earlier_batch_is_not_told(tmp_path):

@@ -83,7 +83,7 @@ class _Carrier:
 
 
 class _Owned(np.ndarray[Any, Any]):
-    """An array that keeps an object alive: the capsule, and whoever takes it, holds the array, and no more."""
+    """An array that keeps its `owner` alive. A capsule, and its consumer, hold the array alone."""
 
     owner: Any
 

@@ -14,9 +14,9 @@ from halimede.core.types import InferenceError, ParameterValue
 from halimede.core.types import InferenceResponse as CoreResponse
 
 failed_answer_read: ContextVar[str] = ContextVar("failed_answer_read", default="")
-"""The error of the last answer that has an error and was asked for outputs by this task or thread, which got none.
+"""The error of the last response with an error whose outputs this task or thread has read.
 
-What a model that does not check for errors raises then says nothing of it."""
+The exception of a model that does not check for errors does not mention it."""
 
 
 class InferenceResponse:

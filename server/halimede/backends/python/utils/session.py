@@ -40,7 +40,7 @@ class Session:
         self.output_names = output_names
         self.strict_outputs = strict_outputs
         self._unknown: set[str] = set()
-        """Names of outputs that the model sent and does not have."""
+        """Names of outputs that the model sent and does not declare."""
         self.serves = False
         """Whether the model is between its `initialize` and its `finalize`."""
         self.released: deque[int] = deque()
@@ -49,9 +49,9 @@ class Session:
         """Held while a request gets its one sender."""
 
     def check_unwanted(self, name: str) -> None:
-        """An output that is left out of an answer: nobody asked for it, or the model does not have it.
+        """Warn once of an output that is left out of an answer because the model does not declare it.
 
-        Of the latter, each name is warned of once. InferenceError instead where outputs are checked strictly.
+        InferenceError instead where outputs are checked strictly. Declared outputs that were not asked for are fine.
         """
         if name in self.output_names:
             return
