@@ -21,4 +21,8 @@ def open_files_limit() -> int:
 
 
 def count_open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    """The files that this process has open; the limit, where not even the list of them can be opened."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return open_files_limit()

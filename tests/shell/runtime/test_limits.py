@@ -24,3 +24,12 @@ def test_open_files_are_raised_to_what_is_allowed() -> None:
 
 def test_a_limit_that_is_as_high_as_it_can_be_stays() -> None:
     assert raised(150, 150) == "150 (150, 150)"
+
+
+def test_open_files_are_counted_where_no_more_can_be_opened() -> None:
+    program = (
+        "import resource\nfrom halimede.runtime.limits import count_open_files\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\nprint(count_open_files())"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "3"
