@@ -300,7 +300,7 @@ def counted(server: RunningServer, of_place: dict[str, object], request_line: st
     return len(written), sum(int(each["message"].split()[0]) for each in notes)
 
 
-def test_all_has_what_succeeds_but_for_probes(tmp_path: Path) -> None:
+def test_all_writes_lines_of_successes_except_probes(tmp_path: Path) -> None:
     add_identity(tmp_path / "models", "ident")
     server = start_server(tmp_path, ["--model-repository", tmp_path / "models", "--log-access=ALL"])
     try:
@@ -323,7 +323,7 @@ def test_all_has_what_succeeds_but_for_probes(tmp_path: Path) -> None:
     assert "model 'ident' version 1, id 'over-http'" in found[2]
 
 
-def test_off_has_none(tmp_path: Path) -> None:
+def test_off_writes_no_lines(tmp_path: Path) -> None:
     add_identity(tmp_path / "models", "ident")
     server = start_server(tmp_path, ["--model-repository", tmp_path / "models", "--log-access=off"])
     try:

@@ -239,7 +239,7 @@ def test_ensemble_without_answers_says_so_where_it_is_asked_to(server: RunningSe
         assert stream.values_to_the_end() == []
 
 
-def test_end_that_a_last_step_tells_later_is_an_answer_of_its_own_for_those_who_ask(server: RunningServer) -> None:
+def test_late_end_of_a_last_step_is_an_empty_final_answer_on_request(server: RunningServer) -> None:
     with Answers(server) as stream:
         for asks in (True, False):
             stream.client.async_stream_infer("sending", row(1), enable_empty_final_response=asks)

@@ -336,7 +336,7 @@ def test_reshape(start: Start, repository: Path) -> None:
     assert (output["shape"], output["data"]) == ([2, 4, 1], [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0])
 
 
-def test_what_a_beginner_gets_wrong_is_one_clear_warning_each(start: Start, tmp_path: Path, repository: Path) -> None:
+def test_each_common_mistake_of_a_beginner_has_one_warning(start: Start, tmp_path: Path, repository: Path) -> None:
     model = tmp_path / "resnet"
     add_scaled(tmp_path, "resnet", 2)
     write_model(repository, "mute", "class TritonPythonModel:\n    def execute(self, requests): return []\n")

@@ -123,7 +123,7 @@ def test_a_mistyped_command_line_ends_with_2(arguments: list[str]) -> None:
     assert run(*arguments).returncode == 2
 
 
-def test_a_repository_without_a_model_is_no_success(tmp_path: Path) -> None:
+def test_repository_without_a_model_exits_with_1(tmp_path: Path) -> None:
     add_scaled(tmp_path, "resnet", 2.0)
     result = run(tmp_path / "resnet")
     assert (result.returncode, result.stdout) == (1, "")

@@ -153,7 +153,7 @@ def test_different_outputs_are_warned_of_or_refused(model: Path) -> None:
     assert debug(model, file).returncode == 1
 
 
-def test_mistakes_are_told_without_a_traceback(model: Path, tmp_path: Path) -> None:
+def test_mistakes_are_reported_without_a_traceback(model: Path, tmp_path: Path) -> None:
     add(model, methods="def initialize(self, args): raise OSError('no weights')")
     file = write_request(model.parent, 1)
     for given, text in (
@@ -172,7 +172,7 @@ def add_and_get(tmp_path: Path) -> Path:
     return tmp_path / "others" / "simple"
 
 
-def test_request_that_does_not_fit_is_told(model: Path) -> None:
+def test_request_that_does_not_fit_is_reported(model: Path) -> None:
     add(model)
     file = model.parent / "wrong.json"
     file.write_text('{"inputs": []}')

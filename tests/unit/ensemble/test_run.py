@@ -485,7 +485,7 @@ def test_end_that_comes_after_the_last_answer_is_an_empty_one():
     assert answers(play) == [({}, True)]
 
 
-def test_end_is_not_told_by_an_answer_without_outputs():
+def test_answer_without_outputs_is_not_marked_final():
     made = graph([(MANY, {"IN": "x"}, {"OUT": "m"}), (A, {"IN": "m"}, {"OUT": "y"}, "m > 1")])
     play = Player(made)
     play.answer(1, tensor("OUT", 1.0))

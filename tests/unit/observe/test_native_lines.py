@@ -32,5 +32,5 @@ def test_colours_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "hello", "[E:onnxruntime:, x.cc:1 f] no time", "2026 [E:onnxruntime"])
-def test_any_other_line_is_information_of_who_printed_it(text: str) -> None:
+def test_any_other_line_is_info_at_its_own_place(text: str) -> None:
     assert read_native_line(text, "m") == NativeLine(Severity.INFO, "m", text)

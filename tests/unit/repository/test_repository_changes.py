@@ -37,7 +37,7 @@ def test_change_before_the_first_look_is_seen():
     assert Looks().see(*"bbbb") == [False, False, True, False]
 
 
-def test_files_that_are_put_back_in_time_are_no_change():
+def test_files_restored_within_the_settle_time_are_no_change():
     assert Looks().see(*"abaaa") == [False] * 5
 
 

@@ -68,7 +68,7 @@ def test_output_with_an_unknown_name_is_left_out_and_warned_of_once(tmp_path):
     assert host.logs == [("WARNING", f"{UNKNOWN}: it is left out of the answer")]
 
 
-def test_output_that_nobody_asked_for_is_not_warned_of(tmp_path):
+def test_unrequested_output_has_no_warning(tmp_path):
     host = FakeHost()
     runner = runner_of(tmp_path, body(TWO_NAMES.replace("OTU", "MORE")), host)
     assert [list(values(reply)) for reply in runner.execute([asked(outputs=("OUT",))])] == [["OUT"]]
@@ -108,7 +108,7 @@ answer = pb.InferenceRequest(model_name="other", requested_output_names=["OUT"],
     ],
 )
 @pytest.mark.parametrize("how", ["def", "async def"])
-def test_error_of_an_answer_that_was_not_checked_is_told(tmp_path, read, cause, how):
+def test_error_of_an_unchecked_answer_is_reported(tmp_path, read, cause, how):
     lost = InferenceResponse("other", "1", error=InferenceError(ErrorCode.UNAVAILABLE, "no more room"))
     host = FakeHost(infers=lambda _: [lost])
     runner = runner_of(tmp_path, body(FAILED_CALL.format(read=read), how), host)
@@ -119,7 +119,7 @@ def test_error_of_an_answer_that_was_not_checked_is_told(tmp_path, read, cause, 
     assert line.endswith("the model read outputs of a response that is an error: no more room")
 
 
-def test_error_of_an_earlier_batch_is_not_told(tmp_path):
+def test_error_of_an_earlier_batch_is_not_reported(tmp_path):
     lost = InferenceResponse("other", "1", error=InferenceError(ErrorCode.UNAVAILABLE, "no more room"))
     code = """
         if len(requests) == 1:
