@@ -289,6 +289,28 @@ def test_failures_of_unknown_models_share_one_limit(served: RunningServer, reque
     assert counted(served, of_place, request_line)[0] < total
 
 
+@pytest.mark.parametrize(("version", "status"), [("1", "NOT_FOUND"), ("nine", "INVALID_ARGUMENT")])
+def test_failures_of_unknown_models_share_one_limit_over_grpc(served: RunningServer, version: str, status: str) -> None:
+    total = 600
+    answers: SimpleQueue[Any] = SimpleQueue()
+    with client.InferenceServerClient(served.grpc_url) as server:
+        server.start_stream(lambda result, error: answers.put((result, error)))
+        for each in range(total):
+            server.async_stream_infer(f"m{each}", inputs(), model_version=version)
+        assert all(answers.get(timeout=30)[1] is not None for _ in range(total))
+        server.stop_stream()
+
+    def written_and_left_out() -> tuple[int, int]:
+        found = lines(served, method="ModelStreamInfer", status=status)
+        written = [each for each in found if each.get("model", "").startswith("m")]
+        return len(written), left_out(served, file="grpc", line=grpc.StatusCode[status].value[0])
+
+    wait_until(lambda: sum(written_and_left_out()) >= total, "all of them to be written or counted", served)
+    written, omitted = written_and_left_out()
+    assert written + omitted == total
+    assert written < total
+
+
 def counted(server: RunningServer, of_place: dict[str, object], request_line: str) -> tuple[int, int]:
     """The lines of such requests that were written, and the lines of the place that were left out."""
     found = [each for each in documents(server) if of_place.items() <= each.items()]
@@ -296,8 +318,14 @@ def counted(server: RunningServer, of_place: dict[str, object], request_line: st
     written = [
         each for each in found if each.get("route", "").startswith("/v2/models/m") and each["route"].endswith(end)
     ]
+    return len(written), left_out(server, **of_place)
+
+
+def left_out(server: RunningServer, **of_place: object) -> int:
+    """How many lines of the place were left out."""
+    found = [each for each in documents(server) if of_place.items() <= each.items()]
     notes = [each for each in found if "more lines like this one were suppressed" in each["message"]]
-    return len(written), sum(int(each["message"].split()[0]) for each in notes)
+    return sum(int(each["message"].split()[0]) for each in notes)
 
 
 def test_all_writes_lines_of_successes_except_probes(tmp_path: Path) -> None:

@@ -27,8 +27,6 @@ MethodHandler = Any
 
 _BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
 _STATUS = {code: _BY_NUMBER[number] for code, number in GRPC_STATUS.items()}
-_INFERENCES = {method for method, category in CATEGORIES.items() if category is ApiCategory.INFERENCE}
-_NOT_FOUND = GRPC_STATUS[ErrorCode.NOT_FOUND]
 log = logging.getLogger(__name__)
 
 
@@ -134,7 +132,10 @@ def parse_small(name: str, request: ProtoClass, raw: bytes) -> ProtoMessage:
 
 @dataclass(slots=True)
 class Call:
-    """What the access log says of a call, beside how it ended; filled in as it becomes known."""
+    """What the access log says of a call, beside how it ended; filled in as it becomes known.
+
+    `found` is whether an inference's model was found. Only then do the call's failures have a share of lines by model.
+    """
 
     access_log: AccessLog | None
     method: str
@@ -142,14 +143,14 @@ class Call:
     model: str = ""
     version: str = ""
     request_id: str = ""
+    found: bool = False
 
     def note(self, context: Context, status: int, error: str = "") -> None:
         """Tell the access log that the call, or one request of its stream, ended."""
         log = self.access_log
         if log is None or not (status or log.successes):
             return
-        is_known = status != _NOT_FOUND and self.method in _INFERENCES
-        kind = access_kind(Protocol.GRPC, status, self.model if is_known else "")
+        kind = access_kind(Protocol.GRPC, status, self.model if self.found else "")
         if log.admits(kind):
             name = self.method.rpartition("/")[2]
             seconds = monotonic() - self.began_at

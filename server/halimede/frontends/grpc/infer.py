@@ -120,6 +120,7 @@ class Infer:
             message = opened.message
             noted.model, noted.version, noted.request_id = message.model_name, message.model_version, message.id
             view = self._server.model(message.model_name, message.model_version)
+            noted.found = True
             if _is_decoupled(view):
                 raise InferenceError(
                     ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
@@ -312,6 +313,7 @@ class _InferStream:
                 message = opened.message
                 slot = _Slot(message.id, self._noted(message))
                 view = self._server.model(message.model_name, message.model_version)
+                slot.noted.found = True
                 slot.is_decoupled = _is_decoupled(view)
                 call = await _decode(message, opened.size_bytes)
         except InferenceError as error:
