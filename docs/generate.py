@@ -17,18 +17,18 @@ FLAGS_HEAD = """\
 `--flag value`; booleans are `true`, `on`, `1`, `false`, `off` or `0`. A mistake ends the command with code 2 and a text
 that names the flag.
 
-Flags without effect are accepted, and a line of the log says why they do nothing. Flags that are not supported yet are
-refused, but for the value that leaves their feature off.
+Flags without effect are accepted, and a log line says why they have no effect. Flags that are not supported yet are
+refused, except with the value that leaves their feature off.
 """
 
 CONFIGURATION_HEAD = """\
 # Model configuration
 
 A model's `config.pbtxt` is Triton's, in protobuf's text format. `config.yaml` has the same fields under the same names,
-with lists as lists and maps as maps; a model has one of the two. What is not said is taken from the model file, or is a
-default: `halimede explain-config MODEL_DIR` shows all of it, and where each value came from.
+with lists as lists and maps as maps; a model has one of the two. Fields that are not set are taken from the model file, or get
+a default: `halimede explain-config MODEL_DIR` shows all fields, and where each value comes from.
 
-Whatever is wrong is reported at once, with line and column. Fields without effect are accepted, because every answer is
+All errors are reported together, with line and column. Fields without effect are accepted, because every answer is
 the same without them, and one warning per load names them. Fields that are not supported yet and can change an answer
 make the load fail.
 """
@@ -38,12 +38,12 @@ METRICS_HEAD = """\
 # Metrics
 
 `GET /metrics` on port 8002 (`--metrics-address`, `--metrics-port`) answers in Prometheus' text format;
-`--allow-metrics=false` turns it off. This page has every family that the server publishes. What
-[python models](python-models.md) declare with `MetricFamily` comes after them.
+`--allow-metrics=false` turns it off. This page lists every metric that the server publishes. The
+metrics that [python models](python-models.md) declare with `MetricFamily` follow after them.
 
-Series of a model have its `metric_tags` as labels too, with an underscore before each name. They begin at 0 with each
-load of the model and end when it is unloaded. A family is announced also where it has no series, but for the histogram
-of first responses.
+The series of a model also have its `metric_tags` as labels, with an underscore before each name. They start at 0 with
+each load of the model and disappear when it is unloaded. A metric without series still has its `# HELP` and `# TYPE`
+lines, except for the histogram of first responses.
 """
 
 METRICS_TAIL = """\
@@ -52,8 +52,8 @@ METRICS_TAIL = """\
 Names that begin with `nv_` are Triton's, with its types, help texts, labels and units, so that dashboards need no
 change. What differs:
 
-- Durations of a request end with its last answer. In Triton those of decoupled models, and of models that use
-  `get_response_sender()`, end when `execute` returns, whether their requests are answered by then or not.
+- Durations of a request end with its last answer. In Triton, the durations of decoupled models, and of models that use
+  `get_response_sender()`, end when `execute` returns, even if the requests are not answered yet.
 - `nv_inference_first_response_histogram_ms` is published unless `--metrics-config histogram_latencies=false` says
   otherwise, and has more buckets. `model_metrics` does not change them yet.
 - `--metrics-config counter_latencies=false` leaves out the five `nv_inference_*_duration_us` and nothing else.
@@ -62,7 +62,7 @@ change. What differs:
 Of Triton's metrics these are absent:
 
 - `nv_inference_*_summary_us`: there are no summaries. `halimede_request_duration_seconds` and
-  `halimede_queue_duration_seconds` are histograms, from which `histogram_quantile` makes any quantile.
+  `halimede_queue_duration_seconds` are histograms, from which `histogram_quantile` computes any quantile.
 - `nv_cache_*`: there is no response cache yet.
 - `nv_pinned_memory_pool_*`: there is no such pool.
 
@@ -75,8 +75,8 @@ rate(nv_inference_queue_duration_us[1m]) / rate(nv_inference_request_success[1m]
 histogram_quantile(0.99, sum by (le, model) (rate(halimede_request_duration_seconds_bucket[5m])))
 ```
 
-What an alert may ask: model versions that should serve and do not, processes that die again and again, and instances
-that are not started again.
+Conditions for alerts: model versions that should be ready and are not, processes that die repeatedly, and instances
+that are not restarted any more.
 
 ```text
 halimede_model_version_state{state="READY"} == 0

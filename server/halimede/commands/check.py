@@ -161,11 +161,11 @@ def document(verdicts: Sequence[Verdict], warnings: Sequence[str]) -> str:
 @click.pass_context
 # Any: click's own, the values of `takes_model_flags`.
 def check(ctx: click.Context, /, repositories: tuple[Path, ...], as_json: bool, **flags: Any) -> None:
-    """Say of every model of a repository whether it would load, and what of its configuration is honoured.
+    """Check which models of a repository would load, and which fields of their configurations are honoured.
 
-    Each model has rows for what is refused, what is ignored and why, warnings, and the fields of its configuration file
-    that are honoured. Models are not loaded: model files are held against the configuration; python models are imported
-    and asked by their auto_complete_config, in processes of their own, and not initialized. Exits with 0 if every model
-    would load, and with 1 if one would be refused or there is none.
+    The rows of a model show why a load would be refused, which fields are ignored and why, warnings, and the fields of
+    its configuration file that are honoured. Models are not loaded: the configuration is compared with the model file.
+    Python models are imported in separate processes, where auto_complete_config is called and initialize is not. Exits
+    with 0 if every model would load, and with 1 if a model would be refused or there is no model.
     """
     ctx.exit(run(repositories, as_json, model_flags(**flags)))

@@ -188,7 +188,7 @@ def debug(ctx: click.Context, model: Path, requests: tuple[Path, ...]) -> None:
     """Run a python model in this process, for debuggers.
 
     The model is initialized, answers the request in each file (the JSON body of an infer call), and is finalized.
-    breakpoint() stops at this terminal, and nothing has a time limit. The model cannot call other models. Exits with 1
-    where a request failed.
+    breakpoint() opens the debugger at this terminal, and there are no time limits. The model cannot call other models.
+    Exits with 1 if a request failed.
     """
     ctx.exit(run(model, requests))

@@ -203,14 +203,14 @@ def model_flags(
 @click.pass_context
 # Any: click's own, the values of `takes_model_flags`.
 def explain_config(ctx: click.Context, /, model: Path, form: str, **flags: Any) -> None:
-    """Print the configuration that a model would run under, and where each value comes from.
+    """Print the configuration that a model would run with, and where each value comes from.
 
     A value comes from a line of the configuration file, from the model directory (the backend follows from the names of
     its files), from the model file (what the backend reads in it), or is a default of the server or the backend. An
     ensemble is checked against the models of its steps, which must lie in the same repository. The model is not loaded:
-    the configuration is compared with the model file. Of a python model only auto_complete_config is called, in a
-    process of its own.
+    the configuration is compared with the model file. For a python model only auto_complete_config is called, in a
+    separate process.
 
-    If a load would be refused, all that is wrong is printed, and the exit code is 1.
+    If a load would be refused, all errors are printed, and the exit code is 1.
     """
     ctx.exit(run(model, form, model_flags(**flags)))

@@ -318,7 +318,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured(
             "--model-control-mode",
             CONTROL_MODE,
-            "none: load all models at start; explicit: load what is asked for; poll is not supported yet.",
+            "none: load all models at start; explicit: load only requested models; poll is not supported yet.",
             treat=_treat_control_mode,
             why="a repository is read at start or when a load is asked for, not watched",
         ),
@@ -329,38 +329,40 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             "How often mode poll looks at the repository.",
             "the repository is not polled, because mode poll is not supported yet",
         ),
-        _honoured("--watch", BOOLEAN, "Load a model again when its files change; the old one serves until then."),
+        _honoured(
+            "--watch", BOOLEAN, "Reload a model when its files change; the old one serves until the new one is ready."
+        ),
         _honoured("--model-config-name", CONFIG_NAME, "Prefer configs/NAME.pbtxt to config.pbtxt."),
-        _honoured("--model-load-thread-count", COUNT, "How many models load at once."),
+        _honoured("--model-load-thread-count", COUNT, "How many models load in parallel."),
         _honoured("--model-load-retry-count", COUNT_OR_NONE, "How often a failed load is tried again."),
         _not_yet(
             "--model-load-gpu-limit",
             DEVICE_FRACTION,
-            "The share of a GPU's memory beyond which no model is loaded.",
+            "The share of a GPU's memory above which no model is loaded.",
             "a GPU's memory is not looked at before a load",
             repeatable=True,
         ),
         _not_yet(
             "--model-namespacing",
             BOOLEAN,
-            "Models of one name in several repositories.",
+            "Allow models of the same name in several repositories.",
             "a model's name must be unique over all repositories",
             off="false",
         ),
         _honoured(
             "--disable-auto-complete-config",
             SWITCH,
-            "Take config.pbtxt as it is; fill nothing in from the model file.",
+            "Use config.pbtxt as it is; do not complete it from the model file.",
             combine=any,
         ),
         _honoured(
             "--strict-model-config",
             BOOLEAN,
-            "Deprecated: true is --disable-auto-complete-config.",
+            "Deprecated: true means --disable-auto-complete-config.",
             field="disable_auto_complete_config",
             combine=any,
         ),
-        _honoured("--min-supported-compute-capability", CAPABILITY, "GPUs of a lower compute capability are not used."),
+        _honoured("--min-supported-compute-capability", CAPABILITY, "Do not use GPUs of a lower compute capability."),
         _no_effect(
             "--enable-peer-access",
             BOOLEAN,
@@ -370,7 +372,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _no_effect(
             "--host-policy",
             HOST_POLICY,
-            "Processors and memory of instances.",
+            "CPUs and memory of instances.",
             "instances are not bound to processors or memory",
             repeatable=True,
         ),
@@ -379,13 +381,13 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _repeatable(
             "--backend-config",
             BACKEND_OPTION,
-            "A setting of one backend, or of all backends where none is named.",
+            "A setting of one backend, or of all backends if none is named.",
             combine=merge_backend_options,
         ),
         _honoured(
             "--backend-directory",
             DIRECTORY,
-            "The directory of backends that are written in Python, each as NAME/model.py; native ones cannot be run.",
+            "The directory of python-based backends, each as NAME/model.py; native backends cannot be run.",
         ),
         _no_effect("--repoagent-directory", DIRECTORY, "Where repository agents are installed.", _PACKAGES),
     ),
@@ -402,15 +404,17 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured(
             "--drain-delay",
             SECONDS,
-            "How long after SIGTERM the ports still take requests, while readiness says no.",
+            "How long the ports still accept requests after SIGTERM, while the server is not ready.",
             field="drain_delay_secs",
         ),
-        _honoured("--exit-timeout-secs", SECONDS, "How long a stop waits for requests that run, after the delay."),
+        _honoured(
+            "--exit-timeout-secs", SECONDS, "How long a stop waits for requests in flight, after the drain delay."
+        ),
     ),
     "HTTP": (
         _honoured("--allow-http", BOOLEAN, "Serve HTTP."),
-        _honoured("--http-address", ADDRESS, "The address to listen at, or unix:PATH, which has no port."),
-        _honoured("--http-port", PORT, "The port, 0 for any free one."),
+        _honoured("--http-address", ADDRESS, "The address to listen on, or unix:PATH, without a port."),
+        _honoured("--http-port", PORT, "The port; 0 for any free port."),
         _honoured(
             "--reuse-http-port", BOOLEAN, "Let other servers with this flag listen on the same port (SO_REUSEPORT)."
         ),
@@ -418,7 +422,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured(
             "--http-header-forward-pattern",
             PATTERN,
-            "Headers that become request parameters: a regular expression of whole names, in any case. "
+            "Headers that become request parameters: a regular expression for whole names, ignoring case. "
             + _UNLESS_NAMED,
         ),
         _repeatable(
@@ -433,8 +437,8 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
     ),
     "gRPC": (
         _honoured("--allow-grpc", BOOLEAN, "Serve gRPC."),
-        _honoured("--grpc-address", ADDRESS, "The address to listen at, or unix:PATH, which has no port."),
-        _honoured("--grpc-port", PORT, "The port, 0 for any free one."),
+        _honoured("--grpc-address", ADDRESS, "The address to listen on, or unix:PATH, without a port."),
+        _honoured("--grpc-port", PORT, "The port; 0 for any free port."),
         _honoured(
             "--reuse-grpc-port", BOOLEAN, "Let other servers with this flag listen on the same port (SO_REUSEPORT)."
         ),
@@ -444,13 +448,13 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured(
             "--grpc-header-forward-pattern",
             PATTERN,
-            "Metadata that become request parameters: a regular expression of whole names, in any case. "
+            "Metadata that become request parameters: a regular expression for whole names, ignoring case. "
             + _UNLESS_NAMED,
         ),
         _repeatable(
             "--grpc-restricted-protocol",
             GRPC_RESTRICTION,
-            "APIs that need the metadata triton-grpc-protocol-KEY with this value; they are those of "
+            "APIs that need the metadata triton-grpc-protocol-KEY with this value; the same APIs as for "
             "--http-restricted-api.",
             combine=merge_restrictions,
             is_secret=True,
@@ -458,7 +462,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured(
             "--grpc-max-response-pool-size",
             COUNT,
-            "Requests and responses of one stream that may wait before no more of its requests are read.",
+            "How many requests and responses of one stream may wait; then the server stops reading the stream.",
         ),
         _honoured("--grpc-infer-response-compression-level", COMPRESSION, "none, low, medium or high."),
         _no_effect("--grpc-infer-thread-count", GRPC_THREADS, "Threads that serve inference over gRPC.", _ONE_LOOP),
@@ -470,20 +474,20 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         ),
     ),
     "gRPC encryption": (
-        _honoured("--grpc-use-ssl", BOOLEAN, "Encrypt, with --grpc-server-cert and --grpc-server-key."),
+        _honoured("--grpc-use-ssl", BOOLEAN, "Use TLS, with --grpc-server-cert and --grpc-server-key."),
         _honoured(
             "--grpc-use-ssl-mutual",
             BOOLEAN,
-            "Encrypt and ask clients for a certificate, which --grpc-root-cert signed.",
+            "Use TLS and require client certificates that --grpc-root-cert signed.",
         ),
         _honoured("--grpc-server-cert", FILE, "The server's certificate (PEM)."),
         _honoured("--grpc-server-key", FILE, "The server's private key (PEM)."),
-        _honoured("--grpc-root-cert", FILE, "The root certificate of clients (PEM)."),
+        _honoured("--grpc-root-cert", FILE, "The root certificate for client certificates (PEM)."),
     ),
     "gRPC connections": (
-        _honoured("--grpc-keepalive-time", MILLISECONDS, "A silent connection is pinged after this time."),
-        _honoured("--grpc-keepalive-timeout", MILLISECONDS_OR_NONE, "How long a ping may be unanswered."),
-        _honoured("--grpc-keepalive-permit-without-calls", BOOLEAN, "Ping and be pinged without a call."),
+        _honoured("--grpc-keepalive-time", MILLISECONDS, "Ping a connection after this time without data."),
+        _honoured("--grpc-keepalive-timeout", MILLISECONDS_OR_NONE, "How long to wait for the answer to a ping."),
+        _honoured("--grpc-keepalive-permit-without-calls", BOOLEAN, "Send and accept pings without a call in flight."),
         _no_effect(
             "--grpc-http2-max-pings-without-data",
             COUNT_OR_NONE,
@@ -495,28 +499,30 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             MILLISECONDS_OR_NONE,
             "Clients that ping more often without data get a strike.",
         ),
-        _honoured("--grpc-http2-max-ping-strikes", COUNT_OR_NONE, "Strikes until the connection is closed, 0 for any."),
-        _honoured("--grpc-max-connection-age", AGE, "A connection is closed after this time, 0 for never."),
-        _honoured("--grpc-max-connection-age-grace", AGE, "How long its calls may then take to end, 0 for any time."),
+        _honoured(
+            "--grpc-http2-max-ping-strikes", COUNT_OR_NONE, "Strikes until the connection is closed; 0 for no limit."
+        ),
+        _honoured("--grpc-max-connection-age", AGE, "Close a connection after this time; 0 for never."),
+        _honoured("--grpc-max-connection-age-grace", AGE, "How long its calls may then still run; 0 for no limit."),
     ),
     "Metrics": (
         _honoured("--allow-metrics", BOOLEAN, "Serve metrics."),
-        _honoured("--allow-gpu-metrics", BOOLEAN, "Report GPUs."),
-        _honoured("--allow-cpu-metrics", BOOLEAN, "Report CPU and memory."),
+        _honoured("--allow-gpu-metrics", BOOLEAN, "Publish GPU metrics."),
+        _honoured("--allow-cpu-metrics", BOOLEAN, "Publish CPU and memory metrics."),
         Flag(
             ("--metrics-address",),
             ADDRESS,
-            "The address to listen at, or unix:PATH, which has no port.",
+            "The address to listen on, or unix:PATH, without a port.",
             default="--http-address",
             field="metrics_address",
         ),
-        _honoured("--metrics-port", PORT, "The port, 0 for any free one."),
-        _honoured("--metrics-interval-ms", DECIMAL_MILLISECONDS, "How often GPU and CPU are read."),
+        _honoured("--metrics-port", PORT, "The port; 0 for any free port."),
+        _honoured("--metrics-interval-ms", DECIMAL_MILLISECONDS, "How often GPU and CPU metrics are read."),
         Flag(
             ("--metrics-config",),
             METRICS_SETTING,
-            "counter_latencies=BOOL: whether the duration counters are published; histogram_latencies=BOOL: whether "
-            "the histogram of first responses is. summary_latencies and summary_quantiles have no effect: there are "
+            "counter_latencies=BOOL: publish the duration counters; histogram_latencies=BOOL: publish "
+            "the histogram of first responses. summary_latencies and summary_quantiles have no effect: there are "
             "histograms of requests and of queueing, and no summaries.",
             default="counter_latencies=true, histogram_latencies=true",
             why="durations are published as counters and histograms, see halimede_request_duration_seconds and "
@@ -528,13 +534,13 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         ),
     ),
     "Logging": (
-        _honoured("--log-verbose", VERBOSITY, "Verbose messages up to this level, 0 for none."),
-        _honoured("--log-info", BOOLEAN, "Information."),
-        _honoured("--log-warning", BOOLEAN, "Warnings."),
-        _honoured("--log-error", BOOLEAN, "Errors."),
+        _honoured("--log-verbose", VERBOSITY, "Log verbose messages up to this level; 0 for none."),
+        _honoured("--log-info", BOOLEAN, "Log information."),
+        _honoured("--log-warning", BOOLEAN, "Log warnings."),
+        _honoured("--log-error", BOOLEAN, "Log errors."),
         _honoured("--log-format", LOG_FORMAT, "default, ISO8601 or json."),
-        _honoured("--log-file", LOG_FILE, "Where to log instead of standard error."),
-        _honoured("--log-access", ACCESS, "Which requests get a line in the log: off, failures or all."),
+        _honoured("--log-file", LOG_FILE, "Log to this file instead of standard error."),
+        _honoured("--log-access", ACCESS, "Which requests get a log line: off (none), failures or all."),
     ),
     "Tracing": (
         Flag(
