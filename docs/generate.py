@@ -25,8 +25,8 @@ CONFIGURATION_HEAD = """\
 # Model configuration
 
 A model's `config.pbtxt` is Triton's, in protobuf's text format. `config.yaml` has the same fields under the same names,
-with lists as lists and maps as maps; a model has one of the two. Fields that are not set are taken from the model file, or get
-a default: `halimede explain-config MODEL_DIR` shows all fields, and where each value comes from.
+with lists as lists and maps as maps; a model has one of the two. Fields that are not set are taken from the model
+file, or get a default: `halimede explain-config MODEL_DIR` shows all fields, and where each value comes from.
 
 All errors are reported together, with line and column. Fields without effect are accepted, because every answer is
 the same without them, and one warning per load names them. Fields that are not supported yet and can change an answer

@@ -178,8 +178,8 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
             "counter",
             "Cumulative compute inference duration in microseconds (does not include cached requests)",
             "microseconds",
-            "With each successful request: until the model has computed. For a decoupled model, or one with a response "
-            "sender, until it sends the last answer.",
+            "With each successful request: from the start to the end of the computation, which is the last answer for "
+            "a decoupled model or one with a response sender.",
         ),
         lambda model: model.stats.infer_ns // NS_PER_US,
     ),
