@@ -211,8 +211,9 @@ def test_a_death_ends_every_open_request_once(stage: Stage) -> None:
     with streaming(server) as stream:
         for _ in range(3):
             stream.ask("dying", 1000, 0.05)
-        for _ in range(3):
-            assert stream.next() == [0]
+        begun = 0
+        while begun < 3:
+            begun += stream.next() == [0]
         workers(server, "dying")[0].kill()
         texts = []
         while len(texts) < 3:

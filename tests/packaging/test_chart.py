@@ -17,6 +17,9 @@ from support.image import REPOSITORY_ROOT, Unavailable
 CHART = REPOSITORY_ROOT / "helm" / "halimede"
 GOLDEN = Path(__file__).parent / "chart"
 
+# The fixture builds helm where no run has done so before.
+pytestmark = pytest.mark.timeout(1800)
+
 specification = importlib.util.spec_from_file_location("generate", REPOSITORY_ROOT / "manifests" / "generate.py")
 assert specification is not None
 assert specification.loader is not None

@@ -25,7 +25,8 @@ class Faults:
     def __init__(self, spec: WorkerSpec, host: Host) -> None:
         self._host = host
         self._who = f"model '{spec.model}' version {spec.version} instance '{spec.instance}'"
-        own = (os.path.dirname(spec.artifact), version_directory(spec), spec.repository)
+        # Frames have absolute paths, also where the repository was given as a relative one.
+        own = tuple(map(os.path.abspath, (os.path.dirname(spec.artifact), version_directory(spec), spec.repository)))
         self._own = [directory + "/" for directory in own]
         known = {*own, sys.prefix, *sys.path}
         # The longest first: what lies in a directory below another loses as much of its path as is known.

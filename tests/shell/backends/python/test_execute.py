@@ -1,9 +1,11 @@
 """What a batch's requests get for what the model does with them."""
 
 import asyncio
+import contextlib
 import sys
 import threading
 import weakref
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -133,9 +135,12 @@ def test_error_of_an_earlier_batch_is_not_reported(tmp_path):
     assert runner.execute([asked(), asked()]) == [failure("ValueError: boom")] * 2
 
 
-def test_traceback_begins_with_the_models_own_frames(tmp_path):
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_traceback_begins_with_the_models_own_frames(tmp_path, is_relative):
     host = FakeHost()
-    runner_of(tmp_path, body("raise ValueError('boom')"), host).execute([asked()])
+    with contextlib.chdir(tmp_path):
+        folder = Path() if is_relative else tmp_path
+        runner_of(folder, body("raise ValueError('boom')"), host).execute([asked()])
     [(_, line)] = host.logs
     frames = [each for each in line.splitlines() if each.startswith("  File")]
     assert [each.split(",")[0] for each in frames] == [f'  File "{tmp_path}/m/1/model.py"']
