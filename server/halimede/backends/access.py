@@ -8,7 +8,7 @@ from halimede.core.repository.access import denial
 
 
 def denied(path: Path) -> str | None:
-    """Why a file cannot be read, or a folder not listed or not entered; None where it can, or where there is none.
+    """Why a file cannot be read, or a folder cannot be listed or entered. None if it can be, or if it does not exist.
 
     The answer comes from a try, because a mode does not tell: there are capabilities, access control lists and SELinux.
     Where several folders on the way forbid it, the outermost is named.

@@ -71,7 +71,7 @@ class Forwarding:
 
 
 def _named_in_full(pattern: str) -> set[str]:
-    """The alternatives of a pattern, in lower case. Those within a group are none, as they may be part of a name.
+    """The alternatives of a pattern, in lower case. Those inside a group do not count: they may be a part of a name.
 
     A group, `^` and `$` around the whole pattern change nothing.
     """
