@@ -28,7 +28,7 @@ COMPUTE = 0.3
 INITIALIZE = 1.0
 """Seconds that a model takes to initialize: more than all else of its load."""
 FIRST, SECOND, LAST = 0.2, 0.3, 0.1
-"""Seconds before each answer of a model that sends two, and before it says that there are no more."""
+"""Seconds before each of the two answers that a model sends, and before its final flag."""
 
 DELAY = f"dynamic_batching {{ max_queue_delay_microseconds: {round(QUEUE * 1e6)} }}"
 HEAD = f"""

@@ -70,7 +70,7 @@ def write_models(models: Path) -> None:
     add_ensemble(models, "streams", chain("plus", "stream"))
     add_ensemble(models, "flat", chain("plus", "scaled"), max_batch_size=0)
     add_ensemble(models, "labelled", chain("plus", "named"))
-    # Its last step takes so long that the first has said that there are no more answers.
+    # The last step is slow, so the first step has already sent its final flag.
     add_ensemble(models, "late", chain("repeat", "slow"))
     add_ensemble(models, "sending", chain("plus", "repeat"))
     add_identity(models, "square", dims="2, 1, 2")

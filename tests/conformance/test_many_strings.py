@@ -1,4 +1,4 @@
-"""Millions of short strings in one tensor: they are served over both protocols, cost little, and hold nobody up."""
+"""Millions of short strings in one tensor: both protocols serve them, at bounded memory, without blocking the loop."""
 
 import time
 from collections.abc import Callable, Iterator

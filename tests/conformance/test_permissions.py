@@ -37,7 +37,7 @@ def serve(folder: Path, *arguments: str, ready: bool = True) -> RunningServer:
 
 
 def forbid(path: Path, mode: int) -> str:
-    """Make the path another user's with this mode, or nobody's where the test is not root; the error to expect."""
+    """Give the path to another user with this mode, or remove all rights if the test is not root. Returns the error."""
     if IS_ROOT:
         os.chown(path, OTHER, OTHER)
     path.chmod(mode if IS_ROOT else 0)

@@ -43,7 +43,7 @@ class Terminal:
     """Whether a response sender has sent the last one."""
     _numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
-    def is_cancelled(self, request: "HostedRequest") -> bool:  # noqa: ARG002 - nobody leaves
+    def is_cancelled(self, request: "HostedRequest") -> bool:  # noqa: ARG002 - there is no client
         return False
 
     def respond(self, request: "HostedRequest", reply: "Reply", final: bool) -> None:  # noqa: ARG002 - one request

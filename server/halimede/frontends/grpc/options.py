@@ -35,7 +35,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """Defaults are gRPC's own, but for the size of messages. `compression_level` is none, low, medium or high; an age
+    """All defaults except the message size are gRPC's own. `compression_level` is none, low, medium or high; an age
     of None is no limit."""
 
     reuse_port: bool = False
