@@ -2,6 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests wait more than they compute.
 JOBS ?= $(shell expr $$(nproc) + 1)
+QUICK = HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n $(JOBS) -m 'not load and not large' tests/unit
 
 # An image: of which kind, under which name, and by the first of three programs that works here.
 ACCELERATOR ?= cpu
@@ -23,7 +24,7 @@ DOCKER_BUILDKIT=1 $(ENGINE) build $(FLAGS_$(ENGINE)) --file $(1) \
   --tag $(2) --build-arg VERSION=$(VERSION) $(3) $(BUILD_FLAGS) .
 endef
 
-.PHONY: demo test check bench bench-operator load fuzz docs image image-operator cluster cluster-down .venv
+.PHONY: demo test check quick coverage bench bench-operator load fuzz docs image image-operator cluster cluster-down .venv
 
 demo: .venv  ## train a small model, serve it, measure it; python models, one of them killed
 	$(BIN)/python -m halimede.demo
@@ -36,6 +37,13 @@ check: .venv  ## the part of it that runs no test
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+quick: check  ## a minute's part of the tests: check, and unit tests with few examples of each property
+	$(QUICK)
+
+coverage: .venv  ## which of the pure code's lines the unit tests run; fails below the floor in pyproject.toml
+	@mkdir -p build
+	$(QUICK) --cov --cov-report=term
 
 load: .venv  ## the tests that take minutes: overload, many connections, many models
 	$(BIN)/python -m pytest -m load

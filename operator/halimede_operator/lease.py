@@ -1,4 +1,4 @@
-"""Holds the Lease, so that of several operators one acts."""
+"""Leader election: holds the Lease, so that only one of several operators acts."""
 
 import asyncio
 import datetime
@@ -21,11 +21,11 @@ class LeaseApi(Protocol):
 
 
 class LostError(Exception):
-    """Somebody else holds the lease that was ours."""
+    """Another operator holds the lease that was ours."""
 
 
 class Leadership:
-    """Of one loop."""
+    """Keeps one Lease. Used by one event loop."""
 
     def __init__(
         self,
@@ -36,44 +36,49 @@ class Leadership:
         clock: Callable[[], float] = time.monotonic,
         today: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
-        """identity: of no other process that runs. clock: seconds that never go back. today: the time in UTC, for
-        people."""
+        """Make the leadership of one Lease; nothing is read yet.
+
+        identity: unique among running processes. clock: monotonic seconds. today: the UTC time that is written into the
+        Lease, for people to read.
+        """
         self._api = api
         self._namespace = namespace
         self._name = name
         self._clock = clock
         self._today = today
         self._acted = False
-        """Whether we could act after the last attempt."""
+        """Whether we might act after the last attempt."""
         self._election = Election(identity)
         self._lease: Object | None = None
         self._renewed = asyncio.Event()
         self.has_read = False
-        """Whether the API server has ever told who holds it."""
+        """Whether the Lease was read at least once."""
 
     def may_act(self) -> bool:
+        """Whether we hold the lease now, so that writes are safe."""
         return self._election.may_act(self._clock())
 
     async def active(self) -> None:
-        """Returns when we may act, at once where we may already."""
+        """Wait until we may act; return at once if we already may."""
         while not self.may_act():
             self._renewed.clear()
             await self._renewed.wait()
 
     async def run(self, regained: Callable[[], None]) -> None:
-        """Tries for the lease and keeps it until cancelled; raises LostError when it was ours and is another's.
+        """Acquire the lease and renew it until cancelled.
 
-        regained: called when we may act, for the first time or again.
+        regained: called each time we become the leader, also the first time. Raises LostError if another operator took
+        the lease from us.
         """
         while True:
             await self.attempt(regained)
             await asyncio.sleep(RETRY_S)
 
     async def attempt(self, regained: Callable[[], None]) -> None:
-        """One try of `run`."""
+        """Make one attempt of `run`. Raises LostError as `run` does."""
         try:
             async with asyncio.timeout(RENEW_DEADLINE_S / 2):
-                await self._turn()
+                await self._advance()
         except (ApiError, TimeoutError) as error:
             log.warning("lease %s/%s: %s", self._namespace, self._name, error or "no answer in time")
         if self.may_act() != self._acted:
@@ -86,27 +91,32 @@ class Leadership:
             self._renewed.set()
 
     async def release(self) -> None:
-        """Give it back, so that the next one need not wait; that this fails is no error, since it ends by itself."""
-        if self._lease is None or self._election.step(self._clock()) is not Step.RENEW:
-            return
-        record = self._election.next_record(self._now())
+        """Release the lease, so that the next leader need not wait for its end.
+
+        A failure is only logged, because the lease expires by itself.
+        """
         try:
             async with asyncio.timeout(2.0):
+                # A cancelled renewal may have reached the API server.
+                await self._read()
+                if self._lease is None or self._election.step(self._clock()) is not Step.RENEW:
+                    return
+                record = self._election.next_record(self._now())
                 await self._api.write_lease(
-                    self._namespace, self._written(Record("", record.renewed, record.transitions, 1.0)), 2.0
+                    self._namespace, self._lease_with(Record("", record.renewed, record.transitions, 1.0)), 2.0
                 )
         except (ApiError, TimeoutError) as error:
             log.info("lease not given back: %s", error)
         self._election.saw(None, self._clock())
 
-    async def _turn(self) -> None:
+    async def _advance(self) -> None:
         if self._lease is None or not self.may_act():
             await self._read()
         match self._election.step(self._clock()):
             case Step.GIVE_UP:
                 raise LostError(f"{_spec(self._lease).get('holderIdentity')} holds the lease now")
             case Step.WAIT:
-                # Whether its holder lives is told by whether it changes.
+                # Its holder is alive as long as the record changes.
                 await self._read()
             case Step.CREATE | Step.TAKE | Step.RENEW:
                 await self._write()
@@ -120,16 +130,16 @@ class Leadership:
         begun = self._clock()
         record = self._election.next_record(self._now())
         try:
-            self._lease = await self._api.write_lease(self._namespace, self._written(record), RENEW_DEADLINE_S / 2)
+            self._lease = await self._api.write_lease(self._namespace, self._lease_with(record), RENEW_DEADLINE_S / 2)
         except ApiError as error:
-            # Whether it was written is not known, or another one was faster: read before the next write.
+            # The write may have been made, or another operator was faster: read before the next write.
             await self._read()
             if not error.is_conflict:
                 raise
             return
         self._election.wrote(record_of(self._lease), begun, self._clock())
 
-    def _written(self, record: Record) -> Object:
+    def _lease_with(self, record: Record) -> Object:
         lease = self._lease or {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -151,6 +161,7 @@ class Leadership:
 
 
 def record_of(lease: Object) -> Record:
+    """The record that a Lease object holds."""
     spec = _spec(lease)
     return Record(
         holder=spec.get("holderIdentity") or "",

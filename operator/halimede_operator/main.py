@@ -16,17 +16,18 @@ import orjson
 from kubernetes.aio.config import ConfigException
 
 from halimede_operator.cluster.cache import Cache
-from halimede_operator.cluster.client import ApiError, KubeClient
+from halimede_operator.cluster.client import KubeClient
 from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
 from halimede_operator.cluster.kinds import ENSEMBLES, MODELS, WATCHED
+from halimede_operator.cluster.kopf_adapter import CacheFeed
 from halimede_operator.cluster.nodes import Nodes
-from halimede_operator.cluster.pulse import Pulse, Where
+from halimede_operator.cluster.other_operators import OtherOperators
+from halimede_operator.cluster.watch_health import Collection, WatchHealth
 from halimede_operator.core.api.spec import Key
-from halimede_operator.handlers.feed import CacheFeed
 from halimede_operator.handlers.probes import serve_metrics, serve_probes
-from halimede_operator.handlers.watch import Watches
+from halimede_operator.handlers.watch import Watches, kopf_settings
 from halimede_operator.lease import Leadership, LostError
 from halimede_operator.metrics import Metrics
 from halimede_operator.queue import Done, Failed, Gone, Outcome, Queue
@@ -47,24 +48,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class Operator:
-    """All parts of the process, of one loop."""
+    """All parts of the process. They share one event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # A pod's name is nobody else's while it runs, and its container's next process goes on at once with the lease
-        # of the one before. Elsewhere several processes may have one host.
+        # A pod's name is unique while the pod runs. With the name alone as identity, a restarted container keeps the
+        # lease of the process before it. Outside a pod, several processes may share one host.
         in_pod = settings.kubeconfig is None
         self._instance = machine.node() if in_pod else f"{machine.node()}_{uuid.uuid4()}"
         self._connection = Connection(settings.kubeconfig)
         self._metrics = Metrics()
         self._cache = Cache()
         self._queue = Queue()
-        self._pulse: Pulse | None = None
-        """None until we hold the lease: before, nothing is watched."""
-        self._watches: Watches | None = None
+        self._watch_health: WatchHealth | None = None
+        """None until we hold the lease: nothing is watched before that."""
 
     async def run(self) -> int:
-        """Works until SIGTERM or SIGINT, or until the lease is lost; returns the exit status."""
+        """Run until SIGTERM or SIGINT, or until the lease is lost. Return the exit status."""
         stopping = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -77,14 +77,17 @@ class Operator:
         self._leadership = Leadership(
             self._client, self._settings.lease_namespace, self._settings.lease_name, self._instance
         )
+        own_lease = f"{self._settings.lease_namespace}/{self._settings.lease_name}"
+        self._other_operators = OtherOperators(self._client, own_lease, time.monotonic)
         self._metrics.watch(
             self._queue.depth,
-            lambda: self._pulse.ages(time.monotonic()) if self._pulse is not None else {},
+            lambda: self._watch_health.ages(time.monotonic()) if self._watch_health is not None else {},
             self._leadership.may_act,
+            lambda: len(self._other_operators.left),
         )
         servers = [
             await serve_metrics(self._settings.metrics_port, self._metrics),
-            await serve_probes(self._settings.health_port, self._what_is_dead, self._what_is_not_ready),
+            await serve_probes(self._settings.health_port, self._liveness_problem, self._readiness_problem),
         ]
         lead = asyncio.create_task(self._leadership.run(regained=self._queue.retry))
         work = asyncio.create_task(self._work(stopping))
@@ -92,17 +95,15 @@ class Operator:
         await asyncio.wait({lead, work, stop}, return_when=asyncio.FIRST_COMPLETED)
         if lead.done() and isinstance(lost := lead.exception(), LostError):
             log.error("%s; ours was lost, and what we know may be old", lost)
-            # At once: not even a clean-up may write.
+            # Exit at once: even a clean-up must not write.
             logging.shutdown()
             os._exit(EXIT_LEASE_LOST)
         stopping.set()
-        # What is in work is finished, and written, before the lease is given back.
+        # Running reconciles finish, and their writes with them, before the lease is released.
         await asyncio.wait({work})
         lead.cancel()
         await asyncio.wait({lead})
         await self._leadership.release()
-        if self._watches is not None:
-            await self._watches.stop(2.0)
         await self._client.close()
         for server in servers:
             await server.cleanup()
@@ -113,19 +114,21 @@ class Operator:
         return 0
 
     async def _work(self, stopping: asyncio.Event) -> None:
-        """Watch and reconcile, from when we hold the lease until it is time to stop."""
-        if not await _unless(stopping, self._leadership.active()):
-            return
-        if not await _unless(stopping, self._kinds_are_there()):
+        """Watch and reconcile, from the moment we hold the lease until `stopping` is set."""
+        if not await _wait_unless_stopped(stopping, self._leadership.active()):
             return
         spaces = self._settings.platform.watch_namespaces or (None,)
-        self._pulse = Pulse([Where(resource, space) for resource in WATCHED for space in spaces], time.monotonic())
-        feed = CacheFeed(self._cache, self._pulse, self._queue.add)
-        self._watches = Watches(
-            self._settings.kubeconfig, self._settings.platform.watch_namespaces, feed, self._pulse, time.monotonic
+        self._watch_health = WatchHealth(
+            [Collection(resource, space) for resource in WATCHED for space in spaces], time.monotonic()
         )
-        self._watches.start()
-        if await _unless(stopping, feed.complete.wait()):
+        feed = CacheFeed(self._cache, self._watch_health, self._queue.add)
+        namespaces = self._settings.platform.watch_namespaces
+        watches = Watches(self._settings.kubeconfig, namespaces, feed, self._are_kinds_there, kopf_settings())
+        tasks = [asyncio.create_task(watches.run())]
+        stop = asyncio.create_task(stopping.wait())
+        try:
+            if not await _wait_unless_stopped(stopping, feed.complete.wait()):
+                return
             indexes = Indexes(self._queue.add, time.monotonic)
             may_read_nodes = not self._settings.platform.watch_namespaces
             nodes = Nodes(self._client, self._queue.add, time.monotonic, may_read=may_read_nodes)
@@ -135,25 +138,25 @@ class Operator:
                 indexes,
                 nodes,
                 Events(self._client, self._instance, time.monotonic),
+                self._other_operators,
                 self._settings.platform,
                 self._queue.add,
                 time.monotonic,
                 lambda: datetime.datetime.now(datetime.UTC),
             )
             log.info("%d objects known, reconciling", len(self._cache))
-            asking = asyncio.create_task(indexes.run())
-            looking = asyncio.create_task(nodes.run())
-            queue = asyncio.create_task(self._queue.run(self._reconcile_one))
-            stop = asyncio.create_task(stopping.wait())
-            await asyncio.wait({asking, looking, queue, stop}, return_when=asyncio.FIRST_COMPLETED)
+            tasks += [
+                asyncio.create_task(each) for each in (indexes.run(), nodes.run(), self._queue.run(self._reconcile_one))
+            ]
+            await asyncio.wait({*tasks, stop}, return_when=asyncio.FIRST_COMPLETED)
             await self._queue.stop(DRAIN_S)
-            asking.cancel()
-            looking.cancel()
-            await asyncio.wait({asking, looking, queue})
-            stop.cancel()
-            for task in (asking, looking, queue):
-                if not task.cancelled():
-                    task.result()
+        finally:
+            for task in (*tasks, stop):
+                task.cancel()
+            await asyncio.wait({*tasks, stop})
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
 
     async def _reconcile_one(self, key: Key) -> Outcome:
         await self._leadership.active()
@@ -167,37 +170,31 @@ class Operator:
         self._metrics.reconciled(result, time.monotonic() - begun)
         return outcome
 
-    async def _kinds_are_there(self) -> None:
-        """Waits for the CRDs: kopf looks for kinds once, when it starts."""
-        wait_s = 1.0
-        while True:
-            try:
-                if await self._client.has_kinds(MODELS.root, frozenset({MODELS.plural, ENSEMBLES.plural})):
-                    return
-                log.warning("the API server does not know %s; are the CRDs installed?", MODELS.api_version)
-            except ApiError as error:
-                log.warning("%s", error)
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, 10.0)
+    async def _are_kinds_there(self) -> bool:
+        """Whether the API server serves our kinds."""
+        if await self._client.has_kinds(MODELS.root, frozenset({MODELS.plural, ENSEMBLES.plural})):
+            return True
+        log.warning("the API server does not know %s; are the CRDs installed?", MODELS.api_version)
+        return False
 
     def _may_write(self) -> bool:
         return self._leadership.may_act()
 
-    def _what_is_dead(self) -> str | None:
-        stuck = self._pulse.stuck(time.monotonic()) if self._pulse is not None else []
+    def _liveness_problem(self) -> str | None:
+        stuck = self._watch_health.stuck(time.monotonic()) if self._watch_health is not None else []
         return f"watches are stuck: {', '.join(map(str, stuck))}" if stuck else None
 
-    def _what_is_not_ready(self) -> str | None:
-        if self._pulse is None:
-            # Another one acts; we are ready to take over.
+    def _readiness_problem(self) -> str | None:
+        if self._watch_health is None:
+            # Another operator is the leader; we are ready to take over.
             stands_by = self._leadership.has_read and not self._leadership.may_act()
             return None if stands_by else "the lease, or the custom resources, cannot be read yet"
-        unlisted = self._pulse.unlisted()
+        unlisted = self._watch_health.unlisted()
         return f"not listed yet: {', '.join(map(str, unlisted))}" if unlisted else None
 
 
-async def _unless(stopping: asyncio.Event, awaitable: Coroutine[None, None, object]) -> bool:
-    """Waits for something; False where it is time to stop before."""
+async def _wait_unless_stopped(stopping: asyncio.Event, awaitable: Coroutine[None, None, object]) -> bool:
+    """Wait for `awaitable`. Return False if `stopping` is set first; `awaitable` is then cancelled."""
     wanted = asyncio.create_task(awaitable)
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({wanted, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -229,7 +226,6 @@ def set_up_logging(log_format: str) -> None:
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if log_format == "json" else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    # Its own account of every handler and every retry says nothing that ours does not.
-    logging.getLogger("kopf").setLevel(logging.WARNING)
-    # That signals do not reach it, in its thread, is as it should be.
-    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
+    # kopf logs each failed request. We log the error that ended kopf ourselves.
+    logging.getLogger("kopf").setLevel(logging.CRITICAL)
+    logging.getLogger("kopf._cogs.clients").setLevel(logging.ERROR)

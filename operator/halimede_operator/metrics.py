@@ -11,7 +11,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 class Metrics:
     def __init__(self) -> None:
-        # Else each counter has a second series, of when it began.
+        # Otherwise each counter gets a second series with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._seconds = Histogram(
@@ -29,29 +29,44 @@ class Metrics:
         )
 
     def watch(
-        self, depth: Callable[[], int], ages: Callable[[], Mapping[str, float]], is_leader: Callable[[], bool]
+        self,
+        depth: Callable[[], int],
+        ages: Callable[[], Mapping[str, float]],
+        is_leader: Callable[[], bool],
+        left: Callable[[], int],
     ) -> None:
-        """What is asked for when the metrics are read."""
-        self._registry.register(_Live(depth, ages, is_leader))
+        """Register the gauges that are computed at each scrape.
+
+        depth: keys that are due. ages: by kind, seconds since its watch last received anything. left: objects that
+        belong to other operators.
+        """
+        self._registry.register(_ScrapeGauges(depth, ages, is_leader, left))
 
     def reconciled(self, result: str, seconds: float) -> None:
         self._reconciles.labels(result).inc()
         self._seconds.observe(seconds)
 
     def wrote(self, verb: str, kind: str, status: int) -> None:
+        """Count a write to the API server. status: HTTP's, 0 if there was no answer."""
         self._writes.labels(verb, kind, str(status)).inc()
 
     def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
-class _Live(Collector):
+class _ScrapeGauges(Collector):
     def __init__(
-        self, depth: Callable[[], int], ages: Callable[[], Mapping[str, float]], is_leader: Callable[[], bool]
+        self,
+        depth: Callable[[], int],
+        ages: Callable[[], Mapping[str, float]],
+        is_leader: Callable[[], bool],
+        left: Callable[[], int],
     ) -> None:
         self._depth = depth
         self._ages = ages
         self._is_leader = is_leader
+        self._left = left
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         yield GaugeMetricFamily(
@@ -61,6 +76,11 @@ class _Live(Collector):
             "halimede_operator_leader",
             "1 where this operator holds the lease and may write.",
             value=int(self._is_leader()),
+        )
+        yield GaugeMetricFamily(
+            "halimede_operator_objects_of_others",
+            "Objects that are left alone because an operator of another release has them.",
+            value=self._left(),
         )
         ages = GaugeMetricFamily(
             "halimede_operator_watch_age_seconds", "Since the API server last told anything of a kind.", labels=["kind"]

@@ -1,4 +1,4 @@
-"""Works on the keys of a WorkQueue: a bounded number at a time, each alone."""
+"""Runs reconciles for the keys of a WorkQueue: a bounded number at a time, and never two for one key."""
 
 import asyncio
 import logging
@@ -16,28 +16,32 @@ WORKERS = 16
 
 @dataclass(frozen=True, slots=True)
 class Done:
+    """The reconcile succeeded."""
+
     again_in: float | None = None
-    """Seconds until it is to be looked at again without news; None: at its resync."""
+    """Seconds until the next reconcile if no change comes before; None: at the resync."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """There is no such object any more."""
+    """The object does not exist any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
+    """The reconcile failed and is retried."""
+
     failure: Failure
     why: str
     retry_after_s: float | None = None
-    """What the API server asked for."""
+    """The wait that the API server asked for (Retry-After)."""
 
 
 Outcome = Done | Gone | Failed
 
 
 class Queue:
-    """Of one loop."""
+    """A WorkQueue with its workers. Used by one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, workers: int = WORKERS) -> None:
         self._queue: WorkQueue[Key] = WorkQueue()
@@ -48,11 +52,12 @@ class Queue:
         self._stopping = False
 
     def add(self, key: Key) -> None:
+        """Something changed that the key's reconcile depends on."""
         self._queue.add(key, self._clock())
         self._news.set()
 
     def retry(self) -> None:
-        """What failed may go well now: the API server is back."""
+        """Retry all failed keys now, because the API server is back."""
         self._queue.retry(self._clock())
         self._news.set()
 
@@ -71,7 +76,7 @@ class Queue:
             task.add_done_callback(self._running.discard)
 
     async def stop(self, within_s: float) -> None:
-        """Begins nothing new, and waits for what is in work; what takes longer is cut off."""
+        """Start no more reconciles and wait for the running ones; cancel those that take longer than `within_s`."""
         self._stopping = True
         self._news.set()
         if self._running:

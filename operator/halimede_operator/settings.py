@@ -1,5 +1,4 @@
-"""The operator's command line: what whoever installed it decided. Every flag is also an environment variable,
-HALIMEDE_<FLAG>."""
+"""The operator's command line. Every flag is also an environment variable, HALIMEDE_<FLAG>."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from halimede_operator.core.platform import Platform
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
+PULL_POLICIES = click.Choice(["Always", "IfNotPresent", "Never"])
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -21,12 +22,14 @@ class Settings:
     metrics_port: int
     log_format: str
     kubeconfig: str | None
-    """None: the pod's service account."""
+    """None: use the pod's service account."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> Settings:
-    """Settings from a command line (None: the process's) and the environment; exits as click does for --help and what
-    is wrong."""
+    """Read the settings from a command line (None: the process's own) and the environment.
+
+    Exits as click does, for --help and for invalid flags.
+    """
     try:
         settings = _command.main(args=arguments, prog_name="halimede-operator", standalone_mode=False)
     except click.ClickException as error:
@@ -41,7 +44,8 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
 @click.command(context_settings={"auto_envvar_prefix": "HALIMEDE", "show_default": True})
 @click.option("--server-image", required=True, help="Image of models without an accelerator.")
 @click.option("--gpu-server-image", help="Image of models with GPUs or MIG devices; --server-image by default.")
-@click.option("--image-pull-policy", type=click.Choice(["Always", "IfNotPresent", "Never"]), default="IfNotPresent")
+@click.option("--image-pull-policy", type=PULL_POLICIES, default="IfNotPresent", help="Of --server-image.")
+@click.option("--gpu-image-pull-policy", type=PULL_POLICIES, default="IfNotPresent", help="Of --gpu-server-image.")
 @click.option("--image-pull-secret", multiple=True, help="Name of a Secret in the models' namespaces; repeatable.")
 @click.option("--scheme", multiple=True, help="Of model URIs that are allowed; repeatable; all but `file` by default.")
 @click.option("--file-root", multiple=True, help="Folder of the nodes below which `file` URIs may be; repeatable.")
@@ -51,6 +55,11 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
 @click.option("--s3-endpoint", help="Of a store other than AWS, as pods reach it.")
 @click.option("--s3-region")
 @click.option("--s3-secret", help="Name of a Secret in the models' namespaces, for models that name none.")
+@click.option(
+    "--node-lost-toleration-seconds",
+    type=click.IntRange(min=0),
+    help="Until Kubernetes replaces the pods of a lost node; Kubernetes' default of 300 s without.",
+)
 @click.option("--watch-namespace", multiple=True, help="Serve this namespace alone; repeatable; all by default.")
 @click.option("--operator-namespace", help="Where the operator runs; the pod's by default.")
 @click.option("--lease-namespace", help="Where the operator's Lease is; its own namespace by default.")
@@ -63,6 +72,7 @@ def _command(
     server_image: str,
     gpu_server_image: str | None,
     image_pull_policy: str,
+    gpu_image_pull_policy: str,
     image_pull_secret: tuple[str, ...],
     scheme: tuple[str, ...],
     file_root: tuple[str, ...],
@@ -70,6 +80,7 @@ def _command(
     s3_endpoint: str | None,
     s3_region: str | None,
     s3_secret: str | None,
+    node_lost_toleration_seconds: int | None,
     watch_namespace: tuple[str, ...],
     operator_namespace: str | None,
     lease_namespace: str | None,
@@ -86,6 +97,7 @@ def _command(
         server_image=server_image,
         gpu_server_image=gpu_server_image or server_image,
         image_pull_policy=image_pull_policy,
+        gpu_image_pull_policy=gpu_image_pull_policy,
         image_pull_secrets=image_pull_secret,
         schemes=schemes | {"file"} if file_root else schemes,
         file_roots=file_root,
@@ -93,6 +105,7 @@ def _command(
         s3_endpoint=s3_endpoint,
         s3_region=s3_region,
         s3_secret=s3_secret,
+        node_lost_toleration_seconds=node_lost_toleration_seconds,
         operator_namespace=own_namespace,
         watch_namespaces=watch_namespace,
     )

@@ -1,9 +1,10 @@
-"""The composition root: makes the parts, starts them in order, and takes them down again. Alone may import everything.
+"""The composition root: makes the parts, starts them in order, and stops them. Only this module may import all others.
 
-Start: bind all ports (a busy one fails before any model is loaded), listen, load the models, be ready, say so.
-Stop: not ready; serve on for the drain delay, in which load balancers notice; then the front ends drain while requests
-in flight are answered, then the models; at the limit what is left is answered with an error. The exit timeout begins
-when the delay ends. A second signal ends the process at once.
+Start: bind all ports (a busy one fails before any model is loaded), listen, load the models, become ready, log it.
+Stop: become not ready; continue to serve for the drain delay, in which load balancers notice and clients are told to
+connect elsewhere; then drain the front ends, so that requests in flight are answered, then stop the models; at the time
+limit all remaining requests are answered with an error. The exit timeout begins when the delay ends. A second signal
+ends the process at once.
 """
 
 import asyncio
@@ -56,29 +57,29 @@ from halimede.workers.launcher import Launcher
 from halimede.workers.output import OutputReader
 
 if TYPE_CHECKING:
-    from halimede.fetch.served import StoreRepository
+    from halimede.fetch.store_repository import StoreRepository
 
 log = logging.getLogger(__name__)
 
 ANSWER_SECS = 0.5
-"""How long the last errors of an aborted drain may take to reach their clients."""
+"""Time for the last errors of an aborted drain to reach their clients."""
 
 CLOSE_SECS = 1.0
-"""How long what is left may take to close, before the process ends without it."""
+"""Time limit for closing the remaining parts, before the process ends without it."""
 
 HURRY_SECS = 0.2
-"""How long a process that is to end at once may take to write its log."""
+"""Time for writing the log in a process that must end at once."""
 
 GRPC_QUIET_SECS = 5.0
-"""How long a stop waits for clients of gRPC once no model has anything to do."""
+"""How long a stop waits for gRPC clients after the last model has become idle."""
 
 FEW_CONNECTIONS = 4096
-"""A server that has room for fewer says so: a fleet of clients may need more."""
+"""A server that can have fewer connections logs a warning: a fleet of clients may need more."""
 
 
 def run(settings: Settings) -> NoReturn:
-    """Serve until a signal, and end the process: 0 after a stop that was complete, else 1."""
-    # CUDA's own order is by speed; the inventory's, like nvidia-smi's, is by bus. Set before anything opens CUDA.
+    """Serve until a signal, and end the process: exit code 0 after a complete stop, else 1."""
+    # CUDA orders devices by speed by default, the inventory by bus, like nvidia-smi. Set this before CUDA is opened.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
         configure(settings)
@@ -97,8 +98,8 @@ def run(settings: Settings) -> NoReturn:
 
 
 def _end(code: int, log_secs: float = EXIT_FLUSH_S) -> NoReturn:
-    # Not by way of the interpreter, whose end waits for threads that models and drivers left behind, and may crash in
-    # what libraries do at their unloading. What models printed is kept, unless it goes to a pipe that nobody reads.
+    # Not through the interpreter's shutdown: that waits for threads that models and drivers left behind, and may crash
+    # while libraries are unloaded. Models' prints are flushed first, unless they go to a pipe that is not read.
     flushing = threading.Thread(target=_flush_prints, daemon=True)
     flushing.start()
     flushing.join(log_secs)
@@ -112,7 +113,7 @@ def _flush_prints() -> None:
 
 
 def _warn_of_few_files() -> None:
-    """What is left once the models are loaded is for connections."""
+    """Warn if few file descriptors are left once the models are loaded: connections need them."""
     allowed, in_use = open_files_limit(), count_open_files()
     if allowed - in_use < FEW_CONNECTIONS:
         log.warning(
@@ -132,7 +133,7 @@ async def _serve(settings: Settings) -> int:
 
 
 class App:
-    """One server process: its front ends before one core."""
+    """One server process: its front ends and one core."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -179,10 +180,10 @@ class App:
         self._metrics: MetricsServer | None = None
         self._native: OutputReader | None = None
         self._places: dict[str, str] = {}
-        """Address and port of each service that listens."""
+        """Address and port of each listening service."""
 
     async def listen(self) -> None:
-        """Bind every port and answer on it: not ready yet, but live."""
+        """Bind every port and start to answer: live, but not yet ready."""
         self._handle_signals()
         if (printed := divert_cxx_streams()) is not None:
             self._native = OutputReader(printed, "native", {}, asyncio.get_running_loop())
@@ -220,7 +221,7 @@ class App:
             if settings.log_verbose:
                 self._metrics.log_requests(log.debug)
             if access_log is not None:
-                # Scrapes that succeed have no line.
+                # Successful scrapes are not logged.
                 self._metrics.log_access(AccessLog(admits_access, log_access))
             port = await self._metrics.start(settings.metrics_address, settings.metrics_port)
             self._places["Metrics Service"] = _place(settings.metrics_address, port)
@@ -238,7 +239,7 @@ class App:
         if not loading.done():
             loading.cancel()
             await asyncio.wait((loading,), timeout=CLOSE_SECS)
-            # Never ready: nobody was sent here who would need the delay.
+            # No delay: the server was never ready, so no client was sent here.
             return await self._drain(delay_secs=0)
         await self._say_what_is_served()
         if self._settings.allow_http or self._settings.allow_grpc:
@@ -251,7 +252,7 @@ class App:
             return 1
         if loading.result():
             log.error("Internal: failed to load all models")
-        # Scripts wait for these lines and send requests.
+        # Scripts wait for these lines before they send requests.
         for service in ("GRPCInferenceService", "HTTPService", "Metrics Service"):
             if service in self._places:
                 log.info("Started %s at %s", service, self._places[service])
@@ -263,14 +264,14 @@ class App:
         return await self._drain(self._settings.drain_delay_secs)
 
     async def close(self) -> None:
-        """Close what is still open, whatever it is doing, within CLOSE_SECS and what the sampler takes to stop."""
+        """Close everything that is still open, within CLOSE_SECS plus the time that the sampler takes to stop."""
         self._sampler.stop()
         if self._native is not None:
             self._native.close()
         closing: list[Awaitable[None]] = [front.close() for front in (self._http, self._metrics) if front is not None]
         if self._grpc is not None:
             closing.append(self._grpc.stop(0))
-        # Its end is not needed: what it started ends with it when our process does.
+        # No need to wait for its end: processes that it started end when this process does.
         closing.append(run_in_thread("close-launcher", self._launcher.close))
         if self._stores is not None:
             closing.append(run_in_thread("remove-fetched", self._stores.close))
@@ -300,10 +301,10 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        # What rotates logs sends it.
+        # Log rotation sends it.
         loop.add_signal_handler(signal.SIGHUP, reopen)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
-            # Their default is to end the process. A handler and not SIG_IGN, which processes that we start would keep.
+            # By default these signals end the process. A handler and not SIG_IGN, which child processes would inherit.
             loop.add_signal_handler(number, _ignore)
 
     def _on_signal(self, number: int) -> None:
@@ -320,9 +321,9 @@ class App:
             yield self._drain_grpc(self._grpc)
 
     async def _drain_grpc(self, grpc: GrpcServer) -> None:
-        """Drain, but for clients that neither take nor send: they have as long as no model works for GRPC_QUIET_SECS.
+        """Drain; clients that neither read nor send get GRPC_QUIET_SECS after the last model has become idle.
 
-        HTTP sees which of its clients stand still; of grpc's connections nothing can be seen from here.
+        The HTTP front end sees which of its clients are stalled; grpc does not expose this for its connections.
         """
         loop = asyncio.get_running_loop()
         draining = loop.create_task(grpc.drain())
@@ -345,15 +346,24 @@ class App:
 
     def _models_alive(self) -> str:
         _, alive = self._lifecycle.busy()
-        # The front ends have been drained.
+        # At this point the front ends are drained.
         return f"{alive} live models and 0 in-flight non-inference requests"
 
+    async def _serve_on(self, delay_secs: float) -> None:
+        """Continue to serve for the delay, while clients are told to connect elsewhere."""
+        if self._http is not None:
+            self._http.send_away()
+        telling = [] if self._grpc is None else [self._grpc.send_away()]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_secs):
+                await asyncio.gather(asyncio.sleep(delay_secs), *telling)
+
     async def _drain(self, delay_secs: float) -> int:
-        """Stop being ready, serve on for the delay, then drain: at most the delay and the exit timeout in all."""
+        """Become not ready, serve for the delay, then drain: at most the delay plus the exit timeout in all."""
         self._core.begin_drain()
         if delay_secs:
             log.info("not ready any more; serving on for %g s", delay_secs)
-            await asyncio.sleep(delay_secs)
+            await self._serve_on(delay_secs)
         log.info("Waiting for in-flight requests to complete.")
         end = asyncio.get_running_loop().time() + self._settings.exit_timeout_secs
         try:
@@ -376,13 +386,13 @@ def _directories(settings: Settings) -> tuple[Path, ...]:
 
 
 def _stores(settings: Settings) -> "StoreRepository | None":
-    """The repository where a part of it lies in stores."""
+    """The repository if parts of it are in stores, else None."""
     uris = [each for each in settings.model_repository if isinstance(each, str)]
     if not uris:
         return None
-    # Imported here: the libraries of stores are for those who have one.
-    from halimede.fetch.served import StoreRepository
-    from halimede.fetch.uri import parse_uri
+    # Imported here, because only servers with stores need the libraries of stores.
+    from halimede.fetch.store_repository import StoreRepository
+    from halimede_spec.uri import parse_uri
 
     stores = tuple(map(parse_uri, uris))
     return StoreRepository(_directories(settings), stores, settings.model_config_name, dict(os.environ))
@@ -390,7 +400,7 @@ def _stores(settings: Settings) -> "StoreRepository | None":
 
 @asynccontextmanager
 async def _said_each_second(end: float, what: Callable[[], str]) -> AsyncIterator[None]:
-    """Log what a stop still waits for, in Triton's words, and how many seconds are left until `end`."""
+    """Log each second what a stop still waits for, in Triton's words, and how many seconds are left until `end`."""
     loop = asyncio.get_running_loop()
 
     async def say() -> None:
@@ -406,7 +416,7 @@ async def _said_each_second(end: float, what: Callable[[], str]) -> AsyncIterato
 
 
 def _ignore() -> None:
-    """A signal that is not for us."""
+    """Ignore a signal."""
 
 
 def _place(address: str, port: int) -> str:

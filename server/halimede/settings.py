@@ -1,4 +1,4 @@
-"""Settings of one server process: the command line, parsed and checked. Flags keep Triton's names and defaults."""
+"""Settings of one server process: the parsed and checked command line. Flags keep Triton's names and defaults."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from halimede import __version__
 
 if TYPE_CHECKING:
-    # Not at run time: it brings numpy, which --help and a mistyped flag answer without.
+    # Not at run time: it imports numpy, and --help or a mistyped flag must answer quickly.
     from halimede.core.types import Restrictions
 
 
@@ -48,8 +48,8 @@ class MetricsConfig:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Ports are TCP ports, 0 for any free one (the log says which). Addresses may be `unix:<path>`, and then have no
-    port. Times are seconds where the name does not say otherwise, gRPC's are milliseconds as in Triton."""
+    """Ports are TCP ports, 0 for any free one (the log shows which). Addresses may be `unix:<path>`, and then have no
+    port. Times are in seconds unless the name says otherwise; gRPC's are in milliseconds, as in Triton."""
 
     model_repository: tuple[Path | str, ...] = ()
     """Directories, and URIs of stores whose models are fetched before they are loaded."""
@@ -66,11 +66,11 @@ class Settings:
     exit_on_error: bool = True
     strict_readiness: bool = True
     drain_delay_secs: float = 0.0
-    """How long after SIGTERM the ports still take requests, while readiness says no (`--drain-delay`)."""
+    """How long the ports still accept requests after SIGTERM, while the server is not ready (`--drain-delay`)."""
     exit_timeout_secs: float = 25.0
     id: str = "triton"
     server_version: str = __version__
-    """What the server's metadata has as its version (`--server-version`)."""
+    """The version in the server's metadata (`--server-version`)."""
 
     allow_http: bool = True
     http_address: str = "0.0.0.0"
@@ -117,13 +117,13 @@ class Settings:
     log_format: LogFormat = LogFormat.DEFAULT
     log_file: Path | None = None
     log_access: AccessLevel = AccessLevel.FAILURES
-    """Which requests get a line of the log."""
+    """Which requests get a log line."""
 
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Per backend name, "" for the settings that every backend gets."""
+    """By backend name, "" for settings of all backends."""
     backend_directory: Path = Path("/opt/tritonserver/backends")
-    """Where backends lie that are written in Python, each as `<name>/model.py`. Need not be there."""
+    """The directory of backends written in Python, each as `<name>/model.py`. It may not exist."""
     device_list: Path | None = None
-    """A JSON file with the devices to use instead of asking the driver (HALIMEDE_DEVICE_LIST)."""
+    """A JSON file that lists the devices to use, instead of asking the driver (HALIMEDE_DEVICE_LIST)."""
     notices: tuple[str, ...] = ()
-    """What of the command line has no effect here or is deprecated, one line a flag, for the log."""
+    """Flags that have no effect here or are deprecated, one line each, for the log."""

@@ -1,4 +1,4 @@
-"""What the server says of itself once its models are loaded: Triton's tables, which scripts and people read."""
+"""The server's output once its models are loaded: Triton's tables, which scripts and people read."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ OPTIONS = ("Option", "Value")
 
 
 def backend_rows(settings: Settings) -> Rows:
-    """Every installed backend, where it comes from, and its `--backend-config` over the settings of all backends."""
+    """Every installed backend, its file, and its `--backend-config`, merged with the settings of all backends."""
     points = {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda point: point.value)}
     common = settings.backend_config.get("", {})
     return [
@@ -29,8 +29,8 @@ def backend_rows(settings: Settings) -> Rows:
 
 
 def model_rows(index: Sequence[ModelIndexEntry]) -> Rows:
-    """One row per version as the repository index has it; the reason stands behind the state. What nobody asked for has
-    no state and no row: a table of what was loaded is read for what is not READY."""
+    """One row per version in the repository index, with the reason after the state. Models that were never requested
+    have no state and no row, because readers look in this table for models that are not READY."""
     return [
         (entry.name, entry.version, f"{entry.state.value}: {entry.reason}" if entry.reason else entry.state.value)
         for entry in index
@@ -39,7 +39,7 @@ def model_rows(index: Sequence[ModelIndexEntry]) -> Rows:
 
 
 def failed_loads(index: Sequence[ModelIndexEntry]) -> str:
-    """Why the server does not start: a line for each version that could not be loaded."""
+    """Why the server does not start: one line for each version that failed to load."""
     return "\n".join(
         f"{' version '.join(filter(None, (entry.name, entry.version)))}: {entry.reason}"
         for entry in index
@@ -48,7 +48,7 @@ def failed_loads(index: Sequence[ModelIndexEntry]) -> str:
 
 
 def option_rows(settings: Settings, metadata: ServerMetadata) -> Rows:
-    """What the server runs with, under the names of Triton's table."""
+    """The server's options, under the names of Triton's table."""
     paths = [(f"model_repository_path[{number}]", str(path)) for number, path in enumerate(settings.model_repository)]
     if settings.model_file is not None:
         paths = [("model_file", str(settings.model_file))]
@@ -75,7 +75,7 @@ def _compact(value: object) -> str:
 
 
 def _path(point: EntryPoint) -> str:
-    """The backend's file; it is looked for, not imported."""
+    """The backend's file, found without importing it."""
     try:
         spec = find_spec(point.module)
     except ImportError:

@@ -1,4 +1,4 @@
-"""A container's last words, which Kubernetes shows in `kubectl describe pod`, and the operator in its status."""
+"""The container's termination message: Kubernetes shows it in `kubectl describe pod`, the operator in its status."""
 
 import logging
 import os
@@ -6,14 +6,13 @@ from pathlib import Path
 
 TERMINATION_LOG = Path("/dev/termination-log")
 MAX_BYTES = 4096
-"""What kubelets keep of each container."""
+"""The kubelet's limit for each container."""
 
 log = logging.getLogger(__name__)
 
 
 def tell(text: str, path: Path | None = None) -> None:
-    """Leave a text for whoever asks why the container ended: in `path`, or in TERMINATION_LOG where that can be
-    written."""
+    """Write why the container ends: to `path`, or to TERMINATION_LOG if that is writable."""
     if path is None:
         if not (TERMINATION_LOG.is_file() and os.access(TERMINATION_LOG, os.W_OK)):
             return
@@ -21,5 +20,5 @@ def tell(text: str, path: Path | None = None) -> None:
     try:
         path.write_bytes(text.encode()[:MAX_BYTES])
     except OSError as error:
-        # The exit code counts more than its text.
+        # The exit code is more important than the text.
         log.warning("%s: %s", path, error.strerror)

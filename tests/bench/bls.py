@@ -18,7 +18,7 @@ from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.sampler import make_sampler
 from halimede.runtime.services import ModelServices
-from halimede.settings import ModelControlMode
+from halimede.settings import MetricsConfig, ModelControlMode
 
 ROUNDS = 5
 WARM_UP = 300
@@ -87,7 +87,7 @@ async def _rounds(repository: Path, size_bytes: int, calls: int) -> list[float]:
         server_id="bench",
         control_mode=ModelControlMode.NONE,
         strict_readiness=True,
-        counter_latencies=True,
+        metrics_config=MetricsConfig(),
         dropped_log_lines=lambda: 0,
         custom_metrics=services.metrics,
     )

@@ -18,7 +18,8 @@ from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.types import DataType, InferenceRequest, Tensor
 from halimede.runtime.services import ModelServices
 from halimede.workers.launcher import Launcher
-from halimede.workers.process import ProcessWorker, Program
+from halimede.workers.process.program import Program
+from halimede.workers.process.worker import ProcessWorker
 from halimede.workers.worker import BatchDone, BatchItem, WorkerEvent
 
 ROUNDS = 5

@@ -8,7 +8,7 @@ import numpy as np
 
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
-from halimede.core.schedule.actions import Execute
+from halimede.core.schedule.actions import Execute, Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
@@ -40,7 +40,7 @@ def scheduler_us() -> list[float]:
         for key in range(now_ns, now_ns + BATCH):
             scheduler.enqueue(Pending(key=key, batch_size=1, size_bytes=64), now_ns)
             scheduler.poll(now_ns)
-        scheduler.completed(0)
+        scheduler.completed(Slot(0), 1_000_000)
         actions = scheduler.poll(now_ns)
         if not (len(actions) == 1 and isinstance(actions[0], Execute) and len(actions[0].requests) == BATCH):
             raise RuntimeError(f"expected one batch of {BATCH}, got {actions}")

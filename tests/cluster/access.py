@@ -1,4 +1,4 @@
-"""What a test may ask of a cluster, whoever made it."""
+"""The interface of a test cluster, our own or a given one."""
 
 from pathlib import Path
 from typing import Protocol
@@ -11,30 +11,30 @@ from cluster.spaces import LIMIT_S, run
 class Cluster(Protocol):
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's, for programs of this machine."""
+        """Kubeconfig of the administrator, for programs on this machine."""
 
     @property
     def faults(self) -> Faults | None:
-        """None where nothing may be broken."""
+        """None if nothing in the cluster may be broken."""
 
     @property
     def gpus(self) -> Gpus | None:
-        """None where GPUs are what the cluster has."""
+        """None if the cluster's GPUs are not simulated."""
 
     def kubectl(self, *arguments: str, given: str | None = None, limit_s: float = LIMIT_S) -> str:
-        """What `kubectl` says, with `given` on its standard input; an AssertionError when it fails."""
+        """Run kubectl and return its output. given: its standard input. Raises AssertionError if it fails."""
 
     def helm(self, *arguments: str, limit_s: float = LIMIT_S) -> str:
-        """The same for `helm`."""
+        """Like `kubectl`, for helm."""
 
     def login(self, namespace: str, account: str) -> Path:
-        """A kubeconfig for programs of this machine that are to be this ServiceAccount."""
+        """A kubeconfig with which programs on this machine log in as this ServiceAccount."""
 
     def load_image(self, tag: str) -> str:
-        """Let pods use an image of buildah's storage by the name that is returned."""
+        """Make an image of buildah's storage available to pods; return the name for them."""
 
     def forward(self, target: str, port: int, namespace: str = "default") -> str:
-        """`127.0.0.1:PORT` that leads to `port` of `service/NAME` or `pod/NAME`."""
+        """Forward a local address, `127.0.0.1:PORT`, to `port` of `service/NAME` or `pod/NAME`; return it."""
 
 
 class CommandLines:
@@ -50,3 +50,7 @@ class CommandLines:
 
     def helm(self, *arguments: str, limit_s: float = LIMIT_S) -> str:
         return run(self._helm, f"--kubeconfig={self.kubeconfig}", *arguments, limit_s=limit_s)
+
+    def by(self, kubeconfig: Path) -> "CommandLines":
+        """The same programs with another login."""
+        return CommandLines(kubeconfig, self._kubectl, self._helm)

@@ -1,4 +1,4 @@
-"""The API server as the harness itself talks to it: JSON over TLS, by the administrator's certificate."""
+"""The test harness's own client of the API server: JSON over TLS, with the administrator's certificate."""
 
 import http.client
 import json
@@ -12,7 +12,7 @@ TIMEOUT_S = 30.0
 
 
 class Refused(Exception):
-    """What the API server answered in place of what was asked for."""
+    """The API server answered with an error."""
 
     def __init__(self, status: int, said: str) -> None:
         super().__init__(f"{status}: {said}")
@@ -30,7 +30,7 @@ class Api:
         return json.loads(self.send("GET", path))
 
     def create(self, path: str, document: Any) -> Any:
-        """The document is made, or exists already."""
+        """Create the document, unless it exists already."""
         try:
             return json.loads(self.send("POST", path, document))
         except Refused as refusal:
@@ -39,11 +39,11 @@ class Api:
             return self.get(f"{path}/{document['metadata']['name']}")
 
     def patch(self, path: str, document: Any) -> Any:
-        """By a merge: None takes a field away."""
+        """Merge patch: None removes a field."""
         return json.loads(self.send("PATCH", path, document, MERGE))
 
     def send(self, method: str, path: str, document: Any = None, content_type: str = "application/json") -> str:
-        """The answer's body; Refused when it is no success, OSError when there is none."""
+        """The answer's body. Raises Refused if it is an error, OSError if there is none."""
         context = ssl.create_default_context(cafile=str(self.authority))
         context.load_cert_chain(self.identity, self.identity.with_suffix(".key"))
         connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT_S, context=context)
@@ -76,7 +76,7 @@ class Api:
         }
 
     def token(self, namespace: str, account: str) -> str:
-        """By which a ServiceAccount logs in."""
+        """A token with which a ServiceAccount logs in."""
         request = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",

@@ -38,12 +38,12 @@ REST_S = 60.0
 QUIET_S = 5.0
 WRITERS = 4
 LIMIT_S = 900.0
-MOST_MB = 300
+MOST_MB = 150
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure, and what it is to be at most."""
+    """One figure, and its upper limit."""
 
     name: str
     value: float
@@ -53,9 +53,9 @@ class Row:
 
 
 def row(name: str, value: float, unit: str, goal: float | None = None, note: str = "") -> Row:
-    """The same, shown on stderr as soon as it is there."""
-    verdict = "" if goal is None else f"(goal {goal:g})" if value <= goal else f"(MISSES {goal:g})"
-    print(f"{name:28} {value:9.3f} {unit:24} {verdict:14} {note}", file=sys.stderr, flush=True)
+    """Make a row and print it on stderr at once."""
+    state = "" if goal is None else f"(goal {goal:g})" if value <= goal else f"(MISSES {goal:g})"
+    print(f"{name:28} {value:9.3f} {unit:24} {state:14} {note}", file=sys.stderr, flush=True)
     return Row(name, round(value, 4), unit, goal, note)
 
 
@@ -92,7 +92,7 @@ class Bench:
         eventually(are_settled, "all models' status", LIMIT_S, operator.check)
 
     def wait_for_rest(self, operator: Operator) -> None:
-        """Until nothing is written for a while."""
+        """Wait until nothing has been written for a while."""
 
         def is_quiet() -> bool:
             before = self.place.writes()
@@ -102,7 +102,7 @@ class Bench:
         eventually(is_quiet, "the operator to come to rest", LIMIT_S, operator.check)
 
     def rest_rows(self, operator: Operator, models: int) -> list[Row]:
-        """`models` that were just settled, for a while in which nobody does anything."""
+        """Measure models at rest: they are settled, and nothing changes."""
         self.wait_for_rest(operator)
         pid = operator.process.pid
         before, cpu_before = self.place.writes(), cpu_s(pid)
@@ -129,7 +129,7 @@ def make_bench(own: OwnCluster, folder: Path, namespace: str) -> Bench:
 
 
 def measure_rest(bench: Bench) -> list[Row]:
-    """With a pod each, for which there is no node."""
+    """Models with one pod each, which no node fits."""
     with started(bench.place) as operator:
         operator.ready()
         bench.apply(AT_REST, scheduling={"nodeSelector": {"nowhere": "yes"}})
@@ -198,7 +198,7 @@ def measure_restart(bench: Bench, operator: Operator, before: Counter[str], begu
 
 
 def measure_changes(bench: Bench, operator: Operator) -> list[Row]:
-    """One model after the other gets another variable."""
+    """Change a variable of one model after the other."""
     rollouts, statuses = [], []
     with machine_load() as load:
         for number in range(0, MODELS, MODELS // CHANGED):
@@ -230,7 +230,7 @@ def started(place: Place) -> Iterator[Operator]:
 
 @contextmanager
 def machine_load() -> Iterator[Callable[[], str]]:
-    """Tells, at the end, how busy the machine was, and how much of that was the cluster, the operator and this program."""
+    """Reports at the end how busy the machine was, and the share of the cluster, the operator and this program."""
     idle, ours, begun = psutil.cpu_times(), cpu_s(os.getpid()), time.monotonic()
     busy = ""
     yield lambda: busy
@@ -288,7 +288,7 @@ def spread(samples: list[float]) -> str:
 
 
 def end(*_: object) -> NoReturn:
-    """As Ctrl-C does, so that nothing is left running."""
+    """Ends like Ctrl-C, so that nothing is left running."""
     raise KeyboardInterrupt
 
 

@@ -1,4 +1,4 @@
-"""Orders to a process of the cluster, over a socket in the file system, which all network namespaces share."""
+"""Commands to a process of the cluster, over a Unix socket, which works across network namespaces."""
 
 import json
 import socket
@@ -11,11 +11,11 @@ LONGEST_BYTES = 200_000
 ANSWER_LIMIT_S = 60.0
 
 Answer = Callable[[Any, list[int]], Any]
-"""What a process does with an order and the descriptors that came along; the result is sent back."""
+"""Handles a command and the file descriptors sent with it; the result is sent back."""
 
 
 def ask(path: Path, order: Any, *descriptors: int) -> Any:
-    """The answer to an order; RuntimeError with what went wrong there, ConnectionError when nobody listens."""
+    """Send a command and return the answer. Raises RuntimeError with the error of the other side, ConnectionError if no process listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(ANSWER_LIMIT_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LONGEST_BYTES)
@@ -28,9 +28,9 @@ def ask(path: Path, order: Any, *descriptors: int) -> Any:
 
 
 def listen(path: Path, answer: Answer) -> None:
-    """Answer orders, one at a time, for as long as this process lives."""
+    """Answer commands, one at a time, until this process ends."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # Who sees the socket can connect to it.
+    # The socket gets its final name only when it accepts connections.
     early = path.with_suffix(".early")
     listener.bind(str(early))
     listener.listen(64)

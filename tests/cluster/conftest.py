@@ -1,4 +1,4 @@
-"""One cluster for all tests of this folder, and a namespace for each."""
+"""Fixtures: one cluster for all tests of this folder, and a namespace for each test."""
 
 import itertools
 import os
@@ -11,12 +11,13 @@ from cluster.access import Cluster
 from cluster.faults import Faults
 from cluster.given import REGISTRY, GivenCluster
 from cluster.gpus import Gpus
-from cluster.installed import Platform, Tenant
+from cluster.installed import Platform, Tenant, provide_images
 from cluster.operators import Place, no_other_operator
 from cluster.own import OwnCluster
 from cluster.spaces import eventually
 from support.custom_resources import CRDS
 from support.image import REPOSITORY_ROOT, Unavailable
+from support.phases import shown
 
 HERE = Path(__file__).parent
 TEST_LIMIT_S = 300
@@ -32,13 +33,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """One of our own, or the one that the environment names."""
+    """Our own cluster, or the one that the environment names."""
     try:
-        found = GivenCluster.find() if os.environ.get(REGISTRY) else OwnCluster.start()
+        with shown(request.config):
+            found = GivenCluster.find() if os.environ.get(REGISTRY) else OwnCluster.start()
     except Unavailable as reason:
         if os.environ.get("CI"):
             pytest.fail(f"nothing is tested on Kubernetes: {reason}")
-        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        with shown(request.config):
             print(f"\nNOTHING IS TESTED ON KUBERNETES: {reason}")
         pytest.skip(str(reason))
     yield found
@@ -47,7 +49,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """After the test no pod of it runs; what else was made in it goes soon."""
+    """A namespace. After the test none of its pods runs, and its other objects are deleted soon."""
     name = f"test-{os.getpid()}-{next(NUMBERS)}"
     cluster.kubectl("create", "namespace", name)
     cluster.kubectl("wait", "--for=create", "serviceaccount/default", f"--namespace={name}", "--timeout=60s")
@@ -59,7 +61,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture
 def gpus(cluster: Cluster) -> Iterator[Gpus]:
-    """No node has any, before the test and after it."""
+    """Simulated GPUs; no node has any before and after the test."""
     if cluster.gpus is None:
         pytest.skip("this cluster's GPUs are not played")
     yield cluster.gpus
@@ -68,7 +70,7 @@ def gpus(cluster: Cluster) -> Iterator[Gpus]:
 
 @pytest.fixture
 def faults(cluster: Cluster, gpus: Gpus) -> Iterator[Faults]:
-    """What the test breaks is whole again after it, and before GPUs are taken away."""
+    """Faults; everything is repaired after the test, before GPUs are removed."""
     if cluster.faults is None:
         pytest.skip("nothing may be broken in this cluster")
     yield cluster.faults
@@ -84,7 +86,7 @@ def own(cluster: Cluster) -> OwnCluster:
 
 @pytest.fixture(scope="module")
 def crds(cluster: Cluster) -> Iterator[None]:
-    """In the cluster while the tests of a file run; those that helm installed stay, and helm installs no others' ones."""
+    """The CRDs, installed while the tests of a file run. CRDs that helm installed stay, because helm takes over no others."""
     there = cluster.kubectl("get", "customresourcedefinitions", "--output=name")
     missing = [name for name in (crd["metadata"]["name"] for crd in CRDS.values()) if name not in there]
     for name in missing:
@@ -103,7 +105,7 @@ def crds(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def alone(cluster: Cluster, crds: None) -> Iterator[None]:
-    """No operator works meanwhile but those that the tests of a file start."""
+    """While the tests of a file run, no operator works except those that they start."""
     if not isinstance(cluster, OwnCluster):
         pytest.skip("in a given cluster nobody's operator is sent away")
     with no_other_operator(cluster):
@@ -112,7 +114,7 @@ def alone(cluster: Cluster, crds: None) -> Iterator[None]:
 
 @pytest.fixture
 def place(own: OwnCluster, alone: None, namespace: str, tmp_path: Path) -> Iterator[Place]:
-    """A namespace for operators on this machine."""
+    """A namespace for operators that run on this machine."""
     place = Place(own, namespace, tmp_path)
     place.allow("operator", "second")
     yield place
@@ -120,11 +122,13 @@ def place(own: OwnCluster, alone: None, namespace: str, tmp_path: Path) -> Itera
 
 
 @pytest.fixture(scope="session")
-def platform(cluster: Cluster) -> Platform:
+def platform(request: pytest.FixtureRequest, cluster: Cluster) -> Platform:
     """The operator as helm installs it, and a store of models, for all tests of a run."""
     if not isinstance(cluster, OwnCluster):
         pytest.skip("our own cluster has the store that these models come from")
-    return Platform.install(cluster)
+    with shown(request.config):
+        provide_images()
+        return Platform.install(cluster)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The control plane: etcd, API server, controllers, scheduler, DNS, and a way to Services for its own namespace."""
+"""The control plane: etcd, API server, controllers, scheduler, DNS, and access to Services from its own namespace."""
 
 import json
 from dataclasses import dataclass
@@ -112,6 +112,8 @@ class ControlPlane:
             f"--service-cluster-ip-range={SERVICES}",
             "--authorization-mode=Node,RBAC",
             "--allow-privileged=true",
+            # Off by default, and on in OpenShift: who blocks an owner's end needs a right for it.
+            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
             f"--requestheader-client-ca-file={pki}/front-proxy-ca.crt",
             "--requestheader-allowed-names=front-proxy-client",
             "--requestheader-username-headers=X-Remote-User",

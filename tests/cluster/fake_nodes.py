@@ -1,4 +1,4 @@
-"""Nodes and pods that only seem to be, by kwok, where what counts is how many there are."""
+"""Simulated nodes and pods (kwok), for tests that need large numbers of them."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ class FakeNodes:
     def add(
         self, count: int, resources: Mapping[str, str] | None = None, labels: Mapping[str, str] | None = None
     ) -> None:
-        """They are ready in a while; pods on them seem to run at once."""
+        """Create simulated nodes. They become ready soon; pods on them appear to run at once."""
         if "kwok" not in self._control.space.programs:
             self._control.space.start(
                 "kwok",
@@ -48,7 +48,7 @@ class FakeNodes:
             self._names.append(name)
 
     def remove(self) -> None:
-        """All of them."""
+        """Delete all simulated nodes."""
         for name in self._names:
             self._api.send("DELETE", f"/api/v1/nodes/{name}")
         self._names.clear()

@@ -1,4 +1,4 @@
-"""What can go wrong in a cluster, made to go wrong."""
+"""Faults to inject into a cluster."""
 
 import signal
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from cluster.spaces import eventually, python
 
 
 class Faults:
-    """Each fault lasts until it is taken back, or until `heal`."""
+    """Injects faults. Each one lasts until it is undone, or until `heal`."""
 
     def __init__(self, api: Api, control: ControlPlane, nodes: Mapping[str, Node], gpus: Gpus) -> None:
         self._api = api
@@ -39,14 +39,27 @@ class Faults:
         return [psutil.Process(pid) for pid in sorted(inside)]
 
     def kill(self, namespace: str, pod: str, container: str | None = None) -> None:
-        """The container's first process, and with it the container."""
+        """Kill the container's first process, and so the container."""
         self.processes(namespace, pod, container)[0].kill()
 
     def freeze(self, namespace: str, pod: str, container: str | None = None) -> None:
-        """All processes of the container stand still."""
+        """Freeze all processes of the container."""
         for process in self.processes(namespace, pod, container):
             process.send_signal(signal.SIGSTOP)
             self._frozen.append(process)
+
+    def freeze_program(self, name: str) -> None:
+        """A program of the control plane stands still; connections to it stay."""
+        outer = psutil.Process(self._control.space.programs[name].outer_pid)
+        for process in outer.children():
+            process.send_signal(signal.SIGSTOP)
+            self._frozen.append(process)
+
+    def restart_program(self, name: str) -> None:
+        """A program of the control plane is killed and starts again with what it had on disk."""
+        program = self._control.space.programs[name]
+        program.stop()
+        program.start()
 
     def resume(self) -> None:
         """All that stood still goes on."""

@@ -1,4 +1,4 @@
-"""A way to the API server that can be broken: `python -m cluster.faulty_api SOCKET PKI`.
+"""A proxy to the API server that can be broken: `python -m cluster.faulty_api SOCKET PKI`.
 
 It ends TLS by the API server's own certificate and sends on what a client's bearer token proves; certificates of clients
 prove nothing behind it, and connections are not upgraded (`kubectl exec`). Orders are `{"mode": MODE, "rules": [...]}`:

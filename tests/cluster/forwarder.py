@@ -1,4 +1,4 @@
-"""Doors from the machine's loopback into the cluster's network: `python -m cluster.forwarder SOCKET`.
+"""Forwards ports of the machine's loopback into the cluster's network: `python -m cluster.forwarder SOCKET`.
 
 A socket belongs to the network namespace in which it was made. So others make listening sockets outside and send them
 here, and this process, which lives inside, connects from here.

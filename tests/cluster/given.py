@@ -1,4 +1,4 @@
-"""A cluster that somebody else has made: KUBECONFIG says which, and HALIMEDE_TEST_REGISTRY where it takes images from."""
+"""An existing cluster: KUBECONFIG names it, and HALIMEDE_TEST_REGISTRY the registry that it pulls images from."""
 
 import json
 import os

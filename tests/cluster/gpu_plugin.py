@@ -1,4 +1,4 @@
-"""A GPU driver that is only played: `python -m cluster.gpu_plugin SOCKET FOLDER`, one in each node.
+"""A simulated GPU device plugin: `python -m cluster.gpu_plugin SOCKET FOLDER`, one in each node.
 
 To the kubelet it is a device plugin as NVIDIA's is; orders say which devices there are, and of which health. A container
 gets NVIDIA's variable and, in place of a driver that could be asked, a list of its devices in a file.

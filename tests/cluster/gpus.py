@@ -1,4 +1,4 @@
-"""GPUs that nodes only seem to have: devices that pods can ask for, and the labels that say what they are."""
+"""Simulated GPUs of nodes: devices that pods can request, and the labels that describe them."""
 
 import uuid
 from collections.abc import Mapping, Sequence

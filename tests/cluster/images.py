@@ -5,9 +5,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from cluster.node import PAUSE, PAUSE_ARCHIVE
-from cluster.programs import cache, only_one
+from cluster.programs import cache
 from cluster.spaces import run
-from support.image import BASE, LOCK, attempt, provide_base
+from support.image import BASE, attempt, one_build_at_a_time, provide_base
+from support.phases import only_one
 
 BUILD_LIMIT_S = 1800
 KEPT_ARCHIVES = 8
@@ -15,7 +16,7 @@ KEPT_ARCHIVES = 8
 
 def provide_pause(programs: Path) -> None:
     """The image that holds every pod's namespaces, one program, as a file beside that."""
-    with only_one(cache() / "pause.lock"):
+    with only_one(cache() / "pause.lock", "the image of pause"):
         if (programs / PAUSE_ARCHIVE).exists():
             return
         container = run("buildah", "from", "scratch").strip()
@@ -31,7 +32,7 @@ def provide_pause(programs: Path) -> None:
 def build_image(dockerfile: Path, tag: str, context: Path, *arguments: str) -> None:
     """Build `tag`; what did not change comes from buildah's own storage. `arguments` are more of `buildah build`'s."""
     provide(BASE)
-    with only_one(LOCK):
+    with one_build_at_a_time():
         run(
             *("buildah", "build", "--quiet", "--layers", "--isolation=chroot", "--format=docker", "--pull-never"),
             *(f"--file={dockerfile}", f"--tag={tag}", *arguments, str(context)),
@@ -42,7 +43,7 @@ def build_image(dockerfile: Path, tag: str, context: Path, *arguments: str) -> N
 def provide(tag: str) -> None:
     """Have the image in buildah's storage: the base can be made any time, others were built."""
     if tag == BASE and attempt("buildah", "inspect", "--type=image", BASE).returncode:
-        with only_one(LOCK):
+        with one_build_at_a_time():
             provide_base()
 
 
@@ -54,7 +55,7 @@ def archived(tag: str) -> Path:
     folder.mkdir(exist_ok=True)
     name = full_name(tag)
     path = folder / f"{described['FromImageID']}-{name.replace('/', '_')}.tar"
-    with only_one(folder / "lock"):
+    with only_one(folder / "lock", "archives of images"):
         if not path.exists():
             _push(tag, name, path)
         path.touch()

@@ -1,4 +1,4 @@
-"""Halimede in a cluster: its images, its chart, a store of models, and what a user does with them."""
+"""Halimede installed in a cluster: images, chart, a store of models, and the actions of a user."""
 
 import json
 import urllib.error
@@ -12,10 +12,11 @@ import yaml
 
 from cluster.access import Cluster
 from cluster.control import ADDRESS
+from cluster.images import archived
 from cluster.own import OwnCluster
-from cluster.programs import only_one
 from cluster.spaces import LIMIT_S, eventually, python
-from support.image import LOCK, REPOSITORY_ROOT, install_programs, provide_base, run
+from support.image import REPOSITORY_ROOT, install_programs, one_build_at_a_time, provide_base, run
+from support.phases import phase
 
 CHART = REPOSITORY_ROOT / "helm" / "halimede"
 NAMESPACE = "halimede"
@@ -23,6 +24,8 @@ SERVER_IMAGE = "localhost/halimede:test-cpu"
 OPERATOR_IMAGE = "localhost/halimede-operator:test"
 STORE_PORT = 9000
 BUCKET = "models"
+S3_SECRET = "models-s3"
+"""Of the Secret for models that name none. Namespaces are made without it."""
 BUILD_LIMIT_S = 1800.0
 CONNECT_LIMIT_S = 20.0
 
@@ -30,16 +33,20 @@ Object = dict[str, Any]
 
 
 def provide_images() -> None:
-    """Both images, built as a user builds them."""
-    with only_one(LOCK):
+    """Both images, built as a user builds them, and their archives."""
+    with one_build_at_a_time():
         install_programs()
         provide_base()
-        run("make", "image", "ENGINE=buildah", f"IMAGE={SERVER_IMAGE}", timeout_s=BUILD_LIMIT_S)
-        run("make", "image-operator", "ENGINE=buildah", f"OPERATOR_IMAGE={OPERATOR_IMAGE}", timeout_s=BUILD_LIMIT_S)
+        with phase("Building the server's image"):
+            run("make", "image", "ENGINE=buildah", f"IMAGE={SERVER_IMAGE}", timeout_s=BUILD_LIMIT_S)
+        with phase("Building the operator's image"):
+            run("make", "image-operator", "ENGINE=buildah", f"OPERATOR_IMAGE={OPERATOR_IMAGE}", timeout_s=BUILD_LIMIT_S)
+    for image in (SERVER_IMAGE, OPERATOR_IMAGE):
+        archived(image)
 
 
 class Store:
-    """An S3 server that pods reach, with one bucket that anybody may read."""
+    """An S3 server that pods reach, with one bucket that anybody may list."""
 
     def __init__(self, cluster: OwnCluster) -> None:
         self.endpoint = f"http://{ADDRESS}:{STORE_PORT}"
@@ -49,17 +56,18 @@ class Store:
         self._bucket = f"{door}/{BUCKET}"
         _put(self._bucket, b"")
 
-    def put(self, prefix: str, folder: Path) -> str:
-        """The URI of a folder's files."""
+    def put(self, prefix: str, folder: Path, *, is_public: bool = True) -> str:
+        """The URI of a folder's files. Those that are not public can be read with any signature."""
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                _put(f"{self._bucket}/{prefix}/{path.relative_to(folder)}", path.read_bytes())
+                _put(f"{self._bucket}/{prefix}/{path.relative_to(folder)}", path.read_bytes(), is_public=is_public)
         return f"s3://{BUCKET}/{prefix}"
 
 
-def _put(url: str, data: bytes) -> None:
-    """For everybody to read. Tried again, since the store closes connections that it has not read to their end."""
-    headers = {"x-amz-acl": "public-read", "Content-Type": "application/octet-stream"}
+def _put(url: str, data: bytes, *, is_public: bool = True) -> None:
+    """Tried again, since the store closes connections that it has not read to their end."""
+    acl = "public-read" if is_public else "private"
+    headers = {"x-amz-acl": acl, "Content-Type": "application/octet-stream"}
 
     def put() -> bool:
         try:
@@ -92,9 +100,15 @@ class Platform:
 
     @classmethod
     def install(cls, cluster: OwnCluster) -> "Platform":
-        provide_images()
-        for image in (SERVER_IMAGE, OPERATOR_IMAGE):
-            cluster.load_image(image)
+        """The images have been provided."""
+        with phase("Loading the images into the nodes"):
+            for image in (SERVER_IMAGE, OPERATOR_IMAGE):
+                cluster.load_image(image)
+        with phase("Installing the operator"):
+            return cls._install(cluster)
+
+    @classmethod
+    def _install(cls, cluster: OwnCluster) -> "Platform":
         platform = cls(cluster, Store(cluster))
         cluster.kubectl("create", "namespace", NAMESPACE)
         cluster.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
@@ -120,6 +134,7 @@ class Platform:
             "server.gpuImage.tag": SERVER_IMAGE.rpartition(":")[2],
             "stores.s3.endpoint": self.store.endpoint,
             "stores.s3.region": "us-east-1",
+            "stores.s3.secretName": S3_SECRET,
         }
         return [f"--namespace={NAMESPACE}", *(f"--set={name}={value}" for name, value in chosen.items())]
 

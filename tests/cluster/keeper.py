@@ -1,10 +1,11 @@
-"""The process that holds a cluster's namespaces, and ends it: `python -m cluster.keeper STATE OWNER FIRST`.
+"""The process that holds a cluster's namespaces and removes the cluster: `python -m cluster.keeper STATE OWNER FIRST`.
 
 All of the cluster lives in one process namespace, whose first process, the program FIRST, hangs on this one. When that
 ends, of whatever cause, the kernel kills everything in there, and mounts and network go with it. What the kernel does
 not take away, control groups and files, goes here: at SIGTERM, or when the process OWNER (0: nobody) is no more.
 """
 
+import fcntl
 import os
 import select
 import shutil
@@ -12,11 +13,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # the package has no types
 
 PATIENCE_S = 60.0
+NS_GET_PARENT = 0xB702
+"""The ioctl of a namespace that opens the one around it."""
 NAMESPACES = ("--fork", "--kill-child", "--pid", "--mount", "--net", "--uts", "--mount-proc", "--propagation=private")
 
 
@@ -45,6 +49,40 @@ def control_groups(name: str) -> list[Path]:
     return [*root.glob(f"*/{name}"), *root.glob(name)]
 
 
+def wake_waiting(outer: int) -> None:
+    """Continue stopped processes that wait for a child in the process namespace that `outer` made, or in one below it.
+
+    The kernel ends a process namespace when each of its dead processes has been collected. `nsenter`, which collects the
+    program that it started, stops itself when that program is stopped, so it never does. It lives outside the namespace:
+    the kernel does not kill it.
+    """
+    try:
+        space = os.stat(f"/proc/{outer}/ns/pid_for_children").st_ino
+    except OSError:
+        return  # it has ended
+    if space == os.stat("/proc/self/ns/pid").st_ino:
+        return  # it was killed before it made one
+    for process in psutil.process_iter(["status"]):
+        if process.info["status"] == psutil.STATUS_STOPPED and _starts_children_in(process.pid, space):
+            with suppress(psutil.Error):
+                process.resume()
+
+
+def _starts_children_in(pid: int, space: int) -> bool:
+    try:
+        namespace = os.open(f"/proc/{pid}/ns/pid_for_children", os.O_RDONLY)
+        while os.fstat(namespace).st_ino != space:
+            inner = namespace
+            try:
+                namespace = fcntl.ioctl(inner, NS_GET_PARENT)
+            finally:
+                os.close(inner)
+        os.close(namespace)
+    except OSError:
+        return False  # the process has ended, or there is no namespace around this one
+    return True
+
+
 def main() -> None:
     state, owner, first = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -66,7 +104,9 @@ def main() -> None:
         # When the first process is gone, all others are: the kernel waits for them.
         for process in psutil.Process(outer.pid).children() or [outer]:
             process.kill()
-        outer.wait()
+        while outer.poll() is None:
+            wake_waiting(outer.pid)
+            time.sleep(0.1)
         clean_up(state)
 
 

@@ -1,4 +1,4 @@
-"""A node: containerd, kubelet and kube-proxy in a space of their own, which is a machine to them."""
+"""A node: containerd, kubelet and kube-proxy in namespaces of their own, which look like a machine to them."""
 
 import json
 from dataclasses import dataclass, field
@@ -123,6 +123,8 @@ class Node:
             "localStorageCapacityIsolation": False,
             "nodeStatusUpdateFrequency": "1s",
             "resolvConf": str(self.folder / "resolv.conf"),
+            # With cgroup v2 the kernel would kill all of a container, which it cannot with v1.
+            "singleProcessOOMKill": True,
             "tlsCertFile": f"{self.folder}/serving.crt",
             "tlsPrivateKeyFile": f"{self.folder}/serving.key",
         }

@@ -1,4 +1,4 @@
-"""The operator's process on this machine, as a ServiceAccount with the rights that the chart gives it in one namespace."""
+"""Runs the operator's process on this machine, as a ServiceAccount with the chart's rights in one namespace."""
 
 import json
 import signal
@@ -37,12 +37,12 @@ RBAC = "rbac.authorization.k8s.io"
 class Operator:
     """One process; `name` is the ServiceAccount that it is."""
 
-    def __init__(self, folder: Path, namespace: str, name: str, kubeconfig: Path) -> None:
+    def __init__(self, folder: Path, namespace: str, name: str, kubeconfig: Path, lease: str) -> None:
         self._health, self._metrics = free_port(), free_port()
         self.log = folder / f"{name}-{self._health}.log"
         command = [
             sys.executable, "-m", "halimede_operator", "--server-image=debian:bookworm-slim", "--image-pull-policy=Never",
-            f"--watch-namespace={namespace}", f"--lease-namespace={namespace}", f"--lease-name={LEASE}", "--log-format=text",
+            f"--watch-namespace={namespace}", f"--lease-namespace={namespace}", f"--lease-name={lease}", "--log-format=text",
             f"--health-port={self._health}", f"--metrics-port={self._metrics}", f"--kubeconfig={kubeconfig}",
         ]  # fmt: skip
         # Of its own folder, in which the package is importable however the tests were started.
@@ -114,9 +114,9 @@ class Place:
             role = {"apiGroup": RBAC, "kind": "Role", "name": name}
             api.create(f"{rights}/rolebindings", {"metadata": {"name": name}, "roleRef": role, "subjects": [subject]})
 
-    def start(self, account: str = "operator", faulty: bool = False) -> Operator:
+    def start(self, account: str = "operator", faulty: bool = False, lease: str = LEASE) -> Operator:
         login = self.own.faulty_login if faulty else self.own.login
-        operator = Operator(self._folder, self.namespace, account, login(self.namespace, account))
+        operator = Operator(self._folder, self.namespace, account, login(self.namespace, account), lease)
         self._operators.append(operator)
         return operator
 

@@ -1,8 +1,9 @@
-"""A cluster of our own: a control plane and two nodes, in namespaces, for as long as somebody wants it."""
+"""Our own cluster: a control plane and two nodes, in Linux namespaces, for as long as it has an owner."""
 
 import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import tempfile
@@ -21,8 +22,10 @@ from cluster.images import archived, full_name, provide_pause
 from cluster.keeper import clean_up
 from cluster.node import Node
 from cluster.pki import Authority, Identity, write_kubeconfig
-from cluster.programs import cache, only_one, provide_programs
-from cluster.spaces import Program, Space, eventually, find_first, python
+from cluster.programs import PACKAGES, cache, check_machine, provide_programs
+from cluster.spaces import CLEAN_UP_LIMIT_S, Program, Space, eventually, find_first, python
+from support.image import install_programs
+from support.phases import only_one, phase
 
 PREFIX = "halimede-cluster-"
 STANDING = Path(tempfile.gettempdir()) / f"{PREFIX}standing"
@@ -46,15 +49,21 @@ class OwnCluster(CommandLines):
     @classmethod
     def start(cls, standing: bool = False) -> Self:
         """Unavailable where the machine cannot have one."""
-        programs = provide_programs()
+        check_machine()
+        # What Go needs is downloaded while apt installs.
+        with ThreadPoolExecutor() as pool:
+            packages = pool.submit(install_programs, PACKAGES)
+            programs = provide_programs()
+            packages.result()
         provide_pause(programs)
         sweep()
-        cluster = cls._hold(programs, standing)
-        try:
-            cluster._start()
-        except BaseException:
-            cluster.stop()
-            raise
+        with phase("Starting a cluster"):
+            cluster = cls._hold(programs, standing)
+            try:
+                cluster._start()
+            except BaseException:
+                cluster.stop()
+                raise
         return cluster
 
     def stop(self) -> None:
@@ -109,7 +118,7 @@ class OwnCluster(CommandLines):
     def _hold(cls, programs: Path, standing: bool) -> Self:
         """The namespaces in which all of it lives, and the process that ends it."""
         first = programs / "pause"
-        with only_one(cache() / START_LOCK):
+        with only_one(cache() / START_LOCK, "the folders of clusters"):
             state = STANDING if standing else Path(tempfile.mkdtemp(prefix=PREFIX))
             (state / "logs").mkdir(parents=True)
             (state / "programs").symlink_to(programs)
@@ -175,7 +184,7 @@ def whole_lines(log: Path) -> list[str]:
 def sweep() -> None:
     """Remove what clusters have left whose keeper was killed too."""
     # Not while somebody has made a folder and no lock in it yet.
-    with only_one(cache() / START_LOCK):
+    with only_one(cache() / START_LOCK, "the folders of clusters"):
         for state in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
             if not is_alive(state):
                 clean_up(state)
@@ -198,6 +207,13 @@ def stop_standing() -> bool:
     if not is_alive(STANDING):
         sweep()
         return False
-    os.kill(int((STANDING / "keeper").read_text().split()[0]), signal.SIGTERM)
-    eventually(lambda: not STANDING.exists(), "the cluster to end")
+    keeper = os.pidfd_open(int((STANDING / "keeper").read_text().split()[0]))
+    try:
+        signal.pidfd_send_signal(keeper, signal.SIGTERM)
+        ended, _, _ = select.select([keeper], [], [], CLEAN_UP_LIMIT_S)
+    finally:
+        os.close(keeper)
+    assert ended, f"waited {CLEAN_UP_LIMIT_S} s for the cluster to end"
+    # It has removed everything, or could not: then this raises the reason.
+    sweep()
     return True

@@ -1,4 +1,4 @@
-"""Certificates, and the files by which Kubernetes' programs and people log in."""
+"""Certificates and kubeconfig files, with which Kubernetes' programs and people log in."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""A store that lets nobody in and repeats what it was told: `python -m cluster.refusing_store ADDRESS PORT`."""
+"""A store that refuses every request and repeats it in the answer: `python -m cluster.refusing_store ADDRESS PORT`."""
 
 import sys
 from http import HTTPStatus

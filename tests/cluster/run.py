@@ -1,6 +1,8 @@
-"""The test cluster for a person: `python tests/cluster/run.py up`, `down` or `status`."""
+"""Runs the test cluster by hand: `python tests/cluster/run.py up`, `down` or `status`."""
 
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -8,10 +10,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import click
 
-from cluster.installed import Platform, Tenant
+from cluster.installed import Platform, Tenant, provide_images
 from cluster.own import STANDING, OwnCluster, is_alive, stop_standing
+from cluster.programs import check_machine
 from support.image import Unavailable
 from support.models import add_scaled
+from support.phases import phase, say
 
 EXAMPLE = """
 apiVersion: halimede.dev/v1alpha1
@@ -30,19 +34,20 @@ def main() -> None:
 def up() -> None:
     """Start it with the operator and a model that serves, unless it runs; it stays until `down`."""
     if not is_alive(STANDING):
-        click.echo("Starting; the first time on a machine its programs are built, some ten minutes ...", err=True)
+        begun = time.monotonic()
         try:
-            cluster = OwnCluster.start(standing=True)
+            check_machine()
+            # The images are mostly downloads and the programs mostly computing, so both together take little longer.
+            with ThreadPoolExecutor() as pool:
+                images = pool.submit(provide_images)
+                cluster = OwnCluster.start(standing=True)
+                images.result()
         except Unavailable as reason:
             raise click.ClickException(str(reason)) from None
-        click.echo("Building the images, installing the operator, serving a model ...", err=True)
         platform = Platform.install(cluster)
-        with TemporaryDirectory() as folder:
-            add_scaled(Path(folder), "twice", 2)
-            uri = platform.store.put("twice", Path(folder, "twice"))
-        tenant = Tenant(cluster, "default")
-        tenant.apply(EXAMPLE % uri)
-        tenant.wait_ready("im/twice")
+        with phase("Serving a model"):
+            serve_example(platform)
+        say(f"It runs after {time.monotonic() - begun:.0f} s.")
     tell()
 
 
@@ -59,6 +64,15 @@ def status() -> None:
         click.echo("There is none.")
         sys.exit(1)
     tell()
+
+
+def serve_example(platform: Platform) -> None:
+    with TemporaryDirectory() as folder:
+        add_scaled(Path(folder), "twice", 2)
+        uri = platform.store.put("twice", Path(folder, "twice"))
+    tenant = Tenant(platform.cluster, "default")
+    tenant.apply(EXAMPLE % uri)
+    tenant.wait_ready("im/twice")
 
 
 def tell() -> None:

@@ -1,4 +1,4 @@
-"""Namespaces, held by a first process each, and the programs in them."""
+"""Linux namespaces, each held by a first process, and the programs in them."""
 
 import os
 import signal

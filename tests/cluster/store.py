@@ -1,4 +1,4 @@
-"""The store's process: an S3 server of moto's at an address and a port."""
+"""The store's process: moto's S3 server at an address and a port."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""The cluster itself: what the operator's tests stand on."""
+"""The test cluster itself, which the operator's tests rely on."""
 
 import http.client
 import json
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from cluster.faulty_api import MESSAGE, Rule
 from cluster.given import GivenCluster
 from cluster.gpus import Gpus, Layout
 from cluster.own import OwnCluster, is_alive, sweep, whole_lines
-from cluster.spaces import environment, eventually
+from cluster.spaces import LIMIT_S, Program, environment, eventually
 from support.image import BASE
 
 SLICE = "nvidia.com/mig-1g.10gb"
@@ -90,14 +91,14 @@ def fetch(address: str) -> str:
         connection.close()
 
 
-def test_a_pod_runs_and_its_logs_and_its_inside_can_be_seen(cluster: Cluster, namespace: str) -> None:
+def test_a_pod_runs_and_kubectl_logs_and_exec_work(cluster: Cluster, namespace: str) -> None:
     apply(cluster, namespace, pod("one", "sh", "-c", "echo said; exec sleep 100000"))
     wait_for(cluster, namespace, "condition=Ready", "pod/one")
     assert cluster.kubectl("logs", f"--namespace={namespace}", "one") == "said\n"
     assert inside(cluster, namespace, "one", "cat", "/etc/debian_version").startswith("12.")
 
 
-def test_a_service_leads_to_pods_of_both_nodes(cluster: Cluster, namespace: str) -> None:
+def test_a_service_reaches_pods_on_both_nodes(cluster: Cluster, namespace: str) -> None:
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -142,13 +143,13 @@ def test_helm_installs_a_chart(cluster: Cluster, namespace: str, tmp_path: Path)
     assert released == "first"
 
 
-def test_who_logs_in_is_the_service_account(cluster: Cluster, namespace: str) -> None:
+def test_a_login_is_authenticated_as_its_service_account(cluster: Cluster, namespace: str) -> None:
     kubeconfig = cluster.login(namespace, "default")
     said = cluster.kubectl(f"--kubeconfig={kubeconfig}", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
     assert said == f"system:serviceaccount:{namespace}:default"
 
 
-def test_each_pod_gets_a_slice_of_its_own_and_the_third_waits(cluster: Cluster, namespace: str, gpus: Gpus) -> None:
+def test_each_pod_gets_its_own_gpu_slice_and_the_third_waits(cluster: Cluster, namespace: str, gpus: Gpus) -> None:
     gpus.install("node-1", Layout([["1g.10gb", "1g.10gb"]]))
     offered = gpus.devices("node-1", SLICE)
     assert len(offered) == 2
@@ -190,7 +191,7 @@ def offers(own: OwnCluster, node: str) -> dict[str, str]:
     }
 
 
-def test_a_gpu_is_partitioned_anew_and_fails(own: OwnCluster, gpus: Gpus) -> None:
+def test_a_gpu_can_be_repartitioned_and_can_fail(own: OwnCluster, gpus: Gpus) -> None:
     gpu = {"product": "NVIDIA-H100-80GB-HBM3", "memory": "81559"}
     gpus.install("node-2", Layout([[], []]))
     assert offers(own, "node-2") == {"nvidia.com/gpu": "2", "count": "2", "state": "success", **gpu}
@@ -219,7 +220,7 @@ def test_a_gpu_is_partitioned_anew_and_fails(own: OwnCluster, gpus: Gpus) -> Non
     assert offers(own, "node-2") == {}
 
 
-def test_a_new_kubelet_learns_of_the_gpus_again(own: OwnCluster, gpus: Gpus, faults: Faults) -> None:
+def test_a_restarted_kubelet_registers_the_gpus_again(own: OwnCluster, gpus: Gpus, faults: Faults) -> None:
     gpus.install("node-1", Layout([["1g.10gb"]]))
     faults.stop_kubelet("node-1")
     eventually(lambda: own.api.ready_nodes() == {"node-2"}, "the node to be lost")
@@ -228,7 +229,7 @@ def test_a_new_kubelet_learns_of_the_gpus_again(own: OwnCluster, gpus: Gpus, fau
     eventually(lambda: offers(own, "node-1").get(SLICE) == "1", "its GPU to be back")
 
 
-def test_a_killed_container_starts_again(cluster: Cluster, namespace: str, faults: Faults) -> None:
+def test_a_killed_container_is_restarted(cluster: Cluster, namespace: str, faults: Faults) -> None:
     apply(cluster, namespace, sleeper("one"))
     wait_for(cluster, namespace, "condition=Ready", "pod/one")
     faults.kill(namespace, "one")
@@ -238,7 +239,7 @@ def test_a_killed_container_starts_again(cluster: Cluster, namespace: str, fault
     assert last["exitCode"] == 128 + signal.SIGKILL
 
 
-def test_a_frozen_container_stands_still_until_it_goes_on(cluster: Cluster, namespace: str, faults: Faults) -> None:
+def test_a_frozen_container_does_nothing_until_it_is_resumed(cluster: Cluster, namespace: str, faults: Faults) -> None:
     apply(cluster, namespace, pod("server", "perl", "-e", SERVER))
     wait_for(cluster, namespace, "condition=Ready", "pod/server")
     assert [process.name() for process in faults.processes(namespace, "server")] == ["perl"]
@@ -249,7 +250,7 @@ def test_a_frozen_container_stands_still_until_it_goes_on(cluster: Cluster, name
     assert fetch(cluster.forward("pod/server", 8000, namespace)) == "server"
 
 
-def test_a_node_is_cut_off_and_comes_back(own: OwnCluster, namespace: str, faults: Faults) -> None:
+def test_a_disconnected_node_recovers(own: OwnCluster, namespace: str, faults: Faults) -> None:
     apply(own, namespace, sleeper("one", nodeName="node-2"))
     wait_for(own, namespace, "condition=Ready", "pod/one")
     faults.cut_off("node-2")
@@ -261,7 +262,7 @@ def test_a_node_is_cut_off_and_comes_back(own: OwnCluster, namespace: str, fault
     assert look(own, namespace, "one")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
-def test_a_node_dies_and_starts_again(own: OwnCluster, namespace: str, faults: Faults) -> None:
+def test_a_dead_node_can_be_restarted(own: OwnCluster, namespace: str, faults: Faults) -> None:
     apply(own, namespace, sleeper("one", nodeName="node-2"))
     wait_for(own, namespace, "condition=Ready", "pod/one")
     (process,) = faults.processes(namespace, "one")
@@ -273,7 +274,7 @@ def test_a_node_dies_and_starts_again(own: OwnCluster, namespace: str, faults: F
     wait_for(own, namespace, "condition=Ready", "pod/one")
 
 
-def test_the_way_to_the_api_server_breaks(own: OwnCluster, namespace: str, faults: Faults) -> None:
+def test_connections_to_the_api_server_can_be_broken(own: OwnCluster, namespace: str, faults: Faults) -> None:
     own.kubectl("create", "rolebinding", "all", f"--namespace={namespace}", "--clusterrole=admin",
                 f"--serviceaccount={namespace}:default")  # fmt: skip
     kubeconfig = own.faulty_login(namespace, "default")
@@ -311,7 +312,7 @@ def test_the_way_to_the_api_server_breaks(own: OwnCluster, namespace: str, fault
     assert attempt("get", "configmaps").returncode == 0
 
 
-def test_fake_nodes_and_their_pods_are_many(own: OwnCluster, namespace: str) -> None:
+def test_many_fake_nodes_run_many_pods(own: OwnCluster, namespace: str) -> None:
     own.fake_nodes.add(5, {"nvidia.com/gpu": "8"})
     selected = {"nodeSelector": {MARK: "fake"}, "tolerations": [{"key": MARK, "operator": "Exists"}]}
     apply(own, namespace, *(sleeper(f"pod-{n}", limits={"nvidia.com/gpu": 8}, **selected) for n in range(5)))
@@ -323,7 +324,7 @@ def test_fake_nodes_and_their_pods_are_many(own: OwnCluster, namespace: str) -> 
     eventually(lambda: own.api.ready_nodes() == {"node-1", "node-2"}, "them to go")
 
 
-def test_a_given_cluster_is_used_in_the_same_way(own: OwnCluster, namespace: str) -> None:
+def test_an_existing_cluster_can_be_used(own: OwnCluster, namespace: str) -> None:
     apply(own, namespace, pod("server", "perl", "-e", SERVER))
     wait_for(own, namespace, "condition=Ready", "pod/server")
     given = GivenCluster(own.kubeconfig, "registry.example")
@@ -351,7 +352,7 @@ def test_requests_are_in_the_audit_log(own: OwnCluster, namespace: str) -> None:
     assert eventually(written, "the request to be written down") == [("Metadata", "admin", "create", 201)]
 
 
-def test_a_line_of_a_log_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
+def test_an_incomplete_log_line_is_read_later(tmp_path: Path) -> None:
     (tmp_path / "audit.log").write_text('{"stage":"ResponseComplete"}\n{"stage":"Resp')
     assert whole_lines(tmp_path / "audit.log") == ['{"stage":"ResponseComplete"}']
 
@@ -398,7 +399,7 @@ def other_owner() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("killed", ["owner", "owner and keeper"])
-def test_nothing_is_left_of_a_cluster_that_was_killed(
+def test_a_killed_cluster_leaves_nothing_behind(
     own: OwnCluster, other_owner: subprocess.Popen[str], killed: str
 ) -> None:
     """Another cluster beside it goes on."""
@@ -419,12 +420,23 @@ def test_nothing_is_left_of_a_cluster_that_was_killed(
     assert own.api.is_ready()
 
 
-def test_stopping_leaves_nothing() -> None:
+def freeze(program: Program) -> None:
+    """Return when `nsenter`, which waits for the program, has stopped too."""
+    nsenter = psutil.Process(program.outer_pid)
+    nsenter.children()[0].suspend()
+    eventually(lambda: nsenter.status() == psutil.STATUS_STOPPED, f"{program.name} to stand still")
+
+
+def test_stopping_also_ends_frozen_programs() -> None:
     routes = subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout
     others = namespaces_below(os.getpid())
     cluster = OwnCluster.start()
     namespaces = namespaces_below(os.getpid()) - others
     assert len(namespaces) == 3
     assert subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout == routes
+    freeze(cluster.control.space.programs["kube-apiserver"])
+    freeze(cluster.nodes["node-1"].kubelet)
+    begun = time.monotonic()
     cluster.stop()
+    assert time.monotonic() - begun < LIMIT_S
     assert traces(cluster.state, namespaces) == []

@@ -1,4 +1,4 @@
-"""The schemas in crds/ in a real API server: what it takes, what it refuses and with which words, what kubectl shows."""
+"""The schemas in crds/ in a real API server: what it accepts, what it refuses with which message, and what kubectl shows."""
 
 import json
 from collections.abc import Iterator
@@ -38,13 +38,13 @@ def test_good_objects_are_accepted(api: client.CustomObjectsApi) -> None:
 
 
 @pytest.mark.parametrize("bad", BAD, ids=[bad.name for bad in BAD])
-def test_a_bad_object_is_refused_with_the_place_and_what_would_be_right(bad: Bad, api: client.CustomObjectsApi) -> None:
+def test_an_invalid_object_is_refused_with_path_and_valid_values(bad: Bad, api: client.CustomObjectsApi) -> None:
     said = dry_run(api, bad.object)
     assert bad.path in said
     assert bad.message in said
 
 
-def test_a_field_that_is_not_there_is_refused(api: client.CustomObjectsApi) -> None:
+def test_an_unknown_field_is_refused(api: client.CustomObjectsApi) -> None:
     misspelt = changed(model(), {"spec.model.versionPolice": {}, "spec.autoscaling": {"provider": "HPA"}})
     said = dry_run(api, misspelt)
     assert 'unknown field "spec.model.versionPolice"' in said
@@ -95,6 +95,8 @@ STATUS = {
     "addresses": [{"type": "http", "value": "http://bert.prod.svc:8000"}],
     "replicas": 3,
     "readyReplicas": 2,
+    "desiredReplicas": 3,
+    "operator": "halimede/halimede",
     "selector": "halimede.dev/model=bert",
     "current": {"versions": [2], "templateHash": "6f9c", "image": "halimede:1"},
     "effective": {"format": "onnx", "resourceName": "nvidia.com/mig-1g.10gb", "serverImage": "halimede:1"},
@@ -112,6 +114,7 @@ STATUS = {
 FETCHED = {"digest": f"sha256:{'0' * 64}", "sizeBytes": 438000000, "fetchedAt": "2026-11-01T00:00:00Z"}
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_status_is_kept_whole_and_shown_in_columns(cluster: Cluster, namespace: str) -> None:
     apply(cluster, namespace, model(), ensemble())
     of_model = {**STATUS, "model": FETCHED}
@@ -138,6 +141,7 @@ def test_a_status_is_kept_whole_and_shown_in_columns(cluster: Cluster, namespace
     }
 
 
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(("target", "example"), [("im/bert", model()), ("mens/search", ensemble())])
 def test_kubectl_scales(target: str, example: Json, cluster: Cluster, namespace: str) -> None:
     apply(cluster, namespace, example)

@@ -1,4 +1,4 @@
-"""Children against a real API server: it takes them, and what it gives back of them leaves nothing to do."""
+"""Children in a real API server: it accepts them, and the objects that it returns need no change."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ def in_namespace(key: Key, namespace: str) -> Key:
 
 @EXAMPLES
 @given(case=cases())
-def test_any_children_are_taken_and_found_again(cluster: Cluster, namespace: str, case: Case) -> None:
+def test_generated_children_are_accepted_and_need_no_change(cluster: Cluster, namespace: str, case: Case) -> None:
     key, spec, members = case
     wanted = desired(in_namespace(key, namespace), UID, spec, members, PLATFORM)
 
@@ -64,7 +64,7 @@ def test_any_children_are_taken_and_found_again(cluster: Cluster, namespace: str
     assert diff(wanted, returned, UID) == ()
 
 
-def test_what_is_wanted_no_more_is_taken_away(cluster: Cluster, namespace: str) -> None:
+def test_fields_no_longer_wanted_are_removed(cluster: Cluster, namespace: str) -> None:
     key = in_namespace(model_key(), namespace)
     before = model_spec(
         workload=workload(
@@ -85,7 +85,7 @@ def test_what_is_wanted_no_more_is_taken_away(cluster: Cluster, namespace: str) 
     assert all(variable["name"] != "GONE" for variable in template["spec"]["containers"][0]["env"])
 
 
-def test_what_is_new_is_made_only_where_nothing_has_its_name(cluster: Cluster, namespace: str) -> None:
+def test_a_new_child_is_created_only_if_its_name_is_free(cluster: Cluster, namespace: str) -> None:
     every = model_spec(workload=workload(replicas=2, network_policy=True, scheduling=NOWHERE))
     wanted = ownerless(desired(in_namespace(model_key(), namespace), UID, every, {}, PLATFORM))
     assert {child["kind"] for child in wanted} == MADE
@@ -107,7 +107,7 @@ def test_what_is_new_is_made_only_where_nothing_has_its_name(cluster: Cluster, n
     asyncio.run(make())
 
 
-def test_an_edit_by_hand_is_found_and_undone_and_what_others_add_stays(cluster: Cluster, namespace: str) -> None:
+def test_hand_edits_are_undone_and_additions_of_others_stay(cluster: Cluster, namespace: str) -> None:
     key = in_namespace(model_key(), namespace)
     wanted = ownerless(desired(key, UID, model_spec(workload=workload(suspend=True)), {}, PLATFORM))
     apply(cluster, wanted)

@@ -1,4 +1,4 @@
-"""Edits by hand beside which the API server refuses what we apply, on a real one: they are undone all the same."""
+"""Hand edits that make a real API server refuse our apply: they are undone nevertheless."""
 
 import json
 from collections import Counter
@@ -28,7 +28,7 @@ EDITS: tuple[tuple[str, str, Any], ...] = (
 )
 
 
-def test_edits_beside_which_ours_is_refused_are_undone_and_what_others_add_stays(place: Place) -> None:
+def test_conflicting_edits_are_undone_and_additions_of_others_stay(place: Place) -> None:
     """O-44."""
     operator = place.start().ready()
     place.model("digits", replicas=2, resources={"requests": {"memory": "64Mi"}, "limits": {"cpu": "2"}})
@@ -55,7 +55,7 @@ def test_edits_beside_which_ours_is_refused_are_undone_and_what_others_add_stays
     assert accepted["status"] == "True"
 
 
-def test_what_is_refused_all_the_same_is_told_once(place: Place) -> None:
+def test_a_lasting_refusal_is_reported_once(place: Place) -> None:
     """A Deployment that was left with our labels and another selector, which nobody can change."""
     labels = labels_of(Key(Kind.INFERENCE_MODEL, place.namespace, "digits"))
     pod = {"containers": [{"name": "server", "image": "nothing"}]}
@@ -77,7 +77,7 @@ def test_what_is_refused_all_the_same_is_told_once(place: Place) -> None:
     assert place.writes()["patch deployments 422"] == 1
 
 
-def test_what_is_wanted_no_more_goes_though_it_was_edited(place: Place) -> None:
+def test_a_child_no_longer_wanted_is_deleted_even_if_edited(place: Place) -> None:
     operator = place.start().ready()
     place.model("digits", replicas=2)
     eventually(lambda: place.settled("digits"), "the status", check=operator.check)

@@ -1,5 +1,6 @@
-"""From the chart to answers: what a user applies is served, by real pods on real nodes."""
+"""From the chart to responses: models that a user applies are served by real pods on real nodes."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,12 @@ from cluster.gpus import Gpus, Layout
 from cluster.installed import Platform, Tenant
 from cluster.spaces import eventually
 from support.models import add_scaled, write_config
+from support.steady import SteadyClients
 
 SECONDS_TO_TELL = 10.0
 """Within which an object says why it does not serve."""
 START_LIMIT_S = 120.0
+QUESTION = {"IN": ("FP32", [1, 4], [1, 2, 3, 4])}
 IMAGE = "jsonpath={.spec.template.spec.containers[0].image}"
 
 DEVICE = """import os
@@ -47,7 +50,7 @@ def scaled(platform: Platform, tmp_path: Path) -> str:
     return platform.store.put("twice", tmp_path / "twice")
 
 
-def test_five_lines_serve_a_model(tenant: Tenant, scaled: str) -> None:
+def test_a_minimal_object_serves_a_model(tenant: Tenant, scaled: str) -> None:
     tenant.apply(
         f"""
 apiVersion: halimede.dev/v1alpha1
@@ -62,7 +65,7 @@ spec: {{model: {{uri: "{scaled}"}}}}
     assert line[:5] == ["twice", "True", "Serving", "1", "1"]
 
 
-def test_a_model_has_the_slice_that_it_asked_for(
+def test_a_model_has_the_gpu_slice_that_it_requested(
     tenant: Tenant, platform: Platform, gpus: Gpus, tmp_path: Path
 ) -> None:
     gpus.install("node-1", Layout([["3g.40gb"]]))
@@ -82,7 +85,36 @@ def test_a_model_has_the_slice_that_it_asked_for(
     assert tenant.get("im/device")["status"]["effective"]["resourceName"] == "nvidia.com/mig-3g.40gb"
 
 
-def test_three_models_serve_as_one(tenant: Tenant, platform: Platform, tmp_path: Path) -> None:
+def test_keep_alive_clients_lose_no_request_when_pods_end(tenant: Tenant, scaled: str) -> None:
+    tenant.apply(model("twice", scaled, "replicas: 2"))
+    tenant.wait_ready("im/twice", START_LIMIT_S)
+    first = tenant.names("pods")
+
+    def is_whole_without(gone: set[str]) -> bool:
+        pods = tenant.names("pods")
+        return len(pods) == 2 and not pods & gone and tenant.get("im/twice")["status"]["readyReplicas"] == 2
+
+    eventually(lambda: is_whole_without(set()), "two replicas", START_LIMIT_S)
+    assert tenant.infer("twice", QUESTION) == {"OUT": [2, 4, 6, 8]}
+    addresses = (tenant.cluster.forward("service/twice", port, tenant.namespace) for port in (8001, 8000))
+    with SteadyClients(*addresses, "twice", 4) as clients:
+        changed = {"spec": {"serving": {"drainTimeout": "20s"}}}
+        tenant.kubectl("patch", "im/twice", "--type=merge", f"--patch={json.dumps(changed)}")
+        eventually(lambda: is_whole_without(first), "the rollout to end", START_LIMIT_S)
+        second = tenant.names("pods")
+        node = tenant.get(min(second))["spec"]["nodeName"]
+        there = {pod for pod in second if tenant.get(pod)["spec"]["nodeName"] == node}
+        selected = ("--pod-selector=halimede.dev/model=twice", "--delete-emptydir-data", "--timeout=100s")
+        try:
+            tenant.cluster.kubectl("drain", node, *selected, limit_s=110)
+            eventually(lambda: is_whole_without(there), "the node's pods to be replaced", START_LIMIT_S)
+        finally:
+            tenant.cluster.kubectl("uncordon", node)
+    assert clients.lost == []
+    assert min(clients.answered.values()) > 500
+
+
+def test_an_ensemble_of_three_models_serves(tenant: Tenant, platform: Platform, tmp_path: Path) -> None:
     for name, factor in (("two", 2), ("three", 3), ("five", 5)):
         add_scaled(tmp_path, name, factor)
         # Models that are steps alone have no pods of their own.
@@ -116,13 +148,13 @@ spec:
     )
 
 
-def test_a_uri_without_a_model_is_told(tenant: Tenant) -> None:
+def test_a_uri_without_a_model_is_reported(tenant: Tenant) -> None:
     tenant.apply(model("nothing", "s3://models/nowhere"))
     said = tenant.wait_for_reason("im/nothing", "ModelFetchFailed", START_LIMIT_S)
     assert "s3://models/nowhere" in said
 
 
-def test_a_configuration_that_is_wrong_is_told(tenant: Tenant, platform: Platform, tmp_path: Path) -> None:
+def test_an_invalid_configuration_is_reported(tenant: Tenant, platform: Platform, tmp_path: Path) -> None:
     add_scaled(tmp_path, "odd", 2)
     write_config(tmp_path / "odd", "max_batch_size: many\n")
     tenant.apply(model("odd", platform.store.put("odd", tmp_path / "odd")))
@@ -130,7 +162,7 @@ def test_a_configuration_that_is_wrong_is_told(tenant: Tenant, platform: Platfor
     assert "max_batch_size" in said
 
 
-def test_a_model_that_does_not_load_is_told(tenant: Tenant, platform: Platform, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_is_reported(tenant: Tenant, platform: Platform, tmp_path: Path) -> None:
     (tmp_path / "broken" / "1").mkdir(parents=True)
     (tmp_path / "broken" / "1" / "model.onnx").write_bytes(b"this is no model")
     tenant.apply(model("broken", platform.store.put("broken", tmp_path / "broken")))
@@ -138,7 +170,7 @@ def test_a_model_that_does_not_load_is_told(tenant: Tenant, platform: Platform, 
     assert "broken" in said
 
 
-def test_a_device_that_nobody_has_is_told(tenant: Tenant, gpus: Gpus, scaled: str) -> None:
+def test_a_device_that_no_node_has_is_reported(tenant: Tenant, gpus: Gpus, scaled: str) -> None:
     gpus.install("node-1", Layout([["1g.10gb"]]))
     tenant.apply(model("hungry", scaled, "accelerator: {type: MIG, mig: {profile: 7g.80gb}}"))
     said = tenant.wait_for_reason("im/hungry", "InsufficientDevices", SECONDS_TO_TELL)
@@ -146,7 +178,7 @@ def test_a_device_that_nobody_has_is_told(tenant: Tenant, gpus: Gpus, scaled: st
     assert "1g.10gb" in said
 
 
-def test_what_a_user_does_with_a_model(tenant: Tenant, scaled: str) -> None:
+def test_a_user_scales_edits_and_deletes_a_model(tenant: Tenant, scaled: str) -> None:
     tenant.apply(model("twice", scaled))
     tenant.wait_ready("im/twice", START_LIMIT_S)
     tenant.kubectl("scale", "im/twice", "--replicas=2")

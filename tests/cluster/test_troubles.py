@@ -1,8 +1,9 @@
-"""What goes wrong around models, on real pods: what the objects say of it, and that nothing else suffers."""
+"""Faults around models, on real pods: how the objects report them, and that nothing else is affected."""
 
 import json
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 from cluster.control import ADDRESS
 from cluster.faults import Faults
 from cluster.gpus import Gpus, Layout
-from cluster.installed import NAMESPACE, Platform, Tenant
+from cluster.installed import NAMESPACE, S3_SECRET, STORE_PORT, Platform, Tenant
 from cluster.spaces import eventually, python
 from support.models import add_scaled
 
 SECONDS_TO_TELL = 10.0
 """Within which an object says what its pod says."""
+SECONDS_TO_RECOVER = 30.0
+"""Within which a model is ready after its store is: the pause between tries and the start of the server."""
 START_LIMIT_S = 120.0
 KINDS = "deployments,services,configmaps,serviceaccounts,poddisruptionbudgets,replicasets,pods"
 OPERATOR = f"system:serviceaccount:{NAMESPACE}:halimede"
@@ -51,6 +54,14 @@ def refusing(platform: Platform) -> Iterator[str]:
     yield f"http://{ADDRESS}:{REFUSING_PORT}"
     program.check()
     space.programs.pop("refusing").stop()
+
+
+@pytest.fixture
+def troubled(platform: Platform) -> Iterator["TroubledStores"]:
+    """One that never answers, and one that answers 500."""
+    stores = TroubledStores(platform, {"silent": 9002, "error": 9003})
+    yield stores
+    stores.stop()
 
 
 def model(name: str, uri: str, **fields: Any) -> Object:
@@ -116,7 +127,7 @@ def ready(tenant: Tenant) -> dict[str, Object]:
     }
 
 
-def test_every_model_says_what_is_wrong_with_it(
+def test_every_failing_model_reports_its_cause(
     platform: Platform, tenant: Tenant, scaled: str, tainted: str, refusing: str
 ) -> None:
     """O-40, O-60, O-61, O-62, O-65, O-86."""
@@ -153,7 +164,7 @@ def test_every_model_says_what_is_wrong_with_it(
         "greedy": (
             {"model": {"uri": scaled}, "podTemplate": running("bytearray(1 << 30)"), "resources": memory},
             "OutOfMemory",
-            ("code 137", "spec.resources"),
+            ("its limit is 128Mi", "spec.resources.limits.memory"),
         ),
         "tainted": ({"model": {"uri": scaled}, "scheduling": on_tainted}, "Unschedulable", ("untolerated taint",)),
         "gpu": (
@@ -229,7 +240,97 @@ def test_every_model_says_what_is_wrong_with_it(
     eventually(lambda: tenant.names(KINDS) == left, "nothing to be left", START_LIMIT_S)
 
 
-def test_what_a_pod_needs_and_is_not_there_is_told_until_it_is(platform: Platform, tenant: Tenant, scaled: str) -> None:
+def test_an_unreachable_store_is_reported_and_its_return_noticed(
+    platform: Platform, tenant: Tenant, scaled: str, troubled: "TroubledStores", tmp_path: Path
+) -> None:
+    """Beside it a model of a bucket's private part, for which the namespace has the platform's Secret."""
+    apply(tenant, _holding("Secret", S3_SECRET, stringData={"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": TOKEN}))
+    add_scaled(tmp_path, "private", 3)
+    private = platform.store.put("private", tmp_path / "private", is_public=False)
+    servers = {
+        "unknown": "http://store.invalid:9000",
+        "refused": f"http://{ADDRESS}:9004",
+        "silent": f"http://{ADDRESS}:9002",
+        "error": f"http://{ADDRESS}:9003",
+    }
+    causes = {
+        "unknown": f"the store {servers['unknown']} cannot be reached: its name is not known",
+        "refused": f"the store {servers['refused']} cannot be reached: connection refused",
+        "silent": f"the store {servers['silent']} cannot be reached: no answer in time",
+        "error": f"the store {servers['error']} answers with an error (500)",
+    }
+    apply(tenant, model("private", private), *(model(each, _at(server, scaled)) for each, server in servers.items()))
+    told_after: dict[str, float] = {}
+
+    def all_told() -> bool:
+        now = datetime.now(UTC)
+        said = ready(tenant)
+        for pod in tenant.get("pods")["items"]:
+            name = pod["metadata"]["labels"]["halimede.dev/model"]
+            message = said.get(name, {}).get("message", "")
+            if name in causes and f"unreachable: {_at(servers[name], scaled)}: {causes[name]}, trying again" in message:
+                assert said[name]["reason"] == "ModelFetchFailed"
+                told_after.setdefault(name, (now - _first_start(pod)).total_seconds())
+        return told_after.keys() == causes.keys()
+
+    try:
+        eventually(all_told, "all to be told", START_LIMIT_S)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{json.dumps(ready(tenant), indent=1)}") from None
+    tenant.wait_ready("im/private", START_LIMIT_S)
+    # What the same program needs here and now to fetch a small model.
+    (pod,) = tenant.get("pods", "--selector=halimede.dev/model=private")["items"]
+    (fetch,) = pod["status"]["initContainerStatuses"]
+    ended = datetime.fromisoformat(fetch["state"]["terminated"]["finishedAt"])
+    start_secs = (ended - _first_start(pod)).total_seconds()
+    assert {name: secs for name, secs in told_after.items() if secs > SECONDS_TO_TELL + start_secs} == {}
+    assert tenant.infer("private", QUESTION) == {"OUT": [3, 6, 9, 12]}
+
+    before = ready(tenant)
+    troubled.recover(9002, 9003, 9004)
+    for name in ("refused", "silent", "error"):
+        tenant.wait_ready(f"im/{name}", SECONDS_TO_RECOVER)
+    assert ready(tenant)["unknown"] == before["unknown"]
+
+
+class TroubledStores:
+    """Servers by their ports."""
+
+    def __init__(self, platform: Platform, modes: dict[str, int]) -> None:
+        self._space = platform.cluster.control.space
+        for mode, port in modes.items():
+            self._start(port, mode)
+
+    def recover(self, *ports: int) -> None:
+        """Each of the ports leads to the store."""
+        for port in ports:
+            if program := self._space.programs.pop(f"store-{port}", None):
+                program.stop()
+            self._start(port, str(STORE_PORT))
+
+    def stop(self) -> None:
+        for name in [each for each in self._space.programs if each.startswith("store-")]:
+            self._space.programs.pop(name).stop()
+
+    def _start(self, port: int, mode: str) -> None:
+        self._space.start(f"store-{port}", *python("troubled_store", ADDRESS, port, mode))
+
+
+def _at(server: str, uri: str) -> str:
+    """The same model location on another server."""
+    return uri.replace("s3://", f"s3://{server}/")
+
+
+def _first_start(pod: Object) -> datetime:
+    """When the fetch container first ran."""
+    (fetch,) = pod["status"]["initContainerStatuses"]
+    first = fetch["lastState"].get("terminated") or fetch["state"].get("terminated") or fetch["state"]["running"]
+    return datetime.fromisoformat(first["startedAt"])
+
+
+def test_missing_objects_of_a_pod_are_reported_until_they_exist(
+    platform: Platform, tenant: Tenant, scaled: str
+) -> None:
     """O-61."""
     credentials = {"secretRef": {"name": "keys"}, "caBundle": {"configMapName": "authorities", "key": "ca.crt"}}
     secret_key, map_key = {"name": "words", "key": "A"}, {"name": "settings", "key": "A"}
@@ -313,7 +414,7 @@ def restarts(tenant: Tenant, name: str) -> int:
     return sum(each["restartCount"] for each in pod["status"]["containerStatuses"])
 
 
-def test_devices_and_a_node_that_go_are_told_and_made_up_for(
+def test_lost_devices_and_nodes_are_reported_and_replaced(
     platform: Platform, tenant: Tenant, gpus: Gpus, faults: Faults, scaled: str
 ) -> None:
     """O-63, O-64."""
@@ -387,7 +488,7 @@ def nodes_of(tenant: Tenant, name: str) -> list[str]:
     return [each["node"] for each in tenant.get(f"im/{name}")["status"]["placements"]]
 
 
-def test_a_namespace_that_ends_is_left_alone(platform: Platform, tenant: Tenant, scaled: str) -> None:
+def test_a_namespace_being_deleted_is_left_alone(platform: Platform, tenant: Tenant, scaled: str) -> None:
     """O-42."""
     names = [f"twice-{n}" for n in range(5)]
     apply(tenant, *(model(name, scaled, replicas=0) for name in names))
@@ -409,7 +510,7 @@ def test_a_namespace_that_ends_is_left_alone(platform: Platform, tenant: Tenant,
         tenant.kubectl("patch", "configmap/held", "--type=merge", '--patch={"metadata":{"finalizers":null}}')
 
 
-def test_who_writes_models_reaches_nothing_of_others(platform: Platform, tenant: Tenant, scaled: str) -> None:
+def test_authors_of_models_cannot_access_objects_of_others(platform: Platform, tenant: Tenant, scaled: str) -> None:
     """O-88."""
     cluster = platform.cluster
     rights = ("--resource=inferencemodels,modelensembles", "--verb=create,patch,get,list")
@@ -495,7 +596,7 @@ def may(tenant: Tenant, *what: str) -> str:
 
 
 def changed(platform: Platform) -> list[tuple[str, str]]:
-    """Namespace and resource of all that the operator has written."""
+    """Namespace and resource of all writes of the operator."""
     return [
         (event["objectRef"].get("namespace", ""), event["objectRef"]["resource"])
         for event in platform.cluster.audit_events()

@@ -17,7 +17,7 @@ from support.background import in_background
 from support.calling import CALLS, COUNT_METHODS, PATIENT, add_script, each, run
 from support.calls import executing
 from support.processes import resident_bytes
-from support.served import Stage, add_python, infer, parameter, workers
+from support.served import ECHO, Stage, add_python, infer, parameter, workers
 from support.server import Start, wait_until
 
 MIB = 1 << 20
@@ -105,13 +105,6 @@ for request in requests:
     sender = request.get_response_sender()
     sender.send(pb_utils.InferenceResponse(error=self.error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-WAYS_TO_WAIT = {
-    "execute": ("def", "self.work(requests)"),
-    "join": ("def", "thread = threading.Thread(target=self.work, args=(requests,)); thread.start(); thread.join()"),
-    "map": ("def", "with ThreadPoolExecutor(2) as pool: list(pool.map(self.work, [requests]))"),
-    "result": ("def", "ThreadPoolExecutor(1).submit(self.work, requests).result()"),
-    "exec on the loop": ("async def", "self.work(requests)"),
-}
 
 
 def work(code: str) -> str:
@@ -122,19 +115,15 @@ def refused(told: object) -> bool:
     return "all its instances wait for the answer" in str(told)
 
 
-@pytest.mark.parametrize("way", WAYS_TO_WAIT)
-def test_a_decoupled_model_that_waits_for_itself_is_told_of_the_deadlock(stage: Stage, way: str) -> None:
-    """F-21."""
-    how, wait = WAYS_TO_WAIT[way]
-    head = CALLS + "from concurrent.futures import ThreadPoolExecutor\n"
-    note = "\nnote('went on')\n"
-    methods = work(CALL_ITSELF.format("circle") + note)
+def test_a_decoupled_model_that_calls_itself_in_execute_is_told_of_the_deadlock(stage: Stage) -> None:
+    methods = work(CALL_ITSELF.format("circle") + "\nnote('went on')\n")
     decoupled = {"decoupled": True, "max_batch_size": 0}
-    stage.put_up("circle", wait + TELL, methods=methods, head=head, how=how, **decoupled)
+    stage.put_up("circle", "self.work(requests)" + TELL, methods=methods, head=CALLS, **decoupled)
     add_script(stage)
-    code = "return said(list(ask('circle', tensor(np.float32([{}]))).exec(decoupled=True))[-1])"
-    assert refused(run(stage.server, code.format(1)))
-    # What it called was not run: it would have called itself in turn.
+    assert refused(
+        run(stage.server, "return said(list(ask('circle', tensor(np.float32([1]))).exec(decoupled=True))[-1])")
+    )
+    # The call was not executed: it would have called itself in turn.
     assert stage.notes("circle") == ["went on"]
     wait_until(lambda: executing(stage.server, "circle") == 0, "the end of all", stage.server)
 
@@ -159,17 +148,6 @@ def test_a_circle_through_a_decoupled_model_whose_batches_are_over_is_seen(stage
     wait_until(lambda: executing(stage.server, "waits") == executing(stage.server, "beside") == 0, "all", stage.server)
 
 
-def test_a_call_of_a_model_whose_loop_waits_for_its_caller_is_told_of_the_deadlock(stage: Stage) -> None:
-    """F-21. An instance seems to be free for it: the loop could run more, if it did not stand."""
-    call = "return [pb_utils.InferenceResponse(error=ask('{}', *requests[0].inputs()).exec().error())]"
-    concurrent = parameter("MAX_CONCURRENCY", "4")
-    stage.put_up("stands", call.format("back"), head=CALLS, how="async def", extra=concurrent, max_batch_size=1)
-    # The loop is known to stand by then, or the circle is seen when it is.
-    stage.put_up("back", "time.sleep(0.2)\n" + call.format("stands"), head=CALLS)
-    status, told = infer(stage.server, "stands", 1)
-    assert (status, "model 'stands' is not called" in str(told), refused(told)) == (503, True, True), told
-
-
 def test_a_thread_that_execute_does_not_join_may_call_its_own_model(stage: Stage) -> None:
     """The call waits for the one instance until `execute` returns, however long that takes."""
     execute = """
@@ -189,9 +167,62 @@ else:
     code = "return said(list(ask('own', tensor(np.float32([1]))).exec(decoupled=True))[-1])"
     asked = in_background(lambda: run(stage.server, code))
     wait_until(lambda: stage.notes("own") == ["calls"], "the call", stage.server)
-    time.sleep(0.2)  # for several looks at who waits
+    time.sleep(0.2)  # for the call to be queued
     (stage.repository.parent / "own.notes.go").touch()
     assert asked.result(30) == []
+
+
+THREAD_OF_ITS_OWN = """
+for request in requests:
+    response = ThreadPoolExecutor(1).submit(self.work, request).result()
+    sender = request.get_response_sender()
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+CALL_THE_OTHER = """
+def work(self, request):
+    if value(request) == 0: return answer(request)
+    *_, last = ask("{}", row(value(request) - 1)).exec(decoupled=True)
+    if last.has_error(): return pb_utils.InferenceResponse(error=last.error())
+    return pb_utils.InferenceResponse(last.output_tensors())
+"""
+
+
+def test_models_that_call_one_another_by_threads_go_on_after_the_timeout(stage: Stage) -> None:
+    """The server does not know that `execute` waits for its thread, and so it sees no circle."""
+    head = CALLS + "from concurrent.futures import ThreadPoolExecutor\n"
+    server = stage.server
+    for name, other, timeout_ms in (("first", "second", "60000"), ("second", "first", "1500")):
+        stage.put_up(
+            name,
+            THREAD_OF_ITS_OWN,
+            methods=CALL_THE_OTHER.format(other),
+            head=head,
+            decoupled=True,
+            extra=parameter("BLS_TIMEOUT_MS", timeout_ms),
+        )
+    add_script(stage)
+    code = "return said(next(iter(ask('first', row({})).exec(decoupled=True))))"
+    begun = time.monotonic()
+    told = str(run(server, code.format(2)))
+    took = time.monotonic() - begun
+    assert told.startswith("UNAVAILABLE: "), told
+    assert "model 'first' is not called: the call of model 'second' was queued for 15" in told
+    assert "(its BLS_TIMEOUT_MS is 1500); if the called model waits for its caller, more instances would serve" in told
+    assert 1.5 <= took < 15
+    line = "model 'second': its call of model 'first' was ended after 15"
+    wait_until(lambda: line in server.log, "the line of the log", server)
+    # Both models go on, and a call that is not queued has all the time that it takes.
+    assert run(server, code.format(1)) == [[[0]]]
+    assert executing(server, "first") == executing(server, "second") == 0
+
+
+def test_a_call_that_executes_is_not_ended_by_its_timeout(stage: Stage) -> None:
+    stage.put_up("slow", f"time.sleep(0.6)\n{ECHO}")
+    execute = (
+        "return [pb_utils.InferenceResponse(ask('slow', *each.inputs()).exec().output_tensors()) for each in requests]"
+    )
+    stage.put_up("caller", execute, head=CALLS, extra=parameter("BLS_TIMEOUT_MS", "200"))
+    assert infer(stage.server, "caller", 3) == (200, [3])
 
 
 def test_a_wait_that_nobody_can_see_ends_with_the_time_of_its_call(stage: Stage) -> None:

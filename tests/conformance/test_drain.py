@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import queue
 import signal
 import socket
 import threading
@@ -14,10 +15,12 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from support.calls import ONES, ONES_JSON, executing, load
+from support.balancer import Balancer
+from support.calls import ONES, ONES_JSON, executing, load, metric
 from support.h2client import SETTINGS, H2Client, frame
 from support.models import add_identity
 from support.server import RunningServer, Start, wait_until
+from support.steady import SteadyClients
 
 
 @pytest.fixture
@@ -45,6 +48,12 @@ def connect_to():
 @pytest.fixture
 def connect(server: RunningServer, connect_to):
     return lambda: connect_to(server)
+
+
+def ones() -> grpcclient.InferInput:
+    tensor = grpcclient.InferInput("IN", [1, 16], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 16), np.float32))
+    return tensor
 
 
 def test_idle_connections_do_not_delay_the_exit(server: RunningServer, connect) -> None:
@@ -75,11 +84,9 @@ def test_work_in_flight_is_answered(server: RunningServer, connect) -> None:
 
     def over_grpc() -> None:
         with grpcclient.InferenceServerClient(server.grpc_url) as client:
-            tensor = grpcclient.InferInput("IN", [1, 16], "FP32")
-            tensor.set_data_from_numpy(np.ones((1, 16), np.float32))
             client.is_server_live()
             sent.wait()
-            answers.append(client.infer("slow", [tensor]).as_numpy("OUT").sum())
+            answers.append(client.infer("slow", [ones()]).as_numpy("OUT").sum())
 
     callers = [threading.Thread(target=target) for target in (over_http, over_http, over_grpc)]
     for caller in callers:
@@ -217,9 +224,7 @@ def test_during_the_drain_delay_all_ports_serve_and_readiness_says_no(delayed) -
         assert server.get("/v2/health/live").status == 200
         assert not client.is_server_ready()
         assert client.is_server_live()
-        tensor = grpcclient.InferInput("IN", [1, 16], "FP32")
-        tensor.set_data_from_numpy(np.ones((1, 16), np.float32))
-        assert client.infer("quick", [tensor]).as_numpy("OUT").sum() == 16
+        assert client.infer("quick", [ones()]).as_numpy("OUT").sum() == 16
     with grpcclient.InferenceServerClient(server.grpc_url) as late:
         assert not late.is_server_ready()
     assert server.post("/v2/models/quick/infer", ONES).status == 200
@@ -241,6 +246,50 @@ def test_no_request_is_lost_while_the_delay_lasts(delayed) -> None:
         statuses.append(server.post("/v2/models/quick/infer", ONES).status)
     assert set(statuses) == {200}
     assert server.process.wait(20) == 0
+
+
+def test_clients_that_keep_their_connections_lose_nothing_when_a_server_ends(start: Start, repository: Path) -> None:
+    """Two servers behind one address, and one of them ends: new connections still reach it for half of its delay."""
+    add_identity(repository, "quick")
+    ending, staying = (start("--model-repository", repository, "--drain-delay=2") for _ in range(2))
+    both = (ending, staying)
+    with (
+        Balancer([server.grpc_port for server in both]) as over_grpc,
+        Balancer([server.http_port for server in both]) as over_http,
+        SteadyClients(over_grpc.url, over_http.url, "quick", 16) as clients,
+    ):
+
+        def wait_for_answers() -> None:
+            enough = {protocol: count + 50 for protocol, count in clients.answered.items()}
+            wait_until(lambda: all(clients.answered[each] > enough[each] for each in enough), "answers", staying)
+
+        wait_for_answers()
+        assert metric(ending, "nv_inference_request_success", "quick") > 25
+        ending.process.send_signal(signal.SIGTERM)
+        time.sleep(1)
+        over_grpc.lead_to([staying.grpc_port])
+        over_http.lead_to([staying.http_port])
+        assert ending.process.wait(20) == 0
+        wait_for_answers()
+    assert clients.lost == []
+
+
+def test_an_open_stream_is_served_until_the_delay_is_over(delayed) -> None:
+    stopping = delayed(2)
+    answers: queue.Queue[tuple[object, InferenceServerException | None]] = queue.Queue()
+    with grpcclient.InferenceServerClient(stopping.running.grpc_url) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer("quick", [ones()])
+        assert answers.get(timeout=20)[1] is None
+        stopping.terminate()
+        while time.monotonic() - stopping.told_at < 1.7:
+            client.async_stream_infer("quick", [ones()])
+            assert answers.get(timeout=20)[1] is None
+        error = answers.get(timeout=20)[1]
+        assert error is not None
+        assert error.message() == "GRPC server is shutting down and has stopped accepting new requests."
+        assert stopping.is_over()
+    assert stopping.running.process.wait(20) == 0
 
 
 def test_the_exit_timeout_begins_when_the_delay_ends(delayed, connect_to) -> None:

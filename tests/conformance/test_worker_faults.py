@@ -91,6 +91,12 @@ def is_ready(server: RunningServer, model: str) -> bool:
     return server.get(f"/v2/models/{model}/ready").status == 200
 
 
+def worker_health(server: RunningServer, model: str) -> object:
+    """What the index says of the model's processes, over HTTP alone."""
+    found = server.post("/v2/repository/index").json
+    return next(entry["workers"] for entry in found if entry["name"] == model)
+
+
 def recover(server: RunningServer, model: str) -> None:
     wait_until(lambda: is_ready(server, model), f"{model} to be ready again", server)
 
@@ -191,11 +197,16 @@ def test_a_model_that_dies_at_every_request_is_parked_until_it_is_loaded(stage: 
     assert index(server)["loop", "1"] == ("UNAVAILABLE", f"Unavailable: {refusal}")
     assert server.get("/v2/health/live").status == 200
     assert cpu_secs(server) - before < 2  # it took 1.5 s, of which next to nothing was work
+    assert worker_health(server, "loop") == {
+        "failure": "worker exited 5 times (last: signal 11)",
+        "out_of_memory": False,
+    }
     lines = [line for line in server.log[said:].splitlines() if "loop_0_0" in line and " http:500] " not in line]
     assert len(lines) <= 12, lines
     assert load(server, "loop") == (200, "")
     assert infer(server, "loop", 4) == (200, [4])
     assert index(server)["loop", "1"] == ("READY", "")
+    assert worker_health(server, "loop") == {}
 
 
 def test_a_model_that_dies_at_every_start_is_parked_until_it_is_loaded(stage: Stage, tmp_path: Path) -> None:
@@ -316,11 +327,13 @@ def channel():
     numbers = [int(name) for name in os.listdir("/proc/self/fd")]
     return [n for n in numbers if n > 2 and os.path.exists(f"/proc/self/fd/{n}") and stat.S_ISSOCK(os.fstat(n).st_mode)]
 """
+# On a busy machine the server gives up before the zygote says how the process ended.
+CLOSED = "signal 9|it closed its channel"
 HOSTILE = {
     "garbage": ("for n in channel(): os.write(n, b'\\xff' * 1000)\ntime.sleep(600)", "it sent garbage"),
     "a lot": ("for n in channel():\n    while True: os.write(n, b'\\x00' * 65536)", "it sent garbage"),
-    "closes": ("for n in channel(): os.close(n)\ntime.sleep(600)", "signal 9"),
-    "shuts": ("for n in channel(): socket.socket(fileno=os.dup(n)).shutdown(2)\ntime.sleep(600)", "signal 9"),
+    "closes": ("for n in channel(): os.close(n)\ntime.sleep(600)", CLOSED),
+    "shuts": ("for n in channel(): socket.socket(fileno=os.dup(n)).shutdown(2)\ntime.sleep(600)", CLOSED),
 }
 
 
@@ -334,7 +347,7 @@ def test_a_model_that_misuses_the_channel_is_replaced(stage: Stage) -> None:
     for number, (what, (_, how)) in enumerate(HOSTILE.items(), 1):
         before = workers(server, "hostile")
         status, text = infer(server, "hostile", -number)
-        assert (status, how in str(text)) == (500, True), (what, text)
+        assert (status, bool(re.search(how, str(text)))) == (500, True), (what, text)
         assert infer(server, "hostile", 3) == (200, [3]), what
         assert workers(server, "hostile") != before
     assert server.get("/v2/health/live").status == 200

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import tritonclient.http as httpclient
 
-from halimede.runtime.lifecycle import CLOSE_PATIENCE_SECS
+from halimede.runtime.lifecycle.closing import CLOSE_PATIENCE_SECS
 from support.background import in_background
 from support.calls import index, load, pending, unload
 from support.processes import resident_bytes

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from halimede.core.config.read import read_json
 from halimede.fetch.credentials import KEYS
-from halimede.fetch.uri import parse_uri
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import UNREAD, Kind, ModelSpec, Spec
 from halimede_operator.core.api.uris import read_uri
 from halimede_operator.core.platform import Platform
+from halimede_spec.uri import parse_uri
 from support.custom_resources import ABSENT, BAD, CRDS, FULL, FULL_MODEL, GOOD, MORE, Bad, Json, changed, schema_of
 
 PLATFORM = Platform(server_image="server", gpu_server_image="gpu-server")

@@ -26,6 +26,7 @@ WORDS = [
         "1",
         "-2.5",
         "1e999",
+        "9" * 400,
         "'tok.x'",
         '"it\\"s"',
         "true",
@@ -78,7 +79,7 @@ def test_a_condition_is_read_as_the_server_reads_it(words: list[str]) -> None:
         assert isinstance(references, str)
         return
     assert not isinstance(references, str), references
-    assert tuple(dict.fromkeys(NAMES[reference.source] for reference in references)) == condition.tensors
+    assert tuple(dict.fromkeys(NAMES[reference.tensor] for reference in references)) == condition.tensors
     assert parse_condition(renamed(ours, NAMES)).expression == condition.expression
 
 

@@ -1,5 +1,6 @@
 """What the operator writes for the server is what the server reads: the fetch plan, the command line, the ensembles."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from halimede.core.config.dataflow import check_dataflow
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.read import read_json
 from halimede.core.ensemble.graph import make_graph
+from halimede.fetch import layout
 from halimede.fetch.plan import read_plan
 from halimede.settings import LogFormat, Settings
 from halimede_operator.core.api.spec import Key, ModelSpec, Serving, Spec
+from halimede_spec.fetch_plan import FORMATS
 from support.operator_children import children_of, pod_of, server_of
-from support.operator_specs import cases, members_of, model_spec, search_spec, step, tensor, workload
+from support.operator_specs import PLATFORM, cases, members_of, model_spec, search_spec, step, tensor, workload
 
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -25,13 +28,18 @@ MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthChe
 @given(cases())
 def test_the_fetcher_reads_every_plan(case: tuple[Key, Spec, dict[str, ModelSpec]]) -> None:
     key, spec, members = case
-    text = children_of(spec, members, key=key)["ConfigMap"]["data"]["plan.json"]
+    platform = replace(PLATFORM, s3_secret="models-s3", s3_region="eu-central-1")
+    text = children_of(spec, members, key=key, platform=platform)["ConfigMap"]["data"]["plan.json"]
 
     plan, problems = read_plan(text.encode())
 
-    assert problems == []
+    assert (problems, plan.s3.credentials) == ([], "/run/halimede/s3")
     assert len(plan.models) == max(1, len(members))
     assert [problem.message for each in plan.ensembles for problem in check_dataflow(each.config.config)] == []
+
+
+def test_the_fetcher_knows_the_file_of_each_format() -> None:
+    assert tuple(layout.FORMATS) == FORMATS
 
 
 def test_the_server_takes_the_command_line(tmp_path: Path) -> None:

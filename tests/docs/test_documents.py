@@ -17,7 +17,7 @@ from support.server import wait_until
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "pages"
-DOCUMENTS = [ROOT / "README.md", *sorted(PAGES.glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "CONTRIBUTING.md", *sorted(PAGES.glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 BLOCK = re.compile(r"(?:<!-- run by (?P<elsewhere>\S+) -->\n)?```sh\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 SERVER = re.compile(r"^(?:\S*/)?(?:halimede serve|tritonserver)\b", re.MULTILINE)

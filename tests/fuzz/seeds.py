@@ -7,8 +7,10 @@ import numpy as np
 from halimede.backends.hosting import Answer, Reply
 from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.core.wire.protocol import ModelInferRequest
-from halimede.workers import frames
-from halimede.workers.frames import Kind
+from halimede.workers.frames.answers import encode_done, encode_response
+from halimede.workers.frames.calls import encode_infer
+from halimede.workers.frames.control import encode_blocks, json_frame
+from halimede.workers.frames.kinds import CALL, METRIC, TAKEN, Kind, encode_frame
 
 _JSON = (
     b'{"id":"a","parameters":{"k":1,"timeout":5},"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1.5,NaN]}]}',
@@ -50,24 +52,24 @@ def _place(data: Buffer) -> tuple[int, int] | None:
 
 
 def _done(batch: int, replies: list[Reply], wanted: int = 0, retained: tuple[tuple[int, int], ...] = ()) -> bytes:
-    done = frames.encode_done(batch, replies, False, (1, 2, 3), _OUTPUTS, _place, lambda: (wanted, retained))
+    done = encode_done(batch, replies, False, (1, 2, 3), _OUTPUTS, _place, lambda: (wanted, retained))
     return bytes(done)
 
 
 def _response(key: int, reply: Reply, final: bool) -> bytes:
-    return bytes(frames.encode_response(key, reply, final, (4, 5), _OUTPUTS, _place))
+    return bytes(encode_response(key, reply, final, (4, 5), _OUTPUTS, _place))
 
 
 def _infer(number: int, *inputs: Tensor, batch: int = 1, **fields: Any) -> bytes:
     request = InferenceRequest("m", inputs=list(inputs), **fields)
-    return bytes(frames.encode_infer(number, batch, request, _place, lambda: 0))
+    return bytes(encode_infer(number, batch, request, _place, lambda: 0))
 
 
 def _taken(number: int, count: int) -> bytes:
-    return frames.frame(Kind.TAKEN, frames.TAKEN.pack(number, count))
+    return encode_frame(Kind.TAKEN, TAKEN.pack(number, count))
 
 
-_CALL = frames.frame(Kind.CALL, frames.CALL.pack(3) + b'["metric_new",{"family":1,"labels":{"a":"b"}}]')
+_CALL = encode_frame(Kind.CALL, CALL.pack(3) + b'["metric_new",{"family":1,"labels":{"a":"b"}}]')
 
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "http_framing": (
@@ -105,21 +107,20 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     "grpc_contents": (_message(raw=True), _message()),
     "worker_frames": (
         b"\x10" + _done(1, [Answer([_Y, _S], {"a": 1, "b": "c"}), InferenceError(ErrorCode.UNAVAILABLE, "no")]),
-        b"\x40" + _done(2, [Answer([_PLACED])], retained=((1, 0),)) + frames.encode_blocks(Kind.UNUSED, [(1, 0)]),
+        b"\x40" + _done(2, [Answer([_PLACED])], retained=((1, 0),)) + encode_blocks(Kind.UNUSED, [(1, 0)]),
         b"\x80"
         + _done(1, [None, Answer([_Y])], wanted=9)
         + _response(1, Answer([_S]), False)
         + _response(1, None, True),
-        b"\x03" + _response(3, Answer([_PLACED, _S]), True) + _done(2, [None]) + frames.frame(Kind.READY, b"\1"),
-        b"\x21" + frames.json_frame(Kind.STARTED, {"is_async": False}) + frames.frame(Kind.LOG, b"\2hello") + _CALL,
-        b"\x55" + frames.json_frame(Kind.FAILED, {"code": "INTERNAL", "message": "no"}) + frames.frame(Kind.STOPPED),
-        b"\x07" + frames.frame(Kind.METRICS, frames.METRIC.pack(1, 0, 1.5) + frames.METRIC.pack(2, 2, -1)) + _CALL,
+        b"\x03" + _response(3, Answer([_PLACED, _S]), True) + _done(2, [None]) + encode_frame(Kind.READY, b"\1"),
+        b"\x21" + json_frame(Kind.STARTED, {"is_async": False}) + encode_frame(Kind.LOG, b"\2hello") + _CALL,
+        b"\x55" + json_frame(Kind.FAILED, {"code": "INTERNAL", "message": "no"}) + encode_frame(Kind.STOPPED),
+        b"\x07" + encode_frame(Kind.METRICS, METRIC.pack(1, 0, 1.5) + METRIC.pack(2, 2, -1)) + _CALL,
         b"\x19"
         + _infer(1, _Y, _S, id="a", outputs=("y",), parameters={"k": 1}, sequence_id="s", priority=2)
-        + frames.frame(Kind.HELD_UP, frames.HELD_UP.pack(1, 1))
         + _taken(1, 1)
         + _infer(2, _PLACED, batch=0, sequence_id=7, sequence_start=True)
-        + frames.frame(Kind.CANCEL_CALL, frames.CALL.pack(1))
+        + encode_frame(Kind.CANCEL_CALL, CALL.pack(1))
         + _done(1, [None, None]),
     ),
 }

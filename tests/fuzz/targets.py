@@ -22,12 +22,15 @@ from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRe
 from halimede.core.wire import generate, grpc_infer, http_infer
 from halimede.core.wire.json_tensor import run
 from halimede.core.wire.protocol import ModelInferRequest, parse
+from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import Listener
-from halimede.frontends.http.protocol import Connection, Exchange
-from halimede.workers import frames
-from halimede.workers.connection import Batch
-from halimede.workers.connection import Connection as Channel
+from halimede.frontends.http.protocol import Connection
+from halimede.workers.frames.answers import Done, Response
+from halimede.workers.frames.calls import Infer
+from halimede.workers.server.batches import Batch
+from halimede.workers.server.connection import Connection as Channel
+from halimede.workers.server.connection import Owners
 from halimede.workers.worker import BatchItem
 
 CLIENT_FAULTS = {ErrorCode.INVALID_ARG, ErrorCode.UNSUPPORTED}
@@ -294,7 +297,7 @@ def serve_pieces(pieces: list[bytes]) -> tuple[list[tuple[Any, ...]], list[bool]
             assert not transport.is_reading_paused
     assert faults == []
     connection.connection_lost(None)
-    assert listener.held_bytes == 0
+    assert listener.shared.held_bytes == 0
     assert listener.connection_count == 0
     return taken, [status == b"200" for status in STATUS.findall(transport.written) if status != b"100"]
 
@@ -332,13 +335,13 @@ class _Owner:
         self.cancelled: list[int] = []
         self.wants_memory = False
 
-    def on_done(self, batch: Batch, done: frames.Done) -> None:
+    def on_done(self, batch: Batch, done: Done) -> None:
         assert len(done.replies) == len(batch.items)
         self.wants_memory |= done.wanted_bytes > 0
         replies = [_told(reply) for reply in done.replies]
         self.heard.append((batch.number, replies, done.failed, done.times, done.retained))
 
-    def on_response(self, response: frames.Response) -> None:
+    def on_response(self, response: Response) -> None:
         self.heard.append((response.key, _told(response.reply), response.final, response.times))
 
     def on_ready(self, is_ready: bool) -> None:
@@ -351,18 +354,23 @@ class _Owner:
         self.calls.append((method, repr(arguments)))
         raise InferenceError(ErrorCode.UNSUPPORTED, "not here")
 
-    def on_infer(self, infer: frames.Infer, slot: int | None, on_response: Callable[[InferenceResponse], None]) -> int:
+    def on_infer(
+        self,
+        infer: Infer,
+        items: Sequence[BatchItem] | None,
+        on_response: Callable[[InferenceResponse], None],
+    ) -> int:
         self.wants_memory |= infer.wanted_bytes > 0
         request = infer.request
         inputs = [(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data)) for tensor in request.inputs]
         request.inputs = []
-        self.heard.append((infer.batch, slot, inputs, repr(request)))
+        self.heard.append((infer.batch, items and items[0].key, inputs, repr(request)))
         # Every other one is over at once, the others have one answer of many.
         final = len(self.heard) % 2 == 0
         on_response(InferenceResponse(request.model_name, "1", request.id, final=final))
         return len(self.heard)
 
-    def on_told(self) -> None:
+    def on_answered(self) -> None:
         """Nobody looks for the next call here."""
 
     def on_cancel_call(self, ticket: int) -> None:
@@ -371,12 +379,6 @@ class _Owner:
 
     def on_taken(self, ticket: int, responses: int) -> None:
         self.heard.append((ticket, responses))
-
-    def on_held_up(self, ticket: int, slot: int | None) -> None:
-        self.heard.append((ticket, slot))
-
-    def on_let_go(self, ticket: int) -> None:
-        self.heard.append(ticket)
 
 
 def _told(reply: Reply) -> Any:
@@ -407,11 +409,12 @@ def hear_worker(pieces: list[bytes]) -> tuple[Any, bool]:
     """
     ours, theirs = socket.socketpair()
     owner, lost = _Owner(), list[str]()
-    connection = Channel(ours, SPEC, ("x",), tuple(OUTPUTS), owner, lost.append, _LOOP, arena_bytes=2 * PLACED_BYTES)
+    owners = Owners(owner, owner, owner)
+    connection = Channel(ours, SPEC, ("x",), tuple(OUTPUTS), owners, lost.append, _LOOP, arena_bytes=2 * PLACED_BYTES)
 
     async def play() -> None:
-        connection.execute([_request(1, 4), _request(2, 4)], 0)
-        connection.execute([_request(3, PLACED_BYTES)], 1)
+        connection.batches.execute([_request(1, 4), _request(2, 4)], 0)
+        connection.batches.execute([_request(3, PLACED_BYTES)], 1)
         for piece in pieces:
             with suppress(BrokenPipeError, ConnectionResetError):
                 theirs.sendall(piece)

@@ -1,9 +1,13 @@
-"""The chart: what helm makes of it, what its schema refuses, and that manifests and CRDs say the same."""
+"""The chart: what helm makes of it, what its schema refuses, what each value does, and that manifests and CRDs say the
+same."""
 
 import importlib.util
 import json
+import os
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,11 @@ import pytest
 import yaml
 
 from cluster.programs import provide_programs
+from halimede_operator.settings import parse
+from support.custom_resources import changed, model
 from support.image import REPOSITORY_ROOT, Unavailable
+from support.operator_golden import children_of, objects
+from support.phases import shown
 
 CHART = REPOSITORY_ROOT / "helm" / "halimede"
 GOLDEN = Path(__file__).parent / "chart"
@@ -28,9 +36,11 @@ specification.loader.exec_module(generate)
 
 
 @pytest.fixture(scope="module")
-def programs() -> Iterator[Path]:
+def programs(request: pytest.FixtureRequest) -> Iterator[Path]:
     try:
-        yield provide_programs()
+        with shown(request.config):
+            built = provide_programs()
+        yield built
     except Unavailable as why:
         pytest.skip(str(why))
 
@@ -92,6 +102,9 @@ def test_values_make_these_objects(helm: str, values: str) -> None:
         ({"models": {"schemes": ["file"], "fileRoots": []}}, "models/fileRoots"),
         ({"models": {"fileRoots": ["/srv/models"]}}, "models/fileRoots"),
         ({"models": {"schemes": ["file"], "fileRoots": ["/"]}}, "models/fileRoots/0"),
+        ({"server": {"image": {"digest": "latest"}}}, "server/image/digest"),
+        ({"server": {"nodeLostTolerationSeconds": -1}}, "server/nodeLostTolerationSeconds"),
+        ({"server": {"pullPolicy": "Always"}}, "additional properties 'pullPolicy' not allowed"),
         ({"stores": {"s3": {"endpoint": "minio:9000"}}}, "stores/s3/endpoint"),
         ({"watchNamespaces": ["Prod"]}, "watchNamespaces/0"),
         ({"monitoring": {"podMonitor": "Sometimes"}}, "monitoring/podMonitor"),
@@ -103,6 +116,158 @@ def test_values_that_mean_nothing_are_refused(helm: str, tmp_path: Path, given: 
     with pytest.raises(subprocess.CalledProcessError) as error:
         generate.rendered(helm, "--values", str(tmp_path / "values.json"))
     assert said in error.value.stderr
+
+
+DIGEST = f"sha256:{'0' * 64}"
+MONITORED = {"monitoring": {"podMonitor": "Always"}}
+CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "operator.image.repository": ("other", {}),
+    "operator.image.tag": ("other", {}),
+    "operator.image.digest": (DIGEST, {"operator": {"image": {"tag": "1"}}}),
+    "operator.image.pullPolicy": ("Always", {}),
+    "operator.replicas": (3, {}),
+    "operator.resources.requests.cpu": ("1", {}),
+    "operator.resources.requests.memory": ("1Gi", {}),
+    "operator.resources.limits.memory": ("1Gi", {}),
+    "operator.logFormat": ("text", {}),
+    "operator.nodeSelector": ({"pool": "system"}, {}),
+    "operator.tolerations": ([{"operator": "Exists"}], {}),
+    "operator.affinity": ({"podAntiAffinity": {}}, {}),
+    "operator.priorityClassName": ("system-cluster-critical", {}),
+    "operator.podAnnotations": ({"example.com/team": "serving"}, {}),
+    "server.image.repository": ("other", {}),
+    "server.image.tag": ("other", {}),
+    "server.image.digest": (DIGEST, {"server": {"image": {"tag": "1"}}}),
+    "server.image.pullPolicy": ("Always", {}),
+    "server.gpuImage.repository": ("other", {}),
+    "server.gpuImage.tag": ("other", {}),
+    "server.gpuImage.digest": (DIGEST, {"server": {"gpuImage": {"tag": "1"}}}),
+    "server.gpuImage.pullPolicy": ("Always", {}),
+    "server.nodeLostTolerationSeconds": (0, {}),
+    "imagePullSecrets": (["registry"], {}),
+    "models.schemes": (["https"], {}),
+    "models.fileRoots": (["/mnt"], {"models": {"schemes": ["file"], "fileRoots": ["/srv/models"]}}),
+    "models.cacheHostPath": ("/mnt/cache", {}),
+    "stores.s3.endpoint": ("https://store.example", {}),
+    "stores.s3.region": ("eu-central-1", {}),
+    "stores.s3.secretName": ("models-s3", {}),
+    "watchNamespaces": (["prod"], {}),
+    "crds.install": (False, {}),
+    "crds.keep": (False, {}),
+    "serviceAccount.name": ("other", {}),
+    "serviceAccount.annotations": ({"example.com/role": "models"}, {}),
+    "rbac.create": (False, {}),
+    "podDisruptionBudget.enabled": (False, {"operator": {"replicas": 2}}),
+    "monitoring.podMonitor": ("Always", {}),
+    "monitoring.interval": ("1m", MONITORED),
+    "monitoring.labels": ({"release": "prometheus"}, MONITORED),
+}
+"""By value: another one than the chart's own, and what else has to be set."""
+
+
+def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def test_no_value_is_without_a_test() -> None:
+    assert sorted(leaves(yaml.safe_load((CHART / "values.yaml").read_text()))) == sorted(CHANGES)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_value_does_something(helm: str, tmp_path: Path, name: str) -> None:
+    value, others = CHANGES[name]
+    if not name.startswith("crds."):
+        # To read them takes a second.
+        others = {**others, "crds": {"install": False}}
+    made = [installed(helm, tmp_path, *given) for given in ([others], [others, nested(name, value)])]
+    (before, arguments_before), (after, arguments_after) = made
+    if before == after:
+        # An argument is no effect: what the operator does with it is.
+        assert arguments_before != arguments_after
+        effects = models_with(arguments_before), models_with(arguments_after)
+        if effects[0] == effects[1]:
+            assert words_of(arguments_before) != words_of(arguments_after)
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return dict(value)
+
+
+def installed(helm: str, folder: Path, *values: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The release's objects without the operator's arguments, and these."""
+    files = []
+    for number, given in enumerate(values):
+        (folder / f"{number}.json").write_text(json.dumps(given))
+        files.append(f"--values={folder / f'{number}.json'}")
+    made = generate.rendered(helm, *files)
+    (deployment,) = (each for each in made if each["kind"] == "Deployment")
+    return made, deployment["spec"]["template"]["spec"]["containers"][0].pop("args")
+
+
+def models_with(arguments: list[str]) -> dict[str, Any]:
+    """What the operator makes of many models, or what it refuses them for."""
+    platform = parse(arguments).platform
+    found: dict[str, Any] = {}
+    on_the_node = changed(model(), {"spec.model.uri": "file:///srv/models/bert"})
+    for name, value in {**objects(), "on the node": on_the_node}.items():
+        try:
+            found[name] = children_of(value, platform)
+        except AssertionError as refusal:
+            found[name] = str(refusal)
+    return found
+
+
+def words_of(arguments: list[str]) -> str:
+    """What the operator says, with the time left out, where it finds no cluster."""
+    environment = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
+    command = [sys.executable, "-m", "halimede_operator", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    return re.sub(r"[0-9]", "", done.stderr)
+
+
+def test_a_digest_is_instead_of_the_tag(helm: str) -> None:
+    images = {
+        f"--set={name}.{part}={value}"
+        for name in ("operator.image", "server.image", "server.gpuImage")
+        for part, value in (("repository", "registry.example.com/it"), ("tag", "stable"), ("digest", DIGEST))
+    }
+    (deployment,) = (each for each in generate.rendered(helm, *images) if each["kind"] == "Deployment")
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    platform = parse(container["args"]).platform
+    image = f"registry.example.com/it@{DIGEST}"
+    assert [container["image"], platform.server_image, platform.gpu_server_image] == [image] * 3
+
+
+def test_a_release_for_some_namespaces_has_nothing_of_the_cluster(helm: str) -> None:
+    made = generate.rendered(helm, "--set", "crds.install=false", "--set", "watchNamespaces={prod}")
+    spaces = {each["metadata"].get("namespace") for each in made}
+    assert spaces == {"halimede", "prod"}
+
+
+def test_a_namespaces_admin_has_the_rights_that_its_operator_gets(helm: str) -> None:
+    """On our own kinds: Kubernetes lets nobody give a right that they do not have."""
+
+    def rights(roles: set[str], *arguments: str) -> set[tuple[str, str]]:
+        return {
+            (resource, verb)
+            for role in generate.rendered(helm, *arguments)
+            if role["kind"] in ("Role", "ClusterRole") and role["metadata"]["name"] in roles
+            for rule in role["rules"]
+            if "halimede.dev" in rule["apiGroups"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        }
+
+    of_operator = rights({"halimede"}, "--set=watchNamespaces={prod}")
+    assert of_operator
+    assert of_operator <= rights({"halimede-view", "halimede-edit", "halimede-admin"})
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def test_the_wheel_has_the_packages_with_their_data_and_nothing_else(wheel: Path
     assert {name.split("/")[0] for name in names} == {
         "halimede",
         "halimede_operator",
+        "halimede_spec",
         f"halimede-{__version__}.dist-info",
     }
     assert {"halimede/py.typed", "halimede/core/wire/protocol/descriptors.binpb"} <= names

@@ -1,4 +1,4 @@
-"""The syntax of the command line, which is getopt's, and mistakes between flags that are right each by itself."""
+"""The syntax of the command line, which is getopt's, and conflicts between flags that are each valid."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from halimede.settings import ModelControlMode, Settings
 from support.command_line import complaint, complaints, settings
 
 
-def test_a_repository_is_all_that_must_be_given(tmp_path: Path) -> None:
+def test_repository_is_the_only_required_flag(tmp_path: Path) -> None:
     assert settings("--model-repository", str(tmp_path)) == Settings(model_repository=(tmp_path,))
 
 
@@ -23,7 +23,7 @@ def test_one_model_file_needs_no_repository(tmp_path: Path) -> None:
     )
 
 
-def test_a_value_stands_behind_an_equals_sign_or_a_space() -> None:
+def test_value_follows_an_equals_sign_or_a_space() -> None:
     behind_sign = settings("--model-repository=.", "--id=a", "--http-port=1", "--allow-grpc=false")
     behind_space = settings("--model-repository", ".", "--id", "a", "--http-port", "1", "--allow-grpc", "false")
     assert behind_sign == behind_space == Settings(model_repository=(Path(),), id="a", http_port=1, allow_grpc=False)
@@ -67,7 +67,7 @@ def test_verbose_takes_a_level_a_boolean_or_nothing() -> None:
     assert levels == [0, 3, 1, 1, 1]
 
 
-def test_of_a_repeated_flag_the_last_counts_and_a_list_grows(tmp_path: Path) -> None:
+def test_last_value_of_a_repeated_flag_counts_and_a_list_grows(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     given = settings(
@@ -84,7 +84,7 @@ def test_of_a_repeated_flag_the_last_counts_and_a_list_grows(tmp_path: Path) -> 
     )
 
 
-def test_a_name_may_be_cut_short_where_one_flag_alone_begins_so() -> None:
+def test_unambiguous_prefix_of_a_flag_is_accepted() -> None:
     assert settings("--model-repo=.", "--http-po", "1") == settings("--model-repository=.", "--http-port=1")
     assert complaints("--model-repository=.", "--grpc-use=true", "--model=x") == [
         'Bad option: "--grpc-use".',
@@ -92,7 +92,7 @@ def test_a_name_may_be_cut_short_where_one_flag_alone_begins_so() -> None:
     ]
 
 
-def test_what_follows_two_dashes_is_no_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_after_two_dashes_are_not_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("--id").touch()
     assert settings("--", "--id") == Settings(model_file=Path("--id"))
@@ -115,7 +115,7 @@ def test_what_follows_two_dashes_is_no_flag(tmp_path: Path, monkeypatch: pytest.
         ("--exit-timeout-sec-s", "--exit-timeout-secs"),
     ],
 )
-def test_a_slip_of_the_finger_is_put_right(mistyped: str, meant: str) -> None:
+def test_misspelled_flag_gets_a_suggestion(mistyped: str, meant: str) -> None:
     assert complaint("--model-repository=.", mistyped, "1") == f'Bad option: "{mistyped}". Did you mean {meant}?'
 
 
@@ -134,7 +134,7 @@ def test_a_slip_of_the_finger_is_put_right(mistyped: str, meant: str) -> None:
         "-p",
     ],
 )
-def test_no_guess_is_made_at_what_is_far_off(unknown: str) -> None:
+def test_unrelated_name_gets_no_suggestion(unknown: str) -> None:
     assert complaint("--model-repository=.", f"{unknown}=1") == f'Bad option: "{unknown}".'
 
 
@@ -150,9 +150,9 @@ def test_every_mistake_is_reported() -> None:
     assert complaints(
         *("--http-port=x", "--nonsense", "1", "--allow-client-shm", "--model-repository=/no/where", "explicit", "more")
     ) == [
-        "--http-port: Invalid option value. Got x; right is an integer",
+        "--http-port: Invalid option value. Got x; expected an integer",
         'Bad option: "--nonsense".',
-        "--allow-client-shm=true is not supported yet: shared memory cannot be registered; right is false",
+        "--allow-client-shm=true is not supported yet: shared memory cannot be registered; expected false",
         "--model-repository: repository path is not a valid directory: /no/where",
         "Unexpected argument: explicit (neither a flag nor a model file)",
         "Unexpected argument: more",
@@ -163,7 +163,7 @@ def test_every_mistake_is_reported() -> None:
     ("arguments", "says"),
     [
         ("", "--model-repository must be specified"),
-        (".", "Unexpected argument: . (a directory; right for a repository is --model-repository)"),
+        (".", "Unexpected argument: . (a directory; use --model-repository for a repository)"),
         ("/no/where.onnx", "Unexpected argument: /no/where.onnx (neither a flag nor a model file)"),
         (
             "--model-repository . pyproject.toml",
@@ -192,11 +192,11 @@ def test_every_mistake_is_reported() -> None:
         (
             "--model-repository . --http-address unix:/run/x",
             "The server cannot listen to HTTP requests and metrics requests at the same address unix:/run/x"
-            "; right for metrics is a --metrics-address",
+            "; set a --metrics-address for metrics",
         ),
     ],
 )
-def test_flags_that_disagree_are_named(arguments: str, says: str) -> None:
+def test_conflicting_flags_are_named(arguments: str, says: str) -> None:
     assert complaint(*arguments.split()) == says
 
 
@@ -212,7 +212,7 @@ def test_flags_that_disagree_are_named(arguments: str, says: str) -> None:
         f"--http-address unix:/{'x' * 106} --metrics-address ::1",
     ],
 )
-def test_services_that_do_not_meet_are_no_collision(arguments: str) -> None:
+def test_services_on_different_addresses_do_not_conflict(arguments: str) -> None:
     given = settings("--model-repository=.", *arguments.split())
     assert given.model_repository == (Path(),)
 
@@ -237,7 +237,7 @@ def test_encryption_takes_a_certificate_and_a_key(pem: dict[str, str], tmp_path:
     )
 
 
-def test_mutual_authentication_is_encryption(pem: dict[str, str], tmp_path: Path) -> None:
+def test_mutual_authentication_implies_encryption(pem: dict[str, str], tmp_path: Path) -> None:
     given = settings("--model-repository=.", "--grpc-use-ssl-mutual=true", *pem.values())
     assert given == Settings(
         model_repository=(Path(),),
@@ -260,7 +260,7 @@ def test_encryption_names_each_file_that_is_missing(pem: dict[str, str]) -> None
     ]
 
 
-def test_a_certificate_that_would_protect_nothing_is_an_error(pem: dict[str, str]) -> None:
+def test_certificate_without_effect_is_an_error(pem: dict[str, str]) -> None:
     without = "requires --grpc-use-ssl (or --grpc-use-ssl-mutual), without which nothing is encrypted"
     assert complaints("--model-repository=.", "--grpc-use-ssl=false", *pem.values()) == [
         f"--grpc-server-cert {without}",
@@ -269,7 +269,7 @@ def test_a_certificate_that_would_protect_nothing_is_an_error(pem: dict[str, str
     ]
 
 
-def test_a_root_certificate_that_asks_nobody_is_told_of(pem: dict[str, str]) -> None:
+def test_root_certificate_without_effect_gives_a_notice(pem: dict[str, str]) -> None:
     given = settings("--model-repository=.", "--grpc-use-ssl", *pem.values())
     assert given.notices == (
         "--grpc-root-cert has no effect without --grpc-use-ssl-mutual: no client is asked for a certificate",
@@ -281,7 +281,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         *("--model-repository=.", "--grpc-use-ssl", "--grpc-server-cert=/no/cert", f"--grpc-server-key={tmp_path}")
     ) == [
         "--grpc-server-cert: file does not exist: /no/cert",
-        f"--grpc-server-key: is a directory, right is a file: {tmp_path}",
+        f"--grpc-server-key: is a directory, expected a file: {tmp_path}",
     ]
 
 
@@ -297,13 +297,13 @@ def test_a_missing_device_list_is_named_by_its_variable() -> None:
     assert problems == ["HALIMEDE_DEVICE_LIST: file does not exist: /no/list.json"]
 
 
-def test_a_variable_of_tritons_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_of_triton_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CLOUD_CREDENTIAL_PATH", "/x")
     monkeypatch.setenv("AIP_HTTP_PORT", "1")
     assert settings("--model-repository=.") == Settings(model_repository=(Path(),))
 
 
-def test_the_environment_of_vertex_ai_is_not_overlooked() -> None:
+def test_environment_of_vertex_ai_is_reported() -> None:
     vertex = {"AIP_MODE": "PREDICTION"}
     _, problems = assemble(parse(["--model-repository=."]), vertex)
     assert problems == [

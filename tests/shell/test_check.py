@@ -1,4 +1,4 @@
-"""`halimede check`, as a process: what it says of each model of a repository, and with which exit code."""
+"""`halimede check` as a process: its output for each model of a repository, and its exit code."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def test_it_is_a_subcommand_of_halimede() -> None:
     assert EntryPoint("check", project["entry-points"][group]["check"], group).load() is check
 
 
-def test_each_model_has_what_is_honoured_ignored_and_refused(tmp_path: Path) -> None:
+def test_each_model_lists_honoured_ignored_and_refused_fields(tmp_path: Path) -> None:
     add_onnx_identity(tmp_path, "plain", "FP32", ["N", 4])
     add_identity(
         tmp_path,
@@ -104,7 +104,7 @@ def test_long_reasons_are_wrapped_below_themselves() -> None:
     ]
 
 
-def test_a_step_that_would_be_refused_costs_its_ensemble(tmp_path: Path) -> None:
+def test_refused_step_refuses_its_ensemble(tmp_path: Path) -> None:
     add_scaled(tmp_path, "step", 2.0)
     tensors = 'input { name: "A" data_type: TYPE_FP32 dims: 4 } output { name: "B" data_type: TYPE_FP32 dims: 4 }'
     maps = 'input_map { key: "IN" value: "A" } output_map { key: "OUT" value: "B" }'

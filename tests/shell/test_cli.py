@@ -36,7 +36,7 @@ def tritonserver(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run(sys.executable, "-c", script, *arguments)
 
 
-def test_the_commands_say_their_version() -> None:
+def test_commands_print_their_version() -> None:
     for done, name in (
         (halimede("--version"), "halimede"),
         (halimede("serve", "--version"), "halimede"),
@@ -61,7 +61,7 @@ def test_tritonserver_is_halimede_serve() -> None:
     assert theirs.stdout.split("\n", 1)[1] == ours.stdout.split("\n", 1)[1]
 
 
-def test_help_is_shown_beside_mistakes_too() -> None:
+def test_help_works_with_invalid_flags() -> None:
     shown = CliRunner().invoke(serve, ["--http-port", "x", "-h"])
     assert (shown.exit_code, shown.output.startswith("Usage:")) == (0, True)
 
@@ -70,7 +70,7 @@ def test_mistakes_end_the_command_with_code_2_and_are_all_reported() -> None:
     for done in (halimede("serve", "--http-port=x", "--nonsense"), tritonserver("--http-port=x", "--nonsense")):
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.splitlines()[-2:] == [
-            "Error: --http-port: Invalid option value. Got x; right is an integer",
+            "Error: --http-port: Invalid option value. Got x; expected an integer",
             'Error: Bad option: "--nonsense".',
         ]
 

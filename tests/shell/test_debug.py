@@ -38,7 +38,7 @@ def add(model: Path, *args: str, **how: object) -> None:
 
 
 class Person:
-    """Somebody at a terminal."""
+    """A user at a terminal."""
 
     def __init__(self, *command: str | Path) -> None:
         self._ours, theirs = os.openpty()
@@ -118,7 +118,7 @@ threading.Timer(0.2, send).start()
     assert [json.loads(line)["outputs"][0]["data"] for line in done.stdout.splitlines()] == [[0.0], [1.0]]
 
 
-def test_failures_are_told_with_the_models_frames_and_the_exit_code(model: Path) -> None:
+def test_failures_show_the_models_frames_and_set_the_exit_code(model: Path) -> None:
     add(model, "raise ValueError('boom')")
     done = debug(model, write_request(model.parent, 1))
     assert (done.returncode, done.stdout) == (1, "")
@@ -126,7 +126,7 @@ def test_failures_are_told_with_the_models_frames_and_the_exit_code(model: Path)
     assert done.stderr.endswith("message: ValueError: boom\n")
 
 
-def test_what_needs_a_server_is_an_error_and_metrics_are_not(model: Path) -> None:
+def test_calls_to_a_server_fail_but_metrics_are_accepted(model: Path) -> None:
     execute = """
 answer = pb_utils.InferenceRequest(model_name="other", requested_output_names=["OUT"], inputs=[]).exec()
 return [pb_utils.InferenceResponse(error=answer.error())]
@@ -142,7 +142,7 @@ def initialize(self, args):
     assert "model 'other' cannot be called: halimede debug runs one model without a server" in done.stderr
 
 
-def test_different_outputs_are_warned_of_or_refused(model: Path) -> None:
+def test_unexpected_outputs_give_a_warning_or_an_error(model: Path) -> None:
     add(model, "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.ones((1, 1), np.int64))])]")
     file = write_request(model.parent, 1)
     done = debug(model, file)

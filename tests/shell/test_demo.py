@@ -1,4 +1,4 @@
-"""What the demo concludes from what it measured, and how it draws."""
+"""The demo's conclusions from its measurements, and its drawings."""
 
 from collections import Counter
 
@@ -29,7 +29,7 @@ def test_answers_of_other_images_disagree() -> None:
     assert disagreements(driven((0.1, 0.9), (0.6, 0.4)), OUTSIDE) == 2
 
 
-def test_batches_are_told_between_powers_of_two() -> None:
+def test_batches_are_grouped_between_powers_of_two() -> None:
     assert batch_text(Counter({1: 5, 2: 3, 3: 1, 7: 2, 8: 1, 15: 1, 16: 4})) == "1:5 2-3:4 4-7:2 8-15:2 16-31:4"
 
 

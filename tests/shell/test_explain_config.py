@@ -13,8 +13,9 @@ import pytest
 from halimede.commands.explain_config import explain_config
 from halimede.core.config.read import read_pbtxt, read_yaml
 from halimede.core.inventory import Inventory
+from halimede.core.repository.load_errors import VersionError
 from halimede.core.types import InferenceError
-from halimede.runtime.prepare import LoadOptions, VersionError, load_model
+from halimede.runtime.prepare import LoadOptions, load_model
 from halimede.runtime.repository import ModelRepository
 from halimede.workers.abandon import Abandon
 from support.models import add_identity, add_onnx_identity, add_scaled, write_config
@@ -82,7 +83,7 @@ def test_values_of_the_file_have_its_lines_and_fields_without_effect_are_noted(t
     ]
 
 
-def test_what_tells_the_backend_and_what_is_odd_about_the_directory(tmp_path: Path) -> None:
+def test_origin_of_the_backend_and_directory_warnings_are_printed(tmp_path: Path) -> None:
     add_scaled(tmp_path, "m", 2.0)
     (tmp_path / "m" / "01").mkdir()
     write_config(tmp_path / "m", 'platform: "onnxruntime_onnx"')
@@ -93,7 +94,7 @@ def test_what_tells_the_backend_and_what_is_odd_about_the_directory(tmp_path: Pa
     assert origin(explain(tmp_path / "m").stdout, 'platform: "onnxruntime_onnx"') == "follows from backend"
 
 
-def test_a_device_list_is_looked_at_as_serve_does(tmp_path: Path) -> None:
+def test_device_list_is_read_as_by_serve(tmp_path: Path) -> None:
     add_identity(tmp_path, "ident")
     result = explain(tmp_path / "ident", HALIMEDE_DEVICE_LIST=str(tmp_path / "nowhere.json"))
     assert (result.returncode, result.stdout) == (1, "")
@@ -120,7 +121,7 @@ def test_a_yaml_configuration_in_every_format(tmp_path: Path) -> None:
     assert document["origins"]['parameters["note"].string_value'] == "config.yaml:3"
 
 
-def test_all_that_is_wrong_is_printed_with_its_place(tmp_path: Path) -> None:
+def test_all_problems_are_printed_with_their_positions(tmp_path: Path) -> None:
     add_scaled(tmp_path, "bad", 2.0)
     write_config(tmp_path / "bad", 'max_batch_size: -1\nnonsense: 1\n  input { name: "x" dims: 0 }')
     result = explain(tmp_path / "bad")
@@ -136,7 +137,7 @@ def test_all_that_is_wrong_is_printed_with_its_place(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr.splitlines()[-1].split(": ")[0]) == (1, "bad/config.yaml:2:15")
 
 
-def test_two_configurations_are_one_too_many(tmp_path: Path) -> None:
+def test_two_configurations_are_an_error(tmp_path: Path) -> None:
     add_identity(tmp_path, "both")
     (tmp_path / "both" / "config.yaml").write_text("backend: identity\n")
     result = explain(tmp_path / "both")
@@ -144,7 +145,7 @@ def test_two_configurations_are_one_too_many(tmp_path: Path) -> None:
     assert result.stderr == "there are both config.pbtxt and config.yaml; keep one of them\n"
 
 
-def test_a_model_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_unreadable_model_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "broken" / "1").mkdir(parents=True)
     (tmp_path / "broken" / "1" / "model.onnx").write_bytes(b"no onnx at all")
     result = explain(tmp_path / "broken")
@@ -189,7 +190,7 @@ def test_a_mistyped_command_line_ends_with_2(tmp_path: Path, arguments: list[str
     assert text in result.stderr
 
 
-def test_a_link_s_own_name_is_the_model_s(tmp_path: Path) -> None:
+def test_name_of_a_link_is_the_models_name(tmp_path: Path) -> None:
     add_scaled(tmp_path, "real", 2.0)
     (tmp_path / "alias").symlink_to("real")
     document = json.loads(explain(tmp_path / "alias", "--format=json").stdout)
@@ -217,7 +218,9 @@ TENSORS = 'input { name: "IN" data_type: TYPE_FP32 dims: 4 } output { name: "OUT
     ],
 )
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_what_a_load_refuses_is_refused_here(tmp_path: Path, config: str, problem: str, isolation: str) -> None:
+def test_configuration_that_a_load_refuses_is_refused(
+    tmp_path: Path, config: str, problem: str, isolation: str
+) -> None:
     add_scaled(tmp_path, "m", 2.0)
     parameter = f'parameters {{ key: "ISOLATION" value {{ string_value: "{isolation}" }} }}'
     write_config(tmp_path / "m", ONNX + config + parameter)
@@ -231,7 +234,7 @@ def test_what_a_load_refuses_is_refused_here(tmp_path: Path, config: str, proble
         assert result.stderr == f"{caught.value.message}\n"
 
 
-def test_every_version_that_would_be_served_is_looked_at(tmp_path: Path) -> None:
+def test_every_served_version_is_checked(tmp_path: Path) -> None:
     for name, version in (("onnx", 1), ("onnx", 2)):
         add_scaled(tmp_path, name, 2.0, version=version)
     write_config(tmp_path / "onnx", ONNX + TENSORS + "version_policy { all { } }")

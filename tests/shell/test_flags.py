@@ -55,7 +55,7 @@ def test_every_flag_of_triton_has_its_treatment() -> None:
     assert {name: flag.treatment for flag in all_flags() for name in flag.names} == expected
 
 
-def test_the_table_says_of_every_flag_what_it_does_and_why_not() -> None:
+def test_table_explains_every_flag_and_its_treatment() -> None:
     rows: list[Flag] = [flag for flags in GROUPS.values() for flag in flags]
     assert [flag.name for flag in rows if not flag.help.endswith(".")] == []
     assert [flag.name for flag in rows if flag.treatment is not Treatment.HONOURED and not flag.why] == []
@@ -133,7 +133,7 @@ TOGETHER = """
 """Honoured too, but not one by one: the tests below give them with what they need."""
 
 
-def test_no_honoured_flag_goes_untested() -> None:
+def test_every_honoured_flag_is_tested() -> None:
     tested = {argument.split("=")[0] for argument in EFFECTS} | set(TOGETHER.split())
     honoured = {name for flag in all_flags() if flag.treatment is Treatment.HONOURED for name in flag.names}
     assert tested == honoured
@@ -152,12 +152,12 @@ def test_a_flag_changes_its_setting_and_no_other(argument: str, tmp_path: Path) 
         # Metrics are served where HTTP is, unless told otherwise.
         fields["metrics_address"] = value
     if argument.startswith("--strict-model-config"):
-        fields["notices"] = ("--strict-model-config is deprecated, right is --disable-auto-complete-config",)
+        fields["notices"] = ("--strict-model-config is deprecated, use --disable-auto-complete-config",)
     assert getattr(base, field) != value
     assert settings(*arguments) == dataclasses.replace(base, **fields)
 
 
-def test_no_age_of_a_connection_is_no_limit() -> None:
+def test_zero_connection_age_means_no_limit() -> None:
     given = settings("--model-repository=.", "--grpc-max-connection-age=0", "--grpc-max-connection-age-grace=0")
     assert (given.grpc_max_connection_age, given.grpc_max_connection_age_grace) == (None, None)
 
@@ -209,12 +209,12 @@ WITHOUT_EFFECT = {
 }
 
 
-def test_every_flag_without_effect_is_tried() -> None:
+def test_every_flag_without_effect_is_tested() -> None:
     assert set(WITHOUT_EFFECT) == set(NO_EFFECT.split())
 
 
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
-def test_a_flag_without_effect_is_accepted_with_one_line_that_says_so(name: str, tmp_path: Path) -> None:
+def test_flag_without_effect_is_accepted_with_one_notice(name: str, tmp_path: Path) -> None:
     value, _ = WITHOUT_EFFECT[name]
     given = settings(f"--model-repository={tmp_path}", name, value)
     (notice,) = given.notices
@@ -223,10 +223,10 @@ def test_a_flag_without_effect_is_accepted_with_one_line_that_says_so(name: str,
 
 
 @pytest.mark.parametrize(("name", "bad"), [(name, bad) for name, (_, bad) in WITHOUT_EFFECT.items() if bad])
-def test_its_value_is_checked_all_the_same(name: str, bad: str) -> None:
+def test_value_of_a_flag_without_effect_is_checked(name: str, bad: str) -> None:
     says = complaint("--model-repository=.", f"{name}={bad}")
     assert says.startswith(f"{name}: ")
-    assert f"Got {bad}; right " in says
+    assert f"Got {bad}; expected " in says
 
 
 def test_a_repeated_flag_without_effect_is_one_line() -> None:
@@ -262,7 +262,7 @@ def test_trace_settings_have_no_effect_without_a_level() -> None:
         "--allow-vertex-ai=1",
     ],
 )
-def test_what_is_not_supported_yet_is_refused_by_flag_and_value(refused: str) -> None:
+def test_unsupported_flag_is_refused_with_its_value(refused: str) -> None:
     assert re.match(rf"{re.escape(refused)} is not supported yet: \w", complaint("--model-repository=.", refused))
 
 
@@ -273,7 +273,7 @@ def test_the_password_of_a_cache_is_not_shown() -> None:
     assert mistyped == "--cache-config: option format is '<cache>,<setting>=<value>'"
 
 
-def test_a_refused_flag_is_accepted_silently_where_it_leaves_its_feature_off(tmp_path: Path) -> None:
+def test_unsupported_flag_may_turn_its_feature_off(tmp_path: Path) -> None:
     off = """
         --model-namespacing=false --trace-config=level=OFF --trace-level=OFF --rate-limit=off --allow-client-shm=false
         --allow-sagemaker=FALSE --allow-vertex-ai=0 --metrics-config=summary_latencies=false
@@ -298,7 +298,7 @@ def test_the_value_of_a_refused_flag_is_checked_first() -> None:
         name = mistyped.split("=")[0]
         says = complaint("--model-repository=.", mistyped)
         assert says.startswith(f"{name}: ")
-        assert "; right " in says
+        assert "; expected " in says
 
 
 def test_the_last_metrics_setting_of_a_name_counts() -> None:
@@ -340,7 +340,7 @@ def test_several_groups_of_restricted_apis_have_secrets_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["--http-restricted-api", "--grpc-restricted-protocol"])
-def test_a_mistaken_restriction_is_an_error_that_keeps_the_secret(name: str) -> None:
+def test_invalid_restriction_error_does_not_show_the_secret(name: str) -> None:
     form = "option format is '<api>[,<api>]*:<key>=<value>'"
     categories = ", ".join(category.value for category in ApiCategory)
     for value, says in (
@@ -349,8 +349,8 @@ def test_a_mistaken_restriction_is_an_error_that_keeps_the_secret(name: str) -> 
         (":key=hunter2", form),
         ("health:=hunter2", form),
         ("key=hunter2:health", form),
-        ("heath:key=hunter2", f"unknown restricted api 'heath'; right are {categories}"),
-        ("health,:key=hunter2", f"unknown restricted api ''; right are {categories}"),
+        ("heath:key=hunter2", f"unknown restricted api 'heath'; expected {categories}"),
+        ("health,:key=hunter2", f"unknown restricted api ''; expected {categories}"),
         ("health:a key=hunter2", "'a key' cannot be the name of a header"),
         ("health:key=", "the value of 'key' cannot be sent in a header"),
         ("health:key= hunter2", "the value of 'key' cannot be sent in a header"),
@@ -368,54 +368,54 @@ def test_an_api_in_two_groups_is_an_error() -> None:
         "--http-restricted-api=model-repository,health:k1=v1",
         "--http-restricted-api=metadata,health:k2=v2",
     )
-    assert says == "--http-restricted-api: api 'health' is in two groups; right is one, because one secret counts"
+    assert says == "--http-restricted-api: api 'health' is in two groups; expected one, as only one secret counts"
 
 
 @pytest.mark.parametrize(
     ("mistake", "says"),
     [
         ("--model-repository=/no/where", "repository path is not a valid directory: /no/where"),
-        ("--model-repository=ftp://host/models", "ftp:// names no repository; right are a directory, s3://"),
+        ("--model-repository=ftp://host/models", "ftp:// names no repository; expected a directory, s3://"),
         ("--model-repository=s3:///models", "'s3:///models' begins with no name of a bucket or container"),
         ("--model-repository=", "repository path is not a valid directory: it is empty"),
-        ("--allow-http=yes", "Invalid option value. Got yes; right are true, on, 1, false, off, 0"),
-        ("--http-port=x", "Invalid option value. Got x; right is an integer"),
-        ("--http-port=8_000", "Invalid option value. Got 8_000; right is an integer"),
-        ("--http-port= 80", "Invalid option value. Got  80; right is an integer"),
-        ("--http-port=٨", "Invalid option value. Got ٨; right is an integer"),
-        ("--http-port=", "Invalid option value. Got ; right is an integer"),
-        ("--grpc-port=65536", "Provided option value is out of bound. Got 65536; right is 0 to 65535"),
+        ("--allow-http=yes", "Invalid option value. Got yes; expected true, on, 1, false, off, 0"),
+        ("--http-port=x", "Invalid option value. Got x; expected an integer"),
+        ("--http-port=8_000", "Invalid option value. Got 8_000; expected an integer"),
+        ("--http-port= 80", "Invalid option value. Got  80; expected an integer"),
+        ("--http-port=٨", "Invalid option value. Got ٨; expected an integer"),
+        ("--http-port=", "Invalid option value. Got ; expected an integer"),
+        ("--grpc-port=65536", "Provided option value is out of bound. Got 65536; expected 0 to 65535"),
         (f"--grpc-port={'9' * 5000}", "Provided option value is out of bound. Got 9999"),
-        ("--http-max-input-size=0", "Provided option value is out of bound. Got 0; right is 1"),
+        ("--http-max-input-size=0", "Provided option value is out of bound. Got 0; expected 1"),
         ("--model-load-thread-count=0", "Provided option value is out of bound. Got 0"),
         ("--model-load-retry-count=-1", "Provided option value is out of bound. Got -1"),
-        ("--model-config-name=../x", "Invalid option value. Got ../x; right is a name"),
-        ("--exit-timeout-secs=nan", "Invalid option value. Got nan; right is a number of seconds"),
-        ("--exit-timeout-secs=-1", "Provided option value is out of bound. Got -1; right is 0 to 2147483647"),
+        ("--model-config-name=../x", "Invalid option value. Got ../x; expected a name"),
+        ("--exit-timeout-secs=nan", "Invalid option value. Got nan; expected a number of seconds"),
+        ("--exit-timeout-secs=-1", "Provided option value is out of bound. Got -1; expected 0 to 2147483647"),
         ("--drain-delay=1e999", "Provided option value is out of bound. Got 1e999"),
-        ("--drain-delay=soon", "Invalid option value. Got soon; right is a number of seconds"),
-        ("--metrics-interval-ms=0.9", "Provided option value is out of bound. Got 0.9; right is 1 to 2147483647"),
-        ("--metrics-interval-ms=2s", "Invalid option value. Got 2s; right is a number of milliseconds"),
+        ("--drain-delay=soon", "Invalid option value. Got soon; expected a number of seconds"),
+        ("--metrics-interval-ms=0.9", "Provided option value is out of bound. Got 0.9; expected 1 to 2147483647"),
+        ("--metrics-interval-ms=2s", "Invalid option value. Got 2s; expected a number of milliseconds"),
         ("--log-verbose=-1", "Provided option value is out of bound. Got -1"),
-        ("--server-version=latest", "Invalid option value. Got latest; right is <major>.<minor>[.<patch>]"),
-        ("--log-format=xml", "Invalid option value. Got xml; right are default, ISO8601, json"),
-        ("--log-file=.", "is a directory, right is a file: ."),
+        ("--server-version=latest", "Invalid option value. Got latest; expected <major>.<minor>[.<patch>]"),
+        ("--log-format=xml", "Invalid option value. Got xml; expected default, ISO8601, json"),
+        ("--log-file=.", "is a directory, expected a file: ."),
         ("--log-file=/no/where/x.log", "directory does not exist: /no/where"),
-        ("--model-control-mode=auto", "Invalid option value. Got auto; right are none, explicit"),
-        ("--min-supported-compute-capability=7.55", "Invalid option value. Got 7.55; right is <major>.<minor>"),
-        ("--min-supported-compute-capability=x", "Invalid option value. Got x; right is <major>.<minor>"),
+        ("--model-control-mode=auto", "Invalid option value. Got auto; expected none, explicit"),
+        ("--min-supported-compute-capability=7.55", "Invalid option value. Got 7.55; expected <major>.<minor>"),
+        ("--min-supported-compute-capability=x", "Invalid option value. Got x; expected <major>.<minor>"),
         ("--backend-config=onnxruntime", "option format is '<backend name>,<setting>=<value>'"),
         ("--backend-config=,k=v", "option format is '<backend name>,<setting>=<value>'"),
         ("--http-header-forward-pattern=x-(", "Invalid regular expression 'x-('"),
         ("--grpc-max-response-pool-size=0", "Provided option value is out of bound. Got 0"),
         ("--grpc-keepalive-time=0", "Provided option value is out of bound. Got 0"),
-        ("--grpc-infer-response-compression-level=best", "Invalid option value. Got best; right are none, low, medium"),
-        ("--http-address=", "address is empty; right is a host, an IP address or unix:<path>"),
-        ("--grpc-address=unix:", "path of the unix socket is empty; right is unix:<path>"),
+        ("--grpc-infer-response-compression-level=best", "Invalid option value. Got best; expected none, low, medium"),
+        ("--http-address=", "address is empty; expected a host, an IP address or unix:<path>"),
+        ("--grpc-address=unix:", "path of the unix socket is empty; expected unix:<path>"),
         (f"--metrics-address=unix:/{'ä' * 54}", "path of a unix socket has at most 107 bytes, this one has 109: /ä"),
     ],
 )
-def test_a_bad_value_is_named_with_what_would_be_right(mistake: str, says: str) -> None:
+def test_invalid_value_is_reported_with_the_valid_ones(mistake: str, says: str) -> None:
     assert complaint(mistake).startswith(f"{mistake.split('=', maxsplit=1)[0]}: {says}")
 
 

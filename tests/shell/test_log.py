@@ -1,4 +1,4 @@
-"""The log of a process: what reaches it, and that whoever logs neither waits nor fails."""
+"""The log of a process: what it contains, and that logging neither blocks nor fails."""
 
 import json
 import logging
@@ -61,7 +61,7 @@ def log(path: Path) -> Log:
 
 @contextmanager
 def stalled(directory: Path) -> Iterator[tuple[Log, Callable[[], list[dict[str, object]]]]]:
-    """A log into a pipe that nobody reads, and a function that reads what it holds by now."""
+    """A log into a pipe that is not read, and a function that reads its current content."""
     fifo = directory / "pipe"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -167,7 +167,7 @@ def test_the_flag_chooses_the_format(name: str, form: str) -> None:
     assert re.match(form, done.stderr), done.stderr
 
 
-def test_a_record_brings_what_it_is_about(log: Log) -> None:
+def test_record_has_its_model_and_request(log: Log) -> None:
     about = {"request_id": "7", "model": "digits", "version": 2}
     try:
         raise ValueError("first\nI0101 second")
@@ -195,7 +195,7 @@ def test_a_table_names_the_line_that_logged_it(path: Path) -> None:
     assert table[1:4:2] == ["| Model  | Version | Status |", "| digits | 1       | READY  |"]
 
 
-def test_a_line_says_what_its_arguments_were_when_it_was_logged(log: Log) -> None:
+def test_line_shows_its_arguments_at_the_time_of_logging(log: Log) -> None:
     shape = [1, 3]
     for size in range(100):
         shape[0] = size
@@ -203,7 +203,7 @@ def test_a_line_says_what_its_arguments_were_when_it_was_logged(log: Log) -> Non
     assert log.messages() == [f"[{size}, 3]" for size in range(100)]
 
 
-def test_what_cannot_be_made_into_text_is_still_a_line(log: Log) -> None:
+def test_unprintable_argument_still_gives_a_line(log: Log) -> None:
     class Hostile:
         def __str__(self) -> str:
             raise SystemError("no")
@@ -250,7 +250,7 @@ def test_threads_do_not_mix_their_lines(log: Log) -> None:
         assert [number for speaker, number in spoken if speaker == name] == list(range(500))
 
 
-def test_a_slow_text_on_one_thread_holds_up_no_other(log: Log) -> None:
+def test_slow_text_on_one_thread_does_not_block_others(log: Log) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     class Slow:
@@ -267,7 +267,7 @@ def test_a_slow_text_on_one_thread_holds_up_no_other(log: Log) -> None:
     assert log.messages() == ["quick", "True"]
 
 
-def test_a_flood_of_one_kind_is_cut_and_told(log: Log) -> None:
+def test_flood_of_one_kind_is_cut_and_counted(log: Log) -> None:
     for _ in range(10_000):
         log.logger.error("instance failed", extra={"model": "bad"})
     log.logger.error("instance failed", extra={"model": "good"})
@@ -282,7 +282,7 @@ def test_a_flood_of_one_kind_is_cut_and_told(log: Log) -> None:
     assert {(note["level"], note["model"], note["line"]) for note in notes} == {("ERROR", "bad", written[0]["line"])}
 
 
-def test_the_end_of_a_flood_is_told_without_another_line(log: Log, path: Path) -> None:
+def test_end_of_a_flood_is_reported_without_another_line(log: Log, path: Path) -> None:
     def fail(times: int) -> None:
         for _ in range(times):
             log.logger.error("instance failed")
@@ -293,7 +293,7 @@ def test_the_end_of_a_flood_is_told_without_another_line(log: Log, path: Path) -
     wait_until(lambda: any("suppressed" in line for line in path.read_text().splitlines()), "the count")
 
 
-def test_a_log_that_nobody_reads_holds_up_nobody_and_tells_what_is_missing(tmp_path: Path) -> None:
+def test_unread_log_blocks_nothing_and_counts_lost_lines(tmp_path: Path) -> None:
     lines = MAX_QUEUED_LINES + 5000
     with stalled(tmp_path) as (log, drain):
         for number in range(lines):
@@ -322,7 +322,7 @@ def test_the_queue_is_bounded_in_bytes_too(tmp_path: Path) -> None:
         assert log.writer.dropped > 4000 - MAX_QUEUED_BYTES // 10_000
 
 
-def test_what_was_written_makes_room(log: Log) -> None:
+def test_written_lines_make_room_in_the_queue(log: Log) -> None:
     for _ in range(20):
         for _ in range(100):
             log.logger.debug("%s", "x" * 10_000)
@@ -330,7 +330,7 @@ def test_what_was_written_makes_room(log: Log) -> None:
     assert log.writer.dropped == 0
 
 
-def test_a_log_that_nobody_reads_does_not_hold_up_the_exit(tmp_path: Path) -> None:
+def test_unread_log_does_not_delay_the_exit(tmp_path: Path) -> None:
     with stalled(tmp_path) as (log, _):
         for number in range(5000):
             log.logger.debug("line %d of a log that nobody reads", number)
@@ -341,7 +341,7 @@ def test_a_log_that_nobody_reads_does_not_hold_up_the_exit(tmp_path: Path) -> No
         assert time.monotonic() - begun < 20
 
 
-def test_a_file_that_was_moved_or_deleted_is_made_anew(log: Log, path: Path) -> None:
+def test_moved_or_deleted_log_file_is_recreated(log: Log, path: Path) -> None:
     log.logger.debug("before")
     assert log.messages() == ["before"]
     moved = path.rename(path.with_name("server.log.1"))
@@ -363,7 +363,7 @@ def test_a_file_that_was_moved_or_deleted_is_made_anew(log: Log, path: Path) -> 
     assert log.writer.dropped == 0
 
 
-def test_a_file_that_a_library_closed_is_opened_anew(log: Log, path: Path) -> None:
+def test_log_file_closed_by_a_library_is_reopened(log: Log, path: Path) -> None:
     log.logger.debug("before")
     assert log.messages() == ["before"]
     (number,) = (int(fd) for fd in os.listdir("/proc/self/fd") if is_open_at(int(fd), path))
@@ -399,7 +399,7 @@ def test_a_file_that_is_already_there_is_continued(path: Path) -> None:
     assert log.messages() == ["of the last run", "of this one"]
 
 
-def test_without_its_directory_a_log_waits_for_it_to_return(tmp_path: Path) -> None:
+def test_log_waits_for_a_deleted_directory_to_return(tmp_path: Path) -> None:
     home = tmp_path / "logs"
     home.mkdir()
     log = Log(home / "server.log")
@@ -419,7 +419,7 @@ def test_without_its_directory_a_log_waits_for_it_to_return(tmp_path: Path) -> N
     wait_until(lambda: any("log lines were dropped" in str(each) for each in log.messages()), "the count")
 
 
-def test_a_full_disk_loses_lines_and_nothing_else() -> None:
+def test_full_disk_only_loses_lines() -> None:
     log = Log(Path("/dev/full"))
     for number in range(100):
         log.logger.debug("line %d", number)
@@ -427,7 +427,7 @@ def test_a_full_disk_loses_lines_and_nothing_else() -> None:
     assert log.writer.dropped == 100
 
 
-def test_a_line_that_a_full_disk_cut_does_not_swallow_the_next(path: Path) -> None:
+def test_line_after_one_cut_by_a_full_disk_is_intact(path: Path) -> None:
     done = run(
         "import resource\n"
         "def limit(size):\n"
@@ -467,14 +467,14 @@ def test_nothing_is_lost_at_an_exit(end: str) -> None:
         assert (done.returncode, lines[-1]) == (1, "  RuntimeError: last words")
 
 
-def test_an_exit_at_once_writes_what_it_can() -> None:
+def test_immediate_exit_writes_as_much_as_it_can() -> None:
     done = run(
         "import os\nconfigure(Settings())\nlogging.getLogger('halimede.a').error('fire')\nshutdown(5)\nos._exit(7)"
     )
     assert (done.returncode, done.stderr.split("] ")[1]) == (7, '"fire"\n')
 
 
-def test_what_python_reports_by_itself_is_quoted_in_the_log() -> None:
+def test_uncaught_errors_and_warnings_are_quoted_in_the_log() -> None:
     done = run(
         "import threading, warnings\n"
         "configure(Settings(log_format=LogFormat.JSON))\n"
@@ -526,7 +526,7 @@ def test_destructors_may_log_whenever_they_run(path: Path) -> None:
     assert (verbose.count("dying"), verbose.count("living")) == (3000, 3000)
 
 
-def test_a_closed_stderr_is_nobody_elses_number(tmp_path: Path) -> None:
+def test_log_without_stderr_writes_to_no_other_file(tmp_path: Path) -> None:
     innocent = tmp_path / "innocent"
     done = run(
         "import os\n"

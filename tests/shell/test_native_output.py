@@ -1,4 +1,4 @@
-"""What C++ prints goes to the log, and the last words of a crash go to stderr."""
+"""Output of C++ goes to the log, and the message of a crash goes to stderr."""
 
 import subprocess
 import sys
@@ -31,13 +31,13 @@ def test_streams_of_cxx_are_diverted(stream: str) -> None:
     assert (done.stdout, done.stderr, done.returncode) == (b"b'a line\\n'\n", b"", 0)
 
 
-def test_what_c_prints_stays_on_stderr() -> None:
+def test_output_of_c_stays_on_stderr() -> None:
     done = run('libc.perror(b"from C"); os.write(2, b"from Python\\n")')
     assert done.stderr.splitlines()[0].startswith(b"from C: ")
     assert done.stderr.endswith(b"from Python\n")
 
 
-def test_last_words_of_a_crash_reach_stderr() -> None:
+def test_crash_message_reaches_stderr() -> None:
     done = run('cxx["_ZSt9terminatev"]()')
     assert done.returncode < 0
     assert b"terminate called without an active exception" in done.stderr

@@ -43,7 +43,7 @@ def test_utilization_is_over_the_time_between_two_reads(tmp_path: Path):
     assert reader.read() == SystemSample(None, 16 * GIB, 4 * GIB)
 
 
-def test_in_a_container_memory_is_what_its_control_group_allows(tmp_path: Path):
+def test_memory_in_a_container_is_limited_by_its_cgroup(tmp_path: Path):
     limits = {"memory.max": f"{2 * GIB}\n", "memory.current": f"{GIB}\n", "memory.stat": "anon 5\ninactive_file 1024\n"}
     reader = machine(tmp_path, **limits)
 
@@ -61,7 +61,7 @@ def test_a_control_group_of_version_1_counts_its_children(tmp_path: Path):
     assert reader.read() == SystemSample(None, 2 * GIB, GIB - 2048)
 
 
-def test_a_control_group_without_a_limit_leaves_the_machine_its_memory(tmp_path: Path):
+def test_cgroup_without_a_limit_has_the_machines_memory(tmp_path: Path):
     unlimited = {"memory.max": "max\n", "memory.current": "5\n", "memory.stat": "inactive_file 1\n"}
     vast = {"memory.max": f"{2**63}\n", "memory.current": "5\n", "memory.stat": "inactive_file 1\n"}
 
@@ -175,7 +175,7 @@ def test_a_reader_that_fails_once_is_asked_again():
     assert [gpu.uuid for gpu in sampler.latest.gpus] == [f"GPU-{readers.reads}"]
 
 
-def test_what_cannot_be_read_is_left_out_of_the_sample():
+def test_unreadable_values_are_omitted_from_the_sample():
     gpu = GpuSample("GPU-1", None, None, None, None, None, None)
     asked = threading.Event()
 
@@ -211,7 +211,7 @@ def test_stop_does_not_wait_for_the_interval_and_leaves_no_thread():
     assert "metrics-sampler" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_driver_that_hangs_does_not_hold_the_stop():
+def test_hanging_driver_does_not_delay_the_stop():
     asked, release = threading.Event(), threading.Event()
 
     def gpus() -> Sequence[GpuSample]:

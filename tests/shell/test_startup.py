@@ -42,13 +42,13 @@ def test_options_have_the_names_of_tritons_table() -> None:
     ]
 
 
-def test_a_model_file_stands_where_a_repository_would() -> None:
+def test_model_file_is_shown_as_the_repository() -> None:
     rows = dict(option_rows(Settings(model_file=Path("net.onnx")), ServerMetadata("triton", "1.0", ())))
     assert rows["model_file"] == "net.onnx"
     assert "model_repository_path[0]" not in rows
 
 
-def test_backends_say_where_they_are_and_how_they_are_set() -> None:
+def test_backends_are_listed_with_path_and_settings() -> None:
     settings = Settings(backend_config={"": {"a": "1", "b": "1"}, "identity": {"b": "2"}})
     rows = {name: (path, config) for name, path, config in backend_rows(settings)}
     assert rows["identity"] == (halimede.backends.identity.__file__, '{"cmdline":{"a":"1","b":"2"}}')
@@ -56,7 +56,7 @@ def test_backends_say_where_they_are_and_how_they_are_set() -> None:
     assert rows["onnxruntime"] == (spec.origin, '{"cmdline":{"a":"1","b":"1"}}')
 
 
-def test_a_models_state_is_told_with_its_reason() -> None:
+def test_models_state_is_shown_with_its_reason() -> None:
     index = [
         ModelIndexEntry("a", "1", ModelReadyState.READY),
         ModelIndexEntry("a", "2", ModelReadyState.UNAVAILABLE, "broken"),
@@ -64,13 +64,13 @@ def test_a_models_state_is_told_with_its_reason() -> None:
     assert model_rows(index) == [("a", "1", "READY"), ("a", "2", "UNAVAILABLE: broken")]
 
 
-def test_a_model_that_nobody_asked_for_has_no_row() -> None:
+def test_unrequested_model_has_no_row() -> None:
     assert model_rows([ModelIndexEntry("never"), ModelIndexEntry("a", "1", ModelReadyState.READY)]) == [
         ("a", "1", "READY")
     ]
 
 
-def test_last_words_name_each_version_that_failed_and_why() -> None:
+def test_termination_message_names_each_failed_version() -> None:
     failed = ModelReadyState.UNAVAILABLE
     index = [
         ModelIndexEntry("a", "1", ModelReadyState.READY),
@@ -81,7 +81,7 @@ def test_last_words_name_each_version_that_failed_and_why() -> None:
     assert failed_loads(index) == "a version 2: broken\nb: no version"
 
 
-def test_last_words_go_where_a_kubelet_looks_and_are_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_termination_message_is_short_and_in_the_kubelets_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     log = tmp_path / "log"
     monkeypatch.setattr(termination, "TERMINATION_LOG", log)
     tell("nobody asks")

@@ -15,18 +15,26 @@ from typing import Any
 import numpy as np
 
 from halimede.backends.hosting import Answer, Host, HostedRequest, Reply, Runner, WorkerSpec
+from halimede.core.spin import SpinPolicy
 from halimede.core.types import Buffer, DataType, InferenceRequest, InferenceResponse, Tensor
-from halimede.workers import frames
+from halimede.workers.child.batches import Serving
 from halimede.workers.child.channel import Channel, ServerGoneError
-from halimede.workers.child.main import Memory, Serving, WorkerHost
-from halimede.workers.connection import ARENA_BYTES, Batch, Connection
-from halimede.workers.frames import HEADER, Kind
+from halimede.workers.child.host import WorkerHost
+from halimede.workers.child.memory import Memory
+from halimede.workers.frames.answers import Done, Response, encode_done, encode_response
+from halimede.workers.frames.batches import Execute, decode_execute
+from halimede.workers.frames.calls import Infer
+from halimede.workers.frames.kinds import BORROWED, HEADER, SEGMENT, Kind
 from halimede.workers.segments import SegmentMap
+from halimede.workers.server.batches import Batch
+from halimede.workers.server.connection import Connection, Owners
+from halimede.workers.server.memory import ARENA_BYTES
 from halimede.workers.worker import BatchItem
 
 LIMIT_S = 30.0
 INPUTS = ("in", "b")
 OUTPUTS = ("out", "text")
+SPIN = SpinPolicy(is_on=True, processors=2)
 SPEC = WorkerSpec(
     model="m", version=1, instance="m_0_0", ordinal=0, kind="CPU", device_id=0, device_uuid="", backend="python",
     runner="", config_json="{}", repository="", artifact="",
@@ -56,26 +64,24 @@ def mappings() -> int:
 class Heard:
     """An `Owner` that keeps what it hears. `kept` batches are done, with a copy of their outputs."""
 
-    done: list[tuple[Batch, frames.Done]] = field(default_factory=list)
-    responses: list[frames.Response] = field(default_factory=list)
+    done: list[tuple[Batch, Done]] = field(default_factory=list)
+    responses: list[Response] = field(default_factory=list)
     ready: list[bool] = field(default_factory=list)
     metrics: list[tuple[int, str, float]] = field(default_factory=list)
     calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     hold_calls: asyncio.Event | None = None
-    on_end: Callable[[Batch, frames.Done], None] | None = None
+    on_end: Callable[[Batch, Done], None] | None = None
     asked: "list[Asked]" = field(default_factory=list)
     on_ask: "Callable[[Asked], None] | None" = None
     uncalled: list[int] = field(default_factory=list)
     taken: list[tuple[int, int]] = field(default_factory=list)
-    held_up: list[tuple[int, int | None]] = field(default_factory=list)
-    let_go: list[int] = field(default_factory=list)
 
-    def on_done(self, batch: Batch, done: frames.Done) -> None:
+    def on_done(self, batch: Batch, done: Done) -> None:
         if self.on_end is not None:
             self.on_end(batch, done)
         self.done.append((batch, done))
 
-    def on_response(self, response: frames.Response) -> None:
+    def on_response(self, response: Response) -> None:
         self.responses.append(response)
 
     def on_ready(self, is_ready: bool) -> None:
@@ -90,15 +96,20 @@ class Heard:
             await self.hold_calls.wait()
         return arguments.get("give")
 
-    def on_infer(self, infer: frames.Infer, slot: int | None, on_response: Callable[[InferenceResponse], None]) -> int:
+    def on_infer(
+        self,
+        infer: Infer,
+        items: Sequence[BatchItem] | None,
+        on_response: Callable[[InferenceResponse], None],
+    ) -> int:
         ticket = len(self.asked) + 1001
-        asked = Asked(ticket, infer.batch, slot, infer.request, on_response)
+        asked = Asked(ticket, infer.batch, items, infer.request, on_response)
         self.asked.append(asked)
         if self.on_ask is not None:
             self.on_ask(asked)
         return ticket
 
-    def on_told(self) -> None:
+    def on_answered(self) -> None:
         """Nobody looks for the next call here."""
 
     def on_cancel_call(self, ticket: int) -> None:
@@ -107,12 +118,6 @@ class Heard:
     def on_taken(self, ticket: int, responses: int) -> None:
         self.taken.append((ticket, responses))
 
-    def on_held_up(self, ticket: int, slot: int | None) -> None:
-        self.held_up.append((ticket, slot))
-
-    def on_let_go(self, ticket: int) -> None:
-        self.let_go.append(ticket)
-
 
 @dataclass
 class Asked:
@@ -120,7 +125,7 @@ class Asked:
 
     ticket: int
     batch: int
-    slot: int | None
+    items: Sequence[BatchItem] | None
     request: InferenceRequest
     on_response: Callable[[InferenceResponse], None]
 
@@ -139,7 +144,14 @@ class Stage:
         self.heard = Heard()
         self.lost: list[str] = []
         self.connection = Connection(
-            ours, SPEC, INPUTS, OUTPUTS, self.heard, self.lost.append, loop, arena_bytes=arena_bytes
+            ours,
+            SPEC,
+            INPUTS,
+            OUTPUTS,
+            Owners(self.heard, self.heard, self.heard),
+            self.lost.append,
+            loop,
+            arena_bytes=arena_bytes,
         )
         self.segments = SegmentMap()
         self.borrowed: list[int] = []
@@ -172,9 +184,9 @@ class Stage:
             del self._received[: HEADER.size + length]
             if number != Kind.SEGMENT:
                 return Kind(number), memoryview(body)
-            segment, arena = frames.SEGMENT.unpack(body)
+            segment, arena = SEGMENT.unpack(body)
             descriptor = self._descriptors.pop(0)
-            if arena == frames.BORROWED:
+            if arena == BORROWED:
                 self.borrowed.append(segment)
                 os.close(descriptor)
             else:
@@ -195,14 +207,14 @@ class Stage:
         self._received += data
         self._descriptors += descriptors
 
-    async def hear_batch(self) -> frames.Execute:
+    async def hear_batch(self) -> Execute:
         kind, body = await self.hear()
         assert kind is Kind.EXECUTE
 
         def locate(segment: int, offset: int, size: int) -> Buffer:
             return self.segments.lease((segment, offset), offset, size)
 
-        return frames.decode_execute(body, INPUTS, OUTPUTS, "m", locate)
+        return decode_execute(body, INPUTS, OUTPUTS, "m", locate)
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + LIMIT_S
@@ -264,14 +276,14 @@ def done_frame(
     retained: Sequence[tuple[int, int]] = (),
 ) -> Buffer:
     positions = {name: at for at, name in enumerate(OUTPUTS)}
-    return frames.encode_done(batch, replies, False, (1, 2, 3), positions, place, lambda: (wanted, retained))
+    return encode_done(batch, replies, False, (1, 2, 3), positions, place, lambda: (wanted, retained))
 
 
 def response_frame(
     key: int, reply: Reply, *, final: bool = False, place: Callable[[Buffer], tuple[int, int] | None] = lambda _: None
 ) -> Buffer:
     positions = {name: at for at, name in enumerate(OUTPUTS)}
-    return frames.encode_response(key, reply, final, (1, 2), positions, place)
+    return encode_response(key, reply, final, (1, 2), positions, place)
 
 
 @dataclass
@@ -329,7 +341,7 @@ class HonestWorker(threading.Thread):
     def run(self) -> None:
         try:
             runner = self._make(self.host)
-            serving = Serving(self.channel, self.memory, self.host, runner, self._spec, INPUTS, OUTPUTS)
+            serving = Serving(self.channel, self.memory, self.host, runner, self._spec, INPUTS, OUTPUTS, SPIN)
             if runner.is_async:
                 asyncio.run(serving.run_on_loop())
             else:

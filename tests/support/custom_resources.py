@@ -80,7 +80,8 @@ def parts_of(path: str) -> list[str | int]:
     parts = re.findall(r"[^.\[\]]+|\[[^\]]*\]", path)
     names = [part[1:-1] if part.startswith("[") else part for part in parts]
     return [
-        int(name) if part.startswith("[") and name.isdigit() else name for part, name in zip(parts, names, strict=True)
+        int(name) if part.startswith("[") and name.isdecimal() else name
+        for part, name in zip(parts, names, strict=True)
     ]
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from halimede.core.types import Buffer
+from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Head, Limits
 from halimede.frontends.http.listener import Listener
-from halimede.frontends.http.protocol import Connection, Exchange
+from halimede.frontends.http.protocol import Connection
 
 LIMITS = Limits(pipelined_bytes=256, write_buffer_bytes=1000)
 MAX_BODY = 200_000

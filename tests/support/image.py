@@ -4,7 +4,6 @@ A fresh machine gets the programs from Debian's packages, and where no registry 
 Images stay in buildah's own storage, so that only what changed is built again.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -12,18 +11,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
+from support.phases import only_one, phase
 from support.server import RunningServer, start_command
 
 REPOSITORY_ROOT = Path(__file__).parents[2]
 BASE = "debian:bookworm-slim"
 SUITE = "bookworm"
 LOCK = Path(gettempdir()) / "halimede-test-image.lock"
+PACKAGES_LOCK = LOCK.with_name("halimede-test-packages.lock")
 CONTAINERS = "halimede-test-"
 """How the containers of a test run are named; the kind and its process id follow."""
 LEFT_OVER_LIMIT = 8
@@ -67,21 +68,32 @@ def attempt(*command: str | Path, timeout_s: float = 600) -> subprocess.Complete
 
 def install_programs(packages: Mapping[str, str] = IMAGE_PACKAGES) -> None:
     """From Debian's packages, by program, those that are missing."""
+    with only_one(PACKAGES_LOCK, "Debian's packages"):
+        _install_missing(packages)
+
+
+def _install_missing(packages: Mapping[str, str]) -> None:
     missing = sorted({package for program, package in packages.items() if shutil.which(program) is None})
     if not missing:
         return
     if shutil.which("apt-get") is None:
         raise Unavailable(f"{', '.join(missing)} must be installed, and there is no apt-get to do it")
     apt = ("apt-get", "--quiet", "--option", "DPkg::Lock::Timeout=120")
-    for command in (("update",), ("install", "-y", "--no-install-recommends", *missing)):
-        if (done := attempt(*apt, *command)).returncode:
-            raise Unavailable(f"apt-get {command[0]} of {', '.join(missing)}: {done.stderr[-500:]}")
+    with phase(f"Installing Debian's packages {', '.join(missing)}"):
+        for command in (("update",), ("install", "-y", "--no-install-recommends", *missing)):
+            if (done := attempt(*apt, *command)).returncode:
+                raise Unavailable(f"apt-get {command[0]} of {', '.join(missing)}: {done.stderr[-500:]}")
 
 
 def provide_base() -> None:
     """The image that Dockerfile.server starts from: what is there, or a registry's, or one of Debian's packages."""
     if attempt("buildah", "inspect", "--type=image", BASE).returncode == 0:
         return
+    with phase(f"Pulling the image {BASE}, or making it from Debian's packages"):
+        _make_base()
+
+
+def _make_base() -> None:
     if attempt("buildah", "pull", "--quiet", BASE, timeout_s=120).returncode == 0:
         return
     with TemporaryDirectory() as scratch:
@@ -119,11 +131,12 @@ def built_image(accelerator: str = "cpu") -> Iterator[Image]:
     if sys.platform != "linux" or os.geteuid() != 0:
         raise Unavailable("images are built and run by buildah and runc, as root on Linux")
     with ExitStack() as stack:
-        with _one_build_at_a_time():
+        with one_build_at_a_time():
             install_programs()
             provide_base()
             tag = tag_of(accelerator)
-            run("make", "image", "ENGINE=buildah", f"IMAGE={tag}", f"ACCELERATOR={accelerator}", timeout_s=1800)
+            with phase(f"Building the server's image ({accelerator})"):
+                run("make", "image", "ENGINE=buildah", f"IMAGE={tag}", f"ACCELERATOR={accelerator}", timeout_s=1800)
             remove_left_overs()
             image = stack.enter_context(_mounted(tag))
         yield image
@@ -144,18 +157,15 @@ def extended_image(dockerfile: str, tag: str) -> Iterator[Image]:
         configuration.write_text("\n".join(["[global]", *(f"{option} = {value}" for option, value in given.items())]))
         mounts.append(f"--volume={configuration}:/etc/pip.conf:ro")
         flags = ("--format=docker", "--layers", "--isolation=chroot", f"--tag={tag}", *mounts)
-        with _one_build_at_a_time():
+        with one_build_at_a_time():
             run("buildah", "build", *flags, folder, timeout_s=1800)
             image = stack.enter_context(_mounted(tag))
         yield image
 
 
-@contextmanager
-def _one_build_at_a_time() -> Iterator[None]:
+def one_build_at_a_time() -> AbstractContextManager[None]:
     """A second test run finds everything in the cache."""
-    with LOCK.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return only_one(LOCK, "container images")
 
 
 def tag_of(accelerator: str) -> str:

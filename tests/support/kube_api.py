@@ -267,6 +267,8 @@ class KubeApi:
         ):
             return _failure(409, "Conflict", "the object has been modified")
         is_apply = request.method == "PATCH" and "apply" in request.content_type
+        if is_apply and request.query.get("dryRun"):
+            return _response(body)
         if is_apply:
             return self._apply(plural, namespace, name, known, body)
         if known is None:
@@ -323,7 +325,9 @@ class KubeApi:
             metadata["continue"] = str(begin + limit)
         page = items[begin : begin + limit] if limit is not None else items
         bare = [{name: part for name, part in item.items() if name not in ("kind", "apiVersion")} for item in page]
-        return _response({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": bare})
+        group, version, kind = next((g, v, kinds[plural]) for g, v, kinds in GROUPS if plural in kinds)
+        api_version = f"{group}/{version}" if group else version
+        return _response({"kind": f"{kind}List", "apiVersion": api_version, "metadata": metadata, "items": bare})
 
     async def _watch(self, request: web.Request, plural: str, namespace: str | None) -> web.StreamResponse:
         since = int(request.query["resourceVersion"])

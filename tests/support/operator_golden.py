@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from halimede_operator.core.desired import desired
 from halimede_operator.core.labels import APPLIED_HASH, REVISION_LABEL, TEMPLATE_HASH
 from halimede_operator.core.objects import map_key
 from halimede_operator.core.plan import member_names
+from halimede_operator.core.platform import Platform
 from support.custom_resources import GOOD, model
 from support.operator_specs import PLATFORM, UID
 
@@ -24,6 +26,11 @@ Json = dict[str, Any]
 GOLDEN = Path(__file__).parents[1] / "unit" / "operator" / "children" / "golden.txt"
 REGENERATE = "PYTHONPATH=tests python -m support.operator_golden"
 _EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
+_OTHER_PLATFORMS = {
+    "platform with server.nodeLostTolerationSeconds": replace(PLATFORM, node_lost_toleration_seconds=30),
+    "platform with stores.s3.secretName": replace(PLATFORM, s3_secret="models-s3"),
+}
+"""For which the simplest model is told too."""
 _PLAIN = {"InferenceModel": "the-simplest", "ModelEnsemble": "three-steps"}
 _LONGEST_NAME = 40
 _HASHES = {APPLIED_HASH, TEMPLATE_HASH, REVISION_LABEL}
@@ -32,16 +39,20 @@ _HASHES = {APPLIED_HASH, TEMPLATE_HASH, REVISION_LABEL}
 
 def golden() -> str:
     """A part for each object: its name, the hash of its pods' template, and a line for each value."""
-    plain = {kind: _values(_children(GOOD[name])) for kind, name in _PLAIN.items()}
+    plain = {kind: _values(children_of(GOOD[name])) for kind, name in _PLAIN.items()}
     parts: list[str] = []
-    for name, value in _objects().items():
-        children = _children(value)
-        (deployment,) = (child for child in children if child["kind"] == "Deployment")
-        before = plain[value["kind"]] if name not in _PLAIN.values() else {}
-        lines = [f"  {line}" for line in _lines(before, _values(children))]
-        head = f"{name}: pod template {deployment['metadata']['annotations'][TEMPLATE_HASH]}"
-        parts.append("\n".join([head, *lines]))
+    for name, value in objects().items():
+        parts.append(_part(name, children_of(value), plain[value["kind"]] if name not in _PLAIN.values() else {}))
+    simplest = GOOD[_PLAIN["InferenceModel"]]
+    for name, platform in _OTHER_PLATFORMS.items():
+        parts.append(_part(name, children_of(simplest, platform), plain["InferenceModel"]))
     return "\n\n".join(parts) + "\n"
+
+
+def _part(name: str, children: tuple[Json, ...], before: Mapping[str, str]) -> str:
+    (deployment,) = (child for child in children if child["kind"] == "Deployment")
+    lines = [f"  {line}" for line in _lines(before, _values(children))]
+    return "\n".join([f"{name}: pod template {deployment['metadata']['annotations'][TEMPLATE_HASH]}", *lines])
 
 
 def templates(text: str) -> dict[str, str]:
@@ -50,24 +61,26 @@ def templates(text: str) -> dict[str, str]:
     return dict(heads)
 
 
-def _objects() -> dict[str, Json]:
+def objects() -> dict[str, Json]:
     examples = {f"example {path.stem}": yaml.safe_load(path.read_text()) for path in sorted(_EXAMPLES.glob("*.yaml"))}
     return {**{name: GOOD[name] for name in _PLAIN.values()}, **GOOD, **examples}
 
 
-def _children(value: Json) -> tuple[Json, ...]:
+def children_of(value: Json, platform: Platform = PLATFORM) -> tuple[Json, ...]:
+    """AssertionError where the platform refuses the object."""
     kind, name = Kind(value["kind"]), value["metadata"]["name"]
     # One name for all, so that it makes no difference, but where it is what the object is about.
     key = Key(kind, "prod", name if len(name) > _LONGEST_NAME else "bert")
     members = {
-        member: _spec(Key(Kind.INFERENCE_MODEL, "prod", member), model(member)) for member in member_names(value)
+        member: _spec(Key(Kind.INFERENCE_MODEL, "prod", member), model(member), platform)
+        for member in member_names(value)
     }
     models = {member: spec for member, spec in members.items() if isinstance(spec, ModelSpec)}
-    return desired(key, UID, _spec(key, value), models, PLATFORM)
+    return desired(key, UID, _spec(key, value, platform), models, platform)
 
 
-def _spec(key: Key, value: Json) -> Spec:
-    spec, problems = parse(key.kind, {**value, "metadata": {"namespace": key.namespace, "name": key.name}}, PLATFORM)
+def _spec(key: Key, value: Json, platform: Platform) -> Spec:
+    spec, problems = parse(key.kind, {**value, "metadata": {"namespace": key.namespace, "name": key.name}}, platform)
     assert spec is not None, problems
     return spec
 

@@ -15,6 +15,10 @@ FETCHED_MODEL = {"name": "bert", "digest": DIGEST, "size_bytes": 438, "files": 2
 FETCHED = json.dumps({"models": [{**FETCHED_MODEL, "cached": False}]})
 
 
+DEADLINE = 601
+"""At this second a Deployment that was made at 1 says that it takes too long."""
+
+
 def second(number: int) -> str:
     return f"2026-11-22T09:{number // 60:02}:{number % 60:02}Z"
 
@@ -128,8 +132,8 @@ def fetch_failed(code: int, message: str = "", name: str = "bert-7f9c66d5b8-aaaa
     return pod(name, fetch=container("fetch", ended(code, message)), **where)
 
 
-def fetched(message: str = FETCHED) -> Object:
-    return container("fetch", ended(0, message, started=2, finished=4), is_ready=True)
+def fetched(message: str = FETCHED, finished: int = 4) -> Object:
+    return container("fetch", ended(0, message, started=2, finished=finished), is_ready=True)
 
 
 def loading(name: str = "bert-7f9c66d5b8-aaaaa", last: Object | None = None, **where: Any) -> Object:
@@ -177,9 +181,16 @@ def leaving(pod_: Object) -> Object:
 
 
 def deployment(
-    replicas: int = 1, *, generation: int = 1, seen: int | None = None, progress: str = "NewReplicaSetAvailable"
+    replicas: int = 1,
+    *,
+    generation: int = 1,
+    seen: int | None = None,
+    progress: str = "NewReplicaSetAvailable",
+    template: str = NEW,
+    is_paused: bool = False,
 ) -> Object:
     is_late = progress == "ProgressDeadlineExceeded"
+    since = DEADLINE if is_late else 1
     what = "has timed out progressing." if is_late else "is progressing."
     return {
         "apiVersion": "apps/v1",
@@ -187,11 +198,17 @@ def deployment(
         "metadata": {"name": "bert", "namespace": "prod", "generation": generation},
         "spec": {
             "replicas": replicas,
-            "template": {"spec": {"containers": [{"name": "server", "image": IMAGE}]}},
+            "template": {
+                "metadata": {"labels": {"halimede.dev/revision": template}},
+                "spec": {"containers": [{"name": "server", "image": IMAGE}]},
+            },
+            **({"paused": True} if is_paused else {}),
         },
         "status": {
             "observedGeneration": generation if seen is None else seen,
-            "conditions": [_condition("Progressing", not is_late, 1, progress, f'ReplicaSet "bert-{NEW}" {what}')],
+            "conditions": [
+                _condition("Progressing", not is_late, since, progress, f'ReplicaSet "bert-{NEW}" {what}'),
+            ],
         },
     }
 
@@ -203,7 +220,7 @@ def replica_set(template: str = NEW, revision: int = 1) -> Object:
         "metadata": {
             "name": f"bert-{template}",
             "namespace": "prod",
-            "labels": {"pod-template-hash": template},
+            "labels": {"pod-template-hash": template, "halimede.dev/revision": template},
             "annotations": {"deployment.kubernetes.io/revision": str(revision)},
         },
     }

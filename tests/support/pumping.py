@@ -9,6 +9,7 @@ from halimede.core.config.check_request import Checked, RequestChecker
 from halimede.core.config.model_config import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput
 from halimede.core.observe.stats import ModelStats
 from halimede.core.schedule.make import make_scheduler
+from halimede.core.schedule.scheduler import Scheduler
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.live import LiveRequests
@@ -111,14 +112,23 @@ class PlayedProcess:
         replies = [reply] * len(items) if reply is None or failed else [outputs() for _ in items]
         self.pump.on_event(BatchDone(self, items, replies, when or times(), failed, slot, parameters or {}))
 
-    def die(self, reason: str = "signal 9", *, parked: bool = False) -> list[WorkerEvent]:
-        """Go down; what it held is failed by the events returned, which are the test's to hand over."""
-        failures: list[WorkerEvent] = [
-            BatchDone(self, items, [DEAD] * len(items), times(), True, slot) for slot, items in self.batches.items()
-        ]
+    def die(self, reason: str = "signal 9", *, parked: bool = False, has_read: bool = True) -> list[WorkerEvent]:
+        """Go down; what it held is failed by the events returned, which are the test's to hand over.
+
+        Its batches are not failed where it has not read them.
+        """
+        failures: list[WorkerEvent] = []
+        unread: set[int] = set()
+        if has_read:
+            failures = [
+                BatchDone(self, items, [DEAD] * len(items), times(), True, slot) for slot, items in self.batches.items()
+            ]
+        else:
+            unread = {item.key for items in self.batches.values() for item in items}
+            self.executed = [key for key in self.executed if key not in unread]
         failures += [ResponseSent(self, key, DEAD, True, times()) for key in self.open]
         self.batches, self.open, self.is_up = {}, [], False
-        self.pump.on_event(WorkerDown(self, reason, parked))
+        self.pump.on_event(WorkerDown(self, reason, parked, unread))
         return failures
 
     def restart(self) -> None:
@@ -136,6 +146,7 @@ class Bench:
         concurrency: int = 1,
         decoupled: bool = True,
         output: ModelOutput = OUTPUT,
+        scheduler: Scheduler | None = None,
         **batching: Any,
     ) -> None:
         config = ModelConfig(
@@ -150,7 +161,7 @@ class Bench:
         self.pump = Pump(
             "m",
             "1",
-            make_scheduler(config, instances=0),
+            scheduler or make_scheduler(config, instances=0),
             self.stats,
             RequestChecker(config),
             self.live,

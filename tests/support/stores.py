@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,12 +38,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class Fault:
-    """What becomes of an answer: another status and body; cut after so many bytes; slow; other headers."""
+    """What becomes of an answer: another status and body; cut after so many bytes; slow; other headers.
+
+    `silent_after` so many bytes of the body, nothing more comes; -1 for no answer at all."""
 
     status: int | None = None
     body: bytes = b""
     cut_after: int | None = None
     bytes_per_sec: float | None = None
+    silent_after: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
 
@@ -76,6 +79,9 @@ class Proxy:
             asked = asked_of(len(self.asked), handler)
             self.asked.append(asked)
         fault = self.rule(asked) or Fault()
+        if fault.silent_after == -1:
+            _until_closed(handler)
+            return
         if fault.status is not None:
             answer(handler, fault.status, fault.headers, fault.body)
             return
@@ -95,6 +101,9 @@ class Proxy:
                     self._count(asked, fault.cut_after - sent)
                     handler.close_connection = True
                     handler.connection.shutdown(socket.SHUT_RDWR)
+                    break
+                if fault.silent_after is not None and sent + len(piece) > fault.silent_after:
+                    _until_closed(handler)
                     break
                 handler.wfile.write(piece)
                 self._count(asked, len(piece))
@@ -230,6 +239,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+def _until_closed(handler: http.server.BaseHTTPRequestHandler) -> None:
+    handler.close_connection = True
+    handler.connection.recv(1)
+
+
 @contextmanager
 def _running(server: http.server.ThreadingHTTPServer) -> Iterator[None]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -319,7 +333,14 @@ class Fetch:
     """`halimede fetch` in a process of its own, with a plan that is written to `folder`."""
 
     def __init__(
-        self, folder: Path, plan: dict[str, Any] | str, *, timeout: float = 60, name: str = "plan", into: str = "models"
+        self,
+        folder: Path,
+        plan: dict[str, Any] | str,
+        *,
+        timeout: float = 60,
+        name: str = "plan",
+        into: str = "models",
+        options: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.into = folder / into
@@ -329,7 +350,7 @@ class Fetch:
         file = folder / f"{name}.json"
         file.write_text(plan if isinstance(plan, str) else json.dumps(plan))
         self.arguments = ["--plan", str(file), "--into", str(self.into), "--timeout", str(timeout)]
-        self.arguments += ["--termination-log", str(self._said)]
+        self.arguments += [*options, "--termination-log", str(self._said)]
 
     def start(
         self, environment: dict[str, str] | None = None, program: list[str] | None = None
@@ -342,6 +363,14 @@ class Fetch:
                 stderr=log,
                 env={"PATH": "/usr/bin:/bin", **(environment or {})},
             )
+
+    def wait_for(self, said: str, process: subprocess.Popen[bytes], count: int = 1) -> None:
+        """Until the log has this text so many times."""
+        deadline = time.monotonic() + 60
+        while self._log.read_text().count(said) < count:
+            assert process.poll() is None, self._log.read_text()
+            assert time.monotonic() < deadline, self._log.read_text()
+            time.sleep(0.05)
 
     def end(self, process: subprocess.Popen[bytes]) -> Fetched:
         code = process.wait(timeout=100)

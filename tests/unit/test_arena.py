@@ -1,4 +1,4 @@
-"""The arena against a slow model that keeps one flag for each 64 bytes."""
+"""The arena compared with a slow model that keeps one flag for each 64 bytes."""
 
 from dataclasses import dataclass, field
 
@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halimede.core.shm.arena import ALIGNMENT, FIRST_SEGMENT_BYTES, Arena
+from support.examples import examples
 
 UNIT = ALIGNMENT
 
@@ -60,8 +61,8 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-@settings(max_examples=300, deadline=None)
-def test_an_arena_does_what_the_obvious_one_does(steps: list[tuple[str, int]]):
+@settings(max_examples=examples(300), deadline=None)
+def test_arena_behaves_like_a_simple_model(steps: list[tuple[str, int]]):
     arena, obvious = Arena(1 << 30), Obvious()
     for what, value in steps:
         match what:
@@ -95,7 +96,7 @@ def test_an_arena_does_what_the_obvious_one_does(steps: list[tuple[str, int]]):
 
 
 @given(st.integers(0, 1 << 24), st.lists(st.integers(1, 1 << 23), max_size=30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_growth_makes_room_and_keeps_to_the_limit(limit: int, sizes: list[int]):
     arena = Arena(limit)
     segments = 0
@@ -126,7 +127,7 @@ def test_an_arena_has_few_segments(first: int):
     assert segments <= 9
 
 
-def test_a_block_that_was_given_back_is_one_with_the_ranges_before_and_after_it():
+def test_freed_block_merges_with_adjacent_free_ranges():
     arena = Arena(1 << 20)
     arena.add(1, FIRST_SEGMENT_BYTES)
     blocks = [arena.allocate(FIRST_SEGMENT_BYTES // 4) for _ in range(4)]
@@ -141,7 +142,7 @@ def test_a_block_that_was_given_back_is_one_with_the_ranges_before_and_after_it(
 
 
 @pytest.mark.parametrize(("segment", "offset"), [(1, 64), (2, 0), (1, -64), (1, 1)])
-def test_where_no_block_begins_nothing_is_freed(segment: int, offset: int):
+def test_free_fails_at_an_offset_without_a_block(segment: int, offset: int):
     arena = Arena(1 << 20)
     arena.add(1, FIRST_SEGMENT_BYTES)
     assert arena.allocate(100) == (1, 0)

@@ -63,11 +63,11 @@ def test_a_required_key_that_is_missing_is_named():
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, b"\xff", "[1e999]"])
-def test_what_is_not_json_is_said_to_be_so(text: str | bytes):
+def test_list_that_is_not_json_is_refused(text: str | bytes):
     assert problem_of(text).startswith("invalid device list: it is not JSON: ")
 
 
-def test_what_is_not_a_list_or_too_large_is_refused():
+def test_document_that_is_not_a_list_or_too_large_is_refused():
     assert problem_of("{}") == "invalid device list: it must be a JSON list of devices"
     assert problem_of("[" + "0," * MAX_DEVICES + "0]") == (
         "invalid device list: it has 1025 devices, at most 1024 are allowed"

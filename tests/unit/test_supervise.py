@@ -11,15 +11,18 @@ from halimede.core.supervise import (
     Kill,
     Nothing,
     Park,
+    Recovery,
     Start,
     State,
     Supervision,
     WaitUntil,
     describe_exit,
+    health_of,
     oom_count_files,
     oom_kills,
 )
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.server import WorkerHealth
 
 SECOND = 1_000_000_000
 STARTED, DIED, TIMER, STOP = Event
@@ -200,7 +203,7 @@ POSSIBLE = {
 @pytest.mark.parametrize(
     ("state", "event"), [pair for pair in product(State, Event) if pair[1] not in POSSIBLE[pair[0]]], ids=str
 )
-def test_what_cannot_happen_is_an_error_of_ours(state: State, event: Event):
+def test_impossible_event_is_an_internal_error(state: State, event: Event):
     supervision = Supervision()
     for step, past in enumerate(WAYS[state]):
         supervision.on(past, step * SECOND, "signal 11")
@@ -235,6 +238,27 @@ def test_an_exit_is_described(exit_: Exit, text: str):
     assert describe_exit(exit_) == text
 
 
+MEMORY = "worker exited: signal 9 (possibly out of memory)"
+LAST = Recovery(0, "worker exited: signal 11")
+
+
+@pytest.mark.parametrize(
+    ("downs", "last", "now_secs", "health"),
+    [
+        ([], None, 1000, WorkerHealth()),
+        ([MEMORY, "worker exited: signal 11"], LAST, 1, WorkerHealth(MEMORY, True)),
+        (["worker exited: exit code 3"], None, 1, WorkerHealth("worker exited: exit code 3")),
+        ([], LAST, 299, WorkerHealth(LAST.reason)),
+        ([], LAST, 300, WorkerHealth()),
+        ([], Recovery(0, MEMORY), 299, WorkerHealth(MEMORY, True)),
+    ],
+)
+def test_death_is_reported_for_minutes_after_the_restart(
+    downs: list[str], last: Recovery | None, now_secs: int, health: WorkerHealth
+):
+    assert health_of(downs, last, now_secs * SECOND) == health
+
+
 @pytest.mark.parametrize(
     ("cgroups", "files"),
     [
@@ -247,7 +271,7 @@ def test_an_exit_is_described(exit_: Exit, text: str):
         ("", ()),
     ],
 )
-def test_the_counter_of_kills_for_want_of_memory_is_found(cgroups: str, files: tuple[str, ...]):
+def test_file_of_the_oom_kill_counter_is_found(cgroups: str, files: tuple[str, ...]):
     assert oom_count_files(cgroups) == files
 
 
@@ -259,5 +283,5 @@ def test_the_counter_of_kills_for_want_of_memory_is_found(cgroups: str, files: t
         ("oom_kill_disable 0\nunder_oom 0\n", 0),
     ],
 )
-def test_the_count_is_read(text: str, kills: int):
+def test_oom_kill_count_is_read(text: str, kills: int):
     assert oom_kills(text) == kills

@@ -23,7 +23,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{/* An image: (list of the root, its values, what stands behind an empty tag) */}}
 {{- define "halimede.image" -}}
 {{- $root := index . 0 }}{{ $image := index . 1 -}}
-{{ $image.repository }}:{{ $image.tag | default (printf "%s%s" $root.Chart.AppVersion (index . 2)) }}
+{{ $image.repository }}{{ if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default (printf "%s%s" $root.Chart.AppVersion (index . 2)) }}{{ end }}
 {{- end }}
 
 {{/* What the operator may do with the objects of the namespaces that it watches. */}}
@@ -34,6 +34,14 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - apiGroups: [halimede.dev]
   resources: [inferencemodels/status, modelensembles/status]
   verbs: [patch]
+# So that children may keep their owner until they are gone (blockOwnerDeletion).
+- apiGroups: [halimede.dev]
+  resources: [inferencemodels/finalizers, modelensembles/finalizers]
+  verbs: [update]
+# Whether an operator of another release that has an object still runs.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get]
 - apiGroups: [""]
   resources: [configmaps, serviceaccounts, services]
   verbs: [get, list, watch, create, patch, delete]

@@ -1,1 +1,1 @@
-"""The API server and the pods: calls, what watches told, events."""
+"""Access to the API server and to the pods: calls, the cache that watches fill, events."""

@@ -1,11 +1,11 @@
-"""What the API server last said of every object that we watch: found by name, by owner, by what wakes it.
+"""The last known state of every watched object, found by name or by owner, with the keys that a change wakes.
 
-Objects are kept as JSON bytes without managedFields: a thousand models with their children are about 25 MB so, and 100
-MB as dicts. Of one loop, no I/O.
+Objects are kept as JSON bytes without managedFields: a thousand models with their children take about 25 MB this way,
+and 100 MB as dicts. Used by one event loop; does no I/O.
 
-Old news is told by the resource version: news of an object that is older than what is known of it, or older than the
-list that did not have it, is dropped. So reordered and repeated events do nothing, and neither does the echo of what
-we wrote ourselves.
+Resource versions tell old states from new ones. A state is dropped if it is older than the known state of the object,
+or older than a list that did not contain the object. So reordered and repeated events change nothing, and neither do
+the events that our own writes cause.
 """
 
 from collections import OrderedDict
@@ -32,23 +32,25 @@ OWN_METADATA = (
     "deletionTimestamp",
 )
 MAX_SPEC_BYTES = 256 * 1024
-"""The API server takes 1.5 MB, and the operator's memory is everybody's."""
+"""The API server accepts 1.5 MB, but all users share the operator's memory."""
 REMEMBERED_DELETIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
+    """What is kept of an object."""
+
     kind: str
     namespace: str
     name: str
     uid: str
     version: int
     owner: str | None
-    """Uid of its controller."""
+    """Uid of its controller; None if it has none."""
     key: Key | None
-    """What is to be reconciled when it changes; None: it is a child of nobody."""
+    """What to reconcile when it changes; None if it belongs to no object of ours."""
     uses: frozenset[str]
-    """A ModelEnsemble's InferenceModels."""
+    """Names of the InferenceModels of a ModelEnsemble."""
     json: bytes
 
     @property
@@ -66,10 +68,10 @@ class Cache:
         self._users: dict[tuple[str, str], set[Key]] = {}
         """Namespace and name of an InferenceModel -> the ensembles that use it."""
         self._deleted: OrderedDict[str, int] = OrderedDict()
-        """Uid -> version at which it was gone. It may come back: who takes our label off and puts it on again does
-        that."""
+        """Uid -> version at which it was gone. The same uid may come back: when somebody removes our label and sets it
+        again."""
         self._floors: dict[tuple[str, str | None], int] = {}
-        """Version of the last complete list of a kind, of one namespace or of all."""
+        """Version of the last complete list of a kind, in one namespace or (None) in all."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -87,14 +89,14 @@ class Cache:
             yield self._entries[child]
 
     def put(self, resource: Resource, value: dict[str, Any]) -> frozenset[Key]:
-        """An object as it was said to be, in an event or in the answer to a write; returns what that is news for.
+        """Store the state of an object from an event or from the answer to a write. Return the keys to wake.
 
-        value: is left as it is.
+        value: is not changed.
         """
         return self.learn(entry_of(resource, value))
 
     def learn(self, entry: Entry, *, listed: bool = False) -> frozenset[Key]:
-        """The same of what was read already. listed: in a list, which is newer than itself."""
+        """Store an entry and return the keys to wake. listed: it was in a list, which is newer than the entry."""
         known = self._entries.get(entry.uid)
         last = known.version if known is not None else self._deleted.get(entry.uid, -1)
         if entry.version <= last:
@@ -118,7 +120,7 @@ class Cache:
         return self._woken(entry)
 
     def delete(self, uid: str, version: int) -> frozenset[Key]:
-        """An object is gone since that version; returns what that is news for."""
+        """Forget an object that was deleted at this version. Return the keys to wake."""
         self._deleted[uid] = max(version, self._deleted.get(uid, 0))
         if len(self._deleted) > REMEMBERED_DELETIONS:
             self._deleted.popitem(last=False)
@@ -129,7 +131,11 @@ class Cache:
         return self._woken(entry)
 
     def listed(self, resource: Resource, namespace: str | None, version: int, uids: frozenset[str]) -> frozenset[Key]:
-        """These are all objects of a kind at that version: what else is known of it and is not newer is gone."""
+        """A list was complete: forget the known objects of this kind that are neither in it nor newer. Return the keys
+        to wake.
+
+        version: the list's. uids: of all objects in it. namespace: the list's, None for all.
+        """
         self._floors[resource.kind, namespace] = max(version, self._floors.get((resource.kind, namespace), 0))
         gone = [
             entry
@@ -156,7 +162,7 @@ class Cache:
         del self._names[entry.kind, entry.namespace, entry.name]
 
     def _unlink(self, entry: Entry) -> None:
-        """Out of the ways by which it is found, other than its name."""
+        """Remove the entry from all indexes but that of names."""
         if entry.owner is not None:
             siblings = self._owned[entry.owner]
             del siblings[entry.uid]
@@ -171,10 +177,10 @@ class Cache:
 
 
 def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
-    """What is kept of an object."""
+    """The entry for an object; raises KeyError, TypeError, AttributeError or ValueError if it is malformed."""
     metadata = value["metadata"]
     namespace, name = metadata["namespace"], metadata["name"]
-    # Items of lists have neither of the two.
+    # Items of lists have neither apiVersion nor kind.
     whole = {"apiVersion": resource.api_version, "kind": resource.kind, **value, "metadata": _kept(resource, metadata)}
     if resource.ours and (size := len(orjson.dumps(value.get("spec")))) > MAX_SPEC_BYTES:
         whole |= {"spec": {}, UNREAD: f"has {size} bytes as JSON; at most {MAX_SPEC_BYTES} are read"}
@@ -193,7 +199,7 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
 
 
 def _kept(resource: Resource, metadata: dict[str, Any]) -> dict[str, Any]:
-    """Of our own kinds what is used: all else in there is as long as who made the object wants."""
+    """The metadata to keep. Of our own kinds only the fields that are used, because users may make the others large."""
     if resource.ours:
         return {field: metadata[field] for field in OWN_METADATA if field in metadata}
     kept = {field: part for field, part in metadata.items() if field != "managedFields"}
@@ -214,7 +220,7 @@ def _key(
         and owner.get("kind") in (MODELS.kind, ENSEMBLES.kind)
     ):
         return Key(Kind(owner["kind"]), namespace, owner["name"])
-    # Pods and ReplicaSets are owned by way of the Deployment, whose labels they have.
+    # The Deployment owns ReplicaSets, and these own pods. Both have the Deployment's labels.
     if MODEL_LABEL in labels:
         return Key(Kind.INFERENCE_MODEL, namespace, labels[MODEL_LABEL])
     if ENSEMBLE_LABEL in labels:

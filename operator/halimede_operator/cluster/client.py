@@ -1,4 +1,4 @@
-"""Calls to the API server: objects as dicts, one field manager, errors that say what to do next."""
+"""Calls to the API server: objects as dicts, one field manager, errors that are classified by what to do next."""
 
 import datetime
 import email.utils
@@ -13,26 +13,28 @@ import orjson
 from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.decoding import decode
 from halimede_operator.cluster.kinds import BY_KIND, EVENTS, LEASES, NODES, Resource
-from halimede_operator.core.ownership import Cause
+from halimede_operator.core.api_errors import Cause, Meaning, meaning_of
 from halimede_operator.core.platform import FIELD_MANAGER
+from halimede_operator.core.pods import NO_PULL_SECRET
 from halimede_operator.core.snapshot import Object
 
 STATUS_MANAGER = f"{FIELD_MANAGER}-status"
 TIMEOUT_S = 30.0
 RETRY_AFTER_MAX_S = 600.0
 MOST_EVENTS = 32
-"""Of one pod. A kubelet makes one for each thing that it says; who else writes events is anybody."""
+"""Of one pod. A kubelet makes one for each message, but anybody may write events about a pod."""
 NO_VERSION = "1"
-"""No object has it: etcd counts writes from 2. An apply that names a version makes what is not there all the same."""
+"""A resourceVersion that no object has, because etcd counts writes from 2. An apply that names it creates the object if
+there is none, and is a conflict otherwise."""
 
 
 class NotLeaderError(Exception):
-    """A write was not made: somebody else may hold the lease."""
+    """A write was not made, because another operator may hold the lease."""
 
 
 @dataclass(slots=True, eq=False)
 class ApiError(Exception):
-    """The API server refused, or could not be asked (status 0)."""
+    """The API server answered with an error, or did not answer (status 0)."""
 
     verb: str
     path: str
@@ -46,39 +48,46 @@ class ApiError(Exception):
         return f"{self.verb} {self.path}: {self.status or 'no answer'} {self.reason}: {self.message}"
 
     @property
+    def meaning(self) -> Meaning:
+        return meaning_of(self.status, self.message, self.causes)
+
+    @property
     def is_conflict(self) -> bool:
-        return self.status == 409
+        return self.meaning is Meaning.CONFLICT
 
     @property
     def is_refusal(self) -> bool:
-        """Asking again does not help: what was sent is wrong, or we may not."""
-        return 400 <= self.status < 500 and self.status not in (401, 408, 409, 429)
-
-    @property
-    def says_namespace_goes(self) -> bool:
-        is_cause = any(cause.reason == "NamespaceTerminating" for cause in self.causes)
-        return self.status == 403 and (is_cause or "being terminated" in self.message)
+        return self.meaning.is_refusal
 
 
 class KubeApi(Protocol):
-    """What a reconcile asks of the API server. All raise ApiError, writes NotLeaderError."""
+    """What a reconcile needs of the API server. All methods raise ApiError; writes also raise NotLeaderError."""
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> Object | None: ...
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        """The object; None if there is none."""
+        ...
 
     async def list_labelled(
         self, resource: Resource, namespace: str, labels: Mapping[str, str]
     ) -> tuple[Object, ...]: ...
 
     async def apply(self, value: Object, *, is_new: bool = False) -> Object:
-        """Server-side apply; returns the object as it is now. is_new: a conflict where anything has its name."""
+        """Server-side apply; returns the object as it is now. is_new: a conflict if an object of this name exists."""
+        ...
+
+    async def try_apply(self, value: Object, *, is_new: bool = False) -> None:
+        """Dry run of `apply`: the API server checks the object and writes nothing."""
         ...
 
     async def set_owners(self, value: Object, managed_fields: list[Object]) -> None:
-        """Who owns which field of an object, of that uid and resourceVersion alone; its values stay as they are."""
+        """Replace the managedFields of an object. Its values do not change.
+
+        A conflict if the object no longer has the uid and the resourceVersion of `value`.
+        """
         ...
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str, version: str) -> None:
-        """Of that uid and that resourceVersion alone, else a conflict; that it is gone is no error."""
+        """Delete the object if it has this uid and resourceVersion; otherwise a conflict. No error if it is gone."""
         ...
 
     async def patch_status(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object: ...
@@ -90,12 +99,16 @@ class KubeApi(Protocol):
     async def get_node(self, name: str) -> Object | None: ...
 
     async def failed_mounts(self, namespace: str, uid: str) -> tuple[Object, ...]:
-        """The events in which a kubelet says why it cannot mount the volumes of the pod."""
+        """Events in which a kubelet reports why it cannot mount the volumes of the pod with this uid."""
+        ...
+
+    async def failed_pull_secrets(self, namespace: str, uid: str) -> tuple[Object, ...]:
+        """Events in which a kubelet reports which pull secrets of the pod with this uid it cannot read."""
         ...
 
 
 class KubeClient:
-    """KubeApi, and the Lease, over `kubernetes.aio`."""
+    """Implements KubeApi, and calls for the Lease, over `kubernetes.aio`."""
 
     def __init__(
         self,
@@ -103,8 +116,8 @@ class KubeClient:
         may_write: Callable[[], bool],
         count_write: Callable[[str, str, int], None] = lambda _verb, _kind, _status: None,
     ) -> None:
-        """may_write: asked just before every write but the Lease's. count_write: told verb, kind and status of every
-        write."""
+        """may_write: called just before every write except those of the Lease. count_write: called with verb, kind and
+        HTTP status (0: no answer) of each such write."""
         self._connection = connection
         self._may_write = may_write
         self._count_write = count_write
@@ -122,13 +135,12 @@ class KubeClient:
         return tuple(answer.get("items") or ())
 
     async def apply(self, value: Object, *, is_new: bool = False) -> Object:
-        resource = BY_KIND[value["kind"]]
-        metadata = value["metadata"]
-        if is_new:
-            value = {**value, "metadata": {**metadata, "resourceVersion": NO_VERSION}}
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        path = resource.path(metadata["namespace"], metadata["name"])
-        return await self._write("PATCH", resource, path, value, query, "application/apply-patch+yaml")
+        resource, path, body = _apply_request(value, is_new)
+        return await self._write("PATCH", resource, path, body, _APPLY_QUERY, _APPLY)
+
+    async def try_apply(self, value: Object, *, is_new: bool = False) -> None:
+        _, path, body = _apply_request(value, is_new)
+        await self._request("PATCH", path, body, {**_APPLY_QUERY, "dryRun": "All"}, _APPLY)
 
     async def set_owners(self, value: Object, managed_fields: list[Object]) -> None:
         resource, metadata = BY_KIND[value["kind"]], value["metadata"]
@@ -160,7 +172,7 @@ class KubeClient:
         await self._write("POST", EVENTS, EVENTS.path(namespace), event)
 
     async def list_nodes(self) -> tuple[Object, ...]:
-        # From the API server's cache: it need not be of this moment.
+        # Version 0: from the API server's cache, because nodes need not be up to date.
         answer = await self._call("GET", NODES.path(None), query={"resourceVersion": "0"})
         return tuple(answer.get("items") or ())
 
@@ -168,13 +180,19 @@ class KubeClient:
         return await self._get(NODES.path(None, name), query={"resourceVersion": "0"})
 
     async def failed_mounts(self, namespace: str, uid: str) -> tuple[Object, ...]:
-        selector = f"involvedObject.uid={uid},reason=FailedMount"
+        return await self._events_of(namespace, uid, "FailedMount")
+
+    async def failed_pull_secrets(self, namespace: str, uid: str) -> tuple[Object, ...]:
+        return await self._events_of(namespace, uid, NO_PULL_SECRET)
+
+    async def _events_of(self, namespace: str, uid: str, reason: str) -> tuple[Object, ...]:
+        selector = f"involvedObject.uid={uid},reason={reason}"
         query = {"fieldSelector": selector, "limit": str(MOST_EVENTS)}
         answer = await self._call("GET", EVENTS.path(namespace), query=query)
         return tuple(answer.get("items") or ())
 
     async def has_kinds(self, root: str, plurals: frozenset[str]) -> bool:
-        """Whether the API server serves these kinds of a group's version."""
+        """Whether the API server serves these kinds. root: the path of the group's version."""
         answer = await self._get(root)
         return answer is not None and plurals <= {entry["name"] for entry in answer.get("resources") or ()}
 
@@ -182,7 +200,7 @@ class KubeClient:
         return await self._get(LEASES.path(namespace, name), timeout_s)
 
     async def write_lease(self, namespace: str, lease: Object, timeout_s: float) -> Object:
-        """Create it where it has no resourceVersion, else replace that version."""
+        """Create the Lease if it has no resourceVersion; otherwise replace exactly that version."""
         name = lease["metadata"]["name"]
         if "resourceVersion" in lease["metadata"]:
             return await self._call("PUT", LEASES.path(namespace, name), lease, timeout_s=timeout_s)
@@ -238,7 +256,7 @@ class KubeClient:
     ) -> tuple[int, Object]:
         status, headers, data = await self._send(verb, path, body, query, content_type, timeout_s)
         if status == 401:
-            # The token may have been renewed in the file since we read it.
+            # The file may have a newer token than the one we read.
             try:
                 await self._connection.refresh()
             except Exception as error:
@@ -276,8 +294,19 @@ class KubeClient:
         return response.status, response.headers, data
 
 
+_APPLY = "application/apply-patch+yaml"
+_APPLY_QUERY = {"fieldManager": FIELD_MANAGER, "force": "true"}
+
+
+def _apply_request(value: Object, is_new: bool) -> tuple[Resource, str, Object]:
+    """Resource, path and body of an apply request."""
+    resource, metadata = BY_KIND[value["kind"]], value["metadata"]
+    body = {**value, "metadata": {**metadata, "resourceVersion": NO_VERSION}} if is_new else value
+    return resource, resource.path(metadata["namespace"], metadata["name"]), body
+
+
 def error_of(verb: str, path: str, status: int, headers: Mapping[str, str], data: bytes) -> ApiError:
-    """The error that an answer is; `data` is a Status as JSON, or what a proxy in between had to say."""
+    """The error that an answer stands for. data: a Status as JSON, or any text of a proxy in between."""
     now = datetime.datetime.now(datetime.UTC)
     retry_after_s = retry_after(headers.get("Retry-After"), now)
     try:
@@ -293,8 +322,10 @@ def error_of(verb: str, path: str, status: int, headers: Mapping[str, str], data
 
 
 def retry_after(value: str | None, now: datetime.datetime) -> float | None:
-    """Seconds to wait by a Retry-After header: seconds, with a fraction or without, or a date; None where it says
-    nothing."""
+    """Seconds to wait, from a Retry-After header that holds seconds (a fraction is allowed) or a date.
+
+    At most RETRY_AFTER_MAX_S. None without a header, or if it cannot be parsed.
+    """
     if value is None:
         return None
     try:

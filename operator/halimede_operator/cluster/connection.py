@@ -1,4 +1,5 @@
-"""Where the API server is and who we are: from the pod's service account, or from a kubeconfig outside of a cluster."""
+"""Address of the API server and our credentials: from the pod's service account, or outside a cluster from a
+kubeconfig."""
 
 import ssl
 
@@ -8,19 +9,18 @@ from kubernetes.aio.client.rest import RESTClientObject
 
 
 class Connection:
-    """Credentials are read again every minute in a cluster, and by `refresh` when the API server does not know them
-    any more."""
+    """Keeps the credentials current: in a cluster they are read again every minute, and `refresh` reads them when the
+    API server refuses them."""
 
     def __init__(self, kubeconfig_path: str | None) -> None:
-        """kubeconfig_path: None for the service account."""
+        """kubeconfig_path: None for the pod's service account."""
         self._path = kubeconfig_path
-        # The environment's proxies and passwords are not for the API server, and aiohttp would look for them in threads
-        # before every request.
+        # Proxies and passwords of the environment are not meant for the API server, and aiohttp would look them up in a
+        # thread before every request.
         self.configuration = Configuration(client_session_kwargs={"trust_env": False})
 
     async def refresh(self) -> None:
-        """Read the credentials from where they lie; raises kubernetes' ConfigException or OSError where they cannot
-        be read."""
+        """Read the credentials from their files. Raises kubernetes' ConfigException or OSError if that fails."""
         if self._path is None:
             # The library's loaders have no types.
             kubeconfig.load_incluster_config(self.configuration)  # type: ignore[no-untyped-call]

@@ -1,63 +1,55 @@
-"""JSON of the API server, whatever somebody put into an object of theirs.
+"""Decodes JSON of the API server safely, whatever users put into their objects.
 
-The API server keeps objects whose parts are nested thousands of levels deep. orjson reads 1,024 of them and writes 254,
-and would refuse a list as a whole because of one item. So what is too deep is cut out of the text before it is read,
-and the items of a list are read one by one, so that what a hostile one takes of memory is soon free again. Whether a
-spec of which something was cut may be served is for parsing to say: it allows fewer levels.
+The API server stores objects that are nested thousands of levels deep. Python reads 1,000 levels, and orjson writes
+254. So parts that are too deep are cut out of the text before it is decoded. Whether a spec with such a cut is valid is
+decided by parsing, which allows fewer levels. The items of a list are decoded one by one, because a large item may take
+30 times as much memory as its text.
 """
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
 
 MAX_LEVELS = 64
-"""Objects and lists within one another that are read. A spec begins at the second or third, and may have 32 more at the
-fourth from there."""
+"""Levels of nested objects and lists that are decoded. A spec begins at the second or third level, and may have 32 more
+from the fourth level below that on."""
 
-# Everything up to the next bracket that is in no string.
+LARGE_CHARACTERS = 128 * 1024
+
+# Everything up to the next bracket outside a string.
 _TO_BRACKET = re.compile(rb'[^"{}\[\]]*+(?:"(?:[^"\\]++|\\.)*+"[^"{}\[\]]*+)*+[{}\[\]]', re.DOTALL)
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_ITEMS = re.compile(r'"items"\s*:\s*\[\s*')
+_COMMA = re.compile(r"[\s,]*")
 _BRACKETS = b"{}[]"
 _OTHERS = bytes(set(range(256)) - set(_BRACKETS))
-_ITEMS = re.compile(rb'"items"\s*:\s*\Z')
-_BEFORE = 32
-"""Bytes before a list in which its name is looked for."""
 
 
 def decode(data: bytes) -> Any:  # Any: JSON
-    """A document, with null in the place of what is too deep; raises orjson.JSONDecodeError."""
-    return orjson.loads(_shallow(data))
+    """Decode a document, with null in place of parts that are too deep. Raises orjson.JSONDecodeError."""
+    return orjson.loads(shallow(data))
 
 
-def decode_list(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
-    """A list's document without its items, and the texts of these.
+def decode_list(data: bytes, kept: Callable[[Any], Any]) -> dict[str, Any]:
+    """Decode the document of a list. Raises ValueError if it is no JSON.
 
-    Raises orjson.JSONDecodeError for what is no JSON outside of the items.
+    kept: returns what to keep of an item that is longer than LARGE_CHARACTERS; called before the next item is decoded.
     """
-    spans: list[tuple[int, int]] = []
-    depth = begin = begun = ended = 0
-    for at in _brackets(data):
-        if data[at] in b"{[":
-            depth += 1
-            if depth == 2 and data[at] == ord("[") and _ITEMS.search(data, max(0, at - _BEFORE), at):
-                begun = at
-            elif depth == 3 and begun and not ended:
-                begin = at
-        else:
-            if begun and not ended and depth == 3:
-                spans.append((begin, at + 1))
-            elif begun and not ended and depth == 2:
-                ended = at + 1
-            depth -= 1
-    head = data[:begun] + b"null" + data[ended:] if ended else data
-    found: dict[str, Any] = decode(head)
-    return found, [data[begin:end] for begin, end in spans]
+    text = shallow(data).decode()
+    items = []
+    begin = at = found.end() if (found := _ITEMS.search(text)) else len(text)
+    while text[at : at + 1] not in ("]", ""):
+        item, end = json.JSONDecoder().raw_decode(text, at)
+        items.append(kept(item) if end - at > LARGE_CHARACTERS else item)
+        at = _COMMA.match(text, end).end()  # type: ignore[union-attr]  # it matches the empty text
+    return {**json.loads(text[:begin] + text[at:]), "items": items}
 
 
-def _shallow(data: bytes) -> bytes:
-    """The text with null in the place of each object and list of the level after the last."""
+def shallow(data: bytes) -> bytes:
+    """The JSON text with null in place of each object and list below MAX_LEVELS levels."""
     if _is_shallow(data):
         return data
     pieces: list[bytes] = []
@@ -75,19 +67,19 @@ def _shallow(data: bytes) -> bytes:
 
 
 def _is_shallow(data: bytes) -> bool:
-    """Whether JSON has no more levels than are read. Of nearly all that comes it is true, and soon known."""
+    """Whether JSON has at most MAX_LEVELS levels. Nearly all documents have, and this check is fast."""
     plain = _ESCAPE.sub(b"", data) if b"\\" in data else data
     brackets = b"".join(plain.split(b'"')[::2]).translate(None, _OTHERS)
     for _ in range(MAX_LEVELS):
         if not brackets:
             break
-        # The innermost level, at least.
+        # Each round removes at least the innermost level.
         brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
     return not brackets
 
 
 def _brackets(data: bytes) -> Iterator[int]:
-    """The places of brackets outside of strings, up to a string that does not end."""
+    """Positions of brackets outside strings, up to a string that does not end."""
     end = 0
     while match := _TO_BRACKET.match(data, end):
         end = match.end()

@@ -1,4 +1,4 @@
-"""Events on our objects."""
+"""Posts Kubernetes events about our objects."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -22,7 +22,10 @@ class Events:
         self._limit = EventLimit()
 
     async def post(self, key: Key, about: Object, drafts: Sequence[EventDraft], now: str) -> None:
-        """That an event cannot be posted is no error: the status says the same."""
+        """Post events about an object, as far as the limit of events allows. now: RFC 3339.
+
+        A failed post is only logged, because the status has the same information.
+        """
         metadata = about["metadata"]
         for draft in drafts:
             if not self._limit.try_send(key, draft, self._clock()):

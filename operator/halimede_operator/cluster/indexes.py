@@ -1,8 +1,8 @@
-"""What the pods say that they serve: their repository index, asked over HTTP beside the reconciles, so that none waits
-for a pod.
+"""Reads the repository index of each pod over HTTP, beside the reconciles, so that no reconcile waits for a pod.
 
-A pod is asked when its status changes, and again after a while: soon while not all is READY, rarely after. A reconcile
-takes what was answered last; an answer that is different wakes it.
+A pod is asked when its status changes, and periodically: often while some version is not READY, or if models have
+worker processes, because these die without a change of the pod's status; rarely otherwise. A reconcile uses the last
+answer, and an answer that differs wakes a reconcile.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import heapq
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import orjson
@@ -18,15 +19,25 @@ from halimede_operator.core.api.spec import Key
 from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion
 
 AT_ONCE = 32
+"""Pods that are asked at the same time."""
 LARGEST_BYTES = 1 << 20
 MOST_VERSIONS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Periods:
+    """How often pods are asked."""
+
     timeout_s: float = 2.0
     unready_s: float = 10.0
+    workers_s: float = 8.0
     ready_s: float = 60.0
+
+    def after(self, index: PodIndex) -> float:
+        """Seconds from this answer of a pod to the next question."""
+        if index.error is not None or any(version.state != "READY" for version in index.versions):
+            return self.unready_s
+        return self.workers_s if any(version.has_workers for version in index.versions) else self.ready_s
 
 
 @dataclass(slots=True)
@@ -38,11 +49,11 @@ class _Pod:
     asking: bool = False
     index: PodIndex | None = None
     again: bool = field(default=False)
-    """Its status changed while it was asked."""
+    """Its status changed while a request was in flight, so it is asked again at once."""
 
 
 class Indexes:
-    """Of one loop; `run` asks until it is cancelled."""
+    """The last index of each pod. Used by one event loop; `run` asks pods until it is cancelled."""
 
     def __init__(
         self,
@@ -59,7 +70,7 @@ class Indexes:
         self._news = asyncio.Event()
 
     def of(self, key: Key, pods: Iterable[Object]) -> Mapping[str, PodIndex]:
-        """What the pods of a key answered last, by uid; these, and no others of the key, are asked from now on."""
+        """The last answers of these pods, by uid. From now on exactly these pods of the key are asked."""
         urls = {
             pod["metadata"]["uid"]: (pod["metadata"]["resourceVersion"], url) for pod in pods if (url := index_url(pod))
         }
@@ -86,7 +97,7 @@ class Indexes:
 
     async def run(self) -> None:
         slots = asyncio.Semaphore(AT_ONCE)
-        # No cookies, no proxies: pods are asked by address. Nothing that unpacks to more than was read.
+        # No cookies and no proxies: pods are asked by address. No decompression: it could exceed LARGEST_BYTES.
         async with (
             aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False) as session,
             asyncio.TaskGroup() as group,
@@ -129,8 +140,7 @@ class Indexes:
         pod.asking = False
         if self._pods.get(uid) is not pod:
             return
-        is_ready = index.error is None and all(version.state == "READY" for version in index.versions)
-        period_s = self._periods.ready_s if is_ready else self._periods.unready_s
+        period_s = self._periods.after(index)
         pod.due = self._clock() + (0.0 if pod.again else period_s * random.uniform(0.9, 1.0))  # noqa: S311 - no secret
         pod.again = False
         self._push(pod.due, uid)
@@ -143,7 +153,7 @@ class Indexes:
 
 
 def index_url(pod: Object) -> str | None:
-    """Where a pod's index is; None where its server does not run, or has no HTTP port."""
+    """URL of a pod's index; None if its server does not run or has no HTTP port."""
     status = pod.get("status") or {}
     address = status.get("podIP")
     runs = any(
@@ -161,6 +171,7 @@ def index_url(pod: Object) -> str | None:
 
 
 async def ask(session: aiohttp.ClientSession, url: str, timeout_s: float) -> PodIndex:
+    """Request the index of one pod. A failure becomes the index's `error`."""
     try:
         async with session.post(
             url, data=b"{}", timeout=aiohttp.ClientTimeout(total=timeout_s), allow_redirects=False
@@ -176,24 +187,31 @@ async def ask(session: aiohttp.ClientSession, url: str, timeout_s: float) -> Pod
 
 
 def parse_index(data: bytes) -> PodIndex:
+    """Parse the body of an answer. Invalid data becomes the index's `error`."""
     if len(data) > LARGEST_BYTES:
         return PodIndex(error="the index is too long")
     try:
         lines = orjson.loads(data)
         if len(lines) > MOST_VERSIONS:
             return PodIndex(error="the index is too long")
-        versions = [
-            ServedVersion(
-                _text(line["name"]),
-                str(line.get("version", "")),
-                _text(line.get("state", "")),
-                _text(line.get("reason", "")),
-            )
-            for line in lines
-        ]
+        versions = [_version(line) for line in lines]
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         return PodIndex(error="the answer is no index")
     return PodIndex(tuple(sorted(versions, key=lambda line: (line.model, line.version))))
+
+
+def _version(line: Mapping[str, Any]) -> ServedVersion:
+    workers = line.get("workers")
+    failed = workers or {}
+    return ServedVersion(
+        _text(line["name"]),
+        str(line.get("version", "")),
+        _text(line.get("state", "")),
+        _text(line.get("reason", "")),
+        workers is not None,
+        _text(failed.get("failure", "")),
+        failed.get("out_of_memory") is True,
+    )
 
 
 def _text(value: object) -> str:

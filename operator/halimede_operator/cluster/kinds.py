@@ -1,4 +1,4 @@
-"""The kinds that the operator watches, and where the API server has them."""
+"""The kinds that the operator uses, and their paths on the API server."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Resource:
     kind: str
     plural: str
     ours: bool = False
-    """Our own kind, watched whole; of the others, those with our label."""
+    """Our own kind: all its objects are watched. Of other kinds, only those with our label."""
 
     @property
     def api_version(self) -> str:
@@ -55,11 +55,11 @@ EVENTS = Resource("", "v1", "Event", "events")
 LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")
 
 BY_KIND = {resource.kind: resource for resource in WATCHED}
-"""Kinds' names are different in all groups that we have to do with."""
+"""The kind alone is enough as key: no two watched groups have a kind of the same name."""
 
 
 def resource_of(path: str) -> tuple[Resource, str | None] | None:
-    """Which collection of which namespace (None: all) a request of a path is for; None: of no watched kind."""
+    """The watched resource and the namespace (None: all) of a collection's path; None if the path is no such one."""
     for resource in WATCHED:
         if not path.startswith(resource.root + "/"):
             continue

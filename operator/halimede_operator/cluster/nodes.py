@@ -1,5 +1,4 @@
-"""The cluster's nodes, as far as status tells about them: all of them read when asked for, and those that pods with
-devices run on looked at beside the reconciles."""
+"""Reads the cluster's nodes: all of them on request, and beside the reconciles those on which our pods hold devices."""
 
 import asyncio
 from collections import Counter
@@ -14,11 +13,11 @@ KEPT_S = 10.0
 FORBIDDEN_S = 600.0
 PERIOD_S = 3.0
 SPACING_S = 0.05
-"""Between two nodes, so that hundreds of them are looked at less often."""
+"""Between two nodes, which bounds the rate of requests: many nodes are each read less often."""
 
 
 class Nodes:
-    """Of one loop; `run` looks until it is cancelled."""
+    """Nodes and their shortages of devices. Used by one event loop; `run` reads nodes until it is cancelled."""
 
     def __init__(
         self,
@@ -38,13 +37,13 @@ class Nodes:
         self._good_until = float("-inf")
         self._held: dict[Key, Held] = {}
         self._seen: dict[str, tuple[Shortage, ...]] = {}
-        """By node, at the last look."""
+        """Shortages by node, at the last look."""
         self._short: dict[str, tuple[Shortage, ...]] = {}
-        """By node, at the last two looks. What is known of pods comes by other ways than what is known of nodes, and a
-        kubelet that starts has no devices until their plugin has come."""
+        """Shortages by node, seen at both of the last two looks. One look is not enough: pods and nodes are not read at
+        the same time, and a kubelet that starts has no devices until their plugin has registered."""
 
     async def read(self) -> tuple[Object, ...]:
-        """Names, labels, taints and allocatable of all; () where they may not be read or cannot be."""
+        """Names, labels, taints and allocatable of all nodes; () if we may not or cannot read them."""
         if self._may_read and self._clock() >= self._good_until:
             try:
                 self._nodes = tuple(_brief(node) for node in await self._api.list_nodes())
@@ -55,8 +54,7 @@ class Nodes:
         return self._nodes
 
     def short_of(self, key: Key, pods: Iterable[Object]) -> Mapping[str, tuple[Shortage, ...]]:
-        """By node, of which devices there are fewer than pods hold, where this key's pods hold some; these nodes are
-        looked at from now on."""
+        """Shortages, by node, of the devices that this key's pods hold. From now on these nodes are read regularly."""
         held = held_devices(pods) if self._may_read else {}
         if held:
             self._held[key] = held
@@ -68,6 +66,7 @@ class Nodes:
         return {node: short for node, short in found.items() if short}
 
     async def run(self) -> None:
+        """Read the nodes on which pods hold devices, until cancelled; wake keys when a shortage begins or ends."""
         while True:
             names = sorted({node for held in self._held.values() for node in held})
             for gone in self._seen.keys() - set(names):
@@ -79,7 +78,7 @@ class Nodes:
                 except ApiError as error:
                     if error.is_refusal:
                         await asyncio.sleep(FORBIDDEN_S)
-                    # Else what was seen last stands.
+                    # After other errors the last known shortages remain.
                 await asyncio.sleep(SPACING_S)
             await asyncio.sleep(max(0.0, self._period_s - SPACING_S * len(names)))
 

@@ -1,7 +1,7 @@
-"""All children that an object should have, in the order in which they are applied.
+"""Builds all children that an object should have, in the order in which they are applied.
 
-What pods need comes before the Deployment: the plan, the account, the names under which they are found, and the policy,
-so that no pod is ever open that should not be.
+What pods need comes before the Deployment: fetch plan, ServiceAccount and Services, and also the NetworkPolicy, so that
+no pod is ever reachable that should not be.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,14 @@ __all__ = ["desired", "member_problems"]
 
 
 def desired(key: Key, uid: str, spec: Spec, members: Mapping[str, ModelSpec], platform: Platform) -> tuple[Object, ...]:
-    """Equal arguments give equal objects. `members` are an ensemble's InferenceModels by the names of their objects:
-    all of them (KeyError), and without `member_problems`; a model has none."""
+    """The children. Equal arguments give equal objects.
+
+    uid: of the object. members: all InferenceModels of an ensemble by object name, empty for a model; raises KeyError
+    if one is missing. They must have no `member_problems`.
+    """
     workload = spec.workload
     content = content_of(spec, members)
-    sources = tuple(source_of(model) for model in content.models)
+    sources = tuple(source_of(model, platform) for model in content.models)
     plan = config_map(key, uid, fetch_plan(content, sources, workload, platform))
     account = workload.service_account_name or child_name(key.name)
     template = pod_template(key, workload, platform, sources, plan["metadata"]["name"], account)
@@ -40,7 +43,7 @@ def desired(key: Key, uid: str, spec: Spec, members: Mapping[str, ModelSpec], pl
     children += [pods_service(key, uid, workload.serving), service(key, uid, workload.serving)]
     if workload.network_policy:
         children.append(network_policy(key, uid, workload, platform.operator_namespace))
-    children.append(deployment(key, uid, workload, template))
+    children.append(deployment(key, uid, workload, template, platform))
     if workload.replicas > 1 and workload.max_unavailable is not None:
         children.append(disruption_budget(key, uid, workload.max_unavailable))
     return tuple(sealed(child) for child in children)

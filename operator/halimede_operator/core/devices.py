@@ -1,12 +1,12 @@
-"""Devices that a node had when its pods came, and has no more: a card that was partitioned anew under them.
+"""Detects devices that disappeared under running pods, for instance because a card was partitioned anew.
 
-A kubelet says of a device that is gone that it is well, and lets the pod run. What it does say is how many of a kind
-its node has (`capacity`), broken ones among them. Where pods of ours hold more, one of theirs is gone; which one,
-nobody tells.
+A kubelet reports a missing device as healthy and lets the pod run. But it reports how many devices of a resource its
+node has (`capacity`, broken ones included). If our pods hold more than that, a device of theirs is gone. Which one is
+not reported.
 
-Of a resource that the device plugin offers no more, the kubelet counts the devices for five minutes on, as if the
-plugin were about to come back. None of them can be had meanwhile (`allocatable`). Where others can, the plugin is
-there.
+When a device plugin stops offering a resource, the kubelet counts its devices for five more minutes, in case the plugin
+comes back. Meanwhile none of them is `allocatable`. If devices of another resource are allocatable, the plugin runs,
+and this resource is really gone.
 """
 
 from collections import Counter
@@ -18,11 +18,11 @@ from halimede_operator.core.snapshot import Object, Shortage
 PREFIX = "nvidia.com/"
 
 Held = Mapping[str, Counter[str]]
-"""Devices by resource, by the node's name."""
+"""Number of devices by resource, by the node's name."""
 
 
 def held_devices(pods: Iterable[Object]) -> Held:
-    """By pods that have a node, until they are over."""
+    """The devices that pods hold: pods that have a node and have not ended."""
     found: dict[str, Counter[str]] = {}
     for pod in pods:
         node = name_at(pod, "spec", "nodeName")
@@ -34,7 +34,7 @@ def held_devices(pods: Iterable[Object]) -> Held:
 
 
 def shortages(node: Object, held: Counter[str]) -> tuple[Shortage, ...]:
-    """The resources of which pods hold more than the node has."""
+    """Resources of which pods hold more devices than the node has. held: devices by resource on this node."""
     offered = dict(_devices(at(node, "status", "allocatable")))
     counted = dict(_devices(at(node, "status", "capacity")))
     has = {resource: count for resource, count in counted.items() if resource in offered or not offered}

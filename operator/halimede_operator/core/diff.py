@@ -1,23 +1,23 @@
-"""What is to be done so that the children that stand are those that are wanted. In a steady state: nothing.
+"""Compares wanted children with existing ones and returns the changes to make. In a steady state there are none.
 
-A child is applied when it is missing, or when what stands does not hold what is wanted. The hash of all that is wanted
-is an annotation that is wanted as well: so is seen that a field is wanted no more, which server-side apply then takes
-away. What others add stays: annotations, labels, fields and items that are not ours.
+A child is applied when it is missing, or when the existing one does not hold what is wanted. An annotation with the
+hash of the wanted child is part of what is wanted. So the comparison notices when a field is no longer wanted, and
+server-side apply then removes it. What others add stays: annotations, labels, fields and items that are not ours.
 
-What is wanted is held by what stands when
-- objects hold every wanted field; further ones are others', or defaults. Selectors, and nodeSelector, are one value to
-  Kubernetes: further fields would change what they mean, so that they must be equal;
-- lists of named things hold every wanted one (`objects.map_key`); any other list has the same items in the same order,
-  each equal, or holding the wanted fields where Kubernetes sets defaults in items;
-- quantities are the same number, whatever their unit; other values are equal.
+An existing child holds the wanted one if
+- objects have every wanted field. Further fields belong to others or are defaults. Selectors and nodeSelector are
+  single values for Kubernetes: further fields would change their meaning, so they must be equal;
+- lists of named items have every wanted item (`objects.map_key`). Any other list has the same items in the same order:
+  equal items, or items that hold the wanted fields where Kubernetes sets defaults in items;
+- quantities are the same number in any unit, and other values are equal.
 
-Whose an object is, its controller says. One of another owner, or of nobody, with the name of a wanted child is left
-alone and told as a Conflict; only what nobody controls and has all labels of this object is taken over: its owner was
-deleted with `--cascade=orphan` and has come again. What is being deleted is waited for.
+An object belongs to its controller. An object that has the name of a wanted child and another controller, or none, is
+left alone and reported as a Conflict. There is one exception: an object without a controller that has all labels of
+this owner is taken over, because its owner was deleted with `--cascade=orphan` and created again. An object that is
+being deleted is waited for.
 
-Children of ours that are wanted no more are deleted last, by their uid and version. A ConfigMap or a ServiceAccount
-stays as long as the Deployment that stands or one of its ReplicaSets names it: pods of the revision before may still be
-started.
+Children that are no longer wanted are deleted last, by uid and version. A ConfigMap or a ServiceAccount stays as long
+as the existing Deployment or one of its ReplicaSets names it, because pods of an earlier revision may still start.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ from halimede_operator.core.snapshot import Object
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Server-side apply of a child. `is_new`: none of its name was seen, and so a stranger's may be there."""
+    """Server-side apply of a child. `is_new`: no object of its name was seen; another owner's may still exist."""
 
     object: Object
     is_new: bool = False
@@ -40,7 +40,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Only of the object with this uid, as it was looked at."""
+    """Delete the object with this uid, if it still has this version."""
 
     api_version: str
     kind: str
@@ -52,7 +52,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A wanted child that cannot be: its name is taken. `owner` is who has it, as `Kind name`; "" for nobody."""
+    """A wanted child whose name is taken. `owner`: the controller of the object that has it, `Kind name`, or ""."""
 
     object: Object
     owner: str
@@ -66,8 +66,11 @@ Identity = tuple[str, str, str]
 def diff(
     wanted: Sequence[Object], observed: Sequence[Object], uid: str, replica_sets: Sequence[Object] = ()
 ) -> tuple[Change, ...]:
-    """The changes in the order in which they are made. `observed` are the owner's children, and whatever else has the
-    name of a wanted one; `uid` is the owner's; `replica_sets` are those of its Deployment. All in one namespace."""
+    """The changes in the order in which they are made. All objects are in one namespace.
+
+    observed: the owner's children, and other objects that have the name of a wanted child. uid: of the owner.
+    replica_sets: of its Deployment.
+    """
     standing = {_identity(child): child for child in observed}
     changes: list[Change] = []
     for child in wanted:
@@ -112,7 +115,7 @@ def _is_owned(child: Object, uid: str) -> bool:
 
 
 def may_be_applied(wanted: Object, found: Object) -> bool:
-    """Whether what has the name of a wanted child is its owner's, or nobody's with its labels."""
+    """Whether the existing object with a wanted child's name has the same controller, or none but all its labels."""
     owner, found_owner = controller_of(wanted), controller_of(found)
     if found_owner is None:
         return has_labels_of(wanted["metadata"]["labels"], found)
@@ -125,7 +128,7 @@ def _owner_text(found: Object) -> str:
 
 
 def _named_by_pods(workloads: Iterable[Object]) -> set[tuple[str, str]]:
-    """Kind and name of what the pods of Deployments and ReplicaSets cannot start without."""
+    """Kind and name of the ConfigMaps and ServiceAccounts that the pods of Deployments and ReplicaSets need."""
     named: set[tuple[str, str]] = set()
     for workload in workloads:
         pod = workload["spec"]["template"]["spec"]
@@ -142,7 +145,7 @@ _LISTS_WITH_DEFAULTS = frozenset({"items", "sources"})
 
 
 def holds(wanted: Any, found: Any, field: str = "", within: str = "") -> bool:
-    """Whether what was found, the value of `field` within the one called `within`, holds what is wanted."""
+    """Whether the found value holds the wanted one. field: its name. within: the name of the field around it."""
     if isinstance(wanted, Mapping):
         if not isinstance(found, Mapping):
             return False

@@ -1,11 +1,12 @@
-"""Who of several operators acts: the rules around one Lease object, as values of one local clock.
+"""Leader election: which of several operators acts. The rules around one Lease object, with times of one local clock.
 
-As client-go's: a holder that does not renew is dead when its record has not changed for the lease's duration *as we
-watched it*, by our own clock; the times written in the record are for people. So clocks that differ do no harm.
+The rules are those of client-go. A holder that does not renew counts as dead when its record has not changed for the
+lease's duration *while we watched it*, by our own clock. The times written in the record are for people only. So clocks
+that differ do no harm.
 
-One thing is different on purpose. A holder that cannot renew (the API server is away) stops acting after
-`RENEW_DEADLINE_S`, but stays: it renews when it can, unless it then sees that somebody else holds the lease. An outage
-of the API server is not a reason to restart the operator.
+One rule differs on purpose. A holder that cannot renew, because the API server is away, stops acting after
+`RENEW_DEADLINE_S`, but its process goes on: it renews when it can, unless it then sees that another operator holds the
+lease. An outage of the API server is no reason to restart the operator.
 """
 
 from dataclasses import dataclass
@@ -18,50 +19,53 @@ RETRY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the Lease says."""
+    """The content of the Lease."""
 
     holder: str
-    """'' when it was given back."""
+    """'' after it was released."""
     renewed: str
-    """As written there; only compared."""
+    """As the Lease has it. It is only compared, never parsed."""
     transitions: int
     duration_s: float = LEASE_S
 
 
 class Step(Enum):
-    """What to do about the Lease now."""
+    """What to do with the Lease now."""
 
     CREATE = auto()
     TAKE = auto()
-    """Write ourselves into it: it is nobody's, or its holder is dead."""
+    """Write ourselves into it: it has no holder, or its holder is dead."""
     RENEW = auto()
     WAIT = auto()
-    """Somebody else holds it."""
+    """Another operator holds it."""
     GIVE_UP = auto()
-    """It was ours and is somebody else's now: what we believe about the cluster may be old."""
+    """It was ours and another operator holds it now: what we know about the cluster may be old."""
 
 
 class Election:
+    """The state of one candidate. All times are seconds of one monotonic clock."""
+
     def __init__(self, identity: str) -> None:
         self.identity = identity
         self._record: Record | None = None
         self._changed_at = 0.0
         """When we first saw the record as it is."""
         self._renewed_at: float | None = None
-        """When the last write that succeeded was begun; None: never."""
+        """When the last successful write began; None if there was none."""
 
     def saw(self, record: Record | None, now: float) -> None:
-        """The Lease was read; None: there is none."""
+        """The Lease was read; None if it does not exist."""
         if record != self._record:
             self._record = record
             self._changed_at = now
 
     def wrote(self, record: Record, begun: float, now: float) -> None:
-        """Our write of the record, begun then, succeeded."""
+        """Our write of the record succeeded. begun: when it began."""
         self.saw(record, now)
         self._renewed_at = begun
 
     def step(self, now: float) -> Step:
+        """What to do with the Lease at this time."""
         record = self._record
         if record is None:
             return Step.CREATE
@@ -74,14 +78,14 @@ class Election:
         return Step.WAIT
 
     def next_record(self, renewed: str) -> Record:
-        """What to write for CREATE, TAKE and RENEW."""
+        """The record to write for CREATE, TAKE and RENEW."""
         if self._record is None:
             return Record(self.identity, renewed, 0)
         taken = self._record.holder != self.identity
         return Record(self.identity, renewed, self._record.transitions + int(taken))
 
     def may_act(self, now: float) -> bool:
-        """Whether nobody else can hold the lease at this time, so that writes are safe."""
+        """Whether no other operator can hold the lease at this time, so that writes are safe."""
         record = self._record
         if record is None or record.holder != self.identity or self._renewed_at is None:
             return False

@@ -1,14 +1,16 @@
-"""Events: what a person reads under `kubectl describe` of how an object became what it is.
+"""Kubernetes events: the history of an object, as `kubectl describe` shows it.
 
-Only changes are told: that it serves, that it fails and why, that it stopped serving because somebody asked. The steps
-on the way there are in the status.
+Only these changes are reported: the object serves; it fails, and why; it stopped serving on request; the operator's
+settings differ from those of its pods. The steps in between are in the status.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from halimede_operator.core.api.conditions import TRUE
 from halimede_operator.core.api.spec import Key
-from halimede_operator.core.pods import Calm
+from halimede_operator.core.pods import NormalReason
 from halimede_operator.core.reading import clean, condition, name_at, text_at
 
 LEAST_PAUSE_S = 60.0
@@ -23,22 +25,49 @@ class EventDraft:
 
 
 def events_of(old_status: object, new_status: object) -> tuple[EventDraft, ...]:
-    """What happened between two statuses of an object; the old one is None or empty at first."""
+    """The events between two statuses of an object. The first time, the old one is None or empty."""
+    return (*_ready_events(old_status, new_status), *_upgrade_events(old_status, new_status))
+
+
+def _upgrade_events(old_status: object, new_status: object) -> tuple[EventDraft, ...]:
+    old, new = (condition({"status": status}, "UpgradeAvailable") for status in (old_status, new_status))
+    if not new or text_at(old, "message") == text_at(new, "message"):
+        return ()
+    return (EventDraft("Normal", "UpgradeAvailable", clean(text_at(new, "message"))),)
+
+
+def _ready_events(old_status: object, new_status: object) -> tuple[EventDraft, ...]:
     old, new = (condition({"status": status}, "Ready") for status in (old_status, new_status))
     reason = name_at(new, "reason")
-    if not reason or (old.get("status"), old.get("reason")) == (new.get("status"), new.get("reason")):
+    if not reason:
         return ()
     draft = EventDraft("Normal", reason, clean(text_at(new, "message")))
+    if _status_and_reason(old) == _status_and_reason(new):
+        return _degraded_events(old_status, new_status, draft) if new.get("status") == TRUE else ()
     if new.get("status") == TRUE:
         return (draft,)
-    if reason not in set(Calm):
+    if reason not in set(NormalReason):
         return (EventDraft("Warning", draft.reason, draft.message),)
     return (draft,) if old.get("status") == TRUE else ()
 
 
+def _degraded_events(old_status: object, new_status: object, recovered: EventDraft) -> tuple[EventDraft, ...]:
+    """A replica began to fail, or recovered, while others serve all the time."""
+    old, new = (condition({"status": status}, "Degraded") for status in (old_status, new_status))
+    if _status_and_reason(old) == _status_and_reason(new):
+        return ()
+    if new.get("status") == TRUE:
+        return (EventDraft("Warning", name_at(new, "reason"), clean(text_at(new, "message"))),)
+    return (recovered,) if old.get("status") == TRUE else ()
+
+
+def _status_and_reason(condition_: Mapping[str, Any]) -> tuple[object, object]:
+    return condition_.get("status"), condition_.get("reason")
+
+
 @dataclass(slots=True)
 class EventLimit:
-    """At most one event of an object and reason in a minute, so that what flaps does not fill the cluster's events."""
+    """At most one event per object and reason in a minute, so that a flapping object does not flood the cluster."""
 
     _last: dict[tuple[Key, str], float] = field(default_factory=dict)
     """When each was last sent, oldest first."""
@@ -48,7 +77,7 @@ class EventLimit:
         return len(self._last)
 
     def try_send(self, key: Key, draft: EventDraft, now_s: float) -> bool:
-        """Whether it may be sent now; then it counts as sent. `now_s` never goes back."""
+        """Return whether the event may be sent now; if so, it counts as sent. `now_s` is monotonic."""
         while self._last and now_s - next(iter(self._last.values())) >= LEAST_PAUSE_S:
             del self._last[next(iter(self._last))]
         if (key, draft.reason) in self._last:

@@ -1,4 +1,4 @@
-"""Labels, annotations and owners of children. Selectors never change: Kubernetes does not let a Deployment's."""
+"""Labels, annotations and owners of children. Selectors never change, because a Deployment's selector is immutable."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,28 +12,30 @@ MODEL_LABEL = f"{GROUP}/model"
 ENSEMBLE_LABEL = f"{GROUP}/ensemble"
 TRACK_LABEL = f"{GROUP}/track"
 REVISION_LABEL = f"{GROUP}/revision"
-"""Of pods: the beginning of their template's hash. In no selector, since it changes."""
+"""On pods: the beginning of their template's hash. It changes, so no selector has it."""
 
 APPLIED_HASH = f"{GROUP}/applied-hash"
-"""Annotation of every child: the hash of what was wanted when it was applied."""
+"""Annotation of every child: the hash of the wanted child when it was applied."""
 TEMPLATE_HASH = f"{GROUP}/template-hash"
 """Annotation of the Deployment: the hash of its pod template."""
+POD_SETTINGS = f"{GROUP}/pod-settings"
+"""Annotation of the Deployment: the platform's settings that its pod template was made with."""
 
 _NAME_LABELS = {Kind.INFERENCE_MODEL: MODEL_LABEL, Kind.MODEL_ENSEMBLE: ENSEMBLE_LABEL}
 
 
 def selector_of(key: Key) -> dict[str, str]:
-    """What all pods of an object have, and no others."""
+    """The labels that all pods of an object have, and no other pods."""
     return {_NAME_LABELS[key.kind]: key.name}
 
 
 def stable_selector_of(key: Key) -> dict[str, str]:
-    """What the pods of an object's Deployment have: another Deployment beside it would have another track."""
+    """The labels of the Deployment's pods. A second Deployment of the object would have another track."""
     return {**selector_of(key), TRACK_LABEL: "stable"}
 
 
 def labels_of(key: Key) -> dict[str, str]:
-    """What every child of an object has, and every pod."""
+    """The labels of every child of an object, and of every pod."""
     return {
         "app.kubernetes.io/name": "inference-server",
         "app.kubernetes.io/instance": key.name,
@@ -45,16 +47,22 @@ def labels_of(key: Key) -> dict[str, str]:
 
 
 def owner_reference(key: Key, uid: str) -> dict[str, Any]:
-    """Without blockOwnerDeletion, which would need a right to the owner's finalizers."""
-    return {"apiVersion": API_VERSION, "kind": str(key.kind), "name": key.name, "uid": uid, "controller": True}
+    """A controller reference to the object.
+
+    blockOwnerDeletion: `kubectl delete --cascade=foreground` waits for the children. Setting it needs the right to
+    update the owner's finalizers.
+    """
+    owner = {"apiVersion": API_VERSION, "kind": str(key.kind), "name": key.name, "uid": uid}
+    return {**owner, "controller": True, "blockOwnerDeletion": True}
 
 
 def controller_of(child: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The owner reference of who answers for an object; None where nobody does."""
+    """The owner reference of an object's controller; None if it has none."""
     owners = child.get("metadata", {}).get("ownerReferences") or ()
     return next((owner for owner in owners if owner.get("controller")), None)
 
 
 def has_labels_of(key_labels: Mapping[str, str], child: Mapping[str, Any]) -> bool:
+    """Whether the child has all these labels with these values."""
     found = child.get("metadata", {}).get("labels") or {}
     return all(found.get(label) == value for label, value in key_labels.items())

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def merge_patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """What makes `new` of `old`; {} where they are equal. Neither may have null as a value."""
+    """The patch that turns `old` into `new`; {} if they are equal. Neither may have null as a value."""
     patch: dict[str, Any] = {name: None for name in old if name not in new}
     for name, value in new.items():
         before = old.get(name)

@@ -1,7 +1,7 @@
-"""Names of children and of what stands in pods, within Kubernetes' limits.
+"""Names of children and of parts of pods, within Kubernetes' limits.
 
-A child's name is at most 52 characters: a pod's is that of its Deployment, 10 and 5 characters and two dashes, and must
-be a label. What would be longer keeps its beginning and its suffix and has a hash of the whole in between.
+A child's name has at most 52 characters. A pod's name must fit into a label (63): it is its Deployment's name, 10 and 5
+characters, and two dashes. A longer name keeps its beginning and its suffix, with a hash of the whole name in between.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ MAX_LABEL = 63
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", re.ASCII)
 
 
-def canonical_json(value: Any) -> str:  # Any: whatever JSON has
-    """JSON with sorted keys and no space: equal values have equal texts."""
+def canonical_json(value: Any) -> str:  # Any: JSON
+    """JSON with sorted keys and without spaces: equal values give equal texts."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -35,7 +35,7 @@ def child_name(name: str, suffix: str = "") -> str:
 
 
 def volume_name(prefix: str, name: str) -> str:
-    """The name of a volume for what is called `name`: `<prefix>-<name>` where that is a label, else with a hash."""
+    """The name of a volume for the object `name`: `<prefix>-<name>` if that is a label, else `<prefix>-<hash>`."""
     plain = f"{prefix}-{name}"
     if len(plain) <= MAX_LABEL and _LABEL.fullmatch(name):
         return plain

@@ -1,8 +1,8 @@
-"""What is known of Kubernetes' objects as such: their canonical form, and which of their lists are maps.
+"""Rules for Kubernetes objects of any kind: their canonical form, and which of their lists are maps.
 
-Canonical is what the API server would give back of an object that it is given: what it leaves out is left out. That are
-null, empty lists, empty maps of strings or quantities, empty strings, and `false` and 0 where a field cannot tell them
-from being absent. An empty object such as `emptyDir: {}` says something and stays. Whole floats are ints.
+The canonical form of an object is what the API server would return for it, without the parts that it leaves out. These
+are null, empty lists, empty maps of strings or quantities, empty strings, and `false` and 0 in fields that cannot
+distinguish them from absence. An empty object such as `emptyDir: {}` has a meaning and stays. Whole floats become ints.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from typing import Any
 STRING_MAPS = frozenset(
     {"annotations", "binaryData", "data", "labels", "matchLabels", "nodeSelector", "volumeAttributes"}
 )
-"""Fields whose keys are names of the user's, where an empty string is a value like any other."""
+"""Fields whose keys are chosen by users. In them an empty string is a value like any other."""
 
 QUANTITY_MAPS = frozenset({"capacity", "limits", "overhead", "requests"})
 QUANTITIES = frozenset({"divisor", "sizeLimit"})
@@ -39,7 +39,7 @@ _ZERO_IS_ABSENT = frozenset(
         "tty",
     }
 )
-# Pointers in the API: an empty text is not the same as none.
+# These are pointers in the API: an empty text differs from no value.
 _EMPTY_TEXT_COUNTS = frozenset({"storageClassName", "volumeAttributesClassName"})
 
 _MERGE_KEYS: Mapping[str, tuple[str, ...]] = {
@@ -62,18 +62,18 @@ MapKey = tuple[Any, ...]
 
 
 def map_key(field: str, item: Any) -> MapKey | None:
-    """By what an item of the list `field` is known among its siblings; None where the list is one value."""
+    """The key that identifies an item within the list `field`; None if Kubernetes treats the list as one value."""
     if not isinstance(item, Mapping):
         return None
     if field == "ports":
-        # A container's, or a Service's.
+        # Ports of a container or of a Service.
         return (item.get("containerPort", item.get("port")), item.get("protocol", "TCP"))
     names = _MERGE_KEYS.get(field)
     return tuple(item.get(name) for name in names) if names is not None else None
 
 
 def canonical(value: Any, field: str = "") -> Any:
-    """The canonical form of an object, or of the part of one that is called `field`."""
+    """The canonical form of an object, or of its part that is the value of `field`."""
     if isinstance(value, Mapping):
         if field in STRING_MAPS:
             return {str(key): value[key] for key in sorted(value) if value[key] is not None}

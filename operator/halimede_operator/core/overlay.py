@@ -1,10 +1,10 @@
-"""`spec.podTemplate`: what is laid over the pod template that we make, and has the last word.
+"""Merges `spec.podTemplate` over the pod template that we build. The user's values win.
 
-- Objects merge field by field. Nothing is taken away.
-- Lists of named things merge by Kubernetes' own keys (containers, volumes, env and so on by name, ports by number and
-  protocol, volumeMounts by mountPath, topologySpreadConstraints by key and policy); what is new comes after ours.
-- Tolerations are added to ours: they have no names, and taking one away is nobody's wish.
-- Anything else replaces ours.
+- Objects merge field by field. Nothing is removed.
+- Lists of named items merge by Kubernetes' own keys: containers, volumes, env and so on by name, ports by number and
+  protocol, volumeMounts by mountPath, topologySpreadConstraints by key and policy. New items come after ours.
+- Tolerations are added to ours: they have no names, and there is no reason to remove one of ours.
+- Any other value replaces ours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _ADDED = "tolerations"
 
 
 def overlay(template: Json, patch: Json) -> dict[str, Any]:
-    """The template with the patch over it; neither is changed."""
+    """The template merged with the patch; neither argument is changed."""
     return {**template, **{field: _merged(field, template.get(field), value) for field, value in patch.items()}}
 
 

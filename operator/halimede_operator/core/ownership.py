@@ -1,23 +1,23 @@
-"""What others put into a child that keeps ours from being applied, and how it becomes ours.
+"""Takes over fields of a child that other managers set and that make our apply fail.
 
-Server-side apply sets what we want and leaves the fields of others beside it. Some of these together are refused:
-`value` beside `valueFrom`, two handlers in one probe, two ports of one name. So whoever edited the child by hand would
-keep it from being right for good. What such a refusal points at, and others own and we do not want, is written into
-our entry of `managedFields`: no value changes by that, and the apply that follows takes these fields away, in one write
-with what it sets. All else that others own stays theirs.
+Server-side apply sets our fields and leaves those of other managers. The API server refuses some combinations: `value`
+beside `valueFrom`, two handlers in one probe, two ports of one name. So a hand edit could keep a child wrong forever.
+We therefore take over the fields that such a refusal points at, if others own them and we do not want them: they are
+written into our entry of `managedFields`. That changes no value, and the apply that follows removes these fields in the
+same write that sets ours. All other fields of other managers stay theirs.
 
-What is in the way, by the field that a refusal names:
-- in items of lists that we want, only those that are not as they should be;
-- what others have at that field and below; where that is nothing, what they have beside it, the nearest alone;
-- where a name stands twice, the whole item of theirs that has it.
+Which fields are in the way depends on the field that the refusal names:
+- in items of lists that we want, only items that differ from what is wanted;
+- the others' fields at and below the named field; if there are none, the nearest ones beside it;
+- if a name is used twice, the whole item of the other manager that has it.
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from halimede_operator.core.api_errors import Cause
 from halimede_operator.core.diff import holds
 from halimede_operator.core.objects import map_key
 from halimede_operator.core.platform import FIELD_MANAGER
@@ -28,23 +28,17 @@ from halimede_operator.core.snapshot import Object
 DUPLICATE = "FieldValueDuplicate"
 
 Path = tuple[str, ...]
-"""Elements of fieldsV1: `f:name`, or `k:{...}` for an item of a list."""
+"""A path of fieldsV1 elements: `f:name`, or `k:{...}` for an item of a list."""
 
 _STEP = re.compile(r"\[(?:\d+|(?P<key>[^\]]*))\]|(?P<name>[^.\[\]]+)")
 _ITEM = "[]"
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """One reason of a refusal."""
-
-    reason: str
-    field: str = ""
-    """`spec.ports[1].name`. The number is of no list that anybody but the API server has seen."""
-
-
 def taken_over(wanted: Object, found: Object, causes: Sequence[Cause]) -> list[Object] | None:
-    """The managedFields of `found` with what is in the way of `wanted` as ours; None where nothing is."""
+    """The managedFields of `found` after the take-over of the fields that are in the way of `wanted`.
+
+    causes: of the refusal. None if no field is in the way.
+    """
     entries = found["metadata"].get("managedFields") or ()
     ours: Object = {
         "manager": FIELD_MANAGER,
@@ -79,7 +73,7 @@ def _all_in_the_way(owned: Any, wanted: Object, found: Object, causes: Sequence[
     paths: list[Path] = []
     for cause in causes:
         steps = _steps(cause.field)
-        # Labels, annotations and finalizers are everybody's, and none of them is wrong beside one of ours.
+        # Anybody may set labels, annotations and finalizers, and none of them conflicts with ours.
         if steps and steps[0] != "metadata":
             paths += _in_the_way(owned, wanted, found, steps, "", cause.reason == DUPLICATE)
     return paths
@@ -90,7 +84,7 @@ def _steps(field: str) -> Path:
 
 
 def _in_the_way(owned: Any, wanted: Any, found: Any, steps: Path, field: str, is_duplicate: bool) -> Iterator[Path]:
-    """Paths below `owned`, what another one owns of `field`."""
+    """Paths of fields to take over, relative to `owned`: the fields of `field` that another manager owns."""
     step, rest = steps[0], steps[1:]
     if step == _ITEM:
         yield from _in_items(owned, wanted, found, rest, field, is_duplicate)
@@ -103,7 +97,7 @@ def _in_the_way(owned: Any, wanted: Any, found: Any, steps: Path, field: str, is
         return
     unwanted = list(_unwanted(owned, wanted, field))
     at_it = [path for path in unwanted if path[0] == element]
-    # `limits.memory` beside `requests`, and nothing of a pod beside what is a Deployment's.
+    # At most 2 levels: `limits.memory` is beside `requests`, but no field of a pod is beside one of a Deployment.
     nearest = min((len(path) for path in unwanted), default=0)
     beside = [path for path in unwanted if len(path) == nearest <= 2]
     yield from at_it or beside
@@ -122,7 +116,7 @@ def _in_items(owned: Any, wanted: Any, found: Any, rest: Path, field: str, is_du
 
 
 def _unwanted(owned: Any, wanted: Any, field: str = "") -> Iterator[Path]:
-    """What is owned of `field` and not wanted, each as the shortest path."""
+    """Owned fields of `field` that are not wanted, each as the shortest path."""
     for element, below in owned.items():
         if element == ".":
             continue
@@ -135,7 +129,7 @@ def _unwanted(owned: Any, wanted: Any, field: str = "") -> Iterator[Path]:
 
 
 def _item(items: Any, element: str, field: str) -> Any:
-    """The item of a list that an element names; None where there is none."""
+    """The item of a list that an element names; None if there is none."""
     if not element.startswith("k:") or not isinstance(items, list):
         return None
     key = map_key(field, json.loads(element[2:]))

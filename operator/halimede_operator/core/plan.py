@@ -1,4 +1,4 @@
-"""From what was seen to what is to be done about the children: parse, desired, diff."""
+"""Turns a snapshot into the changes to make to the children: parse, desired, diff."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,29 +8,44 @@ from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import EnsembleSpec, Kind, ModelSpec, Problem, Spec
 from halimede_operator.core.desired import desired, member_problems
 from halimede_operator.core.diff import Apply, Conflict, Delete, diff
+from halimede_operator.core.name_collisions import name_collision
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.pod_settings import with_kept_settings
 from halimede_operator.core.reading import objects_at, text_at
 from halimede_operator.core.snapshot import Object, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """The changes to make, and what the status needs to know about the spec."""
+
     changes: tuple[Apply | Delete | Conflict, ...]
-    """In the order in which they are made; none where the spec has problems or a member is missing: what runs goes on
+    """In the order in which they are made. Empty if the spec has problems or a member is missing: what runs goes on
     running."""
     spec: Spec | None
-    """None where there are problems, of the spec by itself or with its members'."""
+    """None if there are problems, of the spec itself or of its members."""
     problems: tuple[Problem, ...]
+    waiting_settings: str = ""
+    """The changed settings of the platform that only the object's next pods will have, as a text; "" if there are
+    none."""
+
+    @property
+    def has_unchecked_parts(self) -> bool:
+        """Whether parts of the pod template can be checked only by the API server."""
+        return self.spec is not None and self.spec.workload.has_unchecked_parts
 
 
 def member_names(ensemble: Object) -> frozenset[str]:
-    """The InferenceModels that a ModelEnsemble names, read without judging its spec."""
+    """Names of the InferenceModels that a ModelEnsemble uses, also if its spec is invalid."""
     steps = objects_at(ensemble, "spec", "steps")[:MAX_STEPS]
     return frozenset(name for step in steps if (name := text_at(step, "modelRef", "name")))
 
 
 def plan(snapshot: Snapshot, platform: Platform, strangers: Sequence[Object] = ()) -> Plan:
-    """strangers: objects of other owners that have the names of children that are to be made."""
+    """Plan the changes of one object's children. Pure: no I/O.
+
+    strangers: objects of other owners that have the names of children to create.
+    """
     spec, problems = parse(snapshot.key.kind, snapshot.object, platform)
     if spec is None:
         return Plan((), None, problems)
@@ -44,6 +59,14 @@ def plan(snapshot: Snapshot, platform: Platform, strangers: Sequence[Object] = (
             members[name] = parsed
         if problems := member_problems(spec, members):
             return Plan((), None, problems)
+    if (taken := name_collision(snapshot)) is not None:
+        return Plan((taken,), spec, ())
     uid = snapshot.object["metadata"]["uid"]
-    wanted = desired(snapshot.key, uid, spec, members, platform)
-    return Plan(diff(wanted, (*snapshot.children, *strangers), uid, snapshot.replica_sets), spec, ())
+    wanted, waiting_settings = with_kept_settings(
+        lambda settings: desired(snapshot.key, uid, spec, members, settings),
+        platform,
+        snapshot.children,
+        snapshot.pods,
+    )
+    changes = diff(wanted, (*snapshot.children, *strangers), uid, snapshot.replica_sets)
+    return Plan(changes, spec, (), waiting_settings)

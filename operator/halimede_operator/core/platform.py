@@ -1,4 +1,4 @@
-"""What whoever installed the operator decided: the chart's values, as far as pods depend on them."""
+"""The settings of the installation that pods depend on: values of the Helm chart."""
 
 from dataclasses import dataclass
 
@@ -11,17 +11,21 @@ class Platform:
     """For models without an accelerator."""
     gpu_server_image: str
     image_pull_policy: str = "IfNotPresent"
+    gpu_image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     schemes: frozenset[str] = frozenset({"s3", "gs", "azure", "http", "https", "pvc"})
-    """Of URIs that models may have; `file` is the node's own disk, and not among them unless asked for."""
+    """Allowed schemes of model URIs. `file` is the node's own disk, and is allowed only on request."""
     file_roots: tuple[str, ...] = ()
     """Folders of the node below which `file` URIs must be."""
     cache_host_path: str = "/var/lib/halimede/cache"
     s3_endpoint: str | None = None
     s3_region: str | None = None
     s3_secret: str | None = None
-    """Name of a Secret with the keys of `s3` URIs, for models that name none; a namespace need not have it."""
+    """Name of a Secret in the models' namespaces, with the keys of `s3` URIs for models that name no Secret. It is
+    optional: a namespace need not have it."""
+    node_lost_toleration_seconds: int | None = None
+    """Seconds that pods stay bound to a lost node; None: Kubernetes' default."""
     operator_namespace: str = "halimede"
-    """NetworkPolicies let the operator of this namespace read the pods' index."""
+    """NetworkPolicies let this namespace read the pods' index."""
     watch_namespaces: tuple[str, ...] = ()
-    """Empty: all."""
+    """Empty: all namespaces."""

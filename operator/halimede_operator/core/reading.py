@@ -1,8 +1,8 @@
-"""Reading what others wrote: objects of any shape, and texts of any content, into values that cannot surprise.
+"""Reads untrusted input: objects of any shape and texts of any content become well-formed values.
 
-Whatever the API server, a kubelet, a pod or somebody's hand put into an object, reading it never raises. Texts that a
-status shows must be the same as long as nothing happens, or each look at a pod would write: what a kubelet counts or
-times on every attempt (back-offs, request ids, clocks) is taken out here.
+Reading never raises, whatever the API server, a kubelet, a pod or a person put into an object. Texts in a status must
+stay the same as long as nothing happens, or every reconcile would write the status. So the parts of a message that
+change on every attempt (back-offs, request ids, times) are removed here.
 """
 
 import json
@@ -13,13 +13,13 @@ from typing import Any
 
 MAX_MESSAGE_CHARACTERS = 1024
 _MAX_READ_CHARACTERS = 8 * 1024
-"""More of a text is not looked at: kubelets cut termination messages at 4 KiB."""
+"""The rest of a longer text is ignored. Kubelets cut termination messages at 4 KiB."""
 
 _MAX_DIGITS = 18
 
 
 def at(value: object, *path: str) -> Any:
-    """What stands at the path of keys; None where there is nothing."""
+    """The value at a path of keys; None if there is none."""
     for key in path:
         if not isinstance(value, Mapping):
             return None
@@ -28,23 +28,24 @@ def at(value: object, *path: str) -> Any:
 
 
 def text_at(value: object, *path: str) -> str:
-    """The text at the path as it is; "" where there is none."""
+    """The unchanged text at the path; "" if there is none."""
     found = at(value, *path)
     return found if isinstance(found, str) else ""
 
 
 def name_at(value: object, *path: str) -> str:
-    """A name at the path: one line of at most 253 characters; "" where there is none."""
+    """A name at the path, as one line of at most 253 characters; "" if there is none."""
     return clean(text_at(value, *path), 253)
 
 
 def integer_at(value: object, *path: str) -> int | None:
+    """The integer at the path; None if there is none."""
     found = at(value, *path)
     return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 def objects_at(value: object, *path: str) -> list[Mapping[str, Any]]:
-    """The objects of the list at the path, without what else may be in it."""
+    """The objects in the list at the path; other items are ignored."""
     found = at(value, *path)
     if not isinstance(found, Sequence) or isinstance(found, str | bytes):
         return []
@@ -52,9 +53,9 @@ def objects_at(value: object, *path: str) -> list[Mapping[str, Any]]:
 
 
 def moment_at(value: object, *path: str) -> str | None:
-    """The time at the path in whole seconds of UTC, `2026-11-22T09:12:25Z`: such texts sort as the times do.
+    """The time at the path in whole seconds of UTC, `2026-11-22T09:12:25Z`. These texts sort as the times do.
 
-    None also for the beginnings of time that stand for none, 1970 in a kubelet's statuses and the year 1 in Go.
+    None if there is none, and also for the values that mean "no time": 1970 in a kubelet's statuses, the year 1 in Go.
     """
     found = text_at(value, *path)
     if not 20 <= len(found) <= 40:
@@ -69,7 +70,7 @@ def moment_at(value: object, *path: str) -> str | None:
 
 
 def seconds_before(moment: str, seconds: float) -> str:
-    """An earlier moment, as `moment_at` writes them; "" before ""."""
+    """The moment this many seconds earlier, in the format of `moment_at`; "" for ""."""
     if not moment:
         return ""
     earlier = datetime.fromisoformat(moment) - timedelta(seconds=seconds)
@@ -77,7 +78,7 @@ def seconds_before(moment: str, seconds: float) -> str:
 
 
 def decimal(value: object) -> int | None:
-    """A whole number, not negative, that may be written as a text: a quantity of devices, a model's version."""
+    """A whole number >= 0, which may be given as text: a number of devices, a model's version. None otherwise."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**_MAX_DIGITS:
@@ -86,13 +87,13 @@ def decimal(value: object) -> int | None:
 
 
 def condition(status_holder: object, type_: str) -> Mapping[str, Any]:
-    """The condition of this type in an object's status; empty where there is none."""
+    """The condition of this type in an object's status; empty if there is none."""
     found = (c for c in objects_at(status_holder, "status", "conditions") if c.get("type") == type_)
     return next(found, {})
 
 
 def clean(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
-    """One line without control characters, of at most so many characters; what is cut ends with an ellipsis."""
+    """The text as one line without control characters, of at most `limit` characters; if cut, it ends with "…"."""
     text = text[:_MAX_READ_CHARACTERS]
     readable = text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
     line = " ".join(readable.split())
@@ -100,18 +101,20 @@ def clean(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
 
 
 _AT_REST = (
-    # "back-off 20s restarting failed container=server pod=digits-1_prod(uid)", on every attempt another time.
+    # "back-off 20s restarting failed container=server pod=digits-1_prod(uid)": the time differs on every attempt.
     (re.compile(r"\bback-off \S{1,20} restarting failed", re.IGNORECASE), "back-off restarting failed"),
-    # ErrImagePull and ImagePullBackOff take turns; the second wraps what the first said.
+    # ErrImagePull and ImagePullBackOff alternate; the second wraps the message of the first.
     (re.compile(r'^Back-off pulling image "[^"]{0,500}": (?:[A-Z]\w{0,60}: )?'), ""),
-    # How kubelets write a pod: name_namespace(uid).
+    # Kubelets write a pod as name_namespace(uid).
     (re.compile(r"\b([a-z0-9][a-z0-9.-]{0,252})_[a-z0-9-]{1,63}\([0-9a-f-]{1,64}\)"), r"\1"),
-    # A new name on every attempt to make a pod.
+    # The pod's name differs on every attempt to create one.
     (re.compile(r'\bpods "([a-z0-9.-]{1,253}-)[a-z0-9]{5}" is forbidden'), r'pods "\1…" is forbidden'),
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"), "<time>"),
-    # The port from which a connection was tried.
+    # Addresses of objects in memory.
+    (re.compile(r"\b0x[0-9a-fA-F]{6,16}\b"), "0x…"),
+    # The local port of a connection.
     (re.compile(r"(\d{1,3}(?:\.\d{1,3}){3}|\]):\d{1,5}->"), r"\1->"),
-    # What object stores say of a request, as XML, JSON, headers or words.
+    # Request ids of object stores, as XML, JSON, headers or words.
     (
         re.compile(
             r"\b(request[-_ ]?id|host[-_ ]?id|x-(?:amz|ms|goog)-[a-z0-9-]{1,40})\b"
@@ -124,7 +127,7 @@ _AT_REST = (
 
 
 def at_rest(text: str) -> str:
-    """The text without what changes on every attempt though nothing happens."""
+    """The text without the parts that change on every attempt although nothing happens."""
     text = text[:_MAX_READ_CHARACTERS]
     for pattern, instead in _AT_REST:
         text = pattern.sub(instead, text)
@@ -136,27 +139,64 @@ _ISO_LOG_LINE = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ? ([IWEF])\w{0,10} 
 _TRACEBACK = "Traceback (most recent call last)"
 
 
-def root_cause(message: str) -> str:
-    """What a container died of, from its termination message.
+_LOG_TAIL_BYTES = range(2048, 2056)
+"""If a container left no message, kubelets take this much of its log's end. It may be a few bytes longer, because
+invalid UTF-8 grows when it is replaced."""
+_ERROR_LEVELS = frozenset({"ERROR", "FATAL", "CRITICAL"})
 
-    A container that wrote none has the end of its log there instead: then the errors in it count, and of a Python
-    traceback its last line.
+
+def root_cause(message: str) -> str:
+    """Why a container ended, from its termination message.
+
+    If the container wrote none, the message is the end of its log: the result is then the errors in it. If it has no
+    errors, the result is the lines that are no log lines; of a Python traceback only the last line.
     """
-    lines = [line for line in message[-_MAX_READ_CHARACTERS:].splitlines() if line.strip()]
+    lines = _whole_lines(message)
     errors = list(dict.fromkeys(_last_words(text) for text in _errors(lines)))
-    return at_rest("; ".join(errors) if errors else _last_words("\n".join(lines)))
+    if errors:
+        return at_rest("; ".join(errors))
+    return at_rest(_last_words("\n".join(line for line in lines if _log_entry(line) is None)))
+
+
+def last_error(message: str) -> str:
+    """The last error in the end of a log; "" if no complete line of it is an error."""
+    errors = [_last_words(text) for text in _errors(_whole_lines(message))]
+    return at_rest(errors[-1]) if errors else ""
+
+
+def _whole_lines(message: str) -> list[str]:
+    lines = message.splitlines()
+    is_cut = len(message) > _MAX_READ_CHARACTERS or len(message.encode(errors="replace")) in _LOG_TAIL_BYTES
+    if is_cut and len(lines) > 1:
+        lines = "\n".join(lines)[-_MAX_READ_CHARACTERS:].splitlines()[1:]
+    return [line for line in lines if line.strip()]
 
 
 def _errors(lines: Sequence[str]) -> Iterator[str]:
-    """The messages of the lines that are errors in a log of the server, as text or as JSON."""
-    for line in lines:
-        if line.startswith("{"):
-            if (entry := json_object(line)) and text_at(entry, "level").upper() in {"ERROR", "FATAL", "CRITICAL"}:
-                yield text_at(entry, "message")
-        elif (match := _LOG_LINE.match(line) or _ISO_LOG_LINE.match(line)) and match[1] in "EF":
-            said = match[2].strip()
-            quoted = len(said) > 1 and said[0] == said[-1] == '"'
-            yield said[1:-1] if quoted else said
+    """The messages of the error lines in a log of the server, whose format is text or JSON."""
+    entries = (entry for line in lines if (entry := _log_entry(line)) is not None)
+    return (said for is_error, said in entries if is_error and said)
+
+
+def _log_entry(line: str) -> tuple[bool, str] | None:
+    """Whether a log line is an error, and its message ("" if it was cut off). None if it is no log line."""
+    if line.startswith("{"):
+        entry = json_object(line) or {}
+        level = text_at(entry, "level").upper()
+        return (level in _ERROR_LEVELS, text_at(entry, "message")) if level else None
+    if match := _LOG_LINE.match(line) or _ISO_LOG_LINE.match(line):
+        return match[1] in "EF", _unquoted(match[2].strip())
+    return None
+
+
+def _unquoted(said: str) -> str:
+    if not said.startswith('"'):
+        return said
+    try:
+        found = json.loads(said)
+    except ValueError:
+        return ""
+    return found if isinstance(found, str) else ""
 
 
 def _last_words(text: str) -> str:
@@ -168,7 +208,7 @@ def _last_words(text: str) -> str:
 
 
 def json_object(text: str) -> Mapping[str, Any] | None:
-    """The JSON object that the text is; None where it is none."""
+    """Parse a JSON object; None if the text is none, or is too long."""
     if len(text) > _MAX_READ_CHARACTERS:
         return None
     try:

@@ -1,4 +1,4 @@
-"""All that a reconcile looked at, at one time, as the API server and the pods told it: what decisions are made from."""
+"""The input of all decisions of a reconcile: the state of the API server and of the pods at one moment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,26 +17,40 @@ class ServedVersion:
     model: str
     version: str
     state: str
-    """READY, UNAVAILABLE, LOADING, UNLOADING or '' as the v2 index says it."""
+    """READY, UNAVAILABLE, LOADING, UNLOADING or '', as in the v2 index."""
     reason: str
+    has_workers: bool = False
+    """Its instances are worker processes, which may die while the server lives on."""
+    worker_failure: str = ""
+    """Why a worker process died. Kept for some minutes after its restart."""
+    out_of_memory: bool = False
+    """The kernel probably killed the worker process for lack of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodIndex:
-    """What a pod that runs said it serves."""
+    """The repository index of a running pod: what it serves."""
 
     versions: tuple[ServedVersion, ...] = ()
     error: str | None = None
-    """Why it could not be asked; the versions are empty then."""
+    """Why the pod could not be asked; the versions are empty then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A node has fewer devices than pods of ours hold there."""
+    """A node has fewer devices of a resource than our pods hold there."""
 
     resource: str
     has: int
     held: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Another object whose children would have names of this object's children."""
+
+    object: Object
+    has_deployment: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +59,22 @@ class Snapshot:
     object: Object
     """The InferenceModel or the ModelEnsemble."""
     members: Mapping[str, Object]
-    """An ensemble's InferenceModels that exist, by name."""
+    """The existing InferenceModels of an ensemble, by name."""
     children: tuple[Object, ...]
-    """Objects with our labels and this object's uid as owner, of every kind that we make, pods and ReplicaSets not
-    among them."""
+    """Objects with our labels and this object's uid as owner, of every kind that we create; without pods and
+    ReplicaSets."""
     replica_sets: tuple[Object, ...]
     """Of the Deployment."""
     pods: tuple[Object, ...]
     indexes: Mapping[str, PodIndex]
     """By pod uid, of pods whose server container runs."""
     quota_messages: tuple[str, ...] = ()
-    """What the ReplicaSet says of pods that it may not make (condition ReplicaFailure)."""
-    mount_events: Mapping[str, tuple[Object, ...]] = field(default_factory=dict)
-    """By pod uid, of pods that wait for their volumes: what their kubelets said that they could not mount."""
+    """Messages of ReplicaSets about pods that they may not create (condition ReplicaFailure)."""
+    kubelet_events: Mapping[str, tuple[Object, ...]] = field(default_factory=dict)
+    """By pod uid. For pods that wait for volumes: which volumes the kubelet could not mount. For pods whose images are
+    not pulled: which pull secrets it could not read."""
     shortages: Mapping[str, tuple[Shortage, ...]] = field(default_factory=dict)
-    """By node, of devices that pods of this object hold too."""
+    """By node, of devices that pods of this object hold."""
+    contenders: tuple[Contender, ...] = ()
     nodes: tuple[Object, ...] = ()
-    """Of the cluster, labels and allocatable; empty where they may not be read."""
+    """All nodes of the cluster, with labels and allocatable; empty if we may not read them, or did not need them."""

@@ -1,12 +1,13 @@
-"""Which key is worked on next, and when: the queue between what watches tell and `reconcile`.
+"""The work queue between watches and reconciles: decides which key is reconciled next, and when.
 
-- A key waits once, however often it is added; added while it is in work, it waits again when that work is done.
-- A key that failed waits longer each time (1 s to 5 minutes; 10 minutes where only a person can help), and forgets
-  that when it succeeds. News about it (`add`) cuts that wait short, to `IMPATIENCE_S`, since the news may be the cure;
-  what the API server asked for (`not_before`) is kept.
+- A key is queued at most once, however often it is added. If it is added while it is in work, it is queued again when
+  that work is done.
+- A key that failed waits longer each time (1 s to 5 minutes; 10 minutes if only a person can help). A success resets
+  the wait. A change (`add`) shortens the wait to `IMPATIENCE_S`, because it may have fixed the cause; the wait that the
+  API server asked for (`not_before`) stays.
 - Two runs of one key start at least `SPACING_S` apart, so that a burst of events costs one run.
-- Every key is looked at again after about `RESYNC_S`, at its own time within it.
-- Who is due first is first; a failing key holds nobody up.
+- Every key is reconciled again about every `RESYNC_S`, at a time of its own within that period.
+- Keys run in the order in which they are due. A failing key does not delay others.
 """
 
 import heapq
@@ -25,31 +26,31 @@ RESYNC_JITTER = 0.1
 
 
 class Failure(Enum):
-    """What kind of failure it was: (first wait, longest wait), seconds."""
+    """Kinds of failures. The value is (first wait, longest wait) in seconds."""
 
     CONFLICT = (0.05, 5.0)
-    """Somebody else wrote first."""
+    """The object was changed by another write."""
     TRANSIENT = (1.0, 300.0)
     PERMANENT = (300.0, 600.0)
-    """The API server refuses it, and will do so until somebody changes something."""
+    """The API server refuses the write until somebody changes something."""
 
     def wait_s(self, failures: int) -> float:
-        """After so many failures in a row, of 1 and more."""
+        """Seconds to wait after this many failures in a row, at least 1."""
         first, longest = self.value
-        # The exponent is bounded, so that a key that fails for a year does not overflow.
+        # The exponent is bounded, or a key that fails for a year would overflow it.
         return float(min(longest, first * 2.0 ** min(failures - 1, 30)))
 
 
 @dataclass(slots=True)
 class _Entry:
     due: float | None = None
-    """When it is to be worked on; None while it is in work and nothing was said since."""
+    """When to work on it; None while it is in work and was not added since."""
     in_work: bool = False
     started: float = float("-inf")
     spacing: float = SPACING_S
     failures: int = 0
     floor: float = float("-inf")
-    """Not to be worked on before."""
+    """Earliest time to work on it."""
 
     def forgive(self) -> None:
         self.failures = 0
@@ -58,16 +59,16 @@ class _Entry:
 
 
 class WorkQueue(Generic[KeyT]):
-    """All times are seconds of one clock that never goes back."""
+    """All times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._entries: dict[KeyT, _Entry] = {}
-        # Entries are left behind when a key's due changes, and are skipped when they come up.
+        # When a key's due time changes, its old heap item stays and is skipped when it is popped.
         self._heap: list[tuple[float, int, KeyT]] = []
         self._count = 0
 
     def add(self, key: KeyT, now: float) -> None:
-        """There is news about the key."""
+        """Something changed that concerns the key."""
         entry = self._entries.setdefault(key, _Entry())
         due = max(now, entry.started + entry.spacing, entry.floor)
         if entry.due is not None and entry.due <= due:
@@ -77,7 +78,7 @@ class WorkQueue(Generic[KeyT]):
             self._push(key, due)
 
     def take(self, now: float) -> KeyT | None:
-        """The key to work on, if any is due; `done` or `failed` must follow."""
+        """The next key that is due, or None. `done`, `failed` or `forget` must follow."""
         while self._heap and self._heap[0][0] <= now:
             due, _, key = heapq.heappop(self._heap)
             entry = self._entries.get(key)
@@ -90,7 +91,7 @@ class WorkQueue(Generic[KeyT]):
         return None
 
     def done(self, key: KeyT, now: float, again_in: float | None = None) -> None:
-        """It went well; it is due again after `again_in`, or at its resync."""
+        """The work succeeded. The key is due again after `again_in` seconds, or at its resync."""
         entry = self._finish(key)
         entry.forgive()
         wait = now + min(RESYNC_S * _jitter(key), again_in if again_in is not None else float("inf"))
@@ -98,9 +99,9 @@ class WorkQueue(Generic[KeyT]):
         self._push(key, entry.due)
 
     def failed(self, key: KeyT, now: float, failure: Failure, not_before: float | None = None) -> float:
-        """It did not; returns after how many seconds it is due again.
+        """The work failed. Return the seconds until the key is due again.
 
-        not_before: when the API server would be asked again at the earliest; news does not change that.
+        not_before: earliest time of the next attempt, also after a change (`add`).
         """
         entry = self._finish(key)
         entry.failures += 1
@@ -113,14 +114,14 @@ class WorkQueue(Generic[KeyT]):
         return entry.due - now
 
     def retry(self, now: float) -> None:
-        """Whatever keys failed of may be over: none that failed waits for its turn any longer."""
+        """The cause of all failures may be over: make every failed key due now."""
         for key, entry in self._entries.items():
             if entry.failures and not entry.in_work and entry.due is not None:
                 entry.due = max(min(entry.due, now), entry.floor)
                 self._push(key, entry.due)
 
     def forget(self, key: KeyT) -> None:
-        """The key in work is gone for good, unless there was news about it meanwhile."""
+        """Remove the key in work. If it was added meanwhile, it stays queued instead."""
         entry = self._finish(key)
         if entry.due is None:
             del self._entries[key]
@@ -129,7 +130,7 @@ class WorkQueue(Generic[KeyT]):
         self._push(key, entry.due)
 
     def wake_at(self) -> float | None:
-        """When somebody should call `take` again; None: not before the next `add` or `done`."""
+        """When to call `take` again; None: not before the next `add`, `done`, `failed` or `retry`."""
         while self._heap:
             due, _, key = self._heap[0]
             entry = self._entries.get(key)
@@ -139,7 +140,7 @@ class WorkQueue(Generic[KeyT]):
         return None
 
     def depth(self, now: float) -> int:
-        """How many keys are due and not in work: what a user would call the backlog."""
+        """How many keys are due and not in work: the backlog."""
         return sum(
             1 for entry in self._entries.values() if not entry.in_work and entry.due is not None and entry.due <= now
         )
@@ -160,5 +161,5 @@ class WorkQueue(Generic[KeyT]):
 
 
 def _jitter(key: Hashable) -> float:
-    """From 1 - RESYNC_JITTER to 1, the same for a key in every process."""
+    """A factor from 1 - RESYNC_JITTER to 1, the same for a key in every process."""
     return 1.0 - RESYNC_JITTER * crc32(str(key).encode()) / 2**32

@@ -7,11 +7,11 @@ from aiohttp import web
 from halimede_operator.metrics import CONTENT_TYPE, Metrics
 
 Check = Callable[[], str | None]
-"""What is wrong; None: nothing."""
+"""Returns what is wrong; None if nothing is."""
 
 
 async def serve_probes(port: int, is_alive: Check, is_ready: Check) -> web.AppRunner:
-    """GET /healthz and /readyz: 200 or 503, and why."""
+    """Serve GET /healthz and /readyz: 200, or 503 with the cause as text. Arguments are the two checks."""
     app = web.Application()
     app.router.add_get("/healthz", _probe(is_alive))
     app.router.add_get("/readyz", _probe(is_ready))
@@ -19,6 +19,8 @@ async def serve_probes(port: int, is_alive: Check, is_ready: Check) -> web.AppRu
 
 
 async def serve_metrics(port: int, metrics: Metrics) -> web.AppRunner:
+    """Serve GET /metrics in Prometheus' text format."""
+
     async def text(_request: web.Request) -> web.Response:
         return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 

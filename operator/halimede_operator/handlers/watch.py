@@ -1,34 +1,37 @@
-"""kopf, which watches: in a thread of its own, started anew when it ends.
+"""Runs kopf, which lists and watches. When kopf ends it is restarted; cache and queue stay as they are.
 
-In a thread, because kopf cancels every task of its loop when it ends, and because decoding what watches tell must not
-delay the lease. It has `on.event` handlers alone: no finalizers, no annotations, no events of its own.
+kopf gets `on.event` handlers alone: it sets no finalizers and no annotations and posts no events. DESIGN.md lists what
+kopf retries by itself and what ends it. kopf runs in its own event loop, in a thread, for two reasons: when kopf ends,
+all tasks of its loop have to be cancelled (test_kopf_is_ended_with_its_loop in
+tests/shell/operator/test_kopf_adapter.py), and decoding must not delay the renewal of the lease.
 """
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
 
-import aiohttp
 import kopf
 
 from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.kinds import SELECTOR, WATCHED, Resource
-from halimede_operator.cluster.pulse import Pulse
-from halimede_operator.cluster.watching import Listed, Patience, WatchSession
-from halimede_operator.handlers.feed import CacheFeed
+from halimede_operator.cluster.kopf_adapter import CacheFeed, watch_session
+from halimede_operator.cluster.watch_health import Collection
 
 log = logging.getLogger(__name__)
 
-PAGE = 50
-"""Objects of a list at a time: each may have 1.5 MB."""
-LONGEST_PAUSE_S = 30.0
+LASTED_S = 60.0
+"""After a run of at least this long, the backoff before the next start is the shortest again."""
 
 
 class NothingToCompare(kopf.DiffBaseStorage):
-    """No handler is told what changed. So kopf need not copy every object, nor read what its annotations say was there
-    before, which who made it wrote."""
+    """Stores no earlier state of an object, so that kopf compares nothing.
+
+    kopf would keep that state in an annotation, which anybody can write.
+    """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence({})
@@ -40,112 +43,98 @@ class NothingToCompare(kopf.DiffBaseStorage):
         pass
 
 
+@dataclass(frozen=True)
 class Watches:
-    """Watches every kind; what they tell reaches the feed in the loop that made this."""
+    """Runs kopf, and restarts it when it ends."""
 
-    def __init__(
-        self,
-        kubeconfig: str | None,
-        namespaces: Sequence[str],
-        feed: CacheFeed,
-        pulse: Pulse,
-        clock: Callable[[], float],
-        patience: Patience = Patience(),  # noqa: B008 - frozen
-    ) -> None:
-        """namespaces: none for all."""
-        self._kubeconfig = kubeconfig
-        self._namespaces = tuple(namespaces)
-        self._feed = feed
-        self._pulse = pulse
-        self._clock = clock
-        self._patience = patience
-        self._loop = asyncio.get_running_loop()
-        self._inner = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-        """Of the inner loop."""
-        # A daemon: whatever kopf waits for at its end does not hold up ours.
-        self._thread = threading.Thread(target=self._run, name="watches", daemon=True)
+    kubeconfig: str | None
+    namespaces: tuple[str, ...]
+    """Empty: all namespaces."""
+    feed: CacheFeed
+    are_kinds_there: Callable[[], Awaitable[bool]]
+    """Called before each start, because kopf looks for kinds once and ignores those that it does not find."""
+    settings: kopf.OperatorSettings
 
-    def start(self) -> None:
-        self._thread.start()
-
-    async def stop(self, within_s: float) -> None:
-        self._inner.call_soon_threadsafe(self._stop.set)
-        await asyncio.to_thread(self._thread.join, within_s)
-
-    # What follows runs in the thread.
-
-    def listed(self, resource: Resource, namespace: str | None, page: Listed) -> None:
-        self._loop.call_soon_threadsafe(self._feed.listed, resource, namespace, page)
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._inner) as runner:
-            runner.run(self._supervise())
-
-    async def _supervise(self) -> None:
+    async def run(self) -> None:
+        """Watch until cancelled."""
         failures = 0
-        while not self._stop.is_set():
-            begun = self._clock()
+        while True:
+            stop, begun = threading.Event(), time.monotonic()
+            self.feed.watch_health.restarted(begun)
             try:
-                await kopf.operator(
-                    registry=self._registry(),
-                    settings=kopf_settings(self._patience.silence_s),
-                    standalone=True,
-                    # Kopf would ask who we are, and a pod's user has no name.
-                    identity="halimede-operator",  # type: ignore[arg-type]  # its type is not exported
-                    clusterwide=not self._namespaces,
-                    namespaces=self._namespaces,
-                    stop_flag=self._stop,
-                )
-            except Exception:
-                log.exception("kopf ended; it is started anew")
-            if self._stop.is_set():
-                return
-            failures = failures + 1 if self._clock() - begun < 2 * LONGEST_PAUSE_S else 1
-            await asyncio.sleep(min(LONGEST_PAUSE_S, 2.0 ** min(failures - 1, 30)))
+                if await self.are_kinds_there():
+                    await asyncio.to_thread(asyncio.run, self._run_kopf(stop))
+            except Exception as error:  # noqa: BLE001 - any answer of the API server may end kopf
+                log.warning("kopf ended and is started again: %r", error)
+            finally:
+                stop.set()
+            failures = failures + 1 if time.monotonic() - begun < LASTED_S else 1
+            backoffs = tuple(self.settings.networking.error_backoffs)  # type: ignore[arg-type]  # or one number, not here
+            await asyncio.sleep(backoffs[min(failures, len(backoffs)) - 1])
 
-    def _registry(self) -> kopf.OperatorRegistry:
-        registry = kopf.OperatorRegistry()
+    async def _run_kopf(self, stop: threading.Event) -> None:
+        # When one watch ends kopf, the others fail too, each in its own way. Only the first error is logged.
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+        connection = Connection(self.kubeconfig)
+        await connection.refresh()
+        async with watch_session(connection, self.feed, self.settings.watching.reconnect_backoff) as session:
+            tasks = await kopf.spawn_tasks(
+                registry=self._registry(kopf.AiohttpSession(server=connection.host, aiohttp_session=session)),
+                settings=self.settings,
+                # Without it kopf would look up the user's name, and a pod's user has none.
+                identity="halimede-operator",  # type: ignore[arg-type]  # its type is not exported
+                clusterwide=not self.namespaces,
+                namespaces=self.namespaces,
+                stop_flag=stop,
+            )
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            stop.set()  # otherwise the thread in which kopf waits for it would never end
+            # Cancelled repeatedly, and not by kopf.operator: kopf's watches swallow a cancellation and then wait for a
+            # session forever.
+            while rest := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in rest:
+                    task.cancel()
+                await asyncio.wait(rest, timeout=0.1)
+            self.feed.hand_over()
+        for task in done:
+            task.result()
 
-        async def login(**_: Any) -> kopf.AiohttpSession:
-            connection = Connection(self._kubeconfig)
-            await connection.refresh()
-            session = WatchSession(connection, self, self._pulse, self._clock, self._patience)
-            # Has what kopf uses of one.
-            return kopf.AiohttpSession(server=connection.host, aiohttp_session=cast(aiohttp.ClientSession, session))
+    def _registry(self, *credentials: kopf.AiohttpSession) -> kopf.OperatorRegistry:
+        registry, offered = kopf.OperatorRegistry(), iter(credentials)
+
+        async def login(**_: Any) -> kopf.AiohttpSession | None:
+            # Credentials are offered once: kopf would retry refused ones at once, forever. Without credentials it ends.
+            return next(offered, None)
 
         kopf.on.login(registry=registry)(login)
         for resource in WATCHED:
-            kopf.on.event(
-                group=resource.group,
-                version=resource.version,
-                plural=resource.plural,
-                id=resource.plural,
-                registry=registry,
-            )(self._handler(resource))
+
+            async def on_event(event: Any, namespace: str | None, _of: Resource = resource, **_: Any) -> None:
+                self.feed.event(Collection(_of, namespace if self.namespaces else None), event["type"], event["object"])
+
+            on = kopf.on.event(resource.group, resource.version, resource.plural, id=resource.plural, registry=registry)
+            on(on_event)
         return registry
 
-    def _handler(self, resource: Resource) -> Callable[..., Any]:
-        async def on_event(event: dict[str, Any], **_: Any) -> None:
-            self._loop.call_soon_threadsafe(self._feed.event, resource, event["type"], event["object"])
 
-        return on_event
-
-
-def kopf_settings(silence_s: float) -> kopf.OperatorSettings:
+def kopf_settings() -> kopf.OperatorSettings:
+    """Settings under which kopf only lists and watches."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
     settings.persistence.diffbase_storage = NothingToCompare()
-    settings.watching.inactivity_timeout = silence_s
+    # A finalizer that no object has: kopf would remove its own from any object on which somebody has set it.
+    settings.persistence.finalizer = ""
     settings.watching.connect_timeout = 10.0
-    settings.watching.chunk_size = PAGE
+    settings.watching.reconnect_backoff = 1.0
+    settings.watching.chunk_size = 50  # objects per page; each may have 1.5 MB
     settings.networking.request_timeout = 60.0
-    # It would kill our whole process when an end takes long.
-    settings.process.ultimate_exiting_timeout = None
-    # A task per object, for as long after its last event.
-    settings.queueing.idle_timeout = 1.0
+    # Waits between failures of one request in a row. After the last one kopf ends, because the resource version that it
+    # watches from may be the cause.
+    settings.networking.error_backoffs = (0.5, 1, 2, 4, 8, 15, 15, 15, 15)
+    settings.process.ultimate_exiting_timeout = None  # it would kill our whole process if kopf takes long to end
+    settings.queueing.idle_timeout = 0.1  # kopf keeps a task, and the last event, of an object for this long
     for resource in WATCHED:
         if not resource.ours:
             settings.watching.label_selectors[resource.group, resource.version, resource.plural] = SELECTOR

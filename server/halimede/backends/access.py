@@ -1,4 +1,4 @@
-"""Whether this process may read a file, and what is in the way when it may not."""
+"""Whether this process may read a file, and if not, what denies it."""
 
 import os
 import stat
@@ -8,10 +8,10 @@ from halimede.core.repository.access import denial
 
 
 def denied(path: Path) -> str | None:
-    """Why a file cannot be read, or a folder cannot be listed or entered. None if it can be, or if it does not exist.
+    """Why a file cannot be read, or a directory cannot be listed or entered. None if it can be, or does not exist.
 
-    The answer comes from a try, because a mode does not tell: there are capabilities, access control lists and SELinux.
-    Where several folders on the way forbid it, the outermost is named.
+    The check tries to read, because a mode does not show capabilities, access control lists and SELinux rules. If
+    several directories on the path deny access, the outermost is named.
     """
     path = Path(os.path.realpath(path))
     place, info = Path("/"), os.stat("/")

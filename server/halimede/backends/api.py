@@ -2,15 +2,15 @@
 
 A backend is a class without constructor arguments, named by an entry point of the group `halimede.backends` whose name
 is the backend's (`backend: "onnxruntime"` in a model's configuration). It makes models, models make instances, and
-instances execute. Import the runtime (torch, onnxruntime, …) inside the methods: a server that serves no such model
-must neither import it nor need it.
+instances execute. Import the runtime (torch, onnxruntime, …) inside the methods: a server without such models must
+neither import the runtime nor need it.
 
 Threads: `autocomplete` and `load` run on a load thread; `create_instance`, `run`/`execute` and `close` of one instance
-run on that instance's own thread, one call at a time; several instances of one model run side by side.
+run on that instance's own thread, one call at a time; several instances of one model run in parallel.
 
-Errors: raise InferenceError to choose code and text; any other exception is answered as INTERNAL with its message (no
-traceback goes to a client). Whatever is raised from `run` or `execute` fails the requests of that batch alone;
-RefusedRequestsError fails some of them, and spares the others.
+Errors: raise InferenceError to choose code and text. Any other exception is reported as INTERNAL with its message, but
+without its traceback. An exception from `run` or `execute` fails only the requests of that batch; RefusedRequestsError
+fails only some of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,10 @@ from halimede.core.types import InferenceError, ParameterValue, Placement, Tenso
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where one version of a model lies.
+    """The files of one version of a model.
 
     `artifact` is `<model_directory>/<version>/<default_model_filename>`; it may not exist (identity needs none).
-    `options` are the `--backend-config` settings of this backend over the global ones.
+    `options` are the `--backend-config` settings of this backend, merged over the global ones.
     """
 
     name: str
@@ -40,29 +40,29 @@ class ModelSource:
 
 
 class CancelFlag(Protocol):
-    """Set when the client has gone; a long computation may look at it and stop. Reading and setting are atomic."""
+    """Set when the client has disconnected; a long computation may check it and stop. Access is atomic."""
 
     cancelled: bool
 
 
 @dataclass(slots=True)
 class RunContext:
-    """What a tensor instance may know of the batch it runs: the requests' ids, their row counts and cancel flags."""
+    """Information on the batch for a tensor instance: the requests' ids, their row counts and cancel flags."""
 
     request_ids: Sequence[str]
     rows: Sequence[int]
     cancel_flags: Sequence[CancelFlag]
 
     def is_cancelled(self) -> bool:
-        """True when every request of the batch has been cancelled, so that nobody waits for the result."""
+        """True if every request of the batch has been cancelled, so that the result is not needed."""
         return all(flag.cancelled for flag in self.cancel_flags)
 
 
 class RefusedRequestsError(Exception):
     """Raised by `TensorInstance.run` before it computes anything: some requests of the batch have unusable inputs.
 
-    `errors` says why, by position in `context.rows`. Those requests are answered so, and `run` is called again without
-    them: nobody's request may fail for what another client sent.
+    `errors` maps positions in `context.rows` to errors. Those requests get their errors, and `run` is called again
+    without them: a request must not fail because of another client's input.
     """
 
     def __init__(self, errors: Mapping[int, InferenceError]) -> None:
@@ -71,9 +71,9 @@ class RefusedRequestsError(Exception):
 
 
 class TensorInstance(Protocol):
-    """An instance that computes outputs from inputs and need not know of requests: most runtimes.
+    """An instance that computes outputs from inputs and does not see single requests; this suits most runtimes.
 
-    The server gathers a batch into one array per input before `run` and scatters the outputs after it.
+    The server gathers a batch into one array per input before `run` and splits the outputs after it.
     """
 
     def run(
@@ -81,19 +81,18 @@ class TensorInstance(Protocol):
     ) -> Mapping[str, NDArray[Any]]:
         """Compute `outputs` (never empty, names from the configuration).
 
-        Arrays have the configuration's datatype and shape (`reshape` applied), rows first when the model batches;
-        BYTES are object arrays of `bytes`, BF16 are uint16 bits. Inputs are read-only and valid during the call only.
-        Each output of a batching model must have as many rows as the inputs; `str` elements are sent as UTF-8. An
-        output that the model did not produce is left out of the result. An output array must not be written to after
-        return.
+        Arrays have the configuration's datatype and shape (`reshape` applied), rows first if the model batches; BYTES
+        are object arrays of `bytes`, BF16 are uint16 bits. Inputs are read-only and valid only during the call. Each
+        output of a batching model must have as many rows as the inputs; `str` elements are sent as UTF-8. The result
+        omits outputs that the model did not produce. An output array must not be written to after return.
         """
 
     def close(self) -> None:
-        """Free what the instance holds. Called once, after the last `run`."""
+        """Free the instance's resources. Called once, after the last `run`."""
 
 
 class ExecuteRequest(Protocol):
-    """One request of a batch, for an instance that answers each on its own."""
+    """One request of a batch, for an instance that responds to each by itself."""
 
     id: str
     inputs: Mapping[str, Tensor]
@@ -102,70 +101,71 @@ class ExecuteRequest(Protocol):
     parameters: Mapping[str, ParameterValue]
 
     def is_cancelled(self) -> bool:
-        """True once the client has gone."""
+        """True once the client has disconnected."""
 
     def respond(
         self, outputs: Sequence[Tensor], *, final: bool = True, parameters: Mapping[str, ParameterValue] | None = None
     ) -> None:
-        """Send one answer; only decoupled models may pass final=False. A second final answer raises RuntimeError."""
+        """Send one response; only decoupled models may pass final=False. A second final one raises RuntimeError."""
 
     def fail(self, error: InferenceError) -> None:
-        """Answer this request alone with an error."""
+        """Respond to this request alone with an error."""
 
 
 class RequestInstance(Protocol):
-    """An instance that sees requests: it may answer one by one, early, several times or (decoupled) after `execute`."""
+    """An instance that sees requests: it may respond to each by itself, early, several times or (decoupled) after
+    `execute`."""
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> None:
-        """Answer every request. One that is unanswered on return, without decoupled policy, fails as INTERNAL."""
+        """Respond to every request. One without a response on return, unless decoupled, fails as INTERNAL."""
 
     def close(self) -> None:
-        """Free what the instance holds. Called once, after the last `execute`."""
+        """Free the instance's resources. Called once, after the last `execute`."""
 
 
 Instance = TensorInstance | RequestInstance
 
 
 class BackendModel(Protocol):
-    """One loaded version: what its instances share."""
+    """One loaded version: the state that its instances share."""
 
     def create_instance(self, placement: Placement) -> Instance:
-        """Make an instance on the device that `placement` says, ready to run."""
+        """Create an instance on the device of `placement`, ready to run."""
 
     def close(self) -> None:
-        """Free what the instances shared. Called once, after the last instance is closed."""
+        """Free the shared resources. Called once, after the last instance is closed."""
 
 
 @runtime_checkable
 class Checks(Protocol):
-    """What a backend may have beside `Backend`: a look at a model that stops short of loading it."""
+    """An optional extension of `Backend`: a check of a model without loading it."""
 
     def check(self, config: ModelConfig, source: ModelSource) -> None:
-        """Raise what `load` and the making of instances would find wrong with this configuration and model file."""
+        """Raise every error that `load` and `create_instance` would find in this configuration and model file."""
 
 
 class Backend(Protocol):
-    """One way to run models. Stateless: the server makes one of these per backend and asks it from several threads."""
+    """One way to run models. Stateless: the server makes one object per backend and calls it from several threads."""
 
     default_model_filename: str
-    """The artifact's name inside a version directory where the configuration does not say; "" when there is none."""
+    """The artifact's name inside a version directory unless the configuration sets it; "" if there is none."""
     isolation: str
-    """Where instances run unless the model's parameter ISOLATION says otherwise: "thread", in the server, for runtimes
-    that release the interpreter's lock, or "process", in a worker process each, which the parameter cannot change.
-    Models of the latter are completed and loaded by worker processes: `autocomplete` and `load` are not called here."""
+    """Where instances run unless the model's parameter ISOLATION is set: "thread", in the server, for runtimes that
+    release the interpreter's lock, or "process", each in a worker process, which the parameter cannot change. Models
+    of the latter are completed and loaded by worker processes: `autocomplete` and `load` are not called here."""
 
     def default_instance_count(self, kind: str) -> int:
-        """How many instances a group of this kind ("CPU", "GPU", "MODEL") gets that gives no count."""
+        """The number of instances for a group of this kind ("CPU", "GPU", "MODEL") without a count."""
 
     def supports_gpu(self) -> bool:
-        """Whether the installed runtime can use a GPU: decides what KIND_AUTO means."""
+        """Whether the installed runtime can use a GPU: decides how KIND_AUTO is resolved."""
 
     def autocomplete(self, config: ModelConfig, source: ModelSource) -> ModelConfig:
-        """The configuration with what the model file itself says filled in; `config` unchanged if it says nothing.
+        """The configuration completed from the model file; `config` unchanged if the file adds nothing.
 
-        The server takes over max_batch_size, input, output, the scheduler and model_transaction_policy, nothing else.
+        The server only takes over max_batch_size, input, output, the scheduler and model_transaction_policy.
         `core.config.autocomplete` turns a signature read from a file into a configuration.
         """
 
     def load(self, config: ModelConfig, source: ModelSource) -> BackendModel:
-        """Load one version under the complete, validated configuration. Checks the configuration against the file."""
+        """Load one version with the complete, validated configuration, which is checked against the model file."""

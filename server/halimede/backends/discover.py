@@ -1,5 +1,5 @@
-"""Finds backends: by the entry point group `halimede.backends`, ours and those of any other installed distribution; and
-those that are written as python models are, `<backend directory>/<name>/model.py`."""
+"""Find backends: installed ones by the entry point group `halimede.backends`, ours and those of other distributions,
+and backends written like python models, `<backend directory>/<name>/model.py`."""
 
 import os
 from functools import cache
@@ -17,14 +17,15 @@ DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
 
 
 def backend_names() -> tuple[str, ...]:
-    """The names of the backends that are installed, whether or not their runtimes are."""
+    """The names of the installed backends, whether or not their runtimes are installed."""
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 
 def find_backend(name: str, directory: Path | None = None) -> Backend:
     """The backend of that name; `directory` is `--backend-directory`.
 
-    What is installed goes before what lies there. INVALID_ARG when there is none, INTERNAL when it is broken.
+    An installed backend takes precedence over one in the directory. INVALID_ARG if there is none, INTERNAL if it is
+    broken.
     """
     backend = installed_backend(name)
     if backend is not None:
@@ -39,8 +40,8 @@ def find_backend(name: str, directory: Path | None = None) -> Backend:
 
 @cache
 def installed_backend(name: str) -> Backend | None:
-    """One object for all who ask; None when no distribution has it."""
-    # Sorted by value: two distributions that both name a backend are told apart in the same way on every start.
+    """The installed backend, one shared object; None if no distribution has it."""
+    # Sorted by value: if two distributions name the same backend, every start must choose the same one.
     found = sorted(entry_points(group=GROUP, name=name), key=lambda point: point.value)
     if not found:
         return None
@@ -53,11 +54,11 @@ def installed_backend(name: str) -> Backend | None:
 
 
 def _program(name: str, directory: Path) -> Path | None:
-    """The program of a backend in the backend directory. A name that is not one folder's finds nothing."""
+    """The program of a backend in the backend directory; None if the name is not a single path component."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         return None
     folder = directory / name
-    # Triton, which looks for the library first, runs it and not the program beside it.
+    # Triton looks for the library first, and then ignores the program beside it.
     library = f"libtriton_{name}.so"
     if os.path.exists(folder / library):
         raise InferenceError(

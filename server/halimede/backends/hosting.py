@@ -1,7 +1,7 @@
-"""What a worker process offers to the code that it hosts, and what it wants from it.
+"""The interface between a worker process and the code that it hosts.
 
-Worker processes may run any CPython from 3.10 on, in an environment of the model's own: this module, `core.types`,
-`core.shm` and whatever hosts python models import the standard library and numpy only.
+Worker processes may run any CPython from 3.10 on, in an environment of the model's own. Therefore this module,
+`core.types`, `core.shm` and the modules that host python models import only the standard library and numpy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from halimede.core.types import InferenceError, InferenceRequest, InferenceRespo
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """All that a worker process must know of the instance that it is to run. Crosses to it as JSON.
+    """Everything that a worker process needs to know about its instance. Sent to it as JSON.
 
-    `kind` is CPU, GPU or MODEL; `device_uuid` is "" but for GPU. `config_json` is the complete configuration as the
-    REST API shows it. `repository` is the model's directory (`<repository>/<model>`), `artifact` the file that the
-    backend loads, `options` the `--backend-config` settings of the backend. `runner` names what hosts the model in the
-    process, as `module:function`. `threads` bounds the threads of numeric libraries. `decoupled` and `log_verbose` are
+    `kind` is CPU, GPU or MODEL; `device_uuid` is "" except for GPU. `config_json` is the complete configuration as in
+    the REST API. `repository` is the model's directory (`<repository>/<model>`), `artifact` the file that the backend
+    loads, `options` the backend's `--backend-config` settings. `runner` names the function that hosts the model in the
+    process, as `module:function`. `threads` limits the threads of numeric libraries. `decoupled` and `log_verbose` are
     as configured.
     """
 
@@ -42,18 +42,18 @@ class WorkerSpec:
 
 @dataclass(slots=True)
 class Answer:
-    """Outputs of one request, in wire layout, and parameters."""
+    """Outputs of one request, in wire layout, and response parameters."""
 
     outputs: Sequence[Tensor]
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
 
 
 Reply = Answer | InferenceError | None
-"""None: the request is answered by `Host.respond`, has been or will be."""
+"""None: `Host.respond` has answered the request, or will."""
 
 
 class HostedRequest(Protocol):
-    """One request of a batch as the worker process gets it. Tensors are views of the worker's own memory."""
+    """One request of a batch, as the worker process receives it. Tensors are views of the worker's own memory."""
 
     key: int
     request: InferenceRequest
@@ -61,47 +61,47 @@ class HostedRequest(Protocol):
 
 
 class Call(Protocol):
-    """An inference that hosted code asked for. Thread-safe; one that is collected before its end is cancelled.
+    """An inference that hosted code requested. Thread-safe; garbage collection before its end cancels it.
 
-    A call of a model that answers once has one final response; of a decoupled one any number, the last with `final`,
-    which may be empty. Errors of the call are responses with `error`.
+    A call of a model that responds once has one final response; a decoupled model sends any number, the last one with
+    `final`, which may be empty. Errors of the call are responses with `error`.
     """
 
     def receive(self) -> InferenceResponse | None:
-        """Wait for the next answer; None once the final one was given.
+        """Wait for the next response; None after the final one.
 
-        An answer that is not final is acknowledged as it is received: the sender may have 32 or 8 MiB on their way.
+        A response that is not final is acknowledged when it is received: up to 32 of them, or 8 MiB, may be in flight.
         """
 
     async def receive_async(self) -> InferenceResponse | None:
         """The same, without blocking the running loop."""
 
     def cancel(self) -> None:
-        """Nobody wants the answers any more; the final one still comes, at the latest when the model has ended it."""
+        """Stop the call: its responses are not needed. The final one still comes, at the latest when the model ends."""
 
 
 class Host(Protocol):
-    """The worker process, to the code that it hosts. All methods may be called from any thread."""
+    """The worker process, as the hosted code sees it. All methods may be called from any thread."""
 
     def is_cancelled(self, request: HostedRequest) -> bool:
-        """True once the request's client has gone. Cheap enough to ask in a loop."""
+        """True once the request's client has disconnected. Cheap enough to call in a loop."""
 
     def respond(self, request: HostedRequest, reply: Reply, final: bool) -> None:
-        """Send one answer of a request ahead of its batch's end, or after it.
+        """Send one response of a request before its batch ends, or after it.
 
-        Blocks while the client takes nothing and as many answers wait as may. Answers to a request that was cancelled
-        are dropped. The caller sees to it that nothing follows a final answer. `reply` None only with `final`.
+        Blocks while the client does not read and the maximum number of responses is waiting. Responses to a cancelled
+        request are dropped. The caller must not send anything after a final one. `reply` may be None only with `final`.
         """
 
     def log(self, level: str, message: str, place: str = "") -> None:
-        """One line of the server's log; `level` is ERROR, WARNING, INFO or VERBOSE, `place` whose line it is, as
+        """Write a line to the server's log; `level` is ERROR, WARNING, INFO or VERBOSE, `place` its origin, as
         `model.py:11`."""
 
     def end(self, why: str) -> None:
-        """This process is of no use any more: once the batch that runs is answered it ends, and is started again."""
+        """End and restart this process, because it is no longer usable; the running batch is answered first."""
 
     def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        """Ask the server for something and wait for it; JSON values both ways. Raises InferenceError.
+        """Send a request to the server and wait for its reply; JSON values both ways. Raises InferenceError.
 
         load_model {model_name, config, files: {name: base64}}, unload_model {model_name, unload_dependents},
         is_model_ready {model_name, model_version} -> bool,
@@ -110,33 +110,32 @@ class Host(Protocol):
         """
 
     def infer(self, request: InferenceRequest) -> Call:
-        """Ask a model of the server for an inference; inputs in wire layout. Raises InferenceError when it cannot be
-        sent.
+        """Request an inference from a model of the server; inputs in wire layout. InferenceError if it cannot be sent.
 
-        Never waits: where this process has as many calls under way as it may have (256), the request is sent as its
-        first answer is received. May be called from any thread, that of an event loop too.
+        Never blocks: if this process already has the maximum number of calls in flight (256), the request is sent when
+        its first response is received. May be called from any thread, including that of an event loop.
         """
 
     def update_metric(self, metric: int, operation: str, value: float) -> None:
-        """`operation` is increment, set or observe; takes effect in order with calls, without waiting for it."""
+        """`operation` is increment, set or observe; applied in order with calls, without waiting for the server."""
 
 
 class Runner(Protocol):
     """A hosted instance. All methods are called on the worker process's main thread."""
 
     is_async: bool
-    """Whether `execute_async` is to be used, on one event loop that lives as long as the runner."""
+    """Whether to use `execute_async`, on one event loop that lives as long as the runner."""
     answers_is_ready: bool
-    """Whether the model has a say in its readiness."""
+    """Whether the model implements `is_ready`."""
 
     def execute(self, requests: Sequence[HostedRequest]) -> list[Reply]:
         """Run a batch; one reply per request, in order. An exception fails them all."""
 
     async def execute_async(self, requests: Sequence[HostedRequest]) -> list[Reply]:
-        """As `execute`; batches overlap where the worker was told to take several at a time."""
+        """As `execute`; batches overlap if the worker may take several at a time."""
 
     async def is_ready(self) -> bool:
-        """What the model says of its readiness; only where `answers_is_ready`."""
+        """Whether the model reports that it is ready; only called if `answers_is_ready`."""
 
     def close(self) -> None:
         """Let the model finalize. Called once, after the last batch."""

@@ -1,7 +1,7 @@
-"""The identity backend: outputs are the inputs. For tests, demos and measurements of everything but a model.
+"""The identity backend copies inputs to outputs. For tests, demos and measurements of the server without a model.
 
-Input INPUT<x> goes to output OUTPUT<x> where all names are of that form, else the i-th input to the i-th output.
-Parameters: `execute_delay_ms` per batch, on instance i times i * `instance_wise_delay_multiplier` (at least once), and
+Input INPUT<x> goes to output OUTPUT<x> if all names have that form, else the i-th input to the i-th output. Parameters:
+`execute_delay_ms` per batch, multiplied on instance i by i * `instance_wise_delay_multiplier` (at least 1), and
 `creation_delay_sec` per load.
 """
 
@@ -14,7 +14,7 @@ from halimede.core.types import ErrorCode, InferenceError, Placement, Tensor
 from halimede.core.types.tensor import concatenate
 
 SLICE_SECONDS = 0.005
-"""How long a delay goes without a look at the cancel flags."""
+"""Interval at which a delay checks the cancel flags."""
 
 
 class IdentityBackend:
@@ -42,7 +42,7 @@ class IdentityBackend:
         return model
 
     def _read(self, config: ModelConfig, source: ModelSource) -> tuple["IdentityModel", float]:
-        """The model, and how long its load takes."""
+        """The model, and the configured duration of its load."""
         outputs = output_names(config, source.name)
         delay_ms = _number(config, source.name, "execute_delay_ms")
         multiplier = _number(config, source.name, "instance_wise_delay_multiplier")
@@ -81,7 +81,7 @@ class IdentityInstance:
             wanted = request.outputs
             request.respond(
                 [
-                    # A copy, because the answer may outlive the buffer that the request came in.
+                    # A copy, because the response may outlive the buffer of the request.
                     Tensor(outputs[name], tensor.datatype, tensor.shape, concatenate((tensor.data,)))
                     for name, tensor in request.inputs.items()
                     if outputs[name] in wanted
@@ -92,7 +92,7 @@ class IdentityInstance:
         """Nothing is held."""
 
     def _wait(self, requests: Sequence[ExecuteRequest]) -> bool:
-        """Sleep for the delay; False, early, when nobody waits for an answer any more."""
+        """Sleep for the delay; returns early, with False, if all requests are cancelled."""
         end = time.monotonic() + self._delay_seconds
         while (left := end - time.monotonic()) > 0:
             if all(request.is_cancelled() for request in requests):
@@ -102,7 +102,7 @@ class IdentityInstance:
 
 
 def output_names(config: ModelConfig, model: str) -> dict[str, str]:
-    """Output name by input name; INVALID_ARG where inputs and outputs do not pair."""
+    """Output name by input name; INVALID_ARG if inputs and outputs do not pair."""
     if len(config.input) != len(config.output):
         raise InferenceError(
             ErrorCode.INVALID_ARG,
@@ -125,7 +125,7 @@ def output_names(config: ModelConfig, model: str) -> dict[str, str]:
 
 
 def _number(config: ModelConfig, model: str, key: str) -> float:
-    """A parameter that is a number, at least 0; 0 when it is absent."""
+    """A numeric parameter, at least 0; 0 if it is not set."""
     parameter = config.parameters.get(key)
     if parameter is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""Flags that were read, made into Settings, and what is wrong between flags that are right each by itself."""
+"""Make Settings from parsed flags, and check flags against each other."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ VERTEX_AI = "--allow-vertex-ai"
 def assemble(
     given: Given, environment: Mapping[str, str], *, server_version: str = __version__
 ) -> tuple[Settings, list[str]]:
-    """The settings and every problem. Flags are held against each other only if each of them could be read.
+    """The settings and every problem. Flags are checked against each other only if each of them could be read.
     `server_version` is the default of its flag."""
     problems = list(given.problems)
     fields = _fields(given, problems)
@@ -50,14 +50,14 @@ def assemble(
     fields.setdefault("metrics_address", fields.get("http_address", Settings().http_address))
     fields.setdefault("server_version", server_version)
     settings = Settings(**fields)
-    # Mutual authentication is one form of encryption, as in Triton.
+    # Mutual authentication implies encryption, as in Triton.
     settings = replace(settings, grpc_use_ssl=settings.grpc_use_ssl or settings.grpc_use_ssl_mutual)
     settings = replace(settings, notices=(*given.notices, *_deprecations(given), *_tls_notices(settings)))
     return settings, [*_model_problems(settings), *_tls_problems(settings), *_address_problems(settings)]
 
 
 def _fields(given: Given, problems: list[str]) -> dict[str, Any]:
-    """Settings by name, of all flags that fill one; what flags of one setting have against each other is a problem."""
+    """Settings by name, from all flags that set one; conflicts between flags for one setting become problems."""
     by_field: dict[str, tuple[Flag, list[object]]] = {}
     for flag, values in given.values.items():
         if flag.field:
@@ -80,13 +80,13 @@ def _repository_problems(fields: Mapping[str, Any]) -> Iterator[str]:
 
 def _no_model_file(text: str) -> str:
     if os.path.isdir(text):
-        return f"Unexpected argument: {text} (a directory; right for a repository is --model-repository)"
+        return f"Unexpected argument: {text} (a directory; use --model-repository for a repository)"
     return f"Unexpected argument: {text} (neither a flag nor a model file)"
 
 
 def _deprecations(given: Given) -> Iterator[str]:
     if any(flag.name == STRICT_MODEL_CONFIG for flag in given.values):
-        yield f"{STRICT_MODEL_CONFIG} is deprecated, right is --disable-auto-complete-config"
+        yield f"{STRICT_MODEL_CONFIG} is deprecated, use --disable-auto-complete-config"
 
 
 def _model_problems(settings: Settings) -> Iterator[str]:
@@ -103,7 +103,7 @@ def _model_problems(settings: Settings) -> Iterator[str]:
 
 
 def _tls_problems(settings: Settings) -> Iterator[str]:
-    """A flag of encryption that would do nothing is a mistake: who gave it believes to be protected."""
+    """Report encryption flags that would have no effect, because the user would wrongly expect protection."""
     certificates = {
         "--grpc-server-cert": settings.grpc_server_cert,
         "--grpc-server-key": settings.grpc_server_key,
@@ -122,7 +122,7 @@ def _tls_problems(settings: Settings) -> Iterator[str]:
 
 
 def _tls_notices(settings: Settings) -> Iterator[str]:
-    # No error: command lines that work with Triton, which asks no client for a certificate either, have it.
+    # Not an error: such command lines work with Triton, which does not ask clients for certificates either.
     if settings.grpc_root_cert is not None and settings.grpc_use_ssl and not settings.grpc_use_ssl_mutual:
         yield "--grpc-root-cert has no effect without --grpc-use-ssl-mutual: no client is asked for a certificate"
 
@@ -139,13 +139,13 @@ def _address_problems(settings: Settings) -> Iterator[str]:
             continue
         is_socket = place.startswith(UNIX)
         what = "address" if is_socket else "address and port"
-        # Metrics follow HTTP to its address, which on TCP is right, and on a socket a surprise.
-        hint = "; right for metrics is a --metrics-address" if is_socket and other == "metrics" else ""
+        # The metrics port uses HTTP's address by default: right for TCP, but unexpected for a socket.
+        hint = "; set a --metrics-address for metrics" if is_socket and other == "metrics" else ""
         yield f"The server cannot listen to {one} requests and {other} requests at the same {what} {place}{hint}"
 
 
 def _place(address: str, port: int) -> str | None:
-    """Where a service listens, in one spelling; None for a port of the system's choice, which meets nobody."""
+    """Where a service listens, in normalized form; None for a port chosen by the system, which cannot conflict."""
     if address.startswith(UNIX):
         return f"{UNIX}{os.path.abspath(address.removeprefix(UNIX))}"
     return f"{address}:{port}" if port != 0 else None

@@ -1,7 +1,7 @@
-"""`halimede check`: every model of a repository, whether it would load, and what of its configuration is honoured.
+"""`halimede check`: whether each model of a repository would load, and which parts of its configuration are honoured.
 
-The plan of a load is made for each model, as `explain-config` makes it. The table, or with --json the document, goes to
-standard output; what is odd about the repository itself to standard error.
+Each model is planned as for a load, like in `explain-config`. The table, or with --json the document, goes to standard
+output; warnings about the repository itself go to standard error.
 """
 
 import logging
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from halimede.runtime.repository import ModelEntry, ModelRepository
 
 NARROWEST = 40
-"""Columns of the reasons, however narrow the terminal is."""
+"""Minimum width of the column of reasons, even if the terminal is narrower."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a load of the model comes to: it is refused for the reasons in `refused`, else it loads.
+    """The result of planning a load: the model is refused for the reasons in `refused`, else it would load.
 
-    `honoured` are fields that the configuration file gives, `ignored` says why others have no effect.
+    `honoured` are fields that the configuration file sets, `ignored` explains why other fields have no effect.
     """
 
     name: str
@@ -45,13 +45,13 @@ class Verdict:
 
 
 def run(repositories: tuple[Path, ...], as_json: bool, flags: ModelFlags) -> int:
-    """Print the verdict on each model; 0 if all repositories can be read, and have models that all load."""
-    # Imported here, so that --help and a mistyped flag answer without the serving libraries.
+    """Print the verdict on each model; 0 if all repositories are readable and have models that would all load."""
+    # Imported here, so that --help and a mistyped flag answer quickly, without the serving libraries.
     from halimede.commands.planner import Planner
     from halimede.core.types import InferenceError
     from halimede.runtime.repository import ModelRepository
 
-    # What is wrong is in the table.
+    # The table has all problems.
     logging.basicConfig(level=logging.CRITICAL)
     try:
         repository = ModelRepository(repositories, config_name=flags.config_name)
@@ -75,8 +75,9 @@ def run(repositories: tuple[Path, ...], as_json: bool, flags: ModelFlags) -> int
 
 def examine(repository: "ModelRepository", planner: "Planner", name: str) -> Verdict:
     """The verdict on one model."""
+    from halimede.core.repository.load_errors import ConfigError
     from halimede.core.types import InferenceError
-    from halimede.runtime.prepare import ConfigError, support_in_file
+    from halimede.runtime.prepare import support_in_file
 
     try:
         entry = repository.find(name)
@@ -105,7 +106,7 @@ HEADS = ("MODEL", "LOADS", "BACKEND", "VERSIONS", "WHAT", "")
 
 
 def table(verdicts: Sequence[Verdict], width: int) -> list[str]:
-    """The lines of a table as wide as `width`, where it is wide enough, and of the count below it."""
+    """The lines of the table, as wide as `width` if that is wide enough, and of the count below it."""
     rows = [row for verdict in verdicts for row in _rows(verdict)]
     widths = [max(len(row[at]) for row in (HEADS, *rows)) for at in range(len(HEADS) - 1)]
     room = max(NARROWEST, width - sum(widths) - 2 * len(widths))
@@ -121,7 +122,7 @@ def table(verdicts: Sequence[Verdict], width: int) -> list[str]:
 
 
 def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
-    """A row for each thing there is to say; the first has the model's name."""
+    """One row per finding; the first row has the model's name."""
     versions = ",".join(map(str, verdict.versions))
     head = (printable(verdict.name), "yes" if verdict.loads else "NO", verdict.backend, versions)
     said = [
@@ -152,7 +153,7 @@ def document(verdicts: Sequence[Verdict], warnings: Sequence[str]) -> str:
     "repositories",
     nargs=-1,
     required=True,
-    # Readable or not is told below, with what would be right.
+    # `run` reports an unreadable directory, with a hint.
     type=click.Path(exists=True, file_okay=False, readable=False, path_type=Path),
     metavar="REPOSITORY...",
 )

@@ -1,8 +1,8 @@
-"""`halimede debug`: one python model in this process, at this terminal, with requests from files.
+"""`halimede debug`: run one python model in this process, at this terminal, with requests from files.
 
 There is no server, no worker process and no time limit, so that `breakpoint()` and debuggers work as in any program.
-The model sees requests as a server gives them to it, one in each batch, and its answers are checked and printed as a
-server sends them. Answers go to standard output; what the model logs, and errors, to standard error.
+The model gets requests as from a server, one in each batch, and its responses are checked and printed as a server sends
+them. Responses go to standard output; the model's log lines, and errors, go to standard error.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ class Request:
 
 @dataclass(slots=True)
 class Terminal:
-    """A `hosting.Host` without a server: answers are printed, metrics go nowhere, other models cannot be reached."""
+    """A `hosting.Host` without a server: prints responses, ignores metric updates, and cannot reach other models."""
 
     sent: "list[Reply]" = field(default_factory=list)
-    """Answers that a response sender has sent."""
+    """Responses sent by a response sender."""
     is_over: threading.Event = field(default_factory=threading.Event)
-    """Whether a response sender has sent the last one."""
+    """Set when a response sender has sent its last response."""
     _numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
     def is_cancelled(self, request: "HostedRequest") -> bool:  # noqa: ARG002 - there is no client
@@ -59,7 +59,7 @@ class Terminal:
         self.log("ERROR", f"a server would replace this process: {why}")
 
     def call(self, method: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002 - see the contract
-        """Metrics may be declared. Any: JSON values."""
+        """Accept declarations of metrics. Any: JSON values."""
         from halimede.core.types import ErrorCode, InferenceError
 
         if method in ("metric_family_new", "metric_new"):
@@ -75,18 +75,18 @@ class Terminal:
         raise InferenceError(ErrorCode.UNSUPPORTED, text)
 
     def update_metric(self, metric: int, operation: str, value: float) -> None:
-        """Nobody reads it."""
+        """Ignore the update: there is no metrics page."""
 
 
 def run(model: Path, files: tuple[Path, ...]) -> int:
-    """Answer the request of each file; the exit code, 1 where one failed."""
-    # Imported here, so that --help answers without the serving libraries.
+    """Answer the request of each file; returns the exit code, 1 if one failed."""
+    # Imported here, so that --help answers quickly, without the serving libraries.
     from halimede.backends.python.runner import make_runner
     from halimede.core.config.model_view import ModelView
     from halimede.core.types import InferenceError
     from halimede.runtime.isolate import PYTHON_MODELS, Isolated
     from halimede.runtime.prepare import source
-    from halimede.workers.process import Program
+    from halimede.workers.process.program import Program
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     host = Terminal()
@@ -109,7 +109,7 @@ def run(model: Path, files: tuple[Path, ...]) -> int:
 
 
 def _planned(model: Path) -> "tuple[ModelEntry, ModelPlan, LoadOptions]":
-    """The model, its complete configuration, and the options that it was made with. InferenceError, OSError."""
+    """The model, its complete configuration, and the options it was planned with. InferenceError, OSError."""
     from halimede.backends.python.backend import PythonBackend
     from halimede.commands.explain_config import DEFAULT_BACKEND_DIRECTORY, ModelFlags, find_model
     from halimede.runtime.prepare import plan_model
@@ -125,7 +125,7 @@ def _planned(model: Path) -> "tuple[ModelEntry, ModelPlan, LoadOptions]":
 
 
 def _answer(runner: "Runner", host: Terminal, view: "ModelView", file: Path) -> int:
-    """Execute the request of a file and print what comes of it; 1 where it failed."""
+    """Execute the request of a file and print the result; returns 1 if it failed."""
     from halimede.core.config.check_request import RequestChecker
     from halimede.core.config.process_options import strict_outputs
     from halimede.core.schedule.replies import ReplyChecker

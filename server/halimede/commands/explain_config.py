@@ -1,8 +1,8 @@
-"""`halimede explain-config`: a model's configuration as the server would run it, and where each value comes from.
+"""`halimede explain-config`: a model's configuration as the server would use it, with the origin of each value.
 
-All that a load does is done here, short of loading the model, so that what a load finds wrong is found here too; of an
-ensemble, for the models of its steps as well. The configuration goes to standard output; problems and notes, a line
-each, to standard error.
+All steps of a load are done except loading the model, so this finds the same errors as a load; for an ensemble, also
+those of the models of its steps. The configuration goes to standard output; problems and notes, one per line, go to
+standard error.
 """
 
 import json
@@ -36,7 +36,7 @@ FORMATS = ("pbtxt", "yaml", "json")
 
 @dataclass(frozen=True, slots=True)
 class ModelFlags:
-    """What the command line says of how models are loaded, as `serve` takes it."""
+    """The command line's flags on how to load models; they are those of `serve`."""
 
     backend_options: tuple[BackendOption, ...]
     backend_directory: Path
@@ -45,7 +45,7 @@ class ModelFlags:
 
     @contextmanager
     def load_options(self) -> "Iterator[LoadOptions]":
-        """For as long as models are looked at. InferenceError where the list of devices cannot be read."""
+        """The load options, valid in this context. InferenceError if the device list cannot be read."""
         from halimede.runtime.devices import read_inventory
         from halimede.runtime.prepare import LoadOptions
         from halimede.settings import Settings
@@ -66,11 +66,12 @@ class ModelFlags:
 
 
 def run(model: Path, form: str, flags: ModelFlags) -> int:
-    """Print the configuration and the notes, or all that is wrong; the exit code."""
-    # Imported here, so that --help and a mistyped flag answer without the serving libraries.
+    """Print the configuration and the notes, or all problems; returns the exit code."""
+    # Imported here, so that --help and a mistyped flag answer quickly, without the serving libraries.
     from halimede.commands.planner import Planner
+    from halimede.core.repository.load_errors import ConfigError
     from halimede.core.types import InferenceError
-    from halimede.runtime.prepare import ConfigError, in_file
+    from halimede.runtime.prepare import in_file
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
@@ -93,7 +94,7 @@ def run(model: Path, form: str, flags: ModelFlags) -> int:
 
 
 def say(text: str) -> None:
-    """A line on standard error. It may repeat what a model's files say, which must not steer the reader's terminal."""
+    """Print a line on standard error, escaped: text from a model's files must not control the reader's terminal."""
     click.echo(printable(text), err=True)
 
 
@@ -121,14 +122,14 @@ def printed(plan: "ModelPlan", form: str) -> str:
 
 
 def find_model(model: Path, config_name: str) -> "tuple[ModelRepository, ModelEntry]":
-    """The repository that the model is in, and the model."""
+    """The model, and the repository that contains it."""
     from halimede.runtime.repository import ModelRepository
 
     if model.is_file():
         repository = ModelRepository((), model)
         name = repository.scan().names[0]
     else:
-        # Not resolved: a link's own name is the model's.
+        # Symbolic links are not resolved, because the link's own name is the model's.
         directory = Path(os.path.abspath(model))
         repository, name = ModelRepository((directory.parent,), config_name=config_name), directory.name
     try:
@@ -138,7 +139,7 @@ def find_model(model: Path, config_name: str) -> "tuple[ModelRepository, ModelEn
 
 
 def _reader(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A click callback that reads an option's value or values, and says what is wrong with one. Any: click's own."""
+    """A click callback that reads an option's value or values, and reports an invalid one. Any: click's type."""
 
     def convert(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         try:
@@ -150,7 +151,7 @@ def _reader(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parame
 
 
 def takes_model_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The flags of `ModelFlags`, as parameters that `model_flags` takes."""
+    """Add the flags of `ModelFlags` as parameters, which `model_flags` takes."""
     options = (
         click.option(
             "--backend-config",

@@ -1,11 +1,12 @@
-"""`halimede fetch`: models out of stores into a repository's folder, before a server starts on it.
+"""`halimede fetch`: download models from stores into a repository directory, before a server starts on it.
 
-The end is told twice: on standard error, and in the file that Kubernetes shows with a container's state.
+The result is written both to standard error and to the file that Kubernetes shows with a container's state.
 """
 
 import logging
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,36 +15,54 @@ import click
 from halimede.termination import MAX_BYTES, TERMINATION_LOG, tell
 
 if TYPE_CHECKING:
+    from halimede.fetch.errors import Exit
     from halimede.fetch.plan import Plan
     from halimede.fetch.secrets import Secrets
 
-DEFAULT_TIMEOUT_SECS = 900.0
+DEFAULT_TIMEOUT_SECS = 60.0
+UNREACHABLE_FILE = "unreachable"
+"""A file in the repository's hidden directory, which survives a container restart: the last run's failure to reach a
+store."""
 UNEXPECTED = 1
 KILLED = 128 + signal.SIGTERM
 
 
-def run(plan_file: str, into: Path, timeout_secs: float, termination_log: Path | None) -> int:
-    """Fetch, and say how it ended; the exit code."""
-    # Imported here, so that --help and a mistyped flag answer without the libraries of stores.
-    from halimede.fetch.faults import FetchError
+def run(
+    plan_file: str, into: Path, timeout_secs: float, termination_log: Path | None, *, is_init_container: bool = False
+) -> int:
+    """Fetch, and report the result; returns the exit code.
+
+    Kubernetes shows why a container failed only after it has ended. Therefore an init container ends at the first
+    failure to reach a store. After the restart it knows from the file what was already reported, and retries until the
+    store answers or another failure occurs.
+    """
+    # Imported here, so that --help and a mistyped flag answer quickly, without the libraries of stores.
+    from halimede.fetch.errors import FetchError
     from halimede.fetch.fetcher import fetch_plan
     from halimede.fetch.report import failure_text, success_text
+    from halimede.fetch.retry import RetryPolicy
     from halimede.fetch.secrets import Secrets
 
-    # The first process of a container gets no signal without asking.
+    # PID 1 of a container gets no signal for which it has no handler.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(KILLED))
+    # An unresponsive name server must fail a try within seconds: connection timeouts do not cover name resolution.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
     # A cache may be shared by processes of one group.
     os.umask(0o002)
     environment = dict(os.environ)
     secrets = Secrets()
+    known = _take_known(into) if is_init_container else ""
     try:
         plan = _read(plan_file)
         secrets = _secrets(plan, environment)
         _log_without(secrets)
-        fetched = fetch_plan(plan, into, environment, timeout_secs)
+        retries = RetryPolicy(timeout_secs, is_first=known is None, known=known or "")
+        fetched = fetch_plan(plan, into, environment, retries)
     except FetchError as error:
         said = failure_text(secrets.hide(error.message))
         code = int(error.code)
+        if is_init_container:
+            _keep_known(into, error.code, said)
     except Exception as error:
         logging.getLogger(__name__).exception("the fetch failed")
         said = failure_text(secrets.hide(f"{type(error).__name__}: {error}"))
@@ -56,8 +75,31 @@ def run(plan_file: str, into: Path, timeout_secs: float, termination_log: Path |
     return code
 
 
+def _take_known(into: Path) -> str | None:
+    """What the last run reported; "" if it only reported that the store answers again; None if it reported nothing."""
+    from halimede.fetch.repository import HIDDEN
+
+    file = into / HIDDEN / UNREACHABLE_FILE
+    try:
+        said = file.read_text()
+        # Deleted now: a run that is killed reports another reason, so the next run must report this one again.
+        file.unlink()
+    except OSError:
+        return None
+    return said
+
+
+def _keep_known(into: Path, code: "Exit", said: str) -> None:
+    from halimede.fetch.errors import Exit
+    from halimede.fetch.repository import HIDDEN
+
+    if code in (Exit.UNREACHABLE, Exit.RECOVERED):
+        with suppress(OSError):
+            (into / HIDDEN / UNREACHABLE_FILE).write_text(said if code is Exit.UNREACHABLE else "")
+
+
 def _read(plan_file: str) -> "Plan":
-    from halimede.fetch.faults import Exit, FetchError
+    from halimede.fetch.errors import Exit, FetchError
     from halimede.fetch.plan import read_plan
 
     try:
@@ -70,16 +112,17 @@ def _read(plan_file: str) -> "Plan":
 
 
 def _secrets(plan: "Plan", environment: dict[str, str]) -> "Secrets":
-    """All that must not be said. Credentials that cannot be read are no secret; their model's fetch says why."""
+    """All values that must not be printed. Unreadable credentials are skipped here; the model's fetch reports them."""
     from halimede.fetch.credentials import read_credentials, secret_values, secrets_of_environment
-    from halimede.fetch.faults import FetchError
+    from halimede.fetch.errors import FetchError
+    from halimede.fetch.fetcher import credentials_folder
     from halimede.fetch.secrets import Secrets
 
     values = secrets_of_environment(environment)
     for model in plan.models:
-        if model.credentials is not None:
+        if (folder := credentials_folder(model, plan.s3)) is not None:
             try:
-                values += secret_values(read_credentials(model.credentials))
+                values += secret_values(read_credentials(folder))
             except FetchError:
                 continue
         values.append(model.uri.address.partition("?")[2])
@@ -114,7 +157,14 @@ def _log_without(secrets: "Secrets") -> None:
     default=DEFAULT_TIMEOUT_SECS,
     show_default=True,
     metavar="SECS",
-    help="How long all of it may take, tries that fail included.",
+    help="How long the store may fail or give nothing, before the fetch gives up.",
+)
+@click.option(
+    "--init-container",
+    "is_init_container",
+    is_flag=True,
+    help="For a container that is restarted when it fails: end within seconds where the store cannot be reached, so "
+    "that the container's status tells why; after the restart try until the store answers.",
 )
 @click.option(
     "--termination-log",
@@ -123,13 +173,21 @@ def _log_without(secrets: "Secrets") -> None:
     help=f"Where to write the reason of a failure, {MAX_BYTES} bytes at most. [{TERMINATION_LOG}, if it is writable]",
 )
 @click.pass_context
-def fetch(ctx: click.Context, plan_file: str, into: Path, timeout: float, termination_log: Path | None) -> None:
+def fetch(
+    ctx: click.Context,
+    plan_file: str,
+    into: Path,
+    timeout: float,
+    is_init_container: bool,
+    termination_log: Path | None,
+) -> None:
     """Download the models that a plan names into a model repository.
 
     A model is named by a URI of a store (s3, gs, az), of a web server or of a mounted folder. Its folder appears in the
     repository when it is complete. A fetch that was interrupted continues where it stopped.
 
     Exit codes: 2 the plan or the folder cannot be used, 10 access denied, 11 not found, 12 the digest differs, 13 disk
-    or cache full, 14 no model, 15 the store cannot be reached.
+    or cache full, 14 no model, 15 the store cannot be reached. With --init-container also 16: the store answers again,
+    and the next run continues.
     """
-    ctx.exit(run(plan_file, into, timeout, termination_log))
+    ctx.exit(run(plan_file, into, timeout, termination_log, is_init_container=is_init_container))

@@ -1,9 +1,9 @@
-"""All flags of the server in one table: what each is called, takes and means, and what happens to it here.
+"""The table of all flags of the server: name, value, meaning, and how this server treats each.
 
-Every flag of Triton is in it. One that is honoured fills Settings. One that has no effect here (the models compute the
-same without it) is accepted, its value is checked, and a line of the log says why it does nothing. One that is not
-supported yet ends the start by name; only the value that leaves its feature off is taken. A flag that protects is
-honoured or refused, never without effect. The parser, --help and the documentation read this table alone.
+It contains every flag of Triton. An honoured flag sets a field of Settings. A flag without effect here (models compute
+the same without it) is accepted, its value is checked, and a log line explains why it has no effect. A flag that is not
+supported yet is refused by name at the start; only the value that turns its feature off is accepted. A flag that
+protects something is honoured or refused, never ignored. The parser, --help and the documentation read only this table.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,43 +53,43 @@ class Treatment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a flag's value is written. `bare` is what the flag means without one; empty where it must have one."""
+    """The form of a flag's value. `bare` is the value of a flag without one; empty if a value is required."""
 
     metavar: str
     read: Callable[[str], object]
     bare: str = ""
 
 
-# Any: a flag's reader decides what its values are, and the table puts the two side by side.
+# Any: each flag's reader has its own result type, and the table contains all of them.
 Combine = Callable[[Sequence[Any]], object]
 
 
 def last(values: Sequence[Any]) -> object:
-    """As getopt has it for a flag that is repeated."""
+    """The last value counts, as with getopt, if a flag is repeated."""
     return values[-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flag:
-    """One row. `why` says why a flag has no effect, or what is missing where it, or one of its values, is refused."""
+    """One flag. `why` explains why it has no effect, or what is missing if it, or one of its values, is refused."""
 
     names: tuple[str, ...]
-    """With their dashes, the current one first."""
+    """With leading dashes, the current name first."""
     kind: Kind
     help: str
     default: str = ""
-    """As it would be written; empty for none. Of a flag that is not supported yet it is the value that is taken."""
+    """As written on the command line; empty for none. For a flag that is not supported yet: the accepted value."""
     treatment: Treatment = Treatment.HONOURED
     why: str = ""
     field: str = ""
-    """What of Settings it fills."""
+    """The field of Settings that it sets."""
     combine: Combine = last
-    """Makes the setting of the values, in their order; ValueError where they exclude each other."""
+    """Combines the values, in order, into the setting; ValueError if they conflict."""
     treat: Callable[[Any], Treatment] | None = None
-    """Which treatment a value gets, where they do not all get the flag's."""
+    """The treatment of a value, if it depends on the value."""
     repeatable: bool = False
     is_secret: bool = False
-    """Whether what follows the first equals sign of a value must not be shown."""
+    """Whether the part after a value's first equals sign is secret."""
 
     @property
     def name(self) -> str:
@@ -97,7 +97,7 @@ class Flag:
 
     @property
     def metavar(self) -> str:
-        """Empty for a flag that is written without a value."""
+        """Empty for a flag without a value."""
         return self.kind.metavar
 
     def treatment_of(self, value: object) -> Treatment:
@@ -105,7 +105,7 @@ class Flag:
 
 
 class PollMode(Enum):
-    """A mode of Triton's that is read, so that it can be refused by name."""
+    """A mode of Triton's that is parsed only to refuse it by name."""
 
     POLL = "poll"
 
@@ -199,13 +199,13 @@ GRPC_THREADS = Kind("COUNT", integer_reader(2, 128))
 
 
 TRITON_VERSION = "2.51.0"
-"""The version of Triton that the server is held against: clients that ask for one want at least some 2.x."""
+"""The version of Triton that this server is compatible with: clients that check it require at least some 2.x."""
 
 DEFAULTS = Settings()
 
 
 def _as_written(value: object) -> str:
-    """A setting as the command line would have it."""
+    """A setting in its command line form."""
     match value:
         case bool():
             return str(value).lower()
@@ -231,7 +231,7 @@ def _honoured(
     treat: Callable[[Any], Treatment] | None = None,
     why: str = "",
 ) -> Flag:
-    """A flag that fills the setting of its own name, or of `field`, and has that setting's default."""
+    """A flag that sets the field of its own name, or `field`, and has that field's default."""
     field = field or name.removeprefix("--").replace("-", "_")
     default = _as_written(getattr(DEFAULTS, field))
     return Flag((name,), kind, text, default=default, field=field, combine=combine, treat=treat, why=why)
@@ -252,7 +252,7 @@ def _no_effect(
 
 
 def _not_yet(name: str, kind: Kind, text: str, why: str, *, off: str = "", repeatable: bool = False) -> Flag:
-    """A flag of which only the value `off` is taken, or none."""
+    """A flag of which only the value `off` is accepted, or no value at all."""
     taken = kind.read(off) if off else None
 
     def treat(value: object) -> Treatment:
@@ -283,7 +283,7 @@ def _treat_metrics(setting: Setting) -> Treatment:
 
 
 def _metrics_config(settings: Sequence[Setting]) -> object:
-    # Of a setting that is repeated the last one counts.
+    # If a setting is repeated its last value counts.
     return replace(DEFAULTS.metrics_config, **{s.name: s.value for s in settings if s.name in _METRICS_SETTINGS})
 
 

@@ -1,5 +1,5 @@
-"""Arguments to values of flags, in getopt's syntax: `--opt=v` and `--opt v`, `--` ends the flags, a name may be cut
-short as long as it stays unambiguous. Every mistake is reported, not the first.
+"""Parse arguments to flag values, in getopt's syntax: `--opt=v` and `--opt v`, `--` ends the flags, and a name may be
+abbreviated as long as it is unambiguous. Every mistake is reported, not only the first.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from halimede.commands.flags import BY_NAME, Flag, Treatment
 
 @dataclass(slots=True)
 class Given:
-    """What the command line says. `values` are those that are honoured, in their order; notices are for the log."""
+    """The parsed command line. `values` are those of honoured flags, in order; notices are for the log."""
 
     values: dict[Flag, list[object]] = field(default_factory=dict)
     positional: list[str] = field(default_factory=list)
@@ -42,7 +42,7 @@ def parse(arguments: Sequence[str]) -> Given:
         flag = find(name)
         if flag is None:
             given.problems.append(f'Bad option: "{name}".{_hint(name)}')
-            # What follows is most likely its value, and would only be a second mistake.
+            # The next argument is most likely its value; do not report it as a second mistake.
             if not equals and rest and not rest[-1].startswith("-"):
                 rest.pop()
             continue
@@ -57,7 +57,7 @@ def parse(arguments: Sequence[str]) -> Given:
 
 
 def find(name: str) -> Flag | None:
-    """The flag of this name, or the only one whose name begins so."""
+    """The flag with this name, or the only one whose name begins with it."""
     if name in BY_NAME:
         return BY_NAME[name]
     if not name.startswith("--"):
@@ -67,11 +67,11 @@ def find(name: str) -> Flag | None:
 
 
 def _following(flag: Flag, rest: list[str]) -> str | None:
-    """The value of a flag without `=`, taken from what follows it; None if there is none and it needs one."""
+    """The value of a flag without `=`, taken from the next argument; None if it has none and needs one."""
     if not flag.metavar or not rest:
         return flag.kind.bare or None
     follows = rest[-1]
-    # getopt takes whatever follows; but nobody means a flag's name as a value.
+    # getopt takes any argument as the value, but a flag's name is never meant as one.
     is_flag = follows == "--" or (follows.startswith("-") and find(follows.partition("=")[0]) is not None)
     if is_flag or (flag.kind.bare and follows.startswith("--")):
         return flag.kind.bare or None
@@ -90,7 +90,7 @@ def _take(given: Given, flag: Flag, text: str) -> None:
         case Treatment.NO_EFFECT:
             given.without_effect.setdefault(flag, []).append(_shown(flag, text))
         case Treatment.NOT_YET:
-            right = f"; right is {flag.default}" if flag.treatment is Treatment.NOT_YET and flag.default else ""
+            right = f"; expected {flag.default}" if flag.treatment is Treatment.NOT_YET and flag.default else ""
             given.problems.append(f"{flag.name}={_shown(flag, text)} is not supported yet: {flag.why}{right}")
 
 
@@ -101,15 +101,15 @@ def _shown(flag: Flag, text: str) -> str:
 
 def _hint(name: str) -> str:
     near = [known for known in BY_NAME if _is_misspelling(name, known)]
-    # Two that are equally near would make any one of them a guess.
+    # Two equally close names would make either suggestion a guess.
     return f" Did you mean {near[0]}?" if len(near) == 1 else ""
 
 
 def _is_misspelling(name: str, known: str) -> bool:
-    """Whether one slip of the finger lies between them: a letter too many, too few, wrong or swapped.
+    """Whether one typing mistake separates them: a letter too many, too few, wrong or swapped.
 
-    Not merely many letters in common: `--http-infer-thread-count` has most of `--grpc-infer-thread-count`, and no
-    more to do with it than `--metrics-host` with `--metrics-port`.
+    Similarity by common letters would not do: `--http-infer-thread-count` shares most letters with
+    `--grpc-infer-thread-count`, but is as unrelated to it as `--metrics-host` to `--metrics-port`.
     """
     given, right = name.lower().replace("_", "-"), known
     if given == right or given.replace("-", "") == right.replace("-", ""):

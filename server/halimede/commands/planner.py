@@ -1,6 +1,6 @@
-"""The plans of models as a load makes them, short of loading the models: for `explain-config` and `check`.
+"""Plans models as a load does, without loading them: for `explain-config` and `check`.
 
-Imported when a command runs, because it brings the serving libraries.
+Import it only when a command runs, because it imports the serving libraries.
 """
 
 from dataclasses import replace
@@ -8,8 +8,9 @@ from typing import Protocol
 
 from halimede.core.config.explain import Stage
 from halimede.core.ensemble.graph import members_of
+from halimede.core.repository.plan import ensemble_graph
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.runtime.prepare import LoadOptions, ModelPlan, check_versions, ensemble_graph, plan_model
+from halimede.runtime.prepare import LoadOptions, ModelPlan, check_versions, plan_model
 from halimede.runtime.repository import ModelEntry
 from halimede.workers.abandon import Abandon
 
@@ -20,16 +21,16 @@ class Repository(Protocol):
 
 
 class Planner:
-    """Plans models, and of ensembles the models of their steps from the same repository, each of them once."""
+    """Plans models, and for ensembles the models of their steps from the same repository, each of them once."""
 
     def __init__(self, repository: Repository, options: LoadOptions) -> None:
         self._repository = repository
         self._options = options
-        # An error where a model cannot be loaded, None while its plan is made.
+        # The error of a model that cannot be loaded; None while its plan is being made.
         self._made: dict[str, ModelPlan | InferenceError | None] = {}
 
     def plan(self, entry: ModelEntry) -> ModelPlan:
-        """The plan of the model; InferenceError with all that a load would find wrong."""
+        """The plan of the model; InferenceError with every problem that a load would find."""
         if entry.name not in self._made:
             self._made[entry.name] = None
             try:
@@ -59,7 +60,7 @@ class Planner:
         return replace(plan, config=config, stages=(*plan.stages, Stage("the steps' models", config)))
 
     def _step(self, ensemble: str, name: str) -> ModelPlan:
-        """The plan of a step's model. An error names the ensemble too."""
+        """The plan of a step's model. Its errors also name the ensemble."""
         if name in self._made and self._made[name] is None:
             text = f"circular dependency between ensembles: {name} -> ... -> {ensemble} -> {name}"
             raise InferenceError(ErrorCode.INVALID_ARG, text)

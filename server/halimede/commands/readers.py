@@ -1,8 +1,8 @@
 """Readers of flag values: text in, value out, and a ValueError that says what would be right.
 
-Numbers and words are read as Triton reads them, but nothing is half read: `8x`, `1_000` and ` 8` are no numbers.
-What needs the serving libraries (restricted APIs, header patterns) imports them when such a flag is given, because
---help and a mistyped flag answer without them.
+Numbers and words have Triton's syntax, but must be complete: `8x`, `1_000` and ` 8` are not numbers. Readers that need
+the serving libraries (restricted APIs, header patterns) import them only when such a flag is given, so that --help and
+a mistyped flag answer quickly.
 """
 
 import os
@@ -28,7 +28,7 @@ MAX_DIGITS = 32
 STORES = ("s3://", "gs://", "az://", "as://")
 UNIX = "unix:"
 MAX_SOCKET_PATH_BYTES = 107
-"""What fits into Linux's sockaddr_un with its closing zero."""
+"""Size of the path in Linux's sockaddr_un, without the terminating zero."""
 
 METADATA_PREFIX = "triton-grpc-protocol-"
 
@@ -50,7 +50,7 @@ def read_boolean(text: str) -> bool:
         return True
     if word in FALSE_WORDS:
         return False
-    raise ValueError(f"Invalid option value. Got {text}; right are true, on, 1, false, off, 0")
+    raise ValueError(f"Invalid option value. Got {text}; expected true, on, 1, false, off, 0")
 
 
 def integer_reader(low: int, high: int) -> Callable[[str], int]:
@@ -58,11 +58,11 @@ def integer_reader(low: int, high: int) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not _INTEGER.fullmatch(text):
-            raise ValueError(f"Invalid option value. Got {text}; right is an integer")
-        # Python refuses to read thousands of digits, in words of its own.
+            raise ValueError(f"Invalid option value. Got {text}; expected an integer")
+        # Python refuses to parse thousands of digits, with an error text of its own.
         is_short = len(text) <= MAX_DIGITS
         if not (is_short and low <= int(text) <= high):
-            raise ValueError(f"Provided option value is out of bound. Got {text}; right is {low} to {high}")
+            raise ValueError(f"Provided option value is out of bound. Got {text}; expected {low} to {high}")
         return int(text)
 
     return read
@@ -70,26 +70,26 @@ def integer_reader(low: int, high: int) -> Callable[[str], int]:
 
 def read_seconds(text: str) -> float:
     if not _DECIMAL.fullmatch(text):
-        raise ValueError(f"Invalid option value. Got {text}; right is a number of seconds")
+        raise ValueError(f"Invalid option value. Got {text}; expected a number of seconds")
     seconds = float(text)
-    # A timer that is set for longer than this overflows.
+    # A timer overflows for longer times.
     if not 0 <= seconds <= INT32_MAX:
-        raise ValueError(f"Provided option value is out of bound. Got {text}; right is 0 to {INT32_MAX}")
+        raise ValueError(f"Provided option value is out of bound. Got {text}; expected 0 to {INT32_MAX}")
     return seconds
 
 
 def read_milliseconds(text: str) -> int:
-    """Whole milliseconds of a decimal, as Triton takes them."""
+    """Whole milliseconds from a decimal number, as in Triton."""
     if not _DECIMAL.fullmatch(text):
-        raise ValueError(f"Invalid option value. Got {text}; right is a number of milliseconds")
+        raise ValueError(f"Invalid option value. Got {text}; expected a number of milliseconds")
     milliseconds = float(text)
     if not 1 <= milliseconds <= INT32_MAX:
-        raise ValueError(f"Provided option value is out of bound. Got {text}; right is 1 to {INT32_MAX}")
+        raise ValueError(f"Provided option value is out of bound. Got {text}; expected 1 to {INT32_MAX}")
     return int(milliseconds)
 
 
 def read_age(text: str) -> int | None:
-    """Milliseconds, of which 0 are no limit."""
+    """Milliseconds; 0 means no limit."""
     return integer_reader(0, INT32_MAX)(text) or None
 
 
@@ -100,37 +100,37 @@ def choice_reader(choices: Sequence[Enum]) -> Callable[[str], Enum]:
         for choice in choices:
             if text.lower() == choice.value.lower():
                 return choice
-        raise ValueError(f"Invalid option value. Got {text}; right are {', '.join(each.value for each in choices)}")
+        raise ValueError(f"Invalid option value. Got {text}; expected {', '.join(each.value for each in choices)}")
 
     return read
 
 
 def word_reader(*words: str) -> Callable[[str], str]:
-    """A reader of one of the words, in upper or lower case, which gives the word as it is spelled here."""
+    """A reader of one of the words, in upper or lower case; returns the word as spelled here."""
 
     def read(text: str) -> str:
         for word in words:
             if text.lower() == word.lower():
                 return word
-        raise ValueError(f"Invalid option value. Got {text}; right are {', '.join(words)}")
+        raise ValueError(f"Invalid option value. Got {text}; expected {', '.join(words)}")
 
     return read
 
 
 def form_reader(form: str, pattern: str) -> Callable[[str], str]:
-    """A reader of texts of one form, which are kept as they are."""
+    """A reader of texts that match a pattern; the text is returned unchanged."""
     compiled = re.compile(pattern)
 
     def read(text: str) -> str:
         if compiled.fullmatch(text) is None:
-            raise ValueError(f"Invalid option value. Got {text}; right is {form}")
+            raise ValueError(f"Invalid option value. Got {text}; expected {form}")
         return text
 
     return read
 
 
 def read_verbosity(text: str) -> int:
-    """A level, or a boolean as in Triton's older command lines."""
+    """A level, or a boolean as in older command lines of Triton."""
     word = text.lower()
     if word in TRUE_WORDS or word in FALSE_WORDS:
         return int(read_boolean(text))
@@ -140,23 +140,23 @@ def read_verbosity(text: str) -> int:
 def read_compute_capability(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"([0-9]{1,3})(?:\.([0-9]))?", text)
     if found is None:
-        raise ValueError(f"Invalid option value. Got {text}; right is <major>.<minor>, for example 7.5")
+        raise ValueError(f"Invalid option value. Got {text}; expected <major>.<minor>, for example 7.5")
     return int(found[1]), int(found[2] or 0)
 
 
-# Questions about files are os.path's: pathlib's raise where a directory must not be entered.
+# File checks use os.path, because pathlib raises if a directory may not be entered.
 
 
 def read_repository(text: str) -> Path | str:
-    """A directory, which need not be there yet, or the URI of a store."""
+    """A directory, which may not exist yet, or the URI of a store."""
     if text.startswith(STORES):
-        from halimede.fetch.uri import parse_uri
+        from halimede_spec.uri import parse_uri
 
         parse_uri(text)
         return text
     if "://" in text:
         raise ValueError(
-            f"{text.partition('://')[0]}:// names no repository; right are a directory, {', '.join(STORES)}…"
+            f"{text.partition('://')[0]}:// names no repository; expected a directory, {', '.join(STORES)}…"
         )
     if not text:
         raise ValueError("repository path is not a valid directory: it is empty")
@@ -164,50 +164,50 @@ def read_repository(text: str) -> Path | str:
 
 
 def read_directory(text: str) -> Path:
-    """A directory that need not be there: there may be nothing to find in it."""
+    """A directory that may not exist: then it has nothing to offer."""
     if not text:
-        raise ValueError("directory is empty; right is a path")
+        raise ValueError("directory is empty; expected a path")
     return Path(text)
 
 
 def read_config_name(text: str) -> str:
     if "/" in text or "\0" in text:
-        raise ValueError(f"Invalid option value. Got {text}; right is a name: <name> for configs/<name>.pbtxt")
+        raise ValueError(f"Invalid option value. Got {text}; expected a name: <name> for configs/<name>.pbtxt")
     return text
 
 
 def read_file(text: str) -> Path:
-    """A file that can be read now; its content is for others to judge."""
+    """A file that is readable now; its content is checked elsewhere."""
     if problem := denied(Path(text)):
         raise ValueError(problem)
     if not os.path.exists(text):
         raise ValueError(f"file does not exist: {text}")
     if os.path.isdir(text):
-        raise ValueError(f"is a directory, right is a file: {text}")
+        raise ValueError(f"is a directory, expected a file: {text}")
     return Path(text)
 
 
 def read_log_file(text: str) -> Path | None:
-    """A file that can be made or added to; nothing for standard error."""
+    """A file that can be created or appended to; empty means standard error."""
     if not text:
         return None
     path = Path(text)
     if os.path.isdir(path):
-        raise ValueError(f"is a directory, right is a file: {text}")
+        raise ValueError(f"is a directory, expected a file: {text}")
     if not os.path.isdir(path.parent):
         raise ValueError(f"directory does not exist: {path.parent}")
     return path
 
 
 def read_address(text: str) -> str:
-    """A host or `unix:<path>`; whether it can be listened at is found out when it is."""
+    """A host or `unix:<path>`; whether it is usable shows when the server binds it."""
     if not text:
-        raise ValueError(f"address is empty; right is a host, an IP address or {UNIX}<path>")
+        raise ValueError(f"address is empty; expected a host, an IP address or {UNIX}<path>")
     if text.startswith(UNIX):
         path = text.removeprefix(UNIX)
         size = len(path.encode("utf-8", "surrogateescape"))
         if not path:
-            raise ValueError(f"path of the unix socket is empty; right is {UNIX}<path>")
+            raise ValueError(f"path of the unix socket is empty; expected {UNIX}<path>")
         if size > MAX_SOCKET_PATH_BYTES:
             raise ValueError(
                 f"path of a unix socket has at most {MAX_SOCKET_PATH_BYTES} bytes, this one has {size}: {path}"
@@ -216,7 +216,7 @@ def read_address(text: str) -> str:
 
 
 def read_header_pattern(text: str) -> re.Pattern[str] | None:
-    """A pattern; nothing forwards nothing."""
+    """A regular expression; an empty one forwards nothing."""
     from halimede.core.wire.forwarding import compile_pattern
 
     return compile_pattern(text) if text else None
@@ -224,7 +224,7 @@ def read_header_pattern(text: str) -> re.Pattern[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class BackendOption:
-    """One `--backend-config`; `backend` is "" for a setting that every backend gets."""
+    """One `--backend-config`; `backend` is "" for a setting for all backends."""
 
     backend: str
     key: str
@@ -232,7 +232,7 @@ class BackendOption:
 
 
 def read_backend_option(text: str) -> BackendOption:
-    # The value may hold commas and equals signs, so the name ends at a comma before the first equals sign.
+    # The value may contain commas and equals signs, so the name ends at a comma before the first equals sign.
     setting, equals, value = text.partition("=")
     backend, comma, key = setting.rpartition(",")
     if not equals or not key or (comma and not backend):
@@ -241,7 +241,7 @@ def read_backend_option(text: str) -> BackendOption:
 
 
 def merge_backend_options(options: Sequence[BackendOption]) -> Mapping[str, Mapping[str, str]]:
-    """Settings by backend; of one that is given twice the last counts."""
+    """Settings by backend; if one is given twice the last value counts."""
     merged: dict[str, dict[str, str]] = {}
     for option in options:
         merged.setdefault(option.backend, {})[option.key] = option.value
@@ -249,7 +249,7 @@ def merge_backend_options(options: Sequence[BackendOption]) -> Mapping[str, Mapp
 
 
 def read_cache_setting(text: str) -> str:
-    # A cache's password may be in it, so it is not repeated.
+    # It may contain a cache's password, so the error does not repeat it.
     if not _CACHE_SETTING.fullmatch(text):
         raise ValueError("option format is '<cache>,<setting>=<value>'")
     return text
@@ -257,7 +257,7 @@ def read_cache_setting(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """One group of restricted APIs: what needs the secret."""
+    """One group of restricted APIs, and its secret."""
 
     categories: "tuple[ApiCategory, ...]"
     secret: "Secret"
@@ -272,7 +272,7 @@ def read_grpc_restriction(text: str) -> Restriction:
 
 
 def _read_restriction(text: str, key_form: re.Pattern[str], prefix: str) -> Restriction:
-    # No message repeats what may be the secret: standard error and logs are read by more people than may know it.
+    # No message repeats text that may be the secret: many people can read standard error and logs.
     from halimede.core.types import ApiCategory, Secret
 
     names, colon, pair = text.partition(":")
@@ -283,38 +283,38 @@ def _read_restriction(text: str, key_form: re.Pattern[str], prefix: str) -> Rest
         raise ValueError(f"'{key}' cannot be the name of a header")
     if not _HEADER_VALUE.fullmatch(value):
         raise ValueError(
-            f"the value of '{key}' cannot be sent in a header; right are visible ASCII characters, spaces between them"
+            f"the value of '{key}' cannot be sent in a header; expected visible ASCII characters, spaces between them"
         )
     known = {category.value: category for category in ApiCategory}
     unknown = [name for name in names.split(",") if name not in known]
     if unknown:
-        raise ValueError(f"unknown restricted api '{unknown[0]}'; right are {', '.join(known)}")
+        raise ValueError(f"unknown restricted api '{unknown[0]}'; expected {', '.join(known)}")
     return Restriction(tuple(known[name] for name in names.split(",")), Secret(f"{prefix}{key}".lower(), value))
 
 
 def merge_restrictions(restrictions: Sequence[Restriction]) -> "Restrictions":
-    """The secret of each category; ValueError for a category in two groups, of which only one would protect it."""
+    """The secret of each category; ValueError if a category is in two groups: only one would protect it."""
     merged: dict[ApiCategory, Secret] = {}
     for restriction in restrictions:
         for category in restriction.categories:
             if category in merged:
-                raise ValueError(f"api '{category.value}' is in two groups; right is one, because one secret counts")
+                raise ValueError(f"api '{category.value}' is in two groups; expected one, as only one secret counts")
             merged[category] = restriction.secret
     return merged
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One `[<part>,]<name>=<value>` of a flag that has settings of its own."""
+    """One `[<part>,]<name>=<value>` of a flag with several settings."""
 
     name: str
     value: Any  # as the setting's own reader makes it
 
 
 def settings_reader(readers: Mapping[str, Callable[[str], object]]) -> Callable[[str], Setting]:
-    """A reader of `<setting>=<value>`, where the settings and the readers of their values are these.
+    """A reader of `<setting>=<value>`; `readers` maps each setting to the reader of its value.
 
-    A setting whose name ends in `*` stands for all that begin so.
+    A setting whose name ends in `*` stands for all settings with that prefix.
     """
     open_ended = {name.removesuffix("*"): read for name, read in readers.items() if name.endswith("*")}
     right = ", ".join(f"{name}=<value>" for name in readers)
@@ -323,7 +323,7 @@ def settings_reader(readers: Mapping[str, Callable[[str], object]]) -> Callable[
         name, equals, value = text.partition("=")
         reader = readers.get(name) or next((each for start, each in open_ended.items() if name.startswith(start)), None)
         if not equals or reader is None or name.endswith((",", "*")):
-            raise ValueError(f"Invalid option value. Got {text}; right are {right}")
+            raise ValueError(f"Invalid option value. Got {text}; expected {right}")
         try:
             return Setting(name, reader(value))
         except ValueError as error:

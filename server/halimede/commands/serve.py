@@ -1,4 +1,4 @@
-"""`halimede serve`, also called `tritonserver`: serve until told to stop. A mistake ends it with code 2."""
+"""`halimede serve`, also installed as `tritonserver`: serve until stopped. Invalid flags end it with exit code 2."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from halimede.commands.parse import parse
 from halimede.settings import Settings
 
 TEXT_COLUMN = 32
-"""Where the help's descriptions begin at most; a longer flag stands on a line of its own."""
+"""Maximum column at which the help's descriptions begin; a longer flag has a line of its own."""
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -59,7 +59,7 @@ class ServeCommand(click.Command):
         return [CompletionItem(name) for name in BY_NAME if name.startswith(incomplete)]
 
 
-# click's own lists break lines at hyphens, and a flag in two pieces is found by no search.
+# click's own lists break lines at hyphens, and a search does not find a flag that is split over two lines.
 
 
 def _write_flag(formatter: click.HelpFormatter, flag: Flag) -> None:
@@ -87,7 +87,7 @@ def _write_names(formatter: click.HelpFormatter, treatment: Treatment) -> None:
 
 def _wrap(text: str, width: int, indent: int) -> list[str]:
     space = " " * indent
-    # A default stays with the word before it.
+    # Keep a default on the same line as the word before it.
     lines = textwrap.wrap(
         text.replace(" [", f"{NO_BREAK}["),
         width,
@@ -100,11 +100,11 @@ def _wrap(text: str, width: int, indent: int) -> list[str]:
 
 
 def run_server(settings: Settings) -> NoReturn:
-    """Serve until told to stop; the process ends with the server's code."""
-    # A stop that comes while the libraries are loaded: the first process of a container gets no signal without asking.
+    """Serve until stopped; the process ends with the server's exit code."""
+    # For a stop while the libraries are imported: PID 1 of a container gets no signal for which it has no handler.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))
-    # Imported here, so that --help and a mistyped flag answer without the server's libraries.
+    # Imported here, so that --help and a mistyped flag answer quickly, without the server's libraries.
     from halimede.app import run
 
     run(settings)
@@ -119,4 +119,4 @@ serve = ServeCommand(
     "Values are written --flag=value or --flag value; booleans are true, on, 1, false, off or 0, and true where none "
     "is given. Defaults are in brackets.",
 )
-"""Under the name of `tritonserver` it is a console script of its own."""
+"""Installed as the console script `tritonserver`."""

@@ -1,4 +1,4 @@
-"""The devices that this server may use. Who found them, the driver or a list given by tests, is the caller's affair."""
+"""The devices that this server may use. The caller gets them from the driver, or from a list that tests give."""
 
 import re
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ class Inventory:
     devices: tuple[Device, ...] = ()
 
     def by_index(self, index: int) -> Device | None:
-        """The device that `instance_group.gpus` calls by this number."""
+        """The device with this number in `instance_group.gpus`, None if there is none."""
         return next((device for device in self.devices if device.index == index), None)
 
 
 def parse_device_list(text: str | bytes) -> Inventory:
-    """The inventory that a JSON list describes; InferenceError INVALID_ARG names every problem, `; ` between them.
+    """The inventory in a JSON list; InferenceError INVALID_ARG lists every problem, separated by `; `.
 
     An entry is `{"kind": "GPU" | "MIG", "index": 0, "uuid": "GPU-…"}` and may have `"name"`, `"memory_bytes"` and
     `"compute_capability"` (`"9.0"`).
@@ -103,7 +103,7 @@ def _text(
 
 def _integer(entry: Mapping[str, object], key: str, most: int, where: str, problems: list[str]) -> int:
     value = entry.get(key)
-    # JSON's `true` is an int to Python.
+    # In Python, JSON's `true` is an int.
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most:
         return value
     problems.append(f"{where}: '{key}' must be an integer from 0 to {most}")

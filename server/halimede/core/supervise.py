@@ -1,11 +1,11 @@
-"""When a worker process is started again, and when no more: the restart policy of one instance.
+"""The restart policy of one instance's worker process: when it is restarted, and when it is given up.
 
-A worker that had served for long is started again at once: whatever killed it is rare. One that died soon waits 0.1 s,
-then twice as long each time, up to 10 s. Five deaths within a minute park it: a model that crashes on every start or
-every request would otherwise burn a core and fill the log for ever. A death while starting counts like any other, and
-so does an `initialize` that fails on a restart. Older deaths are forgotten.
+A worker that ran for a long time is restarted at once, because its death was a rare event. After a short life the
+restart waits 0.1 s, then twice as long each time, up to 10 s. Five deaths within a minute park the worker: a model that
+crashes on every start or every request would otherwise burn a core and fill the log for ever. A death while starting
+counts like any other, and so does an `initialize` that fails on a restart. Older deaths are forgotten.
 
-What happens, by state; `-` cannot happen and is an error of ours:
+Transitions by state; `-` cannot happen and is an internal error:
 
     state     STARTED   DIED               TIMER               STOP
     STARTING  READY     WAITING or PARKED  (nothing)           STOPPING, Kill
@@ -18,11 +18,13 @@ What happens, by state; `-` cannot happen and is an error of ours:
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
+from halimede.core.types.server import WorkerHealth
 
 _SECOND = 1_000_000_000
 
@@ -31,6 +33,9 @@ FIRST_PAUSE_NS = _SECOND // 10
 LONGEST_PAUSE_NS = 10 * _SECOND
 MAX_DEATHS = 5
 DEATHS_WINDOW_NS = 60 * _SECOND
+TOLD_FOR_NS = 5 * 60 * _SECOND
+"""How long a worker's death is reported after the restart. The time is long enough for occasional readers, and a worker
+that dies every few minutes is reported all the time."""
 FINISH_GRACE_NS = 5 * _SECOND
 """How long a worker may take to finish and end by itself (`finalize`) before it is killed."""
 
@@ -39,9 +44,9 @@ _LAST_PAUSE_DOUBLING = 16
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a worker process ended: by a code, or by a signal, or it never ran and `error` says why.
+    """How a worker process ended: by an exit code, by a signal, or it never ran and `error` says why.
 
-    `out_of_memory` is set where the kernel killed something for want of memory meanwhile: it may have been this one.
+    `out_of_memory` is set if the kernel killed a process for lack of memory meanwhile, possibly this one.
     """
 
     code: int | None = None
@@ -51,18 +56,37 @@ class Exit:
 
 
 def describe_exit(exit_: Exit) -> str:
-    """`exit code 3`, `signal 11`, `signal 9 (possibly out of memory)`, or why there never was a process."""
+    """`exit code 3`, `signal 11`, `signal 9 (possibly out of memory)`, or why no process was started."""
     if exit_.error:
         return exit_.error
     if exit_.signal is None:
         return f"exit code {exit_.code}"
-    return f"signal {exit_.signal}{' (possibly out of memory)' if exit_.out_of_memory else ''}"
+    return f"signal {exit_.signal}{_OUT_OF_MEMORY if exit_.out_of_memory else ''}"
+
+
+_OUT_OF_MEMORY = " (possibly out of memory)"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """When a worker was ready again, and why it had been down."""
+
+    at_ns: int
+    reason: str
+
+
+def health_of(downs: Sequence[str], last: Recovery | None, now_ns: int) -> WorkerHealth:
+    """The health of a version's workers: why some are down, or recently were."""
+    failure = next(iter(downs), "")
+    if not failure and last is not None and now_ns - last.at_ns < TOLD_FOR_NS:
+        failure = last.reason
+    return WorkerHealth(failure, _OUT_OF_MEMORY in failure)
 
 
 def oom_count_files(cgroups: str) -> tuple[str, ...]:
-    """Where the kernel counts what it killed for want of memory, of a process whose `/proc/PID/cgroup` this is.
+    """The files in which the kernel counts out-of-memory kills, for a process with this `/proc/PID/cgroup`.
 
-    The first that exists counts. A container may see its own group at the root, whatever path the host knows it by.
+    The first file that exists counts. A container may see its own group at the root, whatever its path on the host.
     """
     files: list[str] = []
     for line in cgroups.splitlines():
@@ -76,13 +100,13 @@ def oom_count_files(cgroups: str) -> tuple[str, ...]:
 
 
 def oom_kills(text: str) -> int:
-    """The count in such a file; 0 where the kernel does not keep it."""
+    """The count in such a file; 0 if the kernel does not keep it."""
     fields = (line.split() for line in text.splitlines())
     return next((int(each[1]) for each in fields if len(each) == 2 and each[0] == "oom_kill"), 0)
 
 
 class State(Enum):
-    """Where a worker is, from its first start to its end."""
+    """The state of a worker, from its first start to its end."""
 
     STARTING = "starting"
     READY = "ready"
@@ -93,9 +117,9 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to a worker.
+    """An event of a worker.
 
-    DIED, once for each start: its process ended, by itself or as it was asked to, or said that `initialize` failed.
+    DIED comes once for each start: the process ended, by itself or as requested, or reported that `initialize` failed.
     """
 
     STARTED = "started"
@@ -106,31 +130,31 @@ class Event(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """There is nothing to do."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a process; then comes STARTED or DIED."""
+    """Start a process; STARTED or DIED follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Say TIMER at this time."""
+    """Send TIMER at this time."""
 
     at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """It is not started again; the reason is for people."""
+    """Do not start it again; the reason is for people."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Ask the worker to finish and to end; say TIMER at `kill_at_ns` if it has not."""
+    """Ask the worker to finish and to exit; send TIMER at `kill_at_ns` if it has not."""
 
     kill_at_ns: int
 
@@ -144,9 +168,9 @@ Action = Nothing | Start | WaitUntil | Park | Finish | Kill
 
 
 class Supervision:
-    """The state of one worker and of its past deaths; made when its first process is being started.
+    """The state of one worker and its recent deaths; made when its first process starts.
 
-    A first start that fails is no matter of policy: the load fails, and nothing is started again.
+    This policy does not cover a first start that fails: then the load fails, and nothing is restarted.
     """
 
     __slots__ = ("_deaths", "_due_ns", "_ready_ns", "_short_lives", "reason", "state")
@@ -154,7 +178,7 @@ class Supervision:
     def __init__(self) -> None:
         self.state = State.STARTING
         self.reason = ""
-        """Why it is not up, in WAITING and PARKED and while it is started again."""
+        """Why it is down, in WAITING, in PARKED and during a restart."""
         self._deaths: deque[int] = deque(maxlen=MAX_DEATHS)
         self._short_lives = 0
         self._ready_ns = 0
@@ -164,9 +188,9 @@ class Supervision:
         return f"<Supervision {self.state.name} deaths={len(self._deaths)}{f' {self.reason}' if self.reason else ''}>"
 
     def on(self, event: Event, now_ns: int, why: str = "") -> Action:
-        """What to do after the event. `why` belongs to DIED: `describe_exit`, or the text of the failed `initialize`.
+        """The action to take after the event. `why` belongs to DIED: `describe_exit`, or the error of `initialize`.
 
-        InferenceError INTERNAL where the event cannot happen in this state.
+        InferenceError INTERNAL if the event cannot happen in this state.
         """
         match self.state, event:
             case State.STARTING, Event.STARTED:
@@ -178,7 +202,7 @@ class Supervision:
                 return self._died(now_ns, now_ns - self._ready_ns, why)
             case State.STARTING, Event.STOP:
                 self.state = State.STOPPING
-                # It serves nobody yet, and `initialize` may take minutes.
+                # It serves no requests yet, and `initialize` may take minutes.
                 self._due_ns = now_ns
                 return Kill()
             case State.READY, Event.STOP:
@@ -194,7 +218,7 @@ class Supervision:
             case State.STOPPING, Event.DIED:
                 self.state = State.STOPPED
                 return Nothing()
-            # The worker's word may cross the order to stop, and a timer may fire that nobody waits for any more.
+            # STARTED may cross the order to stop, and a timer may fire after it is no longer needed.
             case (State.STOPPING, Event.STARTED) | (_, Event.TIMER):
                 return Nothing()
         raise InferenceError(ErrorCode.INTERNAL, f"a worker that is {self.state.value} cannot take {event.name}")

@@ -1,1 +1,1 @@
-"""`python -m halimede.demo`: serve a small model and python models, ask, compare and measure; kill one, ask again."""
+"""`python -m halimede.demo`: serve a small model and python models, query, compare and measure them; kill a worker."""

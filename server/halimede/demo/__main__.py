@@ -1,5 +1,5 @@
-"""Three acts before one server: a trained model, asked, compared and measured; python models, one of them killed; and
-pipelines of all of them."""
+"""The demo: three parts on one server. A trained model is queried, compared and measured; python models are queried,
+and the process of one is killed; pipelines combine them all."""
 
 import os
 import signal
@@ -24,14 +24,14 @@ FOLDER = Path(".demo")
 PASSES = 10
 LIBRARIES = {"HTTP": "tritonclient.http", "gRPC": "tritonclient.grpc"}
 TOLERANCE = 1e-5
-"""How far a probability may be from the one computed outside: batches of other sizes round differently."""
+"""Tolerance for probabilities compared with those computed outside: batch sizes affect rounding."""
 PICTURES = 60
 DIGITS_READ_ALOUD = 4
 RAMP = " .:-=+*#%@"
 
 
 def main() -> int:
-    """Run the demo; 1 when the server's answers are not those of the model outside it."""
+    """Run the demo; returns 1 if the server's results differ from those of the model outside of it."""
     # A terminated demo must still stop its server: leave through the `with` blocks.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console()
@@ -67,12 +67,12 @@ def main() -> int:
 
 
 def short(path: Path) -> Path:
-    """From the current folder, for what is below it."""
+    """The path relative to the current directory, if it is below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def digits_act(console: Console, server: ServerProcess, export: Export) -> bool:
-    """Ask for every held-out image over both protocols; whether the answers are those of the model outside."""
+    """Query every held-out image over both protocols; returns whether the results equal those of the model outside."""
     images, digits = export.held_out()
     outside = answers_outside(export, images)
     drives: dict[str, Drive] = {}
@@ -95,7 +95,8 @@ def digits_act(console: Console, server: ServerProcess, export: Export) -> bool:
 
 
 def photos_act(console: Console, server: ServerProcess) -> bool:
-    """Ask python models for photographs, kill the process of one, ask again; whether all answers are opencv's."""
+    """Query python models with photographs, kill the process of one, query again; returns whether all results equal
+    opencv's."""
     samples = photos.sample_photos()
     console.print(f"\nPython model '{photos.PHOTOS}' decodes and resizes over HTTP:")
     are_right = [show_pixels(console, server, photo) for photo in samples]
@@ -117,7 +118,8 @@ def photos_act(console: Console, server: ServerProcess) -> bool:
 
 
 def pipelines_act(console: Console, server: ServerProcess, export: Export) -> bool:
-    """Read digits from files by an ensemble and by python code, and one aloud; whether all is read as outside."""
+    """Read digits from files with an ensemble and with python code, and spell a number; returns whether all results
+    equal those computed outside."""
     images, digits = export.held_out()
     pictures = [pipelines.as_png(image) for image in images[:PICTURES]]
     samples = photos.sample_photos()
@@ -150,7 +152,7 @@ def pipelines_act(console: Console, server: ServerProcess, export: Export) -> bo
 
 
 def show_pixels(console: Console, server: ServerProcess, photo: photos.Photo) -> bool:
-    """A line on one photograph; whether its pixels are right."""
+    """Print a line on one photograph; returns whether its pixels are right."""
     answer = photos.ask_pixels(server.address("http"), photo)
     is_right = photos.is_right(photo, answer.pixels)
     size = " x ".join(map(str, answer.pixels.shape))
@@ -159,7 +161,7 @@ def show_pixels(console: Console, server: ServerProcess, photo: photos.Photo) ->
 
 
 def show_rows(console: Console, server: ServerProcess, photo: photos.Photo) -> bool:
-    """Draw a photograph as its rows come; whether they are right."""
+    """Draw a photograph while its rows arrive; returns whether they are right."""
     rows: list[photos.Timed] = []
     for row in photos.stream_rows(server.address("grpc"), photo):
         console.print(drawn(row.pixels))
@@ -180,7 +182,7 @@ def verdict(is_right: bool, same: str = "as opencv does here") -> str:
 
 
 def drawn(row: photos.Pixels) -> Text:
-    """Pixels [n, 3] as characters, dense ones where they are bright, in their colours where the terminal has them."""
+    """Pixels [n, 3] as characters, denser for brighter pixels, in their colours if the terminal supports them."""
     line = Text("  ")
     for pixel in row:
         red, green, blue = map(int, pixel)
@@ -199,13 +201,13 @@ def progress_bars(console: Console) -> Progress:
 
 
 def reporter(bars: Progress, protocol: str, total: int) -> Callable[[int], None]:
-    """A bar of its own, as the function that moves it."""
+    """A new progress bar; returns the function that advances it."""
     bar = bars.add_task(protocol, total=total)
     return lambda done: bars.update(bar, completed=done)
 
 
 def disagreements(driven: Drive, outside: NDArray[np.float32]) -> int:
-    """Answers that name another digit than the model outside the server, or give another probability."""
+    """The number of results with a different digit, or a different probability, than the model outside the server."""
     expected = np.resize(outside, driven.answers.shape)
     same_digit = driven.answers.argmax(axis=1) == expected.argmax(axis=1)
     close = np.isclose(driven.answers, expected, rtol=0, atol=TOLERANCE).all(axis=1)
@@ -213,7 +215,7 @@ def disagreements(driven: Drive, outside: NDArray[np.float32]) -> int:
 
 
 def table(drives: dict[str, Drive], digits: NDArray[np.int64], outside: NDArray[np.float32]) -> Table:
-    """A row per protocol."""
+    """One row per protocol."""
     shown = Table(
         title=f"{len(digits)} held-out images, {PASSES} passes, one request per image, {CALLERS} callers",
         caption="In parentheses: the same model in ONNX Runtime, without a server. Callers are Python threads, one "
@@ -241,7 +243,7 @@ def table(drives: dict[str, Drive], digits: NDArray[np.int64], outside: NDArray[
 
 
 def batch_text(batches: Counter[int]) -> str:
-    """Executions by batch size, sizes taken together between powers of two: `1:1317 2-3:366`."""
+    """Executions by batch size, grouped between powers of two: `1:1317 2-3:366`."""
     octaves: Counter[int] = Counter()
     for size, count in batches.items():
         octaves[size.bit_length() - 1] += count

@@ -1,4 +1,4 @@
-"""The demo's model: handwritten digits, 8 by 8 pixels, learned by a small neural network and exported to ONNX."""
+"""The demo's model: a small neural network for handwritten digits of 8 by 8 pixels, exported to ONNX."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ dynamic_batching {{ }}
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A folder with all that a training leaves: the model repository, the held-out images, a request for curl."""
+    """A directory with the results of training: the model repository, the held-out images, a request for curl."""
 
     folder: Path
 
@@ -43,14 +43,14 @@ class Export:
         return self.folder / "digit.json"
 
     def held_out(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Images [n, 64] that the training never saw, and the digits [n] that they show."""
+        """Images [n, 64] that were not used for training, and the digits [n] that they show."""
         with np.load(self.folder / "held_out.npz") as arrays:
             return arrays["images"], arrays["digits"]
 
 
 def train(folder: Path) -> Export:
-    """Train, export, and put everything into `folder`, which appears only when it is complete."""
-    # Seconds of imports, which a second run does without.
+    """Train, export, and write everything to `folder`, which appears only when it is complete."""
+    # These imports take seconds, and a second run does not need them.
     from skl2onnx import convert_sklearn  # type: ignore[import-untyped]  # no types there
     from skl2onnx.common.data_types import FloatTensorType  # type: ignore[import-untyped]  # no types there
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # no types there
@@ -85,7 +85,7 @@ def train(folder: Path) -> Export:
 
 
 def curl_request(image: NDArray[np.float32]) -> dict[str, object]:
-    """An inference request for one image that asks for its three likeliest labels."""
+    """An inference request for one image that asks for the three most likely labels."""
     return {
         "inputs": [{"name": INPUT, "shape": [1, 64], "datatype": "FP32", "data": image.tolist()}],
         "outputs": [{"name": OUTPUT, "parameters": {"classification": 3}}],
@@ -93,7 +93,7 @@ def curl_request(image: NDArray[np.float32]) -> dict[str, object]:
 
 
 def answers_outside(export: Export, images: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Probabilities [n, 10] as ONNX Runtime gives them in this process, without a server."""
+    """Probabilities [n, 10] from ONNX Runtime in this process, without a server."""
     import onnxruntime  # type: ignore[import-untyped]  # no types there
 
     session = onnxruntime.InferenceSession(export.model, providers=["CPUExecutionProvider"])

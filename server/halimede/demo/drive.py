@@ -1,4 +1,4 @@
-"""Concurrent callers: threads that each ask with a tritonclient of their own and wait for every answer."""
+"""Closed-loop clients: each thread has its own tritonclient and waits for every response."""
 
 import json
 import threading
@@ -22,15 +22,15 @@ PROGRESS_INTERVAL_S = 0.1
 PATIENCE_S = 60
 
 Ask = Callable[[NDArray[np.float32]], NDArray[np.float32]]
-"""From one image [1, 64] to its probabilities [1, 10]."""
+"""Maps one image [1, 64] to its probabilities [1, 10]."""
 
 
 @contextmanager
 def connection(library: str, address: str) -> Iterator[Ask]:
-    """A client of `tritonclient.http` or `tritonclient.grpc`, which are used alike, for the thread that enters here."""
+    """A client from `tritonclient.http` or `tritonclient.grpc`, whose interfaces are alike, for the calling thread."""
     triton = import_module(library)
     client = triton.InferenceServerClient(address)
-    # The HTTP client gives up after 60 s by itself, the gRPC client never.
+    # The HTTP client has a timeout of 60 s by default, the gRPC client none.
     limit = {"client_timeout": PATIENCE_S} if library.endswith("grpc") else {}
 
     def ask(image: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -47,9 +47,9 @@ def connection(library: str, address: str) -> Iterator[Ask]:
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """What the callers saw: an answer [requests, 10] and a latency per request, and the batches that the server formed.
+    """The measurements of the clients: a result [requests, 10] and a latency per request, and the server's batches.
 
-    Request r asked for image r modulo their number. `batches` counts executions by batch size.
+    Request r sent image r modulo the number of images. `batches` counts executions by batch size.
     """
 
     answers: NDArray[np.float32]
@@ -66,7 +66,7 @@ def drive(
     passes: int,
     on_progress: Callable[[int], None],
 ) -> Drive:
-    """Ask for every image `passes` times, each as a request of its own, from CALLERS threads at once."""
+    """Send every image `passes` times, each in its own request, from CALLERS threads at once."""
     total = passes * len(images)
     answers = np.zeros((total, 10), dtype=np.float32)
     latencies_s = np.zeros(total)
@@ -100,7 +100,7 @@ def drive(
             _, running = wait(running, timeout=PROGRESS_INTERVAL_S)
             on_progress(sum(answered))
         wall_s = time.perf_counter() - started_s
-        # A caller that fails before the start breaks the barrier for the others: its own error is the one to show.
+        # A thread that fails before the start breaks the barrier for the others: show its own error.
         errors = [error for each in calls if (error := each.exception())]
         if errors:
             raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])

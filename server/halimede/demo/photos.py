@@ -1,7 +1,7 @@
-"""The demo's python models, asked for two photographs, and what opencv makes of the same files in this process.
+"""Query the demo's python models with two photographs, and compute the same with opencv in this process.
 
-The models are in `models/`, as somebody would write them for Triton: `photos` turns JPEG files into pixels, `sketch`
-streams a photograph row by row.
+The models are in `models/`, written as for Triton: `photos` decodes JPEG files to pixels, `sketch` streams a photograph
+row by row.
 """
 
 import time
@@ -36,21 +36,21 @@ class Photo:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Pixels, or one row of them, and when they were here: seconds since the request was sent."""
+    """Pixels, or one row of them, and their arrival time: seconds since the request was sent."""
 
     pixels: Pixels
     seconds: float
 
 
 def sample_photos() -> list[Photo]:
-    """The photographs that scikit-learn brings along."""
-    # By its list of files: importing it takes more than a second.
+    """The photographs that come with scikit-learn."""
+    # From its list of files, because importing it takes more than a second.
     folder = Path(str(distribution("scikit-learn").locate_file("sklearn/datasets/images")))
     return [Photo(path.name, path.read_bytes()) for path in sorted(folder.glob("*.jpg"))]
 
 
 def ask_pixels(address: str, photo: Photo) -> Timed:
-    """The photograph as `photos` decodes and resizes it, [224, 224, 3], asked over HTTP."""
+    """The photograph as decoded and resized by `photos`, [224, 224, 3], requested over HTTP."""
     import tritonclient.http as client  # type: ignore[import-untyped]  # no types there
 
     with closing(client.InferenceServerClient(address, network_timeout=PATIENCE_S)) as server:
@@ -61,7 +61,7 @@ def ask_pixels(address: str, photo: Photo) -> Timed:
 
 
 def stream_rows(address: str, photo: Photo) -> Iterator[Timed]:
-    """The rows, [64, 3] each, that `sketch` sends of the photograph, as they come over a gRPC stream."""
+    """The rows, [64, 3] each, that `sketch` sends for the photograph, as they arrive on a gRPC stream."""
     import tritonclient.grpc as client  # type: ignore[import-untyped]  # no types there
 
     answers: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
@@ -89,7 +89,7 @@ def jpeg_input(client: Any, photo: Photo, shape: list[int]) -> Any:
 
 
 def is_right(photo: Photo, pixels: Pixels) -> bool:
-    """Whether these [rows, columns, 3] are what opencv makes of the photograph in this process."""
+    """Whether these pixels [rows, columns, 3] equal those that opencv computes from the photograph in this process."""
     import cv2
 
     rows, columns, _ = pixels.shape

@@ -1,6 +1,7 @@
-"""The demo's pipelines, asked with files of pictures, and what the same three steps make of them in this process.
+"""Query the demo's pipelines with image files, and compute the same three steps in this process.
 
-`read_digits` is an ensemble, `read_digits_bls` python code that calls the same models; `spell` streams its answers.
+`read_digits` is an ensemble, `read_digits_bls` is python code that calls the same models; `spell` streams its
+responses.
 """
 
 import json
@@ -18,7 +19,7 @@ from halimede.demo.drive import PATIENCE_S
 
 ENSEMBLE, BLS, SPELL = "read_digits", "read_digits_bls", "spell"
 ENLARGED = 8
-"""Pixels of a picture for each of the data set's."""
+"""Size in image pixels of one pixel of the data set."""
 
 TOLERANCE = 1e-4
 _EVENT = b"data: "
@@ -26,7 +27,7 @@ _EVENT = b"data: "
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The word for each file, how likely it is, and how long all of them took together."""
+    """The word for each file, its probability, and the time for all files together."""
 
     words: list[str]
     confidences: NDArray[np.float32]
@@ -34,7 +35,7 @@ class Reading:
 
 
 def as_png(image: NDArray[np.float32]) -> bytes:
-    """One of the data set's images, [64] from 0 to 16, as a PNG file that is larger."""
+    """One image of the data set, [64] from 0 to 16, as an enlarged PNG file."""
     import cv2
 
     grey = np.round(image.reshape(8, 8) * (255 / 16)).astype(np.uint8)
@@ -45,7 +46,7 @@ def as_png(image: NDArray[np.float32]) -> bytes:
 
 
 def read(address: str, model: str, files: Sequence[bytes]) -> Reading:
-    """Ask a pipeline over HTTP for all files in one request."""
+    """Send all files to a pipeline in one request over HTTP."""
     import tritonclient.http as client  # type: ignore[import-untyped]  # no types there
 
     tensor = client.InferInput("FILE", [len(files), 1], "BYTES")
@@ -58,7 +59,7 @@ def read(address: str, model: str, files: Sequence[bytes]) -> Reading:
 
 
 def read_outside(export: Export, files: Sequence[bytes]) -> Reading:
-    """The same steps with opencv and ONNX Runtime in this process."""
+    """The same steps, computed with opencv and ONNX Runtime in this process."""
     import cv2
 
     begun_s = time.perf_counter()
@@ -74,14 +75,14 @@ def read_outside(export: Export, files: Sequence[bytes]) -> Reading:
 
 
 def are_equal(reading: Reading, outside: Reading) -> bool:
-    """Whether both say the same words, equally likely."""
+    """Whether both have the same words, with equal probabilities."""
     return reading.words == outside.words and np.allclose(
         reading.confidences, outside.confidences, rtol=0, atol=TOLERANCE
     )
 
 
 def spell(address: str, number: str) -> Iterator[str]:
-    """The words that `spell` sends, as they come, as server-sent events."""
+    """The words that `spell` streams, as they arrive as server-sent events."""
     body = json.dumps({"number": number}).encode()
     url = f"http://{address}/v2/models/{SPELL}/generate_stream"
     with urllib.request.urlopen(url, body, timeout=PATIENCE_S) as answer:

@@ -1,4 +1,4 @@
-"""A `halimede serve` process of one's own, on free loopback ports."""
+"""A `halimede serve` child process on free loopback ports."""
 
 import re
 import subprocess
@@ -22,11 +22,11 @@ PROCESS_NAME_LIMIT = 15
 
 
 class ServerNotReadyError(Exception):
-    """The server ended or took too long; the text has the end of its log."""
+    """The server ended or took too long to become ready; the text has the end of its log."""
 
 
 class ServerProcess:
-    """Runs from construction to the end of the `with` block; its log goes to `log`."""
+    """Runs from construction to the end of the `with` block; its log goes to the file `log`."""
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
         self.log = log
@@ -58,7 +58,7 @@ class ServerProcess:
         return f"{LOOPBACK}:{found[1]}"
 
     def wait_ready(self, timeout_s: float = 60) -> None:
-        """Return when the server says that it is ready, or raise ServerNotReadyError."""
+        """Return when the server reports that it is ready, or raise ServerNotReadyError."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self._process.poll() is None:
             if self._is_ready():
@@ -69,7 +69,7 @@ class ServerProcess:
         raise ServerNotReadyError(f"the server is {what}:\n{self.log.read_text(errors='replace')[-3000:]}")
 
     def wait_logged(self, text: str, timeout_s: float = 10) -> None:
-        """Return when the log has the text, or raise ServerNotReadyError."""
+        """Return when the log contains the text, or raise ServerNotReadyError."""
         deadline = time.monotonic() + timeout_s
         while text not in self.log.read_text(errors="replace"):
             if time.monotonic() > deadline:
@@ -77,7 +77,7 @@ class ServerProcess:
             time.sleep(POLL_S)
 
     def worker_pid(self, instance: str) -> int | None:
-        """The process that runs this instance of a model, which has its name; None while there is none."""
+        """The process of this model instance, whose name it has; None if there is none."""
         parents: dict[int, int] = {}
         found: list[int] = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -88,11 +88,11 @@ class ServerProcess:
             parents[int(pid)] = int(rest.split()[1])
             if name == instance[:PROCESS_NAME_LIMIT]:
                 found.append(int(pid))
-        # Between the server and its workers is the process that forks them.
+        # The parent of the workers is the process that forks them, and its parent is the server.
         return next((pid for pid in found if parents.get(parents[pid]) == self.pid), None)
 
     def stop(self, timeout_s: float = 30) -> int:
-        """End the process, by force when it does not end in time, and return its exit code."""
+        """Stop the process, with SIGKILL if it does not end in time, and return its exit code."""
         self._process.terminate()
         try:
             return self._process.wait(timeout_s)

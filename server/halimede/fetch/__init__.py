@@ -1,6 +1,6 @@
-"""Models out of stores: what a plan or a URI names becomes folders of a model repository.
+"""Download models from stores: what a plan or a URI names becomes directories of a model repository.
 
-Pure are `uri`, `plan`, `tree`, `layout`, `merge`, `digest`, `faults`, `secrets` and `report`: values in, values out.
-Around them: `source` and `http` read a store, `download` brings files, `archive` unpacks them, `cache` keeps them,
-`place` makes the model's folder, and `fetcher` puts all of it in order.
+Pure modules: `uri`, `plan`, `tree`, `layout`, `merge`, `digest`, `errors`, `secrets` and `report`. Around them:
+`source` and `http` read a store, `retry` decides when to try again, `download` downloads files, `archive` unpacks them,
+`cache` stores them, `repository` makes the model's directory, and `fetcher` runs all of this in order.
 """

@@ -1,8 +1,8 @@
-"""Archives of folders, unpacked into an empty folder: what is in them is other people's work.
+"""Unpack an archive of a directory into an empty directory. The contents of archives are untrusted.
 
-Files and folders come out. A link is made a second name of the file that it means, which must be one of the archive's
-own; no link that could lead anywhere is ever made. Devices, absolute paths, `..`, too many files and too many bytes end
-it.
+Only files and directories are created. A link becomes a second name (a hard link) of its target, which must be a file
+of the same archive; no link that could lead anywhere else is ever made. Devices, absolute paths, `..`, too many files
+and too many bytes are errors.
 """
 
 import os
@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Protocol, Self
 
-from halimede.fetch.faults import Exit, FetchError
+from halimede.fetch.errors import Exit, FetchError
 from halimede.fetch.tree import MAX_FILES
-from halimede.fetch.uri import path_problem
+from halimede_spec.uri import path_problem
 
 MAX_RATIO = 50
-"""Weights hardly shrink: what becomes so many times larger is meant to fill a disk."""
+"""Maximum compression ratio: weights hardly compress, so a higher ratio means an attempt to fill the disk."""
 ALWAYS_BYTES = 64 << 20
-"""So much may come out of any archive, however small."""
+"""This many bytes may come out of any archive, however small."""
 PIECE_BYTES = 1 << 20
 
 
@@ -31,7 +31,7 @@ class _Readable(Protocol):
 
 
 def unpack(archive: Path, folder: Path, where: str) -> None:
-    """NOT_A_MODEL where it is no whole archive, or one that must not be unpacked."""
+    """Unpack the archive. NOT_A_MODEL if it is incomplete, not an archive, or must not be unpacked."""
     limit = max(archive.stat().st_size * MAX_RATIO, ALWAYS_BYTES)
     unpacking = _Unpacking(folder, where, limit)
     try:
@@ -46,7 +46,7 @@ def unpack(archive: Path, folder: Path, where: str) -> None:
 
 
 class _Member(tarfile.TarInfo):
-    """A header whose extension, which is read into memory whole, is of a sane size."""
+    """A header with a limit for its extension, which is read into memory whole."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -100,7 +100,7 @@ def _unzip(archive: Path, unpacking: "_Unpacking") -> None:
 
 
 class _Unpacking:
-    """One archive on its way into a folder that nobody else writes to."""
+    """One archive being unpacked into a directory that no other process writes to."""
 
     def __init__(self, folder: Path, where: str, limit_bytes: int) -> None:
         self._folder = folder
@@ -150,7 +150,7 @@ class _Unpacking:
         return FetchError(Exit.NOT_A_MODEL, f"{self._where} holds more than {MAX_FILES} files")
 
     def _path(self, name: str) -> str:
-        """The path in the folder, "" for the folder itself; refused where it could be anywhere else."""
+        """The path in the directory, "" for the directory itself; an error if it could be outside of it."""
         path = name.removeprefix("./").rstrip("/")
         if path in ("", "."):
             return ""
@@ -186,7 +186,7 @@ class _Unpacking:
 
 
 def files_below(folder: Path) -> Iterator[str]:
-    """The paths of all files below, with `/`."""
+    """The paths of all files below the directory, with `/`."""
     for root, _, names in os.walk(folder):
         below = os.path.relpath(root, folder)
         yield from (name if below == "." else f"{below}/{name}" for name in names)

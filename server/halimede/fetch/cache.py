@@ -1,14 +1,14 @@
-"""Contents that were fetched, by name, in a folder that several processes may share: all pods of a machine.
+"""A cache of fetched contents by name, in a directory that several processes may share: all pods of a machine.
 
-    entries/<name>/     files/ and manifest.json; appears whole, by a rename
+    entries/<name>/     files/ and manifest.json; appears complete, by a rename
     partial/<name>/     what is being fetched, or was when its fetcher died
-    locks/<name>        flock: exclusive for who fetches or evicts, shared for who takes a copy
-    locks/.all          flock: held for a moment by who makes room
+    locks/<name>        flock: exclusive to fetch or evict, shared to copy
+    locks/.all          flock: held for a moment to make room
 
-Nothing is evicted from under its user: a model's folder never refers to the cache. It gets files of its own, hard links
-where both are on one mount and copies elsewhere (which share blocks where the file system can), under the shared lock.
-So the end of a lock, with its process, is no danger, and there is none to be held for as long as a model serves. An
-entry whose files have hard links elsewhere is passed over by eviction, as that would free nothing.
+Eviction never affects a served model, because a model's directory never refers to the cache. It has files of its own,
+made under the shared lock: hard links if both are on one mount, else copies (which share blocks if the file system
+supports it). So it does not matter that a lock ends with its process, and no lock has to be held for as long as a model
+serves. Eviction skips an entry whose files have hard links elsewhere, because removing it would free nothing.
 """
 
 import fcntl
@@ -25,22 +25,22 @@ from pathlib import Path
 
 from halimede.fetch.digest import PREFIX, folder_digest
 from halimede.fetch.download import FILES, free_bytes
-from halimede.fetch.faults import Exit, FetchError
-from halimede.fetch.patience import Patience
+from halimede.fetch.errors import Exit, FetchError
+from halimede.fetch.retry import RetryPolicy
 
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 RESERVED = "reserved"
-"""In a partial entry: how many bytes it will have."""
+"""A file in a partial entry: the final size of the entry in bytes."""
 WAIT_SECS = 0.2
 SAY_SECS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Whole content: the sha256 of each file by its path below `files`. `digest` is that of the folder, or of the file
-    or archive that it was fetched as; `is_single` says that it is one file, whose name is its URI's affair."""
+    """A complete content: the sha256 of each file by its path below `files`. `digest` is that of the directory, or of
+    the file or archive that it was fetched as; `is_single` means one file, whose name depends on the URI."""
 
     folder: Path
     digest: str
@@ -54,7 +54,7 @@ class Entry:
 
 
 class Cache:
-    """One folder of contents; without a limit, all that the disk holds."""
+    """A directory of contents; without a size limit, only the disk limits it."""
 
     def __init__(self, root: Path, size_limit_bytes: int | None = None) -> None:
         self.root = root
@@ -63,7 +63,7 @@ class Cache:
             (root / name).mkdir(parents=True, exist_ok=True)
 
     def find(self, name: str) -> Entry | None:
-        """The entry; held by a lock of this name it stays. One whose files are not as they were is none."""
+        """The entry, None if it does not exist or its files changed. A lock of this name keeps it from eviction."""
         folder = self.root / "entries" / name
         try:
             manifest = json.loads((folder / MANIFEST).read_bytes())
@@ -74,11 +74,11 @@ class Cache:
         return entry if sizes == entry.size_bytes else None
 
     def use(self, entry: Entry) -> None:
-        """It was needed now, and is the last to go."""
+        """Record that the entry is used now, so that it is evicted last."""
         os.utime(entry.folder / MANIFEST)
 
     def spoil(self, entry: Entry) -> None:
-        """It is found no more; who is reading it goes on."""
+        """Make the entry invisible to `find`; current readers are not affected."""
         (entry.folder / MANIFEST).unlink(missing_ok=True)
 
     def partial(self, name: str) -> Path:
@@ -87,7 +87,7 @@ class Cache:
     def commit(
         self, name: str, content: Path, digest: str, hashes: Mapping[str, str], *, is_single: bool = False
     ) -> None:
-        """Make the folder `content`, which is in the partial entry of this name, the entry's files. Synced to disk."""
+        """Make the directory `content`, part of this name's partial entry, the entry's files, and sync it to disk."""
         made = self.partial(name) / "entry"
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir()
@@ -107,12 +107,12 @@ class Cache:
         self.remove(self.partial(name))
 
     def drop(self, name: str) -> None:
-        """Remove an entry and what was begun of it; the caller holds its lock exclusively."""
+        """Remove an entry and its partial entry; the caller holds its lock exclusively."""
         self.remove(self.root / "entries" / name)
         self.remove(self.partial(name))
 
     def refuse_impossible(self, total_bytes: int, what: str) -> None:
-        """NO_SPACE for an entry that could not fit into an empty cache either."""
+        """NO_SPACE for an entry that would not even fit into an empty cache."""
         if self._limit is not None and total_bytes > self._limit:
             text = f"{what} has {total_bytes} bytes, and the cache's limit is {self._limit}"
             raise FetchError(Exit.NO_SPACE, text)
@@ -122,9 +122,9 @@ class Cache:
             raise FetchError(Exit.NO_SPACE, text)
 
     def make_room(self, name: str, total_bytes: int, missing_bytes: int, what: str) -> None:
-        """Evict until an entry of this size fits; NO_SPACE where it cannot. The caller holds its lock exclusively.
+        """Evict until an entry of this size fits, else NO_SPACE. The caller holds the entry's lock exclusively.
 
-        `missing_bytes` are those that the disk still has to take.
+        `missing_bytes` is how many of them still have to be written to the disk.
         """
         self.refuse_impossible(total_bytes, what)
         with self._locked(".all", fcntl.LOCK_EX):
@@ -160,7 +160,7 @@ class Cache:
                     yield _kept(folder)
 
     def _try_evict(self, kept: "_Kept") -> bool:
-        """Remove what nobody uses: neither by a lock nor by links, which would keep its bytes on the disk."""
+        """Remove an entry that is neither locked nor linked; links would keep its bytes on the disk."""
         if kept.is_linked:
             return False
         with self._try_locked(kept.folder.name) as is_ours:
@@ -171,7 +171,7 @@ class Cache:
             return is_ours
 
     def remove(self, folder: Path) -> None:
-        """In one step for whoever looks, whatever becomes of us while it takes its time."""
+        """Remove a directory in one step for observers, even if this process dies during the removal."""
         if not folder.exists():
             return
         trash = self.root / f"trash-{os.getpid()}-{time.monotonic_ns()}"
@@ -183,31 +183,31 @@ class Cache:
             shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
-    def reading(self, name: str, patience: Patience) -> Iterator[None]:
-        """While this is held, the entry is not evicted."""
-        with self._locked(name, fcntl.LOCK_SH, patience):
+    def reading(self, name: str, retries: RetryPolicy) -> Iterator[None]:
+        """Hold a lock that prevents eviction of the entry."""
+        with self._locked(name, fcntl.LOCK_SH, retries):
             yield
 
     @contextmanager
-    def fetching(self, name: str, patience: Patience) -> Iterator[None]:
-        """One process at a time; the others wait, and say so."""
-        with self._locked(name, fcntl.LOCK_EX, patience):
+    def fetching(self, name: str, retries: RetryPolicy) -> Iterator[None]:
+        """Hold the exclusive lock of the entry; waiting for it is logged."""
+        with self._locked(name, fcntl.LOCK_EX, retries):
             yield
 
     @contextmanager
-    def _locked(self, name: str, kind: int, patience: Patience | None = None) -> Iterator[None]:
+    def _locked(self, name: str, kind: int, retries: RetryPolicy | None = None) -> Iterator[None]:
         path = self.root / "locks" / name
         said_at = -SAY_SECS
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
             try:
                 while not _try_flock(descriptor, kind):
-                    if patience is None:
+                    if retries is None:
                         fcntl.flock(descriptor, kind)
                         break
-                    said_at = _say_waiting(name, patience, said_at)
-                    patience.abort.wait(WAIT_SECS)
-                # Who evicts removes the lock too: what we hold may be one that nobody else can see.
+                    said_at = _say_waiting(name, retries, said_at)
+                    retries.abort.wait(WAIT_SECS)
+                # Eviction removes the lock file too: ours may be a deleted file, which no other process can open.
                 if _is_at(descriptor, path):
                     yield
                     return
@@ -225,7 +225,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Kept:
-    """An entry, or a partial one, by the time at which it was last used."""
+    """An entry, or a partial one, by the time of its last use."""
 
     used_ns: int
     folder: Path
@@ -244,7 +244,7 @@ def _kept(folder: Path) -> _Kept:
         is_linked = any((folder / FILES / path).stat().st_nlink > 1 for path in document["files"])
         return _Kept(manifest.stat().st_mtime_ns, folder, int(document["size_bytes"]), is_linked)
     except (OSError, ValueError, KeyError, TypeError):
-        # Of no use to anybody: the first to go.
+        # An unusable entry: evict it first.
         return _Kept(0, folder, 0, False)
 
 
@@ -256,12 +256,13 @@ def _try_flock(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _say_waiting(name: str, patience: Patience, said_at: float) -> float:
-    patience.check("another fetch of the same model", lambda: "it holds the cache's lock")
+def _say_waiting(name: str, retries: RetryPolicy, said_at: float) -> float:
+    # No time limit: the other process gives up itself if it makes no progress.
+    retries.progress("another fetch of the same model")
     now = time.monotonic()
     if now - said_at < SAY_SECS:
         return said_at
-    log.info("another process fetches %s; waiting for it, at most %.0f s", name[:12], patience.left_secs())
+    log.info("another process fetches %s; waiting for it", name[:12])
     return now
 
 
@@ -283,11 +284,11 @@ def sync(path: Path) -> None:
 
 
 def file_hash(path: Path) -> str:
-    """The sha256 in hexadecimal digits. OSError."""
+    """The sha256 in hexadecimal digits. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def content_digest(hashes: Mapping[str, str], single: str | None) -> str:
-    """The digest of a folder's files, or of the single one."""
+    """The digest of a directory's files, or of the single one."""
     return folder_digest(hashes) if single is None else PREFIX + hashes[single]

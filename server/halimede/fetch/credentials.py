@@ -1,10 +1,10 @@
-"""What a store wants to know of us: read from a folder as a mounted Secret has it, or from the environment."""
+"""Credentials for stores, read from a directory in the form of a mounted Secret, or from the environment."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from halimede.fetch.faults import Exit, FetchError
+from halimede.fetch.errors import Exit, FetchError
 
 KEYS = (
     "AWS_ACCESS_KEY_ID",
@@ -21,7 +21,7 @@ KEYS = (
     "TOKEN",
 )
 _PUBLIC = frozenset({"AWS_REGION", "AWS_ENDPOINT_URL", "AZURE_STORAGE_ACCOUNT"})
-"""Keys whose values may be shown; those of all others may not, user names included."""
+"""Keys with values that may be shown; all other values must not be, including user names."""
 
 _SECRET_VARIABLES = (
     *(key for key in KEYS[:-3] if key not in _PUBLIC),
@@ -32,14 +32,14 @@ MAX_BYTES = 1 << 16
 
 
 def read_credentials(folder: str) -> dict[str, str]:
-    """The values of the keys that are there, by key; AUTH where there is no such folder, or nothing of use in it."""
+    """The values of the known keys, by key; AUTH if the directory is missing or contains none of them."""
     found: dict[str, str] = {}
     try:
         for key in KEYS:
             path = Path(folder, key)
             if path.is_file():
                 with path.open("rb") as file:
-                    # What people write with an editor ends in a line end.
+                    # Editors end a file with a newline.
                     found[key] = file.read(MAX_BYTES).decode().strip()
         if not found:
             text = f"the credentials in {folder} have none of the keys {', '.join(KEYS)}"
@@ -51,6 +51,11 @@ def read_credentials(folder: str) -> dict[str, str]:
     except OSError as error:
         raise FetchError(Exit.AUTH, f"the credentials in {folder} cannot be read: {error.strerror}") from None
     return found
+
+
+def has_credentials(folder: str) -> bool:
+    """Whether the directory has any files. The kubelet uses names with a leading dot for itself."""
+    return os.path.isdir(folder) and any(not name.startswith(".") for name in os.listdir(folder))
 
 
 def secret_values(credentials: Mapping[str, str]) -> list[str]:

@@ -1,8 +1,8 @@
-"""Files out of a store into a folder: in ranges side by side, in bounded memory, going on where a killed fetch was.
+"""Download files from a store into a directory: parallel ranges, bounded memory, resumed after a kill.
 
-The folder has `files/` and a journal of the ranges that are on disk. Bytes that were written survive the death of the
-process but not that of the machine, so that the journal counts only within one boot of one machine; what is whole is
-synced by whoever takes it over.
+The directory has `files/` and a journal of the ranges that are on disk. Written bytes survive the death of the process
+but not that of the machine, so the journal is valid only within one boot of one machine; the code that takes over
+complete files syncs them.
 """
 
 import errno
@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from halimede.fetch.faults import Exit, FetchError, TransientFault
-from halimede.fetch.patience import AbortedError, Patience
+from halimede.fetch.errors import Exit, FetchError, TransientError
+from halimede.fetch.retry import AbortedError, RetryPolicy
 from halimede.fetch.source import Source
 from halimede.fetch.tree import RemoteFile
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 WORKERS = 8
 RANGE_BYTES = 8 << 20
-"""At most this much of each range that was under way is fetched again after a kill."""
+"""At most this much of each unfinished range is fetched again after a kill."""
 PROGRESS_SECS = 10.0
 FILES = "files"
 JOURNAL = "journal"
@@ -34,7 +34,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Bytes of one file; `stop` is None where nobody knows its size."""
+    """A range of one file; `stop` is None if the file's size is unknown."""
 
     file: int
     number: int
@@ -43,17 +43,26 @@ class _Part:
 
 
 class Download:
-    """The files of one listing, in its order, into one folder."""
+    """The download of the files of one listing, in its order, into one directory."""
 
     def __init__(
-        self, source: Source, files: Sequence[RemoteFile], listing: str, folder: Path, what: str, patience: Patience
+        self,
+        source: Source,
+        files: Sequence[RemoteFile],
+        listing: str,
+        folder: Path,
+        name: str,
+        where: str,
+        retries: RetryPolicy,
     ) -> None:
-        """`listing` names the files as they are in the store now: what was begun of others is removed."""
+        """`listing` has the files as they are in the store now: partial files of another listing are removed. `name` is
+        the model's, `where` its URI."""
         self._source = source
         self._files = list(files)
         self._folder = folder
-        self._what = what
-        self._patience = patience
+        self._what = f"model '{name}'"
+        self._where = where
+        self._retries = retries
         self._parts = [part for i, file in enumerate(files) for part in _parts(i, file, source.is_ranged)]
         self._done = self._read_journal(f"{_boot_id()} {listing}".encode())
         self._total_bytes = sum(file.size or 0 for file in files)
@@ -63,11 +72,11 @@ class Download:
 
     @property
     def missing_bytes(self) -> int:
-        """What is still to come, as far as sizes are known."""
+        """The bytes still to download, as far as sizes are known."""
         return sum(part.stop - part.start for part in self._waiting() if part.stop is not None)
 
     def run(self) -> list[RemoteFile]:
-        """Bring all that is missing; the files with the sizes that they have."""
+        """Download all missing ranges; returns the files with their actual sizes."""
         for file in self._files:
             (self._folder / FILES / file.path).parent.mkdir(parents=True, exist_ok=True)
         waiting = iter(self._waiting())
@@ -79,9 +88,9 @@ class Download:
                         log.info("%s: %s", self._what, self._progress())
                 finally:
                     if _failures(workers):
-                        self._patience.abort.set()
-            self._patience.abort.clear()
-            # That something was given up is no cause.
+                        self._retries.abort.set()
+            self._retries.abort.clear()
+            # An aborted worker is not the cause of a failure.
             failures = _failures(workers)
             for failure in failures:
                 if not isinstance(failure, AbortedError):
@@ -99,14 +108,13 @@ class Download:
             try:
                 self._bring(part)
             except BaseException:
-                self._patience.abort.set()
+                self._retries.abort.set()
                 raise
             note(f"{part.file} {part.number}\n".encode())
 
     def _bring(self, part: _Part) -> None:
-        """One part, however many tries it takes. A try goes on where the one before it ended, where the store can."""
+        """Download one part. Each try resumes where the one before it ended, if the store supports ranges."""
         file = self._files[part.file]
-        what = f"{self._what}: {file.path}"
         descriptor = os.open(self._folder / FILES / file.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             at, failures = part.start, 0
@@ -116,9 +124,9 @@ class Download:
                     at = part.start
                 try:
                     for piece in self._source.read(file, at, part.stop):
-                        self._patience.check(self._what, self._progress)
+                        self._retries.progress(self._where)
                         if part.stop is not None and at + len(piece) > part.stop:
-                            raise TransientFault("it sends more bytes than there are")
+                            raise TransientError("it sends more bytes than there are")
                         _write(descriptor, piece, at)
                         at += len(piece)
                         with self._lock:
@@ -128,10 +136,11 @@ class Download:
                         self._files[part.file] = replace(file, size=at)
                         return
                     if at < part.stop:
-                        raise TransientFault(f"the connection was cut after {at - part.start} bytes of a range")
-                except TransientFault as fault:
+                        raise TransientError("the connection was cut")
+                except TransientError as fault:
                     failures = 1 if at > before else failures + 1
-                    self._patience.pause(what, failures, fault)
+                    # Without the file's name: a store that fails does so for all files.
+                    self._retries.pause(self._where, failures, fault)
         finally:
             os.close(descriptor)
 
@@ -139,18 +148,18 @@ class Download:
         return [part for part in self._parts if (part.file, part.number) not in self._done]
 
     def _progress(self) -> str:
-        # Bytes that had to be fetched twice count twice: this is for people.
+        # Bytes that had to be fetched twice count twice: this is only information for people.
         have = self._total_bytes - self._missing_at_start + self._fetched_bytes
         return f"{have >> 20} of {self._total_bytes >> 20} MB"
 
     def _read_journal(self, header: bytes) -> set[tuple[int, int]]:
-        """The parts that are on disk. What cannot be trusted is removed, and a new journal begun."""
+        """The parts that are on disk. Untrusted data is removed, and a new journal begun."""
         path = self._folder / JOURNAL
         can_go_on = all(file.validator for file in self._files)
         done: set[tuple[int, int]] = set()
         lines = path.read_bytes().split(b"\n") if path.is_file() else []
         if can_go_on and lines and lines[0] == header:
-            # The last one may have been cut.
+            # The last line may be incomplete.
             for line in lines[1:-1]:
                 file, _, number = line.partition(b" ")
                 done.add((int(file), int(number)))
@@ -189,7 +198,7 @@ def _failures(workers: Sequence[Future[None]]) -> list[BaseException]:
 
 @contextmanager
 def full_disk_said(what: str) -> Iterator[None]:
-    """A disk that is full, as the end that it is."""
+    """Turn the error of a full disk into the FetchError for it."""
     try:
         yield
     except OSError as error:
@@ -199,7 +208,7 @@ def full_disk_said(what: str) -> Iterator[None]:
 
 
 def check_space(folder: Path, needed: int, what: str) -> None:
-    """NO_SPACE where the file system has not that many bytes left for us."""
+    """NO_SPACE if the file system has fewer bytes than this available for us."""
     free = free_bytes(folder)
     if needed > free:
         text = f"{what} needs {needed} bytes, and {folder} has {free} left"

@@ -1,4 +1,4 @@
-"""The order of a fetch: what the store has, which of it is wanted, bring it, check it, and make the model's folder."""
+"""The steps of a fetch: list the store, select the files, download them, check them, and make the model's directory."""
 
 import hashlib
 import logging
@@ -16,10 +16,10 @@ from halimede.core.config.read import ParsedConfig
 from halimede.core.config.write import to_json
 from halimede.fetch.archive import files_below, unpack
 from halimede.fetch.cache import Cache, Entry, content_digest, file_hash
-from halimede.fetch.credentials import read_credentials
+from halimede.fetch.credentials import has_credentials, read_credentials
 from halimede.fetch.digest import listing_name
 from halimede.fetch.download import FILES, Download, full_disk_said
-from halimede.fetch.faults import ChangedFault, Exit, FetchError
+from halimede.fetch.errors import ChangedError, Exit, FetchError
 from halimede.fetch.layout import (
     Layout,
     archive_root,
@@ -32,27 +32,28 @@ from halimede.fetch.layout import (
     single_file,
 )
 from halimede.fetch.merge import MadeConfig, make_config, pbtxt, read_own
-from halimede.fetch.patience import Patience
-from halimede.fetch.place import Repository
-from halimede.fetch.plan import ModelPlan, Plan, S3Defaults
+from halimede.fetch.plan import ModelPlan, Plan
 from halimede.fetch.report import FetchedModel
+from halimede.fetch.repository import Repository
+from halimede.fetch.retry import RetryPolicy
 from halimede.fetch.source import Source, open_source
 from halimede.fetch.tree import MAX_FILES, RemoteFile, safe_tree
-from halimede.fetch.uri import Scheme
+from halimede_spec.fetch_plan import S3Defaults
+from halimede_spec.uri import Scheme
 
 log = logging.getLogger(__name__)
 
 MAX_CONFIG_BYTES = 4 << 20
 MAX_STARTS = 5
-"""How often a fetch starts anew because the store's objects were replaced meanwhile."""
+"""How often a fetch may start, as it restarts if the store's objects change meanwhile."""
 
 
-def fetch_plan(plan: Plan, into: Path, environment: Mapping[str, str], timeout_secs: float) -> list[FetchedModel]:
-    """Make the plan's repository; FetchError at the first model that cannot be had."""
+def fetch_plan(plan: Plan, into: Path, environment: Mapping[str, str], retries: RetryPolicy) -> list[FetchedModel]:
+    """Make the plan's repository; FetchError at the first model that cannot be fetched."""
     with _file_system_said():
         into.mkdir(parents=True, exist_ok=True)
         repository = Repository(into)
-        fetcher = Fetcher(repository, _cache(plan), plan.s3, environment, Patience(timeout_secs))
+        fetcher = Fetcher(repository, _cache(plan), plan.s3, environment, retries)
         fetched = [fetcher.fetch(model) for model in plan.models]
         fetcher.clean_up()
         for ensemble in plan.ensembles:
@@ -68,7 +69,7 @@ def _cache(plan: Plan) -> Cache | None:
 
 @contextmanager
 def _file_system_said() -> Iterator[None]:
-    """Folders that cannot be used as the plan says, as the end that it is."""
+    """Turn errors of unusable directories in the plan into FetchError."""
     try:
         with full_disk_said("the models"):
             yield
@@ -79,7 +80,7 @@ def _file_system_said() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What is to be made a model's folder of: files by their paths, a single one by `single`."""
+    """The content of a model's directory: files by their paths; `single` is the name of a single file."""
 
     paths: tuple[str, ...]
     locate: Callable[[str], Path]
@@ -87,7 +88,7 @@ class Content:
 
 
 class Fetcher:
-    """Fetches models into one repository; without a shared cache, contents go through a folder of its own."""
+    """Fetches models into one repository; without a shared cache, it uses a cache directory of its own."""
 
     def __init__(
         self,
@@ -95,50 +96,49 @@ class Fetcher:
         cache: Cache | None,
         s3: S3Defaults,
         environment: Mapping[str, str],
-        patience: Patience,
+        retries: RetryPolicy,
     ) -> None:
         self._repository = repository
         self._is_shared = cache is not None
         self._cache = cache if cache is not None else Cache(repository.hidden / "contents")
         self._s3 = s3
         self._environment = environment
-        self._patience = patience
+        self._retries = retries
 
     def fetch(self, model: ModelPlan) -> FetchedModel:
-        """Make the model's folder, unless it is there as it should be; FetchError, OSError."""
+        """Make the model's directory, unless it already exists as planned; FetchError, OSError."""
         if model.uri.scheme in (Scheme.FILE, Scheme.PVC):
             return self._link(model)
-        source = self._open(model)
         for _ in range(MAX_STARTS):
             try:
-                return self._bring(model, source)
-            except ChangedFault:
+                return self._bring(model)
+            except ChangedError:
                 log.warning("%s changes while it is fetched: starting anew", model.uri.display)
         raise FetchError(Exit.UNREACHABLE, f"{model.uri.display} was replaced {MAX_STARTS} times while it was fetched")
 
     def clean_up(self) -> None:
-        """Once all models are there: what was kept for another try is of no use any more."""
+        """Remove what was kept for retries, once all models are complete."""
         if not self._is_shared:
             shutil.rmtree(self._cache.root, ignore_errors=True)
 
     def _open(self, model: ModelPlan) -> Source:
-        credentials = read_credentials(model.credentials) if model.credentials is not None else None
+        folder = credentials_folder(model, self._s3)
+        credentials = read_credentials(folder) if folder is not None else None
         bundle = None
         if model.ca_bundle is not None:
             try:
                 bundle = Path(model.ca_bundle).read_bytes()
             except OSError as error:
                 raise FetchError(Exit.BAD_PLAN, f"CA bundle {model.ca_bundle}: {error.strerror}") from None
-        left = self._patience.left_secs()
-        return open_source(model.uri, credentials, self._environment, bundle, self._s3, left)
+        return open_source(model.uri, credentials, self._environment, bundle, self._s3, self._retries)
 
-    def _bring(self, model: ModelPlan, source: Source) -> FetchedModel:
+    def _bring(self, model: ModelPlan) -> FetchedModel:
         if model.digest is not None:
-            # Content that has a name needs no store: what a cache has of it is all that can be meant.
+            # A digest identifies the content, so a cached entry can be used without asking the store.
             name = model.digest.replace(":", "-")
             if (made := self._unchanged(model, name) or self._from_cache(model, name)) is not None:
                 return made
-        files, single = self._list(model, source)
+        source, files, single = self._list(model)
         listing = listing_name(model.uri.display, files)
         if model.digest is None:
             name = listing
@@ -149,41 +149,52 @@ class Fetcher:
             made = self._from_cache(model, name, cached=cached)
             if made is not None:
                 return made
-            with self._cache.fetching(name, self._patience):
+            with self._cache.fetching(name, self._retries):
                 if self._cache.find(name) is None:
                     self._download(model, source, files, single, listing, name)
                     cached = False
 
-    def _list(self, model: ModelPlan, source: Source) -> tuple[tuple[RemoteFile, ...], str | None]:
-        """The files to bring, and of a single file its name. Of a folder without a digest that is what is served."""
-        where = model.uri.display
-        single = self._patience.try_until_done(where, source.single)
-        # An empty object is what some tools leave in the place of a folder.
+    def _ask(self, model: ModelPlan) -> tuple[Source, RemoteFile | None, list[RemoteFile]]:
+        """What the store has at the URI: a single file, or a directory's list of files. Each try reads credentials and
+        CA bundle again, because they may be what has to change."""
+        source = self._open(model)
+        single = source.single()
+        # Some tools create an empty object to represent a directory.
         if single is not None and single.size != 0:
+            return source, single, []
+        return source, None, source.listing()
+
+    def _list(self, model: ModelPlan) -> tuple[Source, tuple[RemoteFile, ...], str | None]:
+        """The files to download, and the name of a single file. A directory without a digest is reduced to the files
+        that are served."""
+        where = model.uri.display
+        source, single, listing = self._retries.try_until_done(where, lambda: self._ask(model))
+        if single is not None:
             if not is_archive(single.path):
                 single_file(single.path, model.format, where)
-            return (single,), single.path
-        listed = safe_tree(self._patience.try_until_done(where, source.listing), where)
+            return source, (single,), single.path
+        listed = safe_tree(listing, where)
         files = tuple(file for file in listed if not is_empty_version(file))
         if not files:
             raise FetchError(Exit.NOT_FOUND, f"{where}: there is nothing under it")
         layout = folder_layout({file.path for file in files}, where)
         if model.digest is not None:
-            return files, None
+            return source, files, None
         own = None
         if layout.config:
             file = next(file for file in files if file.path == layout.config)
             own = read_own(layout.config, self._read_small(source, file, where), where)
         config = make_config(own, model.config, model.name, model.format).config
         versions = selected_versions(layout, config, where)
-        return tuple(file for file in files if not is_of_other_version(file.path, layout, versions)), None
+        wanted = tuple(file for file in files if not is_of_other_version(file.path, layout, versions))
+        return source, wanted, None
 
     def _read_small(self, source: Source, file: RemoteFile, where: str) -> bytes:
         if (file.size or 0) > MAX_CONFIG_BYTES:
             raise FetchError(Exit.NOT_A_MODEL, f"{where}: {file.path} is larger than {MAX_CONFIG_BYTES} bytes")
         if file.size == 0:
             return b""
-        return self._patience.try_until_done(where, lambda: b"".join(source.read(file, 0, file.size)))
+        return self._retries.try_until_done(where, lambda: b"".join(source.read(file, 0, file.size)))
 
     def _download(
         self,
@@ -194,11 +205,11 @@ class Fetcher:
         listing: str,
         name: str,
     ) -> None:
-        """Bring the content into the cache, whose lock the caller holds."""
+        """Download the content into the cache; the caller holds the entry's lock."""
         folder = self._cache.partial(name)
         total = sum(file.size or 0 for file in files)
         self._cache.refuse_impossible(total, f"model '{model.name}'")
-        download = Download(source, files, listing, folder, f"model '{model.name}'", self._patience)
+        download = Download(source, files, listing, folder, model.name, model.uri.display, self._retries)
         self._cache.make_room(name, total, download.missing_bytes, f"model '{model.name}'")
         log.info("model '%s': fetching %d files, %d bytes, from %s", model.name, len(files), total, model.uri.display)
         brought = download.run()
@@ -206,7 +217,7 @@ class Fetcher:
         hashes = {}
         for file in brought:
             if (content / file.path).stat().st_size != file.size:
-                raise ChangedFault
+                raise ChangedError
             hashes[file.path] = file_hash(content / file.path)
         digest = content_digest(hashes, single)
         if model.digest is not None and digest != model.digest:
@@ -230,8 +241,8 @@ class Fetcher:
         return target / root if root else target
 
     def _from_cache(self, model: ModelPlan, name: str, *, cached: bool = True) -> FetchedModel | None:
-        """The model's folder, made of an entry; None where there is no such entry."""
-        with self._cache.reading(name, self._patience):
+        """The model's directory, made from a cache entry; None if there is no such entry."""
+        with self._cache.reading(name, self._retries):
             entry = self._cache.find(name)
             if entry is not None and cached and model.digest is not None:
                 entry = self._checked(entry, model)
@@ -248,7 +259,7 @@ class Fetcher:
         return fetched
 
     def _checked(self, entry: Entry, model: ModelPlan) -> Entry | None:
-        """The entry, if every file still is what it was: others may write to a folder that is shared."""
+        """The entry, if no file has changed: other processes may write to a shared cache."""
         hashes = {path: file_hash(entry.files / path) for path in entry.hashes}
         if hashes == entry.hashes and entry.digest == model.digest:
             return entry
@@ -291,7 +302,7 @@ class Fetcher:
         return make_config(own, model.config, model.name, model.format)
 
     def _link(self, model: ModelPlan) -> FetchedModel:
-        """Make the folder of links to what is mounted."""
+        """Make a directory of links to mounted files."""
         base = _mounted(model)
         single = base.name if base.is_file() else None
         if single is not None:
@@ -313,7 +324,7 @@ class Fetcher:
         return FetchedModel(model.name, digest, size, len(content.paths), _now(), cached=False)
 
     def _unchanged(self, model: ModelPlan, name: str) -> FetchedModel | None:
-        """What was noted when the folder was made, if the same would be made again: this is a restart."""
+        """The record of the model's directory, if a fetch would make the same again: then this is a restart."""
         record = self._repository.record(model.name)
         if record is None:
             return None
@@ -327,8 +338,15 @@ class Fetcher:
         self._repository.note(model.name, orjson.dumps(record))
 
 
+def credentials_folder(model: ModelPlan, s3: S3Defaults) -> str | None:
+    """The directory with the model's credentials; None without any."""
+    if model.credentials is not None or model.uri.scheme is not Scheme.S3 or s3.credentials is None:
+        return model.credentials
+    return s3.credentials if has_credentials(s3.credentials) else None
+
+
 def _recipe(model: ModelPlan, name: str) -> str:
-    """Names all that a model's folder follows from."""
+    """A text of everything that determines a model's directory."""
     config = to_json(model.config.config).decode() if model.config is not None else ""
     given = sorted(model.config.locations) if model.config is not None else []
     parts = [name, model.uri.display, model.format or "", config, *given]
@@ -336,7 +354,7 @@ def _recipe(model: ModelPlan, name: str) -> str:
 
 
 def _mounted(model: ModelPlan) -> Path:
-    """Where the files are: below a claim's mount, or at that of the folder or file itself."""
+    """Where the files are: below a claim's mount, or at the mount of the directory or file itself."""
     if model.uri.scheme is Scheme.PVC and model.mount is not None:
         return Path(model.mount, model.uri.path)
     return Path(model.mount if model.mount is not None else f"/{model.uri.path}")

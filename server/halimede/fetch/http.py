@@ -1,4 +1,4 @@
-"""One file of a web server. By the standard library: presigned addresses, redirections and servers without ranges."""
+"""Fetch one file from a web server, with the standard library: presigned URLs, redirections, servers without ranges."""
 
 import base64
 import http.client
@@ -10,19 +10,32 @@ from email.message import Message
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from halimede.fetch.faults import ChangedFault, Exit, FetchError, TransientFault, judge_status, raise_verdict
+from halimede.fetch.errors import (
+    OTHER_NAME,
+    UNTRUSTED,
+    ChangedError,
+    Exit,
+    FetchError,
+    TransientError,
+    classify_status,
+    code_in,
+    raise_classified,
+)
 from halimede.fetch.tree import RemoteFile
-from halimede.fetch.uri import Uri
+from halimede_spec.uri import Uri
 
 PIECE_BYTES = 1 << 20
+_MAX_ERROR_BYTES = 1 << 14
+_OTHER_NAME_CODES = (62, 64)
+"""OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
 
 
-class _NoSuchRangeError(ChangedFault):
-    """The file ends before the range: when it was listed, it did not."""
+class _NoSuchRangeError(ChangedError):
+    """The file ends before the requested range, but was longer when it was listed."""
 
 
 class HttpSource:
-    """`single` must come first: it finds out what the server can do."""
+    """`single` must be called first: it finds out what the server supports."""
 
     def __init__(self, uri: Uri, credentials: Mapping[str, str], ca_bundle: bytes | None, read_secs: float) -> None:
         self._uri = uri
@@ -33,10 +46,10 @@ class HttpSource:
 
     def single(self) -> RemoteFile | None:
         try:
-            # A GET, because what is signed for GET is refused for HEAD.
+            # A GET, because an address that is signed for GET refuses HEAD.
             opened = self._open({"Range": "bytes=0-0"})
         except _NoSuchRangeError:
-            # A file of no bytes has no first one.
+            # An empty file has no first byte to request.
             opened = self._open({})
         with opened as answer:
             validator = _validator(answer.headers)
@@ -55,54 +68,58 @@ class HttpSource:
         if self.is_ranged and file.size != 0:
             headers["Range"] = f"bytes={start}-{stop - 1 if stop is not None else ''}"
             kind, _, value = file.validator.partition(":")
-            # A condition that does not hold: some answer 412, and some with all of the new file.
+            # If the condition fails, some servers answer 412, and others with the whole new file.
             if kind == "etag" and not value.startswith("W/"):
                 headers["If-Match"] = value
             elif kind == "date":
                 headers["If-Unmodified-Since"] = value
         with self._open(headers) as answer:
             if _validator(answer.headers) != file.validator or ("Range" in headers and answer.status != 206):
-                raise ChangedFault
+                raise ChangedError
             if "Range" in headers and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-                raise TransientFault("the server answers with another range than was asked for")
+                raise TransientError("the server answers with another range than was asked for")
             if "Range" in headers and _total(answer.headers.get("Content-Range")) != file.size:
-                raise ChangedFault
+                raise ChangedError
             try:
                 while piece := answer.read(PIECE_BYTES):
                     yield piece
             except (OSError, http.client.HTTPException) as error:
-                raise TransientFault(f"the connection was cut ({type(error).__name__})") from None
+                raise TransientError(f"the connection was cut: {_words(error)}") from None
 
-    # Any: an answer of urllib, whose type has no name of its own.
+    # Any: a response of urllib, whose type has no public name.
     def _open(self, headers: Mapping[str, str]) -> Any:
         request = urllib.request.Request(self._uri.address, headers={"Accept-Encoding": "identity", **headers})  # noqa: S310 - our opener knows http and https alone
         if self._authorization:
-            # Not passed on when it is redirected, unless to the same server.
+            # Redirections pass it on only to the same server.
             request.add_unredirected_header("Authorization", self._authorization)
         try:
             return self._opener.open(request, timeout=self._read_secs)
         except urllib.error.HTTPError as error:
-            status = error.code
-            error.close()
-            if status == 416:
+            if error.code == 416:
+                error.close()
                 raise _NoSuchRangeError from None
-            raise_verdict(judge_status(status), self._uri.display)
-        except ssl.SSLCertVerificationError:
-            raise self._untrusted() from None
+            raise_classified(classify_status(error.code, _code_of(error)), self._uri.display)
         except urllib.error.URLError as error:
-            if isinstance(error.reason, ssl.SSLCertVerificationError):
-                raise self._untrusted() from None
-            raise TransientFault(f"the server cannot be reached: {_words(error.reason)}") from None
+            raise TransientError(f"the server cannot be reached: {_words(error.reason)}") from None
         except (OSError, http.client.HTTPException) as error:
-            raise TransientFault(f"the server cannot be reached: {_words(error)}") from None
+            raise TransientError(f"the server cannot be reached: {_words(error)}") from None
 
-    def _untrusted(self) -> FetchError:
-        text = "its certificate is not trusted; a private authority's goes into a CA bundle"
-        return FetchError(Exit.UNREACHABLE, f"{self._uri.display}: {text}")
+
+def _code_of(error: urllib.error.HTTPError) -> str:
+    """The error code of a store that refuses a presigned address."""
+    try:
+        with error:
+            return code_in(error.read(_MAX_ERROR_BYTES).decode(errors="replace"))
+    except (OSError, http.client.HTTPException):
+        return ""
 
 
 def _words(error: object) -> str:
-    """What the system says; not what a library does, which may repeat an address."""
+    """The operating system's error text, but not a library's, which may contain an address."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return OTHER_NAME if error.verify_code in _OTHER_NAME_CODES else UNTRUSTED
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
     return getattr(error, "strerror", None) or type(error).__name__
 
 
@@ -150,7 +167,7 @@ def _opener(uri: Uri, ca_bundle: bytes | None, authorization: str) -> urllib.req
 
 
 class _Redirect(urllib.request.HTTPRedirectHandler):
-    """Follows to other addresses; credentials go to the server that they are for, and never from https to http."""
+    """Follows redirections; credentials go only to the server that they are for, and never from https to http."""
 
     def __init__(self, address: str, authorization: str) -> None:
         self._server = urlsplit(address)[:2]

@@ -1,6 +1,6 @@
-"""What the files at a URI are: a model's folder, the files of one version, or a single file. Pure.
+"""Recognize the files at a URI: a model's directory, the files of one version, or a single file. Pure.
 
-Each becomes a folder as a model repository has it: configuration, labels and the like, and numbered versions.
+Each is converted to the layout of a model repository: configuration, labels and similar files, and numbered versions.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -11,11 +11,11 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.versions import select_versions
 from halimede.core.repository.layout import DEFAULT_ARTIFACTS, ENSEMBLE_PLATFORM, detect_backend, is_version
 from halimede.core.types import InferenceError
-from halimede.fetch.faults import Exit, FetchError
+from halimede.fetch.errors import Exit, FetchError
 from halimede.fetch.tree import RemoteFile, named
 
 FORMATS = {"onnx": ("onnxruntime", "model.onnx"), "python": ("python", "model.py")}
-"""Backend and file of each `format` that a plan may give."""
+"""Backend and file name of each `format` in a plan."""
 
 SUFFIXES = {".onnx": "onnx", ".py": "python"}
 
@@ -31,8 +31,8 @@ _ACCEPTED = (
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`config` is the configuration's path, "" without one. `versions` are those that are there; without any, and
-    not `flat`, it is an ensemble, or wrong. A `flat` one has all its files in version 1."""
+    """`config` is the configuration's path, "" if there is none. `versions` are the existing versions; if there are
+    none, and it is not `flat`, it is an ensemble or invalid. A `flat` layout has all its files in version 1."""
 
     versions: tuple[int, ...]
     config: str = ""
@@ -44,7 +44,7 @@ def is_archive(name: str) -> bool:
 
 
 def folder_layout(paths: Collection[str], where: str) -> Layout:
-    """What the folder with these files is; NOT_A_MODEL where it is no model, or several."""
+    """The layout of a directory with these files; NOT_A_MODEL if it is not a model, or contains several."""
     tops = _tops(paths)
     if _is_model(tops):
         try:
@@ -67,7 +67,7 @@ def folder_layout(paths: Collection[str], where: str) -> Layout:
 
 
 def models_in(paths: Iterable[str]) -> tuple[str, ...]:
-    """The names of the folders, right below, that are models."""
+    """The names of the direct subdirectories that are models."""
     return tuple(
         sorted(
             top
@@ -78,7 +78,7 @@ def models_in(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def single_file(name: str, form: str | None, where: str) -> str:
-    """What a single file is called in its version; NOT_A_MODEL where its name does not say what it is."""
+    """The name of a single file in its version; NOT_A_MODEL if its own name does not show its format."""
     for suffix, form_of_suffix in SUFFIXES.items():
         if name.endswith(suffix) and form in (None, form_of_suffix):
             return FORMATS[form_of_suffix][1]
@@ -91,7 +91,7 @@ def single_file(name: str, form: str | None, where: str) -> str:
 
 
 def archive_root(paths: Collection[str]) -> str:
-    """The folder of an archive that everything is in, with a slash, where it is no model by itself; else ""."""
+    """The only top-level directory of an archive, with a slash; "" if there are others, or the root is the model."""
     tops = _tops(paths)
     if len(tops) != 1 or _is_model(tops) or _ARTIFACTS & tops.keys():
         return ""
@@ -100,18 +100,18 @@ def archive_root(paths: Collection[str]) -> str:
 
 
 def is_empty_version(file: RemoteFile) -> bool:
-    """Whether this is what a store has in the place of a version's empty folder, such as an ensemble's."""
+    """Whether a store uses this object to represent an empty version directory, for example of an ensemble."""
     return file.size == 0 and is_version(file.path)
 
 
 def is_of_other_version(path: str, layout: Layout, versions: Collection[int]) -> bool:
-    """Whether the file belongs to a version that is not among these."""
+    """Whether the file belongs to a version that is not in `versions`."""
     top, slash, _ = path.partition("/")
     return bool(slash) and not layout.is_flat and is_version(top) and int(top) not in versions
 
 
 def selected_versions(layout: Layout, config: ModelConfig, where: str) -> tuple[int, ...]:
-    """The versions that the configuration's policy loads, of those that are there."""
+    """The existing versions that the configuration's version policy selects."""
     if not layout.versions:
         if config.ensemble_scheduling is not None or config.platform == ENSEMBLE_PLATFORM:
             return ()
@@ -126,7 +126,7 @@ def selected_versions(layout: Layout, config: ModelConfig, where: str) -> tuple[
 
 
 def check_files(config: ModelConfig, name: str, targets: Collection[str], versions: Collection[int]) -> None:
-    """NOT_A_MODEL where the configuration's backend has nothing to load in one of the versions."""
+    """NOT_A_MODEL if one of the versions has no file that the configuration's backend could load."""
     if not versions:
         return
     inside = {
@@ -151,7 +151,7 @@ def _is_in(path: str, version: int) -> bool:
 
 
 def _tops(paths: Iterable[str]) -> Mapping[str, list[str]]:
-    """The names right below, each with the paths inside of it, none for a file."""
+    """The top-level names, each with the paths inside it, none for a file."""
     tops: dict[str, list[str]] = {}
     for path in paths:
         top, _, inside = path.partition("/")
@@ -162,7 +162,8 @@ def _tops(paths: Iterable[str]) -> Mapping[str, list[str]]:
 
 
 def _is_model(tops: Mapping[str, list[str]]) -> bool:
-    """Whether what holds these names is a model's folder. Not `is_model_directory`, for which config.json is enough."""
+    """Whether a directory with these names is a model. Stricter than `is_model_directory`, which accepts a config.json
+    alone."""
     return any(
         (top in ("config.pbtxt", "config.yaml") and not inside) or (inside and is_version(top))
         for top, inside in tops.items()

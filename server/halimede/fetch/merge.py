@@ -1,4 +1,4 @@
-"""The configuration of a fetched model: what its folder says, and over it what the plan says. Pure."""
+"""Merge the configuration of a fetched model: the plan's values override those of its directory. Pure."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.read import ParsedConfig, read_config
 from halimede.core.config.write import to_pbtxt
 from halimede.core.repository.layout import PLATFORMS
-from halimede.fetch.faults import Exit, FetchError
+from halimede.fetch.errors import Exit, FetchError
 from halimede.fetch.layout import FORMATS
 from halimede.fetch.tree import named
 
@@ -17,14 +17,14 @@ PARAMETERS = "parameters"
 
 @dataclass(frozen=True, slots=True)
 class MadeConfig:
-    """`text` is the config.pbtxt to write; None leaves the folder's own configuration, or none, as it is."""
+    """`text` is the config.pbtxt to write; None keeps the directory's own configuration, or none, unchanged."""
 
     config: ModelConfig
     text: bytes | None
 
 
 def read_own(filename: str, content: bytes, where: str) -> ParsedConfig:
-    """The folder's configuration; NOT_A_MODEL with all that is wrong with it."""
+    """The directory's configuration; NOT_A_MODEL with all its problems if it is invalid."""
     parsed = read_config(filename, content)
     if parsed.problems:
         said = named([f"{filename}:{problem}" for problem in parsed.problems], "; ")
@@ -33,7 +33,7 @@ def read_own(filename: str, content: bytes, where: str) -> ParsedConfig:
 
 
 def make_config(own: ParsedConfig | None, over: ParsedConfig | None, name: str, form: str | None) -> MadeConfig:
-    """The configuration of the model `name`; NOT_A_MODEL where it contradicts the plan's format."""
+    """The configuration of the model `name`; NOT_A_MODEL if it contradicts the plan's format."""
     before = own.config if own is not None else ModelConfig()
     config, given = _merged(before, own.locations if own is not None else {}, over)
     if config.name and config.name != name:
@@ -52,15 +52,15 @@ def pbtxt(config: ModelConfig, given: Collection[str]) -> bytes:
 def _merged(
     base: ModelConfig, given: Mapping[str, Any], over: ParsedConfig | None
 ) -> tuple[ModelConfig, frozenset[str]]:
-    """Fields that `over` sets replace those of `base`; parameters do so key by key. With it, the paths that are given.
+    """Fields that `over` sets replace those of `base`; parameters do so key by key. Also returns the set paths.
 
-    Any: a path's place in its text, which nothing here asks for.
+    Any: positions in the text, which are not used here.
     """
     if over is None:
         return base, frozenset(given)
-    # A field's own path has no step in it.
+    # A top-level field's path is a plain name.
     set_fields = {path for path in over.locations if path.isidentifier()}
-    # At most one of these may be set, and the plan's is.
+    # At most one field of such a group may be set, and the plan's wins.
     displaced = {other for group in ModelConfig.ONEOFS if set_fields & set(group) for other in group} - set_fields
     changes: dict[str, Any] = dict.fromkeys(displaced)
     changes |= {field: getattr(over.config, field) for field in set_fields}

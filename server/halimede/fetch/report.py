@@ -1,4 +1,4 @@
-"""What a fetch says at its end, small enough for a container's termination message. Pure."""
+"""The report at the end of a fetch, small enough for a container's termination message. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ MAX_FAILURE_BYTES = 1500
 
 @dataclass(frozen=True, slots=True)
 class FetchedModel:
-    """`digest` is None for what is mounted and was not asked for one, `files` and `size_bytes` then count what was
-    seen. `fetched_at` is RFC 3339. `cached` says that no content was fetched."""
+    """`digest` is None for a mounted model for which none was requested; `files` and `size_bytes` then count the files
+    found. `fetched_at` is RFC 3339. `cached` means that no content was downloaded."""
 
     name: str
     digest: str | None
@@ -23,7 +23,7 @@ class FetchedModel:
 
 
 def failure_text(text: str) -> str:
-    """The cause, at most MAX_FAILURE_BYTES of UTF-8, in characters that steer no terminal."""
+    """The cause, at most MAX_FAILURE_BYTES of UTF-8, without control characters for terminals."""
     shown = "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text.strip())
     raw = shown.encode("utf-8", "replace")
     if len(raw) <= MAX_FAILURE_BYTES:
@@ -32,7 +32,7 @@ def failure_text(text: str) -> str:
 
 
 def success_text(models: Sequence[FetchedModel]) -> str:
-    """JSON of at most MAX_BYTES; models that have no room in it are counted as `omitted`."""
+    """JSON of at most MAX_BYTES; models that do not fit are counted as `omitted`."""
     entries = [asdict(model) for model in models]
     for shown in range(len(entries), -1, -1):
         document: dict[str, object] = {"models": entries[:shown]}

@@ -1,4 +1,4 @@
-"""Words that no output may hold: the values of credentials, and what addresses carry beside the place they name."""
+"""Texts that must not appear in any output: credentials, and the parts of URLs beside the location."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from urllib.parse import quote, quote_plus
 
 SHORTEST = 4
-"""Shorter values would be found in every second word, and hide what the text says."""
+"""Minimum length of a secret: shorter values occur in ordinary words, and hiding them would garble the text."""
 
 _QUERY = re.compile(r"(https?://[^\s?#'\"<>]*)[?#][^\s'\"<>,)]*", re.IGNORECASE)
 _USER = re.compile(r"(\w+://)[^\s/@]*@")
@@ -14,11 +14,11 @@ HIDDEN = "***"
 
 
 class Secrets:
-    """The values, and `hide`, which takes them out of a text."""
+    """The secret values; `hide` removes them from a text."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         forms = {form for value in values for form in _forms(value) if len(form) >= SHORTEST}
-        # The longest first: one may be a part of another.
+        # The longest first, because one value may contain another.
         self._forms = sorted(forms, key=len, reverse=True)
 
     def hide(self, text: str) -> str:
@@ -28,14 +28,14 @@ class Secrets:
 
 
 def _forms(value: str) -> Iterable[str]:
-    """The value as it may turn up: as it is, line by line, encoded for an address; of a JSON document each string."""
+    """The forms in which the value may appear: unchanged, by line, URL-encoded; each string of a JSON document."""
     value = value.strip()
     for each in {value, *value.splitlines()}:
         yield each
         yield quote(each, safe="")
         yield quote(each)
         yield quote_plus(each)
-        # As a debugger's or a JSON text has it.
+        # As in a debugger's output or in JSON.
         yield json.dumps(each)[1:-1]
     if value.startswith("{"):
         try:

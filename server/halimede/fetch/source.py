@@ -1,7 +1,7 @@
-"""A place in a store: what lies there, and ranges of its bytes. Every call blocks.
+"""A location in a store: listing its files, and reading ranges of their bytes. Every call blocks.
 
-Errors are TransientFault (try again), ChangedFault (list again) and FetchError (the end); of what the store's library
-says, only what is known to be harmless is passed on.
+Errors are TransientError (try again), ChangedError (list again) and FetchError (give up). Of the store library's error
+texts, only parts that are known to be harmless are passed on.
 """
 
 import json
@@ -13,33 +13,33 @@ import obstore
 from obstore.exceptions import BaseError, InvalidPathError
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from halimede.fetch.faults import ChangedFault, Exit, FetchError, judge_text, raise_verdict
+from halimede.fetch.errors import ChangedError, Exit, FetchError, classify_text, raise_classified
 from halimede.fetch.http import HttpSource
-from halimede.fetch.plan import S3Defaults
+from halimede.fetch.retry import RetryPolicy
 from halimede.fetch.tree import MAX_FILES, RemoteFile
-from halimede.fetch.uri import Scheme, Uri
+from halimede_spec.fetch_plan import S3Defaults
+from halimede_spec.uri import Scheme, Uri
 
 PIECE_BYTES = 1 << 18
-CONNECT_SECS = 10
-READ_SECS = 60
-"""How long a connection may give nothing at all."""
+WHOLE_ANSWER = "1day"
+"""No time limit for a response that makes progress; the limit for silence is much shorter."""
 DEFAULT_REGION = "us-east-1"
 
 
 class Source(Protocol):
-    """One URI of a store. `is_ranged` says whether reading may begin anywhere; without it, only at 0."""
+    """One URI of a store. `is_ranged` means that reading may begin at any offset; otherwise only at 0."""
 
     @property
     def is_ranged(self) -> bool: ...
 
     def single(self) -> RemoteFile | None:
-        """The file that the URI itself names, None where it names none."""
+        """The file that the URI itself names, None if it is not a file."""
 
     def listing(self) -> list[RemoteFile]:
         """All files below the URI, at most MAX_FILES + 1 of them."""
 
     def read(self, file: RemoteFile, start: int, stop: int | None) -> Iterator[bytes]:
-        """The bytes from `start` to before `stop`, in pieces. It may end early: the caller counts."""
+        """The bytes from `start` to before `stop`, in pieces. It may end early, so the caller must count."""
 
 
 def open_source(
@@ -48,16 +48,15 @@ def open_source(
     environment: Mapping[str, str],
     ca_bundle: bytes | None,
     s3: S3Defaults,
-    timeout_secs: float,
+    retries: RetryPolicy,
 ) -> Source:
-    """The source for a URI. Without credentials, what the environment has, and workload identity, count."""
+    """The source for a URI. Without credentials it uses the environment and workload identity."""
     if uri.scheme is Scheme.HTTP:
-        return HttpSource(uri, credentials or {}, ca_bundle, READ_SECS)
+        return HttpSource(uri, credentials or {}, ca_bundle, retries.silence_secs)
     client: dict[str, Any] = {
-        "connect_timeout": f"{CONNECT_SECS}s",
-        "read_timeout": f"{READ_SECS}s",
-        # Of a whole answer, which is a stream here: patience ends it.
-        "timeout": f"{int(timeout_secs) + READ_SECS}s",
+        "connect_timeout": f"{retries.connect_secs * 1000:.0f}ms",
+        "read_timeout": f"{retries.silence_secs * 1000:.0f}ms",
+        "timeout": WHOLE_ANSWER,
     }
     if ca_bundle is not None:
         client["root_certificate"] = ca_bundle
@@ -73,7 +72,7 @@ def _store(
     s3: S3Defaults,
     client: dict[str, Any],
 ) -> S3Store | GCSStore | AzureStore:
-    # Tries are counted, timed and logged in one place, which is not the library.
+    # The library must not retry: `RetryPolicy` counts, times and logs all tries.
     retry: Any = {"max_retries": 0}
     known = environment if credentials is None else credentials
     options: dict[str, Any]
@@ -86,7 +85,7 @@ def _store(
                 options["endpoint"] = endpoint
                 client["allow_http"] = endpoint.startswith("http://")
             if credentials is not None and "AWS_ACCESS_KEY_ID" in credentials:
-                # A provider and not options: those would be mixed with what the environment has.
+                # A provider instead of options, because the library would mix options with the environment.
                 options["credential_provider"] = _aws_provider(credentials)
             elif credentials is not None or not _has_aws_identity(environment):
                 options["skip_signature"] = True
@@ -107,7 +106,7 @@ def _store(
 
 
 def _endpoint_of(service_account: str) -> str:
-    """Another server than Google's, where a service account is for one."""
+    """The endpoint of a service account that is for another server than Google's."""
     try:
         return str(json.loads(service_account).get("gcs_base_url", ""))
     except (ValueError, AttributeError):
@@ -138,7 +137,7 @@ _AWS_IDENTITY = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    # The role of the machine counts where it was asked for: elsewhere its server's silence would cost a minute.
+    # The machine's role is used only on request: elsewhere, waiting for its server would cost a minute.
     "AWS_METADATA_ENDPOINT",
 )
 
@@ -148,31 +147,32 @@ def _has_aws_identity(environment: Mapping[str, str]) -> bool:
 
 
 class StoreSource:
-    """A bucket or container, by the object store library."""
+    """A bucket or container, read with the object store library."""
 
     is_ranged = True
 
     def __init__(self, uri: Uri, store: S3Store | GCSStore | AzureStore) -> None:
         self._uri = uri
         self._store = store
+        self._endpoint = str(store.config.get("endpoint", ""))
 
     def single(self) -> RemoteFile | None:
         if self._uri.is_folder:
             return None
         try:
-            with judged(self._uri.display):
+            with judged(self._uri.display, self._endpoint):
                 meta = obstore.head(self._store, self._uri.path)
-        except FetchError as error:
-            # Who may not list is told of a missing object that it is forbidden: the listing has the last word.
-            if error.code in (Exit.NOT_FOUND, Exit.AUTH):
-                return None
-            raise
+        except FetchError:
+            # The listing decides. A refused HEAD has no body with the reason, and a store that does not allow listing
+            # answers 403 for an object that does not exist.
+            # to list answers 403 for an object that does not exist.
+            return None
         return RemoteFile(self._uri.name, meta["size"], meta["e_tag"] or "")
 
     def listing(self) -> list[RemoteFile]:
         prefix = self._uri.path
         found: list[RemoteFile] = []
-        with judged(self._uri.display):
+        with judged(self._uri.display, self._endpoint):
             for batch in obstore.list(self._store, prefix=prefix or None, chunk_size=1000):
                 for meta in batch:
                     path = meta["path"].removeprefix(prefix).removeprefix("/")
@@ -184,13 +184,13 @@ class StoreSource:
     def read(self, file: RemoteFile, start: int, stop: int | None) -> Iterator[bytes]:
         options: Any = {"range": (start, stop) if stop is not None else {"offset": start}}
         if file.validator:
-            # Azure lists tags without the quotes that a condition needs.
+            # Azure lists tags without the quotes that a condition requires.
             options["if_match"] = f'"{_plain(file.validator)}"'
-        with judged(f"{self._uri.display.rstrip('/')}/{file.path}"):
+        with judged(f"{self._uri.display.rstrip('/')}/{file.path}", self._endpoint):
             result = obstore.get(self._store, self._key(file), options=options)
             meta = result.meta
             if meta["size"] != file.size or (file.validator and _plain(meta["e_tag"] or "") != _plain(file.validator)):
-                raise ChangedFault
+                raise ChangedError
             yield from result.stream(min_chunk_size=PIECE_BYTES)
 
     def _key(self, file: RemoteFile) -> str:
@@ -204,20 +204,20 @@ def _plain(tag: str) -> str:
 
 
 @contextmanager
-def judged(where: str) -> Iterator[None]:
-    """What the library raises within, as our own errors."""
+def judged(where: str, endpoint: str = "") -> Iterator[None]:
+    """Convert the library's exceptions inside the block to our errors."""
     try:
         yield
     except InvalidPathError as error:
         key = _key_of(str(error))
         raise FetchError(Exit.NOT_A_MODEL, f"{where} has objects that cannot be files: {key}") from None
     except (BaseError, OSError) as error:
-        verdict = judge_text(type(error).__name__, str(error))
+        classified = classify_text(type(error).__name__, str(error), endpoint)
     else:
         return
-    raise_verdict(verdict, where)
+    raise_classified(classified, where)
 
 
 def _key_of(text: str) -> str:
-    """The library's words for a key that it takes for none: the path in quotes, and why."""
+    """The path that the library refuses as a key, in quotes, and its reason."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text.partition("\n\nDebug")[0])[:300]

@@ -1,20 +1,20 @@
-"""What a store lists, on its way to files on disk: keys are other people's text. Pure."""
+"""From a store's listing to safe file paths: the keys in a store are untrusted text. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from halimede.fetch.faults import Exit, FetchError
-from halimede.fetch.uri import path_problem
+from halimede.fetch.errors import Exit, FetchError
+from halimede_spec.uri import path_problem
 
 MAX_FILES = 100_000
 MAX_NAMED = 5
-"""Keys that an error names; it says how many more there are."""
+"""Maximum number of keys that an error names; it also gives the number of further ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file at its path below the URI. `validator` changes with its content, "" where the store gives none; `size` is
-    in bytes, None where the store does not say."""
+    """A file, by its path below the URI. `validator` changes with its content, "" if the store has none; `size` is in
+    bytes, None if the store does not report it."""
 
     path: str
     size: int | None
@@ -22,9 +22,9 @@ class RemoteFile:
 
 
 def safe_tree(listed: Iterable[RemoteFile], where: str) -> tuple[RemoteFile, ...]:
-    """The files, sorted by path, without the empty objects that stores have in the place of folders.
+    """The files, sorted by path, without the empty objects that represent directories in stores.
 
-    NOT_A_MODEL where a key could not be a file below one folder, or where there are too many.
+    NOT_A_MODEL if a key cannot be a file below one directory, or if there are too many files.
     """
     files: dict[str, RemoteFile] = {}
     problems: list[str] = []
@@ -34,7 +34,7 @@ def safe_tree(listed: Iterable[RemoteFile], where: str) -> tuple[RemoteFile, ...
                 Exit.NOT_A_MODEL, f"{where} holds more than {MAX_FILES} objects: right is one model's folder"
             )
         if not each.path:
-            continue  # the folder's own marker
+            continue  # the directory's own marker
         if problem := path_problem(each.path):
             problems.append(f"{_quoted(each.path)} {problem}")
         elif each.path in files:
@@ -53,7 +53,7 @@ def safe_tree(listed: Iterable[RemoteFile], where: str) -> tuple[RemoteFile, ...
 
 
 def named(items: Iterable[str], separator: str = ", ") -> str:
-    """The first of them, and how many more there are."""
+    """The first few items, and the number of further ones."""
     items = list(items)
     more = len(items) - MAX_NAMED
     return separator.join(items[:MAX_NAMED]) + (f"{separator}and {more} more" if more > 0 else "")

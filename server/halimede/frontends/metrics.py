@@ -6,9 +6,10 @@ from halimede.core.observe.access_lines import Protocol
 from halimede.core.types import Buffer
 from halimede.core.wire.http_control import error_json
 from halimede.frontends.http.answers import respond_error
+from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import Listener
-from halimede.frontends.http.protocol import JSON, PLAIN_TEXT, Exchange
+from halimede.frontends.http.outbox import JSON, PLAIN_TEXT
 from halimede.frontends.http.routes import path_of
 from halimede.frontends.http.steps import StepQueue, Steps
 

@@ -6,6 +6,7 @@ from halimede.core.config.check_request import Checked
 from halimede.core.schedule.waits import Place
 from halimede.core.types import InferenceError, InferenceRequest
 from halimede.core.types.caller import Caller
+from halimede.core.types.server import WorkerHealth
 from halimede.runtime.server import OnResponse
 
 
@@ -23,6 +24,9 @@ class Acceptor(Protocol):
     @property
     def parked(self) -> int:
         """Instances that are not started again."""
+
+    def worker_health(self) -> WorkerHealth:
+        """How the processes of its instances are."""
 
     @property
     def refusal(self) -> InferenceError | None:
@@ -57,8 +61,8 @@ class Acceptor(Protocol):
     def cancel(self, key: int) -> None:
         """Whoever asked is gone: its final answer may come early. Ignored when the request is not known."""
 
-    def refuse(self, key: int, error: InferenceError) -> None:
-        """Answer a request with an error, wherever it is: what still becomes of it is unheard."""
+    def try_refuse(self, key: int, error: InferenceError) -> bool:
+        """Answer a request that is queued here with an error; False when it is not queued, or not known."""
 
     def acknowledge(self, key: int, responses: int) -> None:
         """Whoever asked took so many more answers, none of them final."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 
 from halimede import __version__
 from halimede.core.config.check_request import Checked
@@ -25,6 +25,7 @@ from halimede.core.types.statistics import ModelStatistics
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.lifecycle import ModelLifecycle, Serving
 from halimede.runtime.model import ModelVersion
+from halimede.runtime.model_calls import ModelCalls
 from halimede.runtime.pump import CANCELLED
 from halimede.runtime.sampler import Sampler
 from halimede.runtime.server import LoadParameter, OnResponse
@@ -43,11 +44,6 @@ NOT_ONE = (
     " transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled"
     " models.'"
 )
-DEADLOCK = (
-    "model '%s' is not called: all its instances wait for the answer, directly or through other models; "
-    "more instances would serve the call"
-)
-
 EXTENSIONS = (
     "classification",
     "model_repository",
@@ -87,7 +83,7 @@ class CoreServer:
         self._draining = False
         self._next_ticket = 1
         lifecycle.inferences = self
-        self._waits = lifecycle.live.waits
+        self._calls = ModelCalls(lifecycle.live)
         self._control: set[asyncio.Task[None]] = set()
         self._framing: dict[int, asyncio.Task[None]] = {}
         self._framing_slots = asyncio.Semaphore(FRAMING_THREADS)
@@ -110,6 +106,7 @@ class CoreServer:
     async def close(self) -> None:
         """Wait for every accepted request, then free all models."""
         await self._lifecycle.close()
+        self._calls.close()
 
     def abort(self) -> None:
         """Answer everything that is queued with an error: the time to drain is over."""
@@ -159,14 +156,9 @@ class CoreServer:
             self._frame_first(ticket, model, request, checked, on_response, received_ns, caller)
         else:
             model.pump.submit(ticket, request, checked, on_response, received_ns, caller)
-            if caller is not None and caller.waiter is not None and (model.pump.is_busy() or self._waits.late):
-                self._refuse_if_stuck(ticket)
+            if caller is not None and caller.waiter is not None:
+                self._calls.made(ticket, caller, received_ns, model.pump)
         return ticket
-
-    def _refuse_if_stuck(self, ticket: int) -> None:
-        flight = self._lifecycle.live.by_ticket.get(ticket)
-        if flight is not None and self._waits.is_stuck(ticket):
-            flight.pump.refuse(ticket, InferenceError(ErrorCode.UNAVAILABLE, DEADLOCK % flight.request.model_name))
 
     def _frame_first(
         self,
@@ -202,8 +194,8 @@ class CoreServer:
                 # Submitted first: a pump that is held by nobody may close.
                 model.pump.submit(ticket, request, checked, on_response, received_ns, caller)
                 model.pump.release(checked.size_bytes)
-                if caller is not None and caller.waiter is not None and (model.pump.is_busy() or self._waits.late):
-                    self._refuse_if_stuck(ticket)
+                if caller is not None and caller.waiter is not None:
+                    self._calls.made(ticket, caller, received_ns, model.pump)
 
         try:
             model.pump.hold(checked.size_bytes)
@@ -225,15 +217,6 @@ class CoreServer:
         flight = self._lifecycle.live.by_ticket.get(ticket)
         if flight is not None:
             flight.pump.acknowledge(ticket, responses)
-
-    def hold_up(self, ticket: int, waiter: Hashable) -> None:
-        """See `services.Models`."""
-        self._waits.hold_up(ticket, waiter)
-        self._refuse_if_stuck(ticket)
-
-    def let_go(self, ticket: int) -> None:
-        """See `services.Models`."""
-        self._waits.let_go(ticket)
 
     def kv_cache(self, model: str) -> KvCache | None:
         return kv_cache.find_kv_cache(self._custom_metrics.series(kv_cache.FAMILY), model)

@@ -26,11 +26,13 @@ from halimede.core.schedule.waits import Held, Place
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller, Computed
 from halimede.core.types.error import of_request
+from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import FailureReason, ResponseOutcome
 from halimede.runtime.acceptor import Acceptor
+from halimede.runtime.alarm import Alarm
 from halimede.runtime.clock import monotonic_ns, wall_ms
 from halimede.runtime.live import Account, InFlight, LiveRequests
-from halimede.runtime.pump import CANCELLED, LONGEST_SLEEP_MS, STOPPING
+from halimede.runtime.pump import CANCELLED, STOPPING
 from halimede.runtime.server import OnResponse
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,6 @@ MAX_REQUESTS = 4096
 """Requests of one ensemble in flight."""
 
 NS_PER_US = 1000
-NS_PER_MS = 1_000_000
 
 
 class Inferences(Protocol):
@@ -110,12 +111,10 @@ class Ensemble(Account):
         self._members = members
         self._checker = checker
         self._reshapes = checker.reshapes_outputs
-        self._loop = loop
         limit = graph.max_inflight_requests
         self._gates = [Gate(limit) for _ in graph.steps] if limit else []
         self._waiting: dict[Key, Waiting] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at: int | None = None
+        self._alarm = Alarm(loop, self._expire)
         self._events: deque[tuple[EnsembleRequest, Decide, tuple[Any, ...]]] = deque()
         self._is_acting = False
 
@@ -137,6 +136,9 @@ class Ensemble(Account):
     @property
     def parked(self) -> int:
         return 0
+
+    def worker_health(self) -> WorkerHealth:
+        return WorkerHealth()
 
     def oldest_wait_ns(self) -> int:
         """How long the oldest call has waited at its gate; 0 when none waits."""
@@ -186,7 +188,9 @@ class Ensemble(Account):
         rows = checked.batch_size
         computed = Computed()
         steps_caller = (
-            Caller(1, None, computed) if caller is None else Caller(caller.depth + 1, _waiter(key, caller), computed)
+            Caller(1, None, computed)
+            if caller is None
+            else Caller(caller.depth + 1, _waiter(key, caller), computed, caller.model, caller.queue_timeout_ns)
         )
         flight = EnsembleRequest(
             key,
@@ -198,11 +202,11 @@ class Ensemble(Account):
             received_ns,
             received_ns,
             size_bytes,
-            caller,
             run,
             steps_caller,
             computed,
             received_ns,
+            caller=caller,
         )
         self._accept(key, flight)
         self._act(flight, run.begin)
@@ -215,11 +219,9 @@ class Ensemble(Account):
         flight.cancelled = True
         self._act(flight, flight.run.cancel)
 
-    def refuse(self, key: int, error: InferenceError) -> None:
-        """See `Acceptor.refuse`."""
-        flight = self._flight(key)
-        if flight is not None:
-            self._give_up(flight, error)
+    def try_refuse(self, key: int, error: InferenceError) -> bool:  # noqa: ARG002
+        """False: the calls of its steps are queued, each at the step's model."""
+        return False
 
     def is_busy(self) -> bool:
         """False: what is looked at are the calls of its steps, each as it is made."""
@@ -248,8 +250,7 @@ class Ensemble(Account):
     async def close(self) -> None:
         """Wait until every accepted request is answered."""
         await self.drained()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.set(None)
 
     def _flight(self, key: int) -> EnsembleRequest | None:
         flight = self._live.by_ticket.get(key)
@@ -379,20 +380,9 @@ class Ensemble(Account):
 
     def _arm(self) -> None:
         """Have the next deadline of a call at a gate kept."""
-        wake_at = min((at for gate in self._gates if (at := gate.wake_at()) is not None), default=None)
-        if wake_at == self._timer_at:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._timer_at = wake_at
-        if wake_at is not None:
-            delay_ms = min(max(0, wake_at - monotonic_ns()) / NS_PER_MS, LONGEST_SLEEP_MS)
-            self._timer = self._loop.call_later(delay_ms / 1000, self._wake)
+        self._alarm.set(min((at for gate in self._gates if (at := gate.wake_at()) is not None), default=None))
 
-    def _wake(self) -> None:
-        self._timer = None
-        self._timer_at = None
+    def _expire(self) -> None:
         now = monotonic_ns()
         for gate in self._gates:
             for key in gate.expire(now):

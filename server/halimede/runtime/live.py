@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from halimede.core.schedule.waits import Place, WaitGraph
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.caller import Caller
 from halimede.runtime.acceptor import Acceptor
 from halimede.runtime.server import OnResponse
 from halimede.workers.worker import BatchItem
@@ -25,7 +24,6 @@ class InFlight(BatchItem):
     received_ns: int
     queued_ns: int
     size_bytes: int
-    caller: Caller | None
 
 
 class LiveRequests:

@@ -2,48 +2,32 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from typing import Any
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import strict_outputs
-from halimede.core.ensemble.graph import Graph
 from halimede.core.observe.stats import ModelStats
+from halimede.core.repository.plan import Design, Labels, Parts
 from halimede.core.schedule.make import make_scheduler
 from halimede.core.schedule.replies import ReplyChecker
+from halimede.core.types.server import WorkerHealth
 from halimede.runtime.acceptor import Acceptor
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.ensemble import Ensemble, Inferences
 from halimede.runtime.live import LiveRequests
-from halimede.runtime.prepare import PreparedVersion, ensemble_graph
+from halimede.runtime.prepare import PreparedVersion
 from halimede.runtime.pump import Pump
 from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
 from halimede.workers.launcher import Launcher
-from halimede.workers.process import ProcessWorker
+from halimede.workers.process.worker import ProcessWorker
 from halimede.workers.thread import ThreadWorker
 from halimede.workers.worker import OnEvent, Worker
 
 log = logging.getLogger(__name__)
-
-Labels = Mapping[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What an ensemble's version is made of: while this stays as it is, so may the version.
-
-    `members` are the configurations and labels of the steps' models, in the order of the steps; `depth` is how
-    many calls lie within one another in a request.
-    """
-
-    config: ModelConfig
-    labels: Labels
-    members: tuple[tuple[ModelConfig, Labels], ...]
-    depth: int
 
 
 class ModelVersion:
@@ -101,6 +85,11 @@ class ModelVersion:
     def __repr__(self) -> str:
         return f"<ModelVersion {self.name}:{self.version} {self.pump!r}>"
 
+    @property
+    def workers(self) -> WorkerHealth | None:
+        """How its worker processes are; None where the instances are threads."""
+        return None if self._prepared.isolated is None else self.pump.worker_health()
+
     async def drained(self) -> None:
         """Wait until every accepted request is answered."""
         await self.pump.drained()
@@ -148,7 +137,6 @@ async def start_version(
         preserve_ordering=batching is not None and batching.preserve_ordering,
     )
     version = ModelVersion(name, prepared, config, labels, load_seconds, checker, stats, pump, services)
-    services.register(version.owner, pump)
 
     for placement in prepared.placements:
         log.info(
@@ -184,36 +172,25 @@ async def start_version(
 
 def make_ensemble(
     prepared: PreparedVersion,
-    parts: Parts,
+    design: Design,
     load_seconds: float,
     live: LiveRequests,
     services: ModelServices,
     inferences: Inferences,
     members: Callable[[], Sequence[Acceptor | None]],
 ) -> ModelVersion:
-    """A version of an ensemble, which serves at once. INVALID_ARG where it does not fit its steps' models.
+    """A version of an ensemble, which serves at once.
 
     `members` gives what takes the requests of the steps' models, now and later.
     """
-    name, number = parts.config.name, str(prepared.version)
-    graph, config = ensemble_graph(parts.config, [config for config, _ in parts.members])
+    config, graph = design.config, design.graph
+    name, number = config.name, str(prepared.version)
     stats = ModelStats(name, number, decoupled=graph.decoupled)
     checker = RequestChecker(config)
     pump = Ensemble(number, graph, stats, live, inferences, members, checker, asyncio.get_running_loop())
-    labels = _with_inherited(parts, graph)
-    return ModelVersion(name, prepared, config, labels, load_seconds, checker, stats, pump, services, parts=parts)
-
-
-def _with_inherited(parts: Parts, graph: Graph) -> Labels:
-    """An ensemble's own labels, and for its other outputs those of the model that makes them."""
-    inherited = {
-        tensor: labels[output]
-        for step, (_, labels) in zip(graph.steps, parts.members, strict=True)
-        for output, tensor in step.outputs.items()
-        if output in labels
-    }
-    wanted = {output.name for output in parts.config.output}
-    return {**{tensor: lines for tensor, lines in inherited.items() if tensor in wanted}, **parts.labels}
+    return ModelVersion(
+        *(name, prepared, config, design.labels, load_seconds, checker, stats, pump, services), parts=design.parts
+    )
 
 
 def _starts(

@@ -5,7 +5,7 @@ defaults, check the result whole, then load each version that the policy selects
 InferenceError that names every problem.
 
 An ensemble has no backend: nothing completes its configuration and nothing of it is loaded. Whether it fits its steps'
-models is seen when these are there, in `ensemble_graph`.
+models is seen when these are there, in `core.repository.plan`.
 """
 
 import json
@@ -28,31 +28,34 @@ from halimede.backends.python.environment import default_cache, resolve_environm
 from halimede.core.config.explain import DEFAULT, Stage
 from halimede.core.config.files import CONFIG_NAME
 from halimede.core.config.instances import completed_groups, plan_instances
-from halimede.core.config.model_config import ModelConfig, ModelTransactionPolicy
+from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import (
     INTRA_OP_THREAD_COUNT,
     ISOLATION,
     PROCESS,
     THREAD,
+    bls_timeout_ms,
     check_process_options,
     execution_timeout_ms,
     intra_op_threads,
     isolation_of,
     max_concurrency,
+    spins,
 )
 from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_config, read_json
 from halimede.core.config.support import check_devices, check_support
 from halimede.core.config.validate import apply_defaults, undeclared, validate
 from halimede.core.config.versions import select_versions
-from halimede.core.ensemble.graph import Graph, make_graph
 from halimede.core.inventory import Inventory
 from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend
+from halimede.core.repository.load_errors import ConfigError, NoVersionError, VersionError
 from halimede.core.types import ErrorCode, InferenceError, Placement, Problem
 from halimede.runtime.isolate import Isolated, runner_of, thread_variables
 from halimede.runtime.repository import ModelEntry, config_filename, read_config_text, read_labels
 from halimede.workers.abandon import Abandon
 from halimede.workers.launcher import Launcher
-from halimede.workers.process import Program, complete_config
+from halimede.workers.process.completion import complete_config
+from halimede.workers.process.program import Program
 
 log = logging.getLogger(__name__)
 
@@ -132,27 +135,6 @@ class ModelPlan:
     locations: Mapping[str, tuple[int, int]]
     notes: tuple[Problem, ...]
     warnings: tuple[str, ...] = ()
-
-
-class ConfigError(InferenceError):
-    """The configuration is at fault, before any version could be tried. `problems` are what the message joins."""
-
-    def __init__(self, code: ErrorCode, message: str, problems: tuple[str, ...] = ()) -> None:
-        super().__init__(code, message)
-        self.problems = problems or (message,)
-
-
-class NoVersionError(ConfigError):
-    """The version policy finds no version to serve."""
-
-
-class VersionError(InferenceError):
-    """One version could not be loaded, and so none of `selected`, the versions that were to be."""
-
-    def __init__(self, version: int, selected: tuple[int, ...], code: ErrorCode, message: str) -> None:
-        super().__init__(code, message)
-        self.version = version
-        self.selected = selected
 
 
 def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> ModelPlan:
@@ -240,15 +222,6 @@ def _plan_ensemble(
     _raise_problems(entry, filename, locate(validate(config, entry.name), locations))
     stages = (*stages, Stage(DEFAULT, config))
     return ModelPlan(config, None, "", versions, (), _labels(entry, config), stages, locations, notes)
-
-
-def ensemble_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> tuple[Graph, ModelConfig]:
-    """An ensemble's graph and its configuration as it is served; `members` are those of its steps' models, in order.
-
-    INVALID_ARG with all that does not fit together.
-    """
-    graph = make_graph(config, members)
-    return graph, replace(config, model_transaction_policy=ModelTransactionPolicy(decoupled=graph.decoupled))
 
 
 def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> PreparedModel:
@@ -449,7 +422,8 @@ def _isolated(
     if path is not None and path.string_value:
         found = resolve_environment(path.string_value, where.model_directory, default_cache())
         python, environment = str(found.python), {**environment, **found.environment}
-    program = Program(python, environment, max_concurrency(config), execution_timeout_ms(config) or 0)
+    limits = max_concurrency(config), execution_timeout_ms(config), bls_timeout_ms(config)
+    program = Program(python, environment, *limits, spins(config))
     return Isolated(config, where, runner_of(backend), program, threads, options.log_verbose, found)
 
 

@@ -2,7 +2,7 @@
 
 Everything here runs on the event loop's thread, in synchronous steps: submit, cancel, a worker's event, a timer. After
 every step that can free capacity or form a batch the scheduler is polled, its actions are performed in order, and one
-timer is armed at `wake_at`. Requests and ends of batches are followed by one poll as the loop's turn ends, so that what
+timer is armed at `wake_at`. The scheduler says whether it is polled at once or as the loop's turn ends, so that what
 comes in one turn runs together; a request that is alone in the model does not wait for that. A request costs one record
 and one callback: no task, no future.
 
@@ -19,23 +19,25 @@ No slot of a worker that is down is given a batch. Requests wait as long as one 
 
 import asyncio
 import logging
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Collection, Hashable
 
 from halimede.core.config.check_request import Checked, RequestChecker
 from halimede.core.observe.stats import ModelStats, outcome_of
-from halimede.core.schedule.actions import Execute
-from halimede.core.schedule.company import Company
+from halimede.core.schedule.actions import Execute, Slot
 from halimede.core.schedule.ordering import ResponseOrder
-from halimede.core.schedule.scheduler import Pending, Scheduler
-from halimede.core.schedule.waits import Held, Place, Queued
+from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
+from halimede.core.schedule.waits import Place
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller
 from halimede.core.types.error import of_request
+from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import FailureReason, ResponseOutcome
+from halimede.runtime.alarm import Alarm
+from halimede.runtime.batches import Batches, Open
 from halimede.runtime.clock import monotonic_ns, wall_ms
+from halimede.runtime.instances import Instances
 from halimede.runtime.live import Account, InFlight, LiveRequests
+from halimede.runtime.request_places import RequestPlaces
 from halimede.runtime.server import OnResponse
 from halimede.workers.worker import (
     BatchDone,
@@ -55,56 +57,6 @@ CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
 STOPPING = InferenceError(
     ErrorCode.UNAVAILABLE, "Server is stopping, scheduler for model has stopped accepting new inference requests"
 )
-
-
-class RunningBatch(NamedTuple):
-    """A batch that runs: by its model, and by its first request, which runs once."""
-
-    model: str
-    version: str
-    first: int
-
-
-class Answers(NamedTuple):
-    """What the requests of a batch get, while it runs or afterwards: its instance does not wait for that."""
-
-    batch: RunningBatch
-
-
-class Instance(NamedTuple):
-    """All that an instance does: its code holds up every batch of it."""
-
-    pump: "Pump"
-    ordinal: int
-
-
-class Beside(NamedTuple):
-    """What an instance's code does on its own: nobody knows who waits for that."""
-
-    instance: Instance
-
-
-@dataclass(slots=True)
-class Open:
-    """What is known of an open request: beside its record, so that a request that is answered once does not pay for it.
-
-    `first` is the first request of its batch, `answers` are those that were sent, `last_ns` is when the last of them
-    was, before it when the batch began to compute, `has_failed` whether one was an error.
-    """
-
-    worker: Worker
-    first: int
-    last_ns: int
-    batch_is_over: bool = False
-    answers: int = 0
-    has_failed: bool = False
-
-
-SLOT_STRIDE = 256
-"""A scheduler knows one instance per slot of a worker, ordinal + slot * SLOT_STRIDE: no model has more instances."""
-
-LONGEST_SLEEP_MS = 3_600_000
-"""A request's own timeout may be thousands of years, which no timer takes."""
 
 
 class Pump(Account):
@@ -131,26 +83,17 @@ class Pump(Account):
         self._reshapes = checker.reshapes_outputs
         self._loop = loop
         self._order = ResponseOrder[tuple[OnResponse, InferenceResponse]]() if preserve_ordering else None
-        self._workers: dict[int, Worker] = {}
-        self._passive: list[Worker] = []
-        self._down: dict[int, WorkerDown] = {}
         self._refusal: InferenceError | None = None
-        # By the scheduler's instances: where each is, and the batch that it runs. `_capacity` are those that are up.
-        self._slots: dict[int, tuple[Worker, int]] = {}
-        self._running: dict[int, list[InFlight]] = {}
-        self._capacity = 0
-        # Of the batch that called last, by its first request: most batches call more than once.
-        self._caller: tuple[int, Caller] | None = None
-        self._open: dict[int, Open] = {}
-        self._company = Company(scheduler.max_batch_size)
+        self._instances = Instances()
+        self._batches = Batches()
+        self._places = RequestPlaces(name, version, self._instances, self._batches, live)
         self._polls_soon = False
-        self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
-        self._timer_at: int | None = None
+        self._alarm = Alarm(loop, self._poll)
 
     def __repr__(self) -> str:
         return (
             f"<Pump {self._name}:{self._version} queue={self._scheduler.queued} "
-            f"running={len(self._running)}/{self._capacity} live={self._live_count}>"
+            f"running={len(self._batches.running)}/{self._instances.capacity} live={self._live_count}>"
         )
 
     @property
@@ -163,7 +106,10 @@ class Pump(Account):
 
     @property
     def parked(self) -> int:
-        return sum(down.parked for down in self._down.values())
+        return self._instances.parked
+
+    def worker_health(self) -> WorkerHealth:
+        return self._instances.health()
 
     def oldest_wait_ns(self) -> int:
         """How long the oldest queued request has waited; 0 when nothing is queued."""
@@ -177,37 +123,22 @@ class Pump(Account):
 
     def is_available(self) -> bool:
         """Whether an instance is up. A model all of whose instances are passive has none to wait for."""
-        return self._capacity > 0 or not self._workers
+        return self._instances.capacity > 0 or not self._instances.workers
 
     async def is_ready(self) -> bool:
         """Whether an instance is up and, where its model has a say in that, says that it is ready."""
-        up = [worker for worker in self._workers.values() if worker.ordinal not in self._down]
-        if not up:
-            return not self._workers
-        # All are asked at once and the first yes is enough: one that is busy may answer late.
-        asked = [self._loop.create_task(worker.is_ready()) for worker in up]
-        try:
-            for answer in asyncio.as_completed(asked):
-                if await answer:
-                    return True
-        finally:
-            for task in asked:
-                task.cancel()
-        return False
+        return await self._instances.is_ready()
 
     def add_worker(self, worker: Worker) -> None:
-        self._workers[worker.ordinal] = worker
-        for slot, instance in enumerate(_instances(worker)):
-            self._slots[instance] = worker, slot
-        if worker.ordinal in self._down:
-            self._refuse_if_parked()
-        else:
+        if self._instances.add(worker):
             self._take_up(worker)
+        else:
+            self._refuse_if_parked()
         self._poll()
 
     def add_passive(self, worker: Worker) -> None:
         """An instance that is loaded and never scheduled: its backend uses it."""
-        self._passive.append(worker)
+        self._instances.add_passive(worker)
 
     def submit(
         self,
@@ -225,27 +156,17 @@ class Pump(Account):
             on_response(self._failure(request.id, self._refusal))
             return
         rows, size_bytes = checked.batch_size, checked.size_bytes
-        instance = None
+        flight = InFlight(key, request, rows, False, self, on_response, received_ns, now, size_bytes, caller=caller)
+        slot = turns = None
         try:
             live = self._live
             if live.size_bytes + size_bytes > live.limit_bytes:
                 live.check_room(size_bytes)
-            if not self._live_count and self._company.share == 1:
-                # Alone in the model: there is nobody to share a batch or to wait for.
-                instance = self._scheduler.try_start(rows)
-            if instance is None:
-                pending = Pending(
-                    key,
-                    rows,
-                    size_bytes,
-                    checked.compatible,
-                    request.priority,
-                    request.timeout_us,
-                    request.sequence_id,
-                    request.sequence_start,
-                    request.sequence_end,
-                )
-                self._scheduler.enqueue(pending, now)
+            if not self._live_count:
+                # Alone in the model: there is no request to share a batch with.
+                slot = self._scheduler.try_start(rows)
+            if slot is None:
+                turns = self._scheduler.enqueue(_pending(flight, checked.compatible), now)
         except InferenceError as error:
             self._stats.record_failure(FailureReason.REJECTED, now - received_ns)
             error = InferenceError(error.code, of_request(request.id, error.message))
@@ -253,14 +174,13 @@ class Pump(Account):
             return
         if self._order is not None:
             self._order.enqueued(key)
-        flight = InFlight(key, request, rows, False, self, on_response, received_ns, now, size_bytes, caller)
         self._accept(key, flight)
-        if instance is not None:
-            self._execute(instance, [flight])
-        elif len(self._running) < self._capacity:
-            self._poll_soon()
+        if slot is not None:
+            self._execute(slot, [flight])
+        elif turns is not None:
+            self._poll_in(turns)
         elif self._scheduler.may_expire:
-            self._arm(self._scheduler.wake_at())
+            self._alarm.set(self._scheduler.wake_at())
 
     def cancel(self, key: int) -> None:
         """The client is gone: drop the request if it is queued, tell its worker if it is running or open."""
@@ -273,119 +193,43 @@ class Pump(Account):
             self._poll()
             return
         worker = self._worker_of(key)
-        if worker is not None and worker.ordinal not in self._down:
+        if worker is not None and self._instances.is_up(worker):
             worker.cancel(key)
-        opened = self._open.get(key)
+        opened = self._batches.open.get(key)
         if opened is not None and opened.batch_is_over:
             self._forget(key, opened)
 
-    def refuse(self, key: int, error: InferenceError) -> None:
-        """See `Acceptor.refuse`."""
-        flight = self._live.by_ticket.get(key)
-        if flight is None:
-            return
-        was_queued = self._scheduler.try_cancel(key)
-        if not was_queued:
-            flight.cancelled = True
-            worker = self._worker_of(key)
-            if worker is not None and worker.ordinal not in self._down:
-                worker.cancel(key)
+    def try_refuse(self, key: int, error: InferenceError) -> bool:
+        """See `Acceptor.try_refuse`."""
+        if not self._scheduler.try_cancel(key):
+            return False
         self._fail(key, error, FailureReason.REJECTED)
-        if was_queued:
-            self._poll()
+        self._poll()
+        return True
 
     def is_busy(self) -> bool:
         # An instance that is down comes back free.
-        return len(self._running) >= len(self._slots) and self._scheduler.queued > 0
+        return len(self._batches.running) >= len(self._instances.worker_of) and self._scheduler.queued > 0
 
     def place_of(self, key: int) -> Place:
-        """Whose turn a request waits for."""
-        for instance, batch in self._running.items():
-            for item in batch:
-                if item.key == key:
-                    holders = self._holders(instance)
-                    return Held((*holders, Answers(self._name_of(batch[0].key))))
-        opened = self._open.get(key)
-        if opened is not None:
-            return Held((self.instance(opened.worker.ordinal), Answers(self._name_of(opened.first))))
-        if key not in self._live.by_ticket:
-            return None
-        # An instance that is down comes back free.
-        return Queued([self._holders(instance) for instance in self._slots])
-
-    def _holders(self, instance: int) -> Sequence[Hashable]:
-        """What holds up one of the scheduler's instances."""
-        batch = self.batch_on(instance)
-        whole = self.instance(instance % SLOT_STRIDE)
-        return (whole,) if batch is None else (whole, batch)
-
-    def _name_of(self, first: int) -> RunningBatch:
-        return RunningBatch(self._name, self._version, first)
-
-    def instance(self, ordinal: int) -> Instance:
-        return Instance(self, ordinal)
-
-    def batch_on(self, instance: int) -> "RunningBatch | None":
-        """What runs on one of the scheduler's instances, named so that no other batch ever has the same name."""
-        batch = self._running.get(instance)
-        return RunningBatch(self._name, self._version, batch[0].key) if batch else None
-
-    def caller_on(self, instance: int) -> Caller:
-        """Who calls from the batch that runs there: as deep as the calls that led to it, and one more."""
-        batch = self._running.get(instance)
-        if not batch:
-            return Caller(1)
-        key = batch[0].key
-        made = self._caller
-        if made is None or made[0] != key:
-            callers = [item.caller for item in batch]
-            depth = max((caller.depth for caller in callers if caller is not None), default=0)
-            made = self._caller = key, Caller(depth + 1, self.batch_on(instance))
-        return made[1]
-
-    def caller_beside(self, ordinal: int, keys: Iterable[int]) -> Caller:
-        """Who calls beside an instance's batches, for one or some of these requests of it, as deep as any of them.
-
-        When all are of one batch their answers wait for it. Otherwise nobody knows which do.
-        """
-        depth = 0
-        firsts: set[int] = set()
-        for key in keys:
-            flight = self._live.by_ticket.get(key)
-            if flight is None:
-                continue
-            if flight.caller is not None:
-                depth = max(depth, flight.caller.depth)
-            if len(firsts) < 2 and (first := self._first_of(key)) is not None:
-                firsts.add(first)
-        waiter = Answers(self._name_of(firsts.pop())) if len(firsts) == 1 else Beside(self.instance(ordinal))
-        return Caller(depth + 1, waiter)
-
-    def _first_of(self, key: int) -> int | None:
-        """The first request of a request's batch, None while it has none."""
-        opened = self._open.get(key)
-        if opened is not None:
-            return opened.first
-        batches = (batch for batch in self._running.values() if any(item.key == key for item in batch))
-        return next((batch[0].key for batch in batches), None)
+        return self._places.of(key)
 
     def acknowledge(self, key: int, responses: int) -> None:
         """The client took so many more answers, none of them final; ignored when the request is not open any more."""
-        opened = self._open.get(key)
-        if opened is not None and opened.worker.ordinal not in self._down:
+        opened = self._batches.open.get(key)
+        if opened is not None and self._instances.is_up(opened.worker):
             opened.worker.acknowledge(key, responses)
 
     def on_event(self, event: WorkerEvent) -> None:
         """What a worker reports. Called on the loop's thread."""
         if isinstance(event, BatchDone):
-            instance = event.worker.ordinal + event.slot * SLOT_STRIDE
-            batch = self._running.get(instance)
+            slot = self._instances.slots[event.worker.ordinal][event.slot]
             # The end of a batch that its worker's death took with it frees nothing: the slot is gone, or taken again.
-            if batch is not None and batch[0].key == event.items[0].key:
-                del self._running[instance]
-                self._company.note(self._live_count, self._capacity, event.times.end - event.times.start)
-                if self._scheduler.completed(instance):
-                    self._poll_soon(waits=False)
+            if self._batches.try_end(slot, event.items[0].key):
+                outcomes = self._outcomes(event) if self._scheduler.follows_outcomes else ()
+                turns = self._scheduler.completed(slot, event.times.end - event.times.start, outcomes)
+                if turns is not None:
+                    self._poll_in(turns)
             self._answer(event)
         elif isinstance(event, ResponseSent):
             self._on_response_sent(event)
@@ -399,11 +243,11 @@ class Pump(Account):
         for key in self._scheduler.drain():
             self._fail(key, STOPPING, FailureReason.OTHER)
         # Not by `_worker_of`, which looks through all batches for each.
-        for instance, batch in self._running.items():
+        for slot, batch in self._batches:
             for item in batch:
-                self._slots[instance][0].cancel(item.key)
-        for key, opened in self._open.items():
-            if opened.worker.ordinal not in self._down:
+                self._instances.worker_of[slot].cancel(item.key)
+        for key, opened in self._batches.open.items():
+            if self._instances.is_up(opened.worker):
                 opened.worker.cancel(key)
         for key, flight in list(self._live.by_ticket.items()):
             if flight.pump is self:
@@ -413,24 +257,23 @@ class Pump(Account):
     async def close(self) -> None:
         """Wait until every accepted request is answered, then stop the workers, side by side: one may take long."""
         await self.drained()
-        if self._timer is not None:
-            self._timer.cancel()
-        await asyncio.gather(*(worker.stop() for worker in (*self._workers.values(), *self._passive)))
+        self._alarm.set(None)
+        await self._instances.stop()
 
-    def _poll_soon(self, *, waits: bool = True) -> None:
-        """Poll as this turn of the loop ends, so that all that comes in it shares a batch; for one alone at once.
-
-        Where more are likely to come, one turn later if it `waits`, or as soon as they are there.
-        """
-        share = self._company.share
-        if self._live_count == 1 if share == 1 else self._scheduler.queued >= share:
+    def _poll_in(self, turns: int) -> None:
+        """Poll at once, or as this turn of the loop ends, or the next one. Ignored where that is to be done already."""
+        if not turns:
             self._poll()
         elif not self._polls_soon:
             self._polls_soon = True
-            if waits and share > 1:
-                self._loop.call_soon(self._loop.call_soon, self._poll_now)
-            else:
+            if turns == 1:
                 self._loop.call_soon(self._poll_now)
+            else:
+                self._loop.call_soon(self._loop.call_soon, self._poll_now)
+
+    def wake(self) -> None:
+        """Poll soon: what another pump's scheduler has given back may be what this one's waits for."""
+        self._poll_in(1)
 
     def _poll_now(self) -> None:
         self._polls_soon = False
@@ -440,37 +283,25 @@ class Pump(Account):
         by_ticket = self._live.by_ticket
         for action in self._scheduler.poll(monotonic_ns()):
             if isinstance(action, Execute):
-                self._execute(action.instance, [by_ticket[key] for key in action.requests])
+                self._execute(action.slot, [by_ticket[key] for key in action.requests])
             else:
                 self._fail(action.request, action.error, action.reason)
-        self._arm(self._scheduler.wake_at())
+        self._alarm.set(self._scheduler.wake_at())
 
-    def _execute(self, instance: int, batch: list[InFlight]) -> None:
-        self._running[instance] = batch
-        worker, slot = self._slots[instance]
-        worker.execute([*batch], slot)
+    def _execute(self, slot: Slot, batch: list[InFlight]) -> None:
+        worker = self._instances.worker_of[slot]
+        self._batches.begin(slot, batch, worker)
+        worker.execute([*batch], slot.number)
 
-    def _arm(self, wake_at: int | None) -> None:
-        if wake_at == self._timer_at:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._timer_at = wake_at
-        if wake_at is None:
-            return
-        # The loop's timers count whole milliseconds. Sleep the whole ones, then look again each turn of the loop: a
-        # delay of 100 us is kept, and the turns between cost less than a millisecond late would.
-        whole_ms = min((wake_at - monotonic_ns()) // 1_000_000, LONGEST_SLEEP_MS)
-        if whole_ms >= 1:
-            self._timer = self._loop.call_later(whole_ms / 1000, self._wake)
-        else:
-            self._timer = self._loop.call_soon(self._wake)
-
-    def _wake(self) -> None:
-        self._timer = None
-        self._timer_at = None
-        self._poll()
+    def _outcomes(self, done: BatchDone) -> list[Outcome]:
+        outcomes = []
+        for at, (item, reply) in enumerate(zip(done.items, done.replies, strict=True)):
+            flight = self._live.by_ticket.get(item.key)
+            if flight is None or flight.cancelled or isinstance(reply, InferenceError):
+                outcomes.append(Outcome.GONE)
+            else:
+                outcomes.append(Outcome.AGAIN if at in done.again else Outcome.DONE)
+        return outcomes
 
     def _answer(self, done: BatchDone) -> None:
         times = done.times
@@ -478,13 +309,13 @@ class Pump(Account):
         infer_ns = times.output_start - times.input_end
         output_ns = times.end - times.output_start
         wall = wall_ms()
-        stats, live, is_open = self._stats, self._live, self._open
+        stats, live, is_open = self._stats, self._live, self._batches.open
         rows = 0
         for at, (item, reply) in enumerate(zip(done.items, done.replies, strict=True)):
             rows += item.rows
             key = item.key
             if not isinstance(reply, list) or (is_open and key in is_open):
-                self._answer_otherwise(item, done, reply, done.parameters.get(at))
+                self._answer_otherwise(at, item, done, reply)
                 continue
             if self._reshapes:
                 try:
@@ -520,11 +351,13 @@ class Pump(Account):
         self._rest()
 
     def _answer_otherwise(
-        self, item: BatchItem, done: BatchDone, reply: Outputs | InferenceError | None, parameters: Parameters | None
+        self, at: int, item: BatchItem, done: BatchDone, reply: Outputs | InferenceError | None
     ) -> None:
         """Not by the first and only answer: with an error, or of a request that is open or will be."""
-        if reply is None or item.key in self._open:
-            self._end_batch_of(item, done, reply, parameters)
+        if reply is None and at in done.again and not item.cancelled:
+            return  # it is queued, or runs already
+        if reply is None or item.key in self._batches.open:
+            self._end_batch_of(item, done, reply, done.parameters.get(at))
         elif isinstance(reply, InferenceError):
             self._fail_executed(item.key, reply, done.times)
 
@@ -535,9 +368,9 @@ class Pump(Account):
         flight = self._live.by_ticket.get(item.key)
         if flight is None:
             return
-        opened = self._open.get(item.key)
+        opened = self._batches.open.get(item.key)
         if opened is None:
-            opened = self._open[item.key] = Open(done.worker, done.items[0].key, done.times.input_end)
+            opened = self._batches.open[item.key] = Open(done.worker, done.items[0].key, done.times.input_end)
         if reply is not None:
             self._pass_on(
                 flight, opened, ResponseSent(done.worker, item.key, reply, True, done.times, parameters or {})
@@ -551,9 +384,9 @@ class Pump(Account):
         flight = self._live.by_ticket.get(sent.key)
         if flight is None:
             return
-        opened = self._open.get(sent.key)
-        if opened is None and (batch := self._batch_of(sent.worker, sent.key)):
-            opened = self._open[sent.key] = Open(sent.worker, batch[0].key, sent.times.input_end)
+        opened = self._batches.open.get(sent.key)
+        if opened is None and (found := self._batches.find(sent.key)) and found[0].instance == sent.worker.ordinal:
+            opened = self._batches.open[sent.key] = Open(sent.worker, found[1][0].key, sent.times.input_end)
         if opened is None or opened.worker is not sent.worker:
             return
         if flight.cancelled and not sent.final:
@@ -618,63 +451,67 @@ class Pump(Account):
 
     def _worker_of(self, key: int) -> Worker | None:
         """Who executes a request or has it open; None when it is queued or over."""
-        opened = self._open.get(key)
+        opened = self._batches.open.get(key)
         if opened is not None:
             return opened.worker
-        for instance, batch in self._running.items():
-            for item in batch:
-                if item.key == key:
-                    return self._slots[instance][0]
-        return None
-
-    def _batch_of(self, worker: Worker, key: int) -> Sequence[InFlight]:
-        """The batch that a worker runs a request in, empty when it does not."""
-        batches = (self._running.get(instance, ()) for instance in _instances(worker))
-        return next((batch for batch in batches if any(item.key == key for item in batch)), ())
+        found = self._batches.find(key)
+        return None if found is None else self._instances.worker_of[found[0]]
 
     def _on_down(self, down: WorkerDown) -> None:
-        worker = down.worker
-        self._down[worker.ordinal] = down
-        if worker.ordinal not in self._workers:
-            return  # passive, or still to be added
-        for instance in _instances(worker):
-            self._scheduler.remove_instance(instance)
-            batch = self._running.pop(instance, [])
-            for item in batch:
-                if item.key in self._live.by_ticket:
-                    self._open.setdefault(item.key, Open(worker, batch[0].key, item.queued_ns))
-        self._count_capacity()
+        if not self._instances.take_down(down):
+            return
+        again: set[int] = set()
+        for slot in self._instances.slots[down.worker.ordinal]:
+            again.update(self._remove(slot, down))
         self._refuse_if_parked()
+        if again:
+            self._poll()
+
+    def _remove(self, slot: Slot, down: WorkerDown) -> Collection[int]:
+        """A slot is gone. What its worker has not begun is the scheduler's again, as far as it wants that.
+
+        All else is open until the worker's own events fail it.
+        """
+        unread: list[list[InFlight]] = []
+        for batch in self._batches.remove(slot):
+            live = [item for item in batch if item.key in self._live.by_ticket]
+            if batch[0].key in down.unread:
+                unread.append(live)
+                continue
+            for item in live:
+                self._batches.open.setdefault(item.key, Open(down.worker, batch[0].key, item.queued_ns))
+        waiting = [[_pending(item, ()) for item in batch if not item.cancelled] for batch in unread]
+        again = self._scheduler.remove_slot(slot, [batch for batch in waiting if batch], monotonic_ns())
+        text = f"Failed to process the request(s) for model instance '{down.worker.name}', message: {down.reason}"
+        for item in (item for batch in unread for item in batch if item.key not in again):
+            if item.cancelled:
+                self._fail(item.key, CANCELLED, FailureReason.CANCELED)
+            else:
+                self._fail(item.key, InferenceError(ErrorCode.INTERNAL, text), FailureReason.BACKEND)
+        return again
 
     def _refuse_if_parked(self) -> None:
         """Without a worker that runs or will, nothing is worth waiting for."""
-        downs = [self._down[ordinal] for ordinal in self._workers if ordinal in self._down]
-        if len(downs) < len(self._workers) or not all(down.parked for down in downs):
+        reason = self._instances.end_of_hope()
+        if reason is None:
             self._refusal = None
             return
-        refusal = InferenceError(ErrorCode.UNAVAILABLE, f"model '{self._name}' is not ready: {downs[-1].reason}")
+        refusal = InferenceError(ErrorCode.UNAVAILABLE, f"model '{self._name}' is not ready: {reason}")
         # First, because whoever is answered may ask again at once.
         self._refusal = refusal
         for key in self._scheduler.drain():
             self._fail(key, refusal, FailureReason.REJECTED)
 
     def _on_up(self, worker: Worker) -> None:
-        if self._down.pop(worker.ordinal, None) is None or worker.ordinal not in self._workers:
-            return
-        self._stats.worker_restarts += 1
-        self._take_up(worker)
-        self._poll()
+        if self._instances.bring_up(worker):
+            self._stats.worker_restarts += 1
+            self._take_up(worker)
+            self._poll()
 
     def _take_up(self, worker: Worker) -> None:
         self._refusal = None
-        for instance in _instances(worker):
-            self._scheduler.add_instance(instance)
-        self._count_capacity()
-
-    def _count_capacity(self) -> None:
-        self._capacity = sum(
-            worker.concurrency for worker in self._workers.values() if worker.ordinal not in self._down
-        )
+        for slot in self._instances.slots[worker.ordinal]:
+            self._scheduler.add_slot(slot)
 
     def _fail_executed(self, key: int, error: InferenceError, times: BatchTimes) -> None:
         """The end of its batch answers a request with an error, before any other answer."""
@@ -699,8 +536,8 @@ class Pump(Account):
         flight = self._live.take(key)
         if flight is not None:
             self._live_count -= 1
-            if self._open:
-                self._open.pop(key, None)
+            if self._batches.open:
+                self._batches.open.pop(key, None)
         return flight
 
     def _send(self, key: int, flight: InFlight, response: InferenceResponse) -> None:
@@ -720,9 +557,20 @@ class Pump(Account):
         return InferenceResponse(self._name, self._version, request_id, error=error)
 
 
-def _instances(worker: Worker) -> Iterator[int]:
-    """The scheduler's instances that a worker's slots are, in the order of the slots."""
-    return (worker.ordinal + slot * SLOT_STRIDE for slot in range(worker.concurrency))
+def _pending(flight: InFlight, compatible: Hashable) -> Pending:
+    """What the scheduler is told of a request."""
+    request = flight.request
+    return Pending(
+        flight.key,
+        flight.rows,
+        flight.size_bytes,
+        compatible,
+        request.priority,
+        request.timeout_us,
+        request.sequence_id,
+        request.sequence_start,
+        request.sequence_end,
+    )
 
 
 def _report(error: Exception, response: InferenceResponse) -> None:

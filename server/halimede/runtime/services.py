@@ -2,7 +2,7 @@
 
 import logging
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from halimede.core.observe.custom_metrics import CustomMetrics
@@ -10,7 +10,6 @@ from halimede.core.repository.load_waits import LoadWaits
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller
 from halimede.core.types.error import clip
-from halimede.runtime.pump import SLOT_STRIDE, Pump
 from halimede.runtime.server import OnResponse
 
 log = logging.getLogger(__name__)
@@ -33,12 +32,6 @@ class Models(Protocol):
     def acknowledge(self, ticket: int, responses: int = 1) -> None:
         """So many more of its answers were taken."""
 
-    def hold_up(self, ticket: int, waiter: Hashable) -> None:
-        """Until `let_go` this call holds up `waiter`; it is refused if that can never end."""
-
-    def let_go(self, ticket: int) -> None:
-        """It does not any more."""
-
     async def load_model(
         self, name: str, parameters: Mapping[str, bool | int | str | bytes], *, for_model: bool = False
     ) -> None:
@@ -52,12 +45,11 @@ class Models(Protocol):
 
 
 class ModelServices:
-    """Implements `workers.process.Services`. `models` is set once the server is made."""
+    """Implements `workers.process.services.Services`. `models` is set once the server is made."""
 
     def __init__(self, metrics: CustomMetrics) -> None:
         self.metrics = metrics
         self.models: Models | None = None
-        self._pumps: dict[str, Pump] = {}
         self.loads = LoadWaits()
         """The models that a model waits for to be loaded, and an ensemble."""
         self._methods: Mapping[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
@@ -71,57 +63,27 @@ class ModelServices:
             "metric_value": self._metric_value,
         }
 
-    def register(self, owner: str, pump: Pump) -> None:
-        """The pump whose batches the owner's instances run."""
-        self._pumps[owner] = pump
-
     def forget(self, owner: str) -> None:
         """That load of a model is no more: its metrics go with it."""
-        self._pumps.pop(owner, None)
         self.metrics.forget(owner)
 
-    def infer(
-        self,
-        owner: str,
-        ordinal: int,
-        slot: int | None,
-        requests: Collection[int],
-        request: InferenceRequest,
-        on_response: OnResponse,
-    ) -> int:
-        """See `workers.process.Services`."""
-        pump = self._pumps.get(owner)
-        if self.models is None or pump is None:
+    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller) -> int:
+        """See `workers.process.services.Services`."""
+        if self.models is None:
             error = InferenceError(ErrorCode.UNAVAILABLE, "the server is not up yet")
             on_response(InferenceResponse(request.model_name, "", request.id, error=error))
             return 0
-        if slot is not None:
-            return self.models.infer(request, on_response, pump.caller_on(ordinal + slot * SLOT_STRIDE))
-        return self.models.infer(request, on_response, pump.caller_beside(ordinal, requests))
+        return self.models.infer(request, on_response, caller)
 
     def cancel(self, ticket: int) -> None:
-        """See `workers.process.Services`."""
+        """See `workers.process.services.Services`."""
         if self.models is not None:
             self.models.cancel(ticket)
 
     def acknowledge(self, ticket: int, responses: int) -> None:
-        """See `workers.process.Services`."""
+        """See `workers.process.services.Services`."""
         if self.models is not None:
             self.models.acknowledge(ticket, responses)
-
-    def hold_up(self, owner: str, ordinal: int, slot: int | None, ticket: int) -> None:
-        """See `workers.process.Services`."""
-        pump = self._pumps.get(owner)
-        if self.models is None or pump is None:
-            return
-        waiter = pump.instance(ordinal) if slot is None else pump.batch_on(ordinal + slot * SLOT_STRIDE)
-        if waiter is not None:
-            self.models.hold_up(ticket, waiter)
-
-    def let_go(self, ticket: int) -> None:
-        """See `workers.process.Services`."""
-        if self.models is not None:
-            self.models.let_go(ticket)
 
     async def call(self, owner: str, method: str, arguments: Mapping[str, Any]) -> Any:
         """See `backends.hosting.Host.call`. InferenceError, also for arguments that no module of ours sends."""
@@ -135,7 +97,7 @@ class ModelServices:
             raise InferenceError(ErrorCode.INVALID_ARG, text) from error
 
     def update_metrics(self, owner: str, updates: Sequence[tuple[int, str, float]]) -> None:
-        """See `workers.process.Services`."""
+        """See `workers.process.services.Services`."""
         failures = 0
         first = ""
         for metric, operation, value in updates:

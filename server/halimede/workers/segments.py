@@ -123,6 +123,9 @@ class SegmentMap:
         """Blocks of which the last lease has gone."""
         self.loans = Loans(lendable_bytes)
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._segments
+
     def map(self, number: int, descriptor: int) -> int:
         """Map a segment, and close its descriptor unless it may be lent; returns its size."""
         try:
@@ -163,7 +166,7 @@ class SegmentMap:
 
     def sizes(self) -> Mapping[int, int]:
         """Bytes by segment."""
-        return {number: len(segment.array) for number, segment in self._segments.items()}
+        return {number: len(segment.array) for number, segment in tuple(self._segments.items())}
 
 
 def address(data: Buffer) -> int:

@@ -1,14 +1,15 @@
 """The contract between the pump and whatever runs an instance: a thread of the server, or a process of its own.
 
-A worker takes one batch per slot at a time and reports through one callback, always on the event loop's thread. The
+A worker runs one batch per slot at a time and reports through one callback, always on the event loop's thread. The
 pump gathers nothing and scatters nothing: that is the worker's, off the loop.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from halimede.core.types import InferenceError, InferenceRequest, ParameterValue, Tensor
+from halimede.core.types.caller import Caller
 
 Parameters = Mapping[str, ParameterValue]
 NO_PARAMETERS: Parameters = {}
@@ -16,12 +17,16 @@ NO_PARAMETERS: Parameters = {}
 
 @dataclass(slots=True)
 class BatchItem:
-    """One request of a batch, and its own cancel flag. `rows` is its batch size."""
+    """One request of a batch, and its own cancel flag. `rows` is its batch size.
+
+    `caller` is who asks for it from inside the server, None for a client.
+    """
 
     key: int
     request: InferenceRequest
     rows: int
     cancelled: bool
+    caller: Caller | None = field(default=None, kw_only=True)
 
 
 @dataclass(slots=True)
@@ -43,7 +48,9 @@ class BatchDone:
 
     `replies` are in the order of `items`, in the model's shapes. None is a request that `ResponseSent` answers, before
     or after: it is open until one with `final` has come. `parameters` are those of replies that have some, by position.
-    `failed` is set when the execution itself failed, so that statistics count no execution.
+    `failed` is set when the execution itself failed, so that statistics count no execution. `again` are the positions
+    of requests that the model wants executed once more, which takes a scheduler that `follows_outcomes`: their replies
+    are None.
     """
 
     worker: "Worker"
@@ -53,6 +60,7 @@ class BatchDone:
     failed: bool = False
     slot: int = 0
     parameters: Mapping[int, Parameters] = field(default_factory=dict)
+    again: Collection[int] = ()
 
 
 @dataclass(slots=True)
@@ -74,15 +82,17 @@ class ResponseSent:
 
 @dataclass(slots=True)
 class WorkerDown:
-    """The worker's process is gone. What it held is failed by events that follow; it gets nothing until `WorkerUp`.
+    """The worker's process is gone. It gets nothing until `WorkerUp`.
 
-    `parked` says that it is not started again: too many deaths. `reason` is for people
-    (`worker exited 5 times (last: signal 11)`).
+    `unread` are the keys of the batches that it has certainly not begun: they are the pump's again, which delivers them
+    once more or fails them. All else that it held is failed by events that follow. `parked` says that it is not started
+    again: too many deaths. `reason` is for people (`worker exited 5 times (last: signal 11)`).
     """
 
     worker: "Worker"
     reason: str
     parked: bool
+    unread: Collection[int] = ()
 
 
 @dataclass(slots=True)
@@ -108,7 +118,7 @@ class Worker(Protocol):
     concurrency: int
 
     def execute(self, items: list[BatchItem], slot: int = 0) -> None:
-        """Start a batch; called on the loop, returns at once, never while the slot's batch is running.
+        """Start a batch; called on the loop, returns at once. A slot runs its batches in the order in which they came.
 
         Nothing is executed after WorkerDown and before WorkerUp.
         """

@@ -43,7 +43,7 @@ def test_our_own_backends_are_found_by_name():
     assert {"identity", "onnxruntime", "python"} <= set(backend_names())
 
 
-def test_everybody_gets_the_same_backend():
+def test_all_callers_get_the_same_backend():
     assert find_backend("identity") is find_backend("identity")
 
 
@@ -72,7 +72,7 @@ def test_a_backend_of_another_distribution_is_found(tmp_path):
     assert printed == "True model.third"
 
 
-def test_a_backend_that_cannot_be_imported_says_why(tmp_path):
+def test_unimportable_backend_reports_the_reason(tmp_path):
     install(tmp_path, "broken", "import no_such_runtime\n", "broken_backend:BrokenBackend")
     printed = in_a_new_process(
         tmp_path,
@@ -110,7 +110,7 @@ def test_a_backend_may_be_one_program_in_the_backend_directory(tmp_path):
     assert (backend.default_instance_count("CPU"), backend.default_instance_count("GPU")) == (1, 1)
 
 
-def test_an_installed_backend_goes_before_the_program_of_its_name(tmp_path):
+def test_installed_backend_takes_precedence_over_a_program(tmp_path):
     add_program(tmp_path, "identity")
     add_program(tmp_path, "python")
     assert isinstance(find_backend("identity", tmp_path), IdentityBackend)
@@ -132,7 +132,7 @@ def test_a_native_backend_is_refused_by_its_library(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../outside", "..", ".", "", "inside/../../outside", "a\0b", "nothing", "empty"])
-def test_a_backend_s_name_leads_nowhere_but_to_its_folder(tmp_path, name):
+def test_backend_name_cannot_escape_the_backend_directory(tmp_path, name):
     add_program(tmp_path, "outside")
     add_program(tmp_path, "backends")
     (tmp_path / "backends" / "inside").mkdir()

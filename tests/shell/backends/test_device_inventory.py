@@ -99,13 +99,13 @@ def test_only_what_cuda_can_see_is_listed_under_cudas_numbers(visible, uuids):
     assert [(each.index, each.uuid) for each in devices] == list(enumerate(uuids))
 
 
-def test_a_list_file_stands_in_for_the_driver(tmp_path):
+def test_list_file_replaces_the_driver(tmp_path):
     file = tmp_path / "devices.json"
     file.write_text('[{"kind": "MIG", "index": 3, "uuid": "MIG-7", "compute_capability": "8.0"}]')
     assert read_inventory(file) == Inventory((Device(MIG, 3, "MIG-7", "", 0, (8, 0)),))
 
 
-def test_a_list_file_that_is_not_there_is_named(tmp_path):
+def test_missing_list_file_is_named(tmp_path):
     file = tmp_path / "none.json"
     with pytest.raises(InferenceError) as caught:
         read_inventory(file)
@@ -127,7 +127,7 @@ LISTED = """[
 ]"""
 
 
-def test_devices_below_the_least_capability_are_left_out_and_named(tmp_path, caplog):
+def test_devices_below_the_minimum_capability_are_skipped_and_named(tmp_path, caplog):
     """Those that stay keep their indexes: a configuration's `gpus` names the same devices as before."""
     path = tmp_path / "devices.json"
     path.write_text(LISTED)

@@ -87,7 +87,7 @@ def test_a_batch_takes_its_delay_times_the_instances_multiplier(ordinal, least_m
     assert took_ms >= least_ms
 
 
-def test_a_delay_ends_when_nobody_waits_any_more():
+def test_delay_ends_when_all_requests_are_cancelled():
     echo = instance(config({"a": "b"}, execute_delay_ms=60_000))
     requests = [Request({}, (), patience=3), Request({}, (), patience=1)]
     begun = time.monotonic()

@@ -119,7 +119,7 @@ def refused(work) -> InferenceError:
     return caught.value
 
 
-def test_the_wanted_outputs_are_computed(tmp_path):
+def test_only_requested_outputs_are_computed(tmp_path):
     inputs = {"a": floats([1, 2], [3, 4]), "b": floats([5, 6], [7, 8])}
     result = run(tmp_path, add_sub(), ADD_SUB, inputs, ["difference", "sum"])
     assert {k: v.tolist() for k, v in result.items()} == {"difference": [[-4, -4], [-4, -4]], "sum": [[6, 8], [10, 12]]}
@@ -213,7 +213,7 @@ def test_a_string_that_is_not_text_fails_its_own_request_alone(tmp_path):
     assert {position: error.code for position, error in caught.value.errors.items()} == {1: ErrorCode.INVALID_ARG}
 
 
-def test_inputs_that_lie_across_element_boundaries_are_read_right(tmp_path):
+def test_unaligned_inputs_are_read_correctly(tmp_path):
     body = b"\0" + floats([1, 2]).tobytes()
     a = np.frombuffer(memoryview(body)[1:], dtype=np.float32).reshape(1, 2)
     assert run(tmp_path, add_sub(), ADD_SUB, {"a": a, "b": a})["sum"].tolist() == [[2, 4]]
@@ -272,7 +272,7 @@ def test_a_model_is_a_directory_when_its_weights_lie_beside_it(tmp_path):
     assert result["y"].tolist() == weights.tolist()
 
 
-def test_a_model_that_is_not_there_or_is_no_model_is_named(tmp_path):
+def test_missing_or_invalid_model_file_is_named(tmp_path):
     where = source(tmp_path, None)
     assert refused(lambda: BACKEND.load(ADD_SUB, where)) == InferenceError(
         ErrorCode.UNAVAILABLE, f"unable to find '{where.artifact}' for model 'm'"
@@ -284,7 +284,7 @@ def test_a_model_that_is_not_there_or_is_no_model_is_named(tmp_path):
     )
 
 
-def test_a_configuration_that_disagrees_with_the_model_is_refused_whole(tmp_path):
+def test_all_disagreements_with_the_model_are_reported(tmp_path):
     wrong = config({"a": (BYTES, 2), "b": (FP32, 3)}, {"sum": (FP32, 2), "product": (FP32, 2)})
     error = refused(lambda: BACKEND.load(wrong, source(tmp_path, add_sub())))
     assert error.code is ErrorCode.INVALID_ARG
@@ -320,7 +320,7 @@ def test_autocomplete_fills_in_what_the_file_says(tmp_path):
     )
 
 
-def test_autocomplete_does_not_open_a_model_whose_tensors_are_given(tmp_path):
+def test_autocomplete_does_not_open_a_fully_configured_model(tmp_path):
     assert BACKEND.autocomplete(ADD_SUB, source(tmp_path, None)) is ADD_SUB
 
 
@@ -342,7 +342,7 @@ def test_a_scalar_becomes_one_element_and_an_unknown_rank_stays_open(tmp_path):
     assert result["y"].tolist() == [[4, 5]]
 
 
-def test_an_output_that_is_no_tensor_is_left_out_unless_it_is_asked_for(tmp_path):
+def test_non_tensor_output_is_skipped_unless_it_is_configured(tmp_path):
     proto = model(
         [helper.make_node("Identity", ["x"], ["y"]), helper.make_node("SequenceConstruct", ["x"], ["list"])],
         [tensor("x", FP32, ("n", 1))],
@@ -374,7 +374,7 @@ def instances(directory: Path, count: int, **parameters: str):
     return [loaded.create_instance(Placement(f"m_{i}", i, "CPU")) for i in range(count)]
 
 
-def test_instances_run_side_by_side_on_the_session_they_share(tmp_path):
+def test_instances_run_in_parallel_on_a_shared_session(tmp_path):
     several = instances(tmp_path, 4)
     inputs = {"a": floats([1, 2]), "b": floats([3, 4])}
     begin = threading.Barrier(len(several))
@@ -544,7 +544,7 @@ print(threads() - before)
     assert printed == "2"
 
 
-def test_a_backend_setting_that_is_no_number_is_named(tmp_path):
+def test_invalid_numeric_backend_setting_is_named(tmp_path):
     where = source(tmp_path, add_sub(), default_max_batch_size="many")
     assert refused(lambda: BACKEND.autocomplete(ModelConfig(), where)) == InferenceError(
         ErrorCode.INVALID_ARG,

@@ -25,7 +25,7 @@ def accelerators(cpu: tuple[Accelerator, ...] = (), gpu: tuple[Accelerator, ...]
     return ModelConfig(optimization=ModelOptimizationPolicy(execution_accelerators=wanted))
 
 
-def test_without_a_word_everything_is_the_default():
+def test_unset_options_have_defaults():
     options = read_options(ModelConfig(), "m", on_gpu=True)
     assert options == OnnxOptions()
     assert [options.providers(kind) for kind in ("CPU", "MODEL", "GPU")] == [(CPU,), (CPU,), (CUDA, CPU)]
@@ -142,13 +142,13 @@ def test_accelerators_come_before_the_devices_own_provider():
     ],
     ids=range(7),
 )
-def test_what_cannot_be_used_is_named_with_what_can(config, text):
+def test_invalid_parameter_is_named_with_the_valid_values(config, text):
     with pytest.raises(InferenceError) as caught:
         read_options(config, "m", on_gpu=True)
     assert caught.value == InferenceError(ErrorCode.INVALID_ARG, f"model 'm': {text}")
 
 
-def test_what_is_for_gpus_is_not_read_where_no_instance_runs_on_one():
+def test_gpu_options_are_ignored_without_gpu_instances():
     config = accelerators(gpu=(Accelerator("auto_mixed"), Accelerator("tensorrt", {"precision_mode": "FP8"})))
     config = replace(config, parameters={"arena_extend_strategy": ModelParameter("7")})
 

@@ -1,4 +1,4 @@
-"""Execution environments: real ones, made of a virtual environment, and small ones whose interpreter is a script."""
+"""Execution environments: real ones made from a virtual environment, and small ones whose interpreter is a script."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def make_virtual(directory: Path) -> Path:
-    """A virtual environment with copies, so that it can be packed, and this interpreter's numpy."""
+    """A virtual environment with copied files, so that it can be packed, and with this interpreter's numpy."""
     venv.create(directory, symlinks=False, with_pip=False)
     packages = directory / "lib" / VERSION / "site-packages"
     source = Path(np.__file__).parents[1]
@@ -42,7 +42,7 @@ def pack(directory: Path, archive: Path) -> Path:
 
 
 def make_script(directory: Path, *, says: str = GOOD, code: int = 0, name: str = "python3") -> Path:
-    """An environment whose interpreter says this, whatever it is asked."""
+    """An environment whose interpreter prints this for every call."""
     interpreter = directory / "bin" / name
     interpreter.parent.mkdir(parents=True, exist_ok=True)
     interpreter.write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\nexit {code}\n")
@@ -94,7 +94,7 @@ def answer(found: Environment, code: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_virtual_environment_is_used_as_it_lies(virtual: Path, model: Path, cache: Path):
+def test_virtual_environment_is_used_in_place(virtual: Path, model: Path, cache: Path):
     (model / "env").symlink_to(virtual)
     found = resolve_environment("$$TRITON_MODEL_DIRECTORY/env", model, cache)
     assert found.python == virtual / "bin" / "python3"
@@ -108,7 +108,7 @@ def test_a_virtual_environment_is_used_as_it_lies(virtual: Path, model: Path, ca
     assert resolve_environment(f"{virtual}/bin/activate", model, cache) == found
 
 
-def test_an_archive_is_unpacked_once_and_works_where_it_lies(virtual: Path, model: Path, cache: Path):
+def test_archive_is_unpacked_once_and_works_in_the_cache(virtual: Path, model: Path, cache: Path):
     pack(virtual, model / "env.tar.gz")
     found = resolve_environment("$$TRITON_MODEL_DIRECTORY/env.tar.gz", model, cache)
     assert found.python.is_relative_to(cache)
@@ -123,13 +123,13 @@ def test_an_archive_is_unpacked_once_and_works_where_it_lies(virtual: Path, mode
     again.close()
 
 
-def test_an_interpreter_that_is_not_executable(tmp_path: Path, model: Path, cache: Path):
+def test_interpreter_that_is_not_executable_is_refused(tmp_path: Path, model: Path, cache: Path):
     root = make_script(tmp_path / "conda", name="python3")
     (root / "bin/python3").chmod(0o644)
     assert "its bin/python3 is not executable for the server's user" in refusal(str(root), model, cache).message
 
 
-def test_conda_environments_are_known_by_what_they_lack(tmp_path: Path, model: Path, cache: Path):
+def test_conda_environment_is_recognized(tmp_path: Path, model: Path, cache: Path):
     root = make_script(tmp_path / "conda", name="python")
     found = resolve_environment(str(root), model, cache)
     assert found.python == root / "bin" / "python"
@@ -137,7 +137,7 @@ def test_conda_environments_are_known_by_what_they_lack(tmp_path: Path, model: P
     assert "VIRTUAL_ENV" not in found.environment
 
 
-def test_a_packed_environment_writes_its_new_place_into_its_scripts(tmp_path: Path, model: Path, cache: Path):
+def test_unpacked_environment_rewrites_paths_in_its_scripts(tmp_path: Path, model: Path, cache: Path):
     """As conda-unpack does: with the place that it is in when it runs, which must be the last one."""
     root = make_script(tmp_path / "conda")
     (root / "bin" / "python3").write_text(
@@ -162,9 +162,7 @@ def test_a_packed_environment_writes_its_new_place_into_its_scripts(tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["/nowhere/env", "$$TRITON_MODEL_DIRECTORY/env.tar.gz", "", "a\0b", "loop"])
-def test_what_is_not_there_is_named_as_it_was_written(
-    text: str, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_missing_path_is_named_as_configured(text: str, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(model)
     (model / "loop").symlink_to("loop")
     assert refusal(text, model, cache) == InferenceError(
@@ -194,9 +192,7 @@ NEEDED = "needed is CPython 3.10 or newer with numpy 1.21 or newer"
         ("x" * 1_000_000, 0, f"its interpreter cannot be run (exit code -9): {'x' * 500}"),
     ],
 )
-def test_an_interpreter_that_cannot_run_models_is_found_at_the_load(
-    says: str, code: int, problem: str, model: Path, cache: Path
-):
+def test_unusable_interpreter_fails_the_load(says: str, code: int, problem: str, model: Path, cache: Path):
     make_script(model / "env", says=says, code=code)
     error = refusal("$$TRITON_MODEL_DIRECTORY/env", model, cache)
     assert error.code is ErrorCode.INVALID_ARG
@@ -206,14 +202,12 @@ def test_an_interpreter_that_cannot_run_models_is_found_at_the_load(
 @pytest.mark.parametrize(
     "says", ["interpreter cpython 3 10\nnumpy 1.21.0", "a banner\ninterpreter cpython 4 0\nnumpy 3.0rc1"]
 )
-def test_the_oldest_and_the_newest_will_do(says: str, model: Path, cache: Path):
+def test_oldest_and_newest_supported_python_are_accepted(says: str, model: Path, cache: Path):
     make_script(model / "env", says=says)
     assert resolve_environment(str(model / "env"), model, cache).python == model / "env" / "bin" / "python3"
 
 
-def test_an_interpreter_that_hangs_is_ended_with_all_that_it_started(
-    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_hanging_interpreter_is_killed_with_its_children(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
     make_script(model / "env")
     (model / "env" / "bin" / "python3").write_text("#!/bin/sh\nsleep 300 &\nsleep 300\n")
     monkeypatch.setattr(environment, "CHECK_SECONDS", 0.3)
@@ -228,14 +222,14 @@ def test_an_archive_that_changes_while_it_is_unpacked_is_refused(model: Path, ca
     assert refusal(str(model / "env.tar.gz"), model, cache).message.endswith("it changed while it was unpacked")
 
 
-def test_a_folder_without_an_interpreter_and_one_that_is_no_program_are_refused(model: Path, cache: Path):
-    assert "it has no bin/python3; right is a virtual environment" in refusal(str(model), model, cache).message
+def test_folder_without_a_working_interpreter_is_refused(model: Path, cache: Path):
+    assert "it has no bin/python3; expected a virtual environment" in refusal(str(model), model, cache).message
     make_script(model / "env")
     (model / "env" / "bin" / "python3").write_bytes(b"\x7fELF")
     assert "its interpreter cannot be started: Exec format error" in refusal(str(model / "env"), model, cache).message
 
 
-def test_an_archive_that_is_none_or_leads_out_of_itself_is_refused_and_leaves_nothing(model: Path, cache: Path):
+def test_invalid_or_escaping_archive_leaves_nothing(model: Path, cache: Path):
     (model / "env.tar.gz").write_text("hello")
     assert refusal("$$TRITON_MODEL_DIRECTORY/env.tar.gz", model, cache).message.startswith(
         "the execution environment '$$TRITON_MODEL_DIRECTORY/env.tar.gz' cannot be used: it is damaged or no tar.gz: "
@@ -274,9 +268,7 @@ def test_many_loads_share_one_unpacking(model: Path, cache: Path, open_environme
     assert log.read_text() == "x\n"
 
 
-def test_a_load_that_came_while_it_was_unpacked_does_not_wait_for_those_that_use_it(
-    model: Path, cache: Path, open_environments: list[Environment]
-):
+def test_waiting_load_does_not_wait_for_running_users(model: Path, cache: Path, open_environments: list[Environment]):
     """It saw the entry unfinished, and before it asked for the lock another load finished and began to use it."""
     make_script(model / "env")
     pack(model / "env", model / "env.tar.gz")
@@ -302,7 +294,7 @@ def test_a_load_that_came_while_it_was_unpacked_does_not_wait_for_those_that_use
         os.close(user)
 
 
-def test_what_a_killed_server_left_half_unpacked_is_begun_anew(model: Path, cache: Path):
+def test_unpacking_of_a_killed_server_is_restarted(model: Path, cache: Path):
     make_script(model / "env")
     pack(model / "env", model / "env.tar.gz")
     found = resolve_environment(str(model / "env.tar.gz"), model, cache)
@@ -317,7 +309,7 @@ def test_what_a_killed_server_left_half_unpacked_is_begun_anew(model: Path, cach
     again.close()
 
 
-def test_an_entry_goes_when_its_archive_has_changed_and_nobody_runs_in_it(model: Path, cache: Path):
+def test_unused_entry_of_a_changed_archive_is_removed(model: Path, cache: Path):
     def changed(number: int) -> Environment:
         make_script(model / "env", says=f"{number}\n{GOOD}")
         pack(model / "env", model / "env.tar.gz")
@@ -377,7 +369,7 @@ def test_a_use_ends_with_its_last_close(model: Path, cache: Path):
     assert is_free()
 
 
-def test_a_cache_that_cannot_be_made_is_said_without_its_path(model: Path, tmp_path: Path):
+def test_error_of_an_uncreatable_cache_hides_its_path(model: Path, tmp_path: Path):
     make_script(model / "env")
     pack(model / "env", model / "env.tar.gz")
     (tmp_path / "file").touch()
@@ -389,7 +381,7 @@ def test_a_cache_that_cannot_be_made_is_said_without_its_path(model: Path, tmp_p
     )
 
 
-def test_a_cache_into_which_others_may_write_is_not_used(model: Path, cache: Path, tmp_path: Path):
+def test_cache_writable_by_other_users_is_refused(model: Path, cache: Path, tmp_path: Path):
     make_script(model / "env")
     pack(model / "env", model / "env.tar.gz")
     cache.mkdir()
@@ -399,9 +391,7 @@ def test_a_cache_into_which_others_may_write_is_not_used(model: Path, cache: Pat
     assert "belongs to somebody else" in refusal(str(model / "env.tar.gz"), model, tmp_path / "link").message
 
 
-def test_the_cache_is_the_user_s_own_and_lies_where_temporary_files_do(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_cache_is_a_user_directory_for_temporary_files(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert default_cache() == tmp_path / f"halimede-environments-{os.geteuid()}"
     make_script(model / "env")

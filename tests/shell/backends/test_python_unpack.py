@@ -1,4 +1,4 @@
-"""Archives of environments, the hostile ones too, unpacked into a directory below which and beside which is looked."""
+"""Unpacking archives of environments, including hostile ones; nothing may appear beside the directory."""
 
 import gzip
 import io
@@ -53,7 +53,7 @@ def problem(path: Path, target: Path, **bounds: int) -> str:
     return str(caught.value)
 
 
-def test_files_folders_and_links_arrive_as_they_were(tmp_path: Path, target: Path):
+def test_files_folders_and_links_are_unpacked(tmp_path: Path, target: Path):
     unpack(
         archive(
             tmp_path / "a.tar.gz",
@@ -106,7 +106,7 @@ HOSTILE: dict[str, tuple[Sequence[Member], str]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_nothing_leads_out_of_the_directory(tmp_path: Path, target: Path, what: str):
+def test_no_member_leads_out_of_the_directory(tmp_path: Path, target: Path, what: str):
     members, says = HOSTILE[what]
     (tmp_path / "outer" / "secret").write_text("as before")
     text = problem(archive(tmp_path / "a.tar.gz", members), target)
@@ -127,12 +127,12 @@ def test_size_and_number_are_bounded(tmp_path: Path, target: Path):
     assert len(os.listdir(other)) == 5
 
 
-def test_folders_that_only_paths_name_are_counted(tmp_path: Path, target: Path):
+def test_implicit_parent_folders_are_counted(tmp_path: Path, target: Path):
     path = archive(tmp_path / "a.tar.gz", [member("/".join("abcdefgh"))])
     assert problem(path, target, max_members=5) == "it has more than 5 files and folders"
 
 
-def test_what_comes_after_the_end_is_counted_too(tmp_path: Path, target: Path):
+def test_data_after_the_end_of_the_archive_is_counted(tmp_path: Path, target: Path):
     path = tmp_path / "a.tar.gz"
     with gzip.open(path, "wb", compresslevel=1) as stream:
         stream.write(b"\0" * 3_000_000)
@@ -151,7 +151,7 @@ def flipped(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     "damage", [truncated, flipped, lambda _: b"", lambda _: b"hello", lambda _: gzip.compress(b"x")]
 )
-def test_a_damaged_archive_is_never_half_an_environment(tmp_path: Path, target: Path, damage: Callable[[bytes], bytes]):
+def test_damaged_archive_leaves_no_partial_environment(tmp_path: Path, target: Path, damage: Callable[[bytes], bytes]):
     path = archive(tmp_path / "a.tar.gz", [member(f"f{n}", content=os.urandom(10_000)) for n in range(10)])
     path.write_bytes(damage(path.read_bytes()))
     assert problem(path, target).startswith("it is damaged or no tar.gz: ")
@@ -171,7 +171,7 @@ def run(path: Path, target: Path, *before: str) -> tuple[int, str]:
     return done.returncode, done.stdout.strip()
 
 
-def test_as_a_process_it_says_who_is_at_fault(tmp_path: Path, target: Path):
+def test_exit_code_separates_archive_faults_from_system_faults(tmp_path: Path, target: Path):
     good = archive(tmp_path / "good.tar.gz", [member("f", content=b"x")])
     bad = archive(tmp_path / "bad.tar.gz", [member("../\n\x1b[2Jevil")])
     assert run(good, target) == (0, "")
@@ -179,7 +179,7 @@ def test_as_a_process_it_says_who_is_at_fault(tmp_path: Path, target: Path):
     assert run(good, tmp_path / "nowhere") == (2, "No such file or directory")
 
 
-def test_a_header_as_large_as_memory_costs_no_more_than_the_process_may_have(tmp_path: Path, target: Path):
+def test_huge_header_stays_within_the_memory_limit(tmp_path: Path, target: Path):
     """A name of many gigabytes, compressed to a few megabytes, is read whole by the reader of tar files."""
     path = tmp_path / "a.tar.gz"
     info = tarfile.TarInfo("././@LongLink")

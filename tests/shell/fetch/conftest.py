@@ -1,4 +1,4 @@
-"""One S3 for all; each test has a bucket of its own, and a proxy before it that does as it is told."""
+"""One S3 server for all tests; each test has its own bucket, and its own proxy that injects faults."""
 
 import os
 import re
@@ -20,7 +20,7 @@ def moto() -> Iterator[Moto]:
 
 @dataclass
 class Store:
-    """A bucket, with `models/…` as its objects, and how to fetch from it."""
+    """A bucket with `models/…` as its objects, and methods to fetch from it."""
 
     moto: Moto
     proxy: Proxy

@@ -1,4 +1,4 @@
-"""Google's and Microsoft's stores, as far as their own servers are played here: which addresses are asked, and how."""
+"""Google's and Microsoft's stores, simulated as far as needed: which addresses are requested, and how."""
 
 import base64
 import json
@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 from support.stores import Fetch, Served, WebServer, answer, asked_of, tree, write_credentials
 
 
-def test_google_by_a_service_account(tmp_path: Path) -> None:
+def test_google_with_a_service_account(tmp_path: Path) -> None:
     with WebServer({"/bucket/digits/1/model.onnx": Served(b"x")}).running() as web:
         account = {
             "gcs_base_url": web.url,
@@ -24,7 +24,7 @@ def test_google_by_a_service_account(tmp_path: Path) -> None:
     assert (fetched.code, tree(tmp_path / "models")) == (0, {"digits/1/model.onnx": b"x"}), fetched.log
 
 
-def test_google_with_what_is_no_account(tmp_path: Path) -> None:
+def test_google_with_an_invalid_service_account(tmp_path: Path) -> None:
     credentials = write_credentials(
         tmp_path / "c", GOOGLE_APPLICATION_CREDENTIALS_JSON='{"private_key": "nobody-may-see"}'
     )
@@ -35,7 +35,7 @@ def test_google_with_what_is_no_account(tmp_path: Path) -> None:
     assert (fetched.code, "nobody-may-see" in fetched.log) == (10, False), fetched.log
 
 
-def test_azure_by_account_and_key_or_signature(tmp_path: Path) -> None:
+def test_azure_with_account_and_key_or_signature(tmp_path: Path) -> None:
     account_key = base64.b64encode(b"k" * 32).decode()
     signature = "sv=2024-01-01&sig=nobody%2Fmay%2Bsee"
     for uri, values in (

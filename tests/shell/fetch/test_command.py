@@ -1,4 +1,4 @@
-"""`halimede fetch` as it is called: what it takes, and how it ends."""
+"""The command line of `halimede fetch`: arguments, reports and exit codes."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from shell.fetch.conftest import Store
 from support.stores import Fault, Fetch, Served, WebServer, tree, write_credentials
 
 
-def test_all_that_is_wrong_with_a_plan_is_said_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_plan_are_reported_at_once(tmp_path: Path) -> None:
     plan = {
         "model": [],
         "models": [
@@ -57,13 +57,13 @@ def test_all_that_is_wrong_with_a_plan_is_said_at_once(tmp_path: Path) -> None:
         ('{"version": 2}', "version: right is 1"),
     ],
 )
-def test_no_plan(tmp_path: Path, text: str, said: str) -> None:
+def test_missing_plan_is_reported(tmp_path: Path, text: str, said: str) -> None:
     fetched = Fetch(tmp_path, text).run()
 
     assert (fetched.code, fetched.said) == (2, f"the plan cannot be used:\n{said}")
 
 
-def test_usage(tmp_path: Path) -> None:
+def test_usage_errors_exit_with_2(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "halimede", "fetch", "--into", str(tmp_path)],
         capture_output=True,
@@ -74,7 +74,7 @@ def test_usage(tmp_path: Path) -> None:
     assert (ended.returncode, "Missing option '--plan'" in ended.stderr) == (2, True)
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_uncreatable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file")
 
     fetched = Fetch(tmp_path, {"models": []}).run()
@@ -82,7 +82,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     assert (fetched.code, "models: File exists" in fetched.said) == (2, True)
 
 
-def test_no_termination_log_is_no_failure(tmp_path: Path) -> None:
+def test_missing_termination_log_is_not_an_error(tmp_path: Path) -> None:
     fetching = Fetch(tmp_path, {"models": []})
     fetching.arguments[-1] = "/nowhere/at/all"
 
@@ -114,7 +114,7 @@ def test_a_full_disk_is_seen_before_anything_is_fetched(tmp_path: Path, beyond: 
     assert [asked for asked in web.asked if asked.start is not None] == []
 
 
-def test_a_disk_that_fills_up_on_the_way(tmp_path: Path) -> None:
+def test_disk_that_fills_up_during_the_fetch_is_reported(tmp_path: Path) -> None:
     # The size of a file is limited, as a full disk limits it, but that nobody can see it before.
     with WebServer({"/models/digits/1/model.onnx": Served(size=8 << 20)}).running() as web:
         model = {"name": "digits", "uri": f"s3://{web.url}/models/digits/"}
@@ -148,7 +148,7 @@ def test_sigterm_ends_it_at_once(store: Store) -> None:
         ({"aws_access_key_id": "x"}, "have none of the keys AWS_ACCESS_KEY_ID"),
     ],
 )
-def test_credentials_that_are_none(tmp_path: Path, values: dict[str, str] | None, said: str) -> None:
+def test_invalid_credentials_are_reported(tmp_path: Path, values: dict[str, str] | None, said: str) -> None:
     folder = tmp_path / "credentials"
     if values is not None:
         write_credentials(folder, **values)

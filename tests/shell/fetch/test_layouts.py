@@ -1,4 +1,4 @@
-"""What the objects of a bucket become in the repository."""
+"""How the objects of a bucket become a model repository."""
 
 import hashlib
 import subprocess
@@ -11,7 +11,7 @@ from shell.fetch.conftest import Store
 from support.stores import Fetch, tree
 
 
-def test_of_a_models_folder_the_latest_version_is_fetched_with_all_that_is_no_version(store: Store) -> None:
+def test_only_the_latest_version_and_common_files_are_fetched(store: Store) -> None:
     store.put(
         {
             "digits/": b"",
@@ -42,7 +42,7 @@ def test_of_a_models_folder_the_latest_version_is_fetched_with_all_that_is_no_ve
     ]
 
 
-def test_versions_are_those_of_the_plans_policy_over_that_of_the_configuration(store: Store) -> None:
+def test_version_policy_of_the_plan_overrides_the_configuration(store: Store) -> None:
     store.put(
         {
             "digits/config.pbtxt": b"version_policy { all { } }",
@@ -69,7 +69,7 @@ def test_a_folder_of_a_models_files_is_version_one(store: Store) -> None:
     }
 
 
-def test_a_single_file_is_version_one_under_the_name_that_its_backend_loads(store: Store) -> None:
+def test_single_file_is_version_one_with_its_backends_name(store: Store) -> None:
     store.put({"digits/resnet50-v2.onnx": b"onnx", "digits/model.py": b"other"})
 
     assert store.fetch("digits/resnet50-v2.onnx", name="resnet").code == 0
@@ -77,7 +77,7 @@ def test_a_single_file_is_version_one_under_the_name_that_its_backend_loads(stor
     assert tree(store.models) == {"resnet/1/model.onnx": b"onnx"}
 
 
-def test_configuration_of_the_plan_goes_over_that_of_the_folder_field_by_field(store: Store) -> None:
+def test_plan_configuration_overrides_the_folders_by_field(store: Store) -> None:
     store.put(
         {
             "digits/config.yaml": b"name: elsewhere\nmax_batch_size: 4\nparameters: {a: {string_value: '1'}, b: {string_value: '1'}}\n"
@@ -109,7 +109,7 @@ parameters {
     }
 
 
-def test_an_ensemble_of_the_plan_is_a_folder_with_an_empty_version(store: Store) -> None:
+def test_ensemble_of_the_plan_gets_an_empty_version_folder(store: Store) -> None:
     step = {"model_name": "digits", "model_version": -1, "input_map": {"x": "IN"}, "output_map": {"y": "OUT"}}
     tensor = {"data_type": "TYPE_FP32", "dims": [4]}
     config = {
@@ -175,7 +175,7 @@ def test_an_ensembles_folder_in_a_store_needs_no_version(store: Store) -> None:
         ),
     ],
 )
-def test_what_is_no_model_is_refused_with_what_would_be_right(
+def test_invalid_model_is_refused_with_a_hint(
     store: Store, objects: dict[str, bytes], fields: dict[str, Any], text: str
 ) -> None:
     store.put(objects)
@@ -189,7 +189,7 @@ def test_what_is_no_model_is_refused_with_what_would_be_right(
 @pytest.mark.parametrize(
     "key", ["digits/../passwd", "digits/a//b", "digits/a\\b", "digits/\x01", "digits/./a", f"digits/{'n' * 256}"]
 )
-def test_keys_that_could_lie_elsewhere_are_refused_by_name(store: Store, key: str) -> None:
+def test_keys_that_escape_the_folder_are_refused_by_name(store: Store, key: str) -> None:
     store.put({"digits/1/model.onnx": b"x", key: b"evil"})
 
     fetched = store.fetch()
@@ -202,7 +202,7 @@ def test_keys_that_could_lie_elsewhere_are_refused_by_name(store: Store, key: st
     assert tree(store.models) == {}
 
 
-def test_a_key_that_is_both_file_and_folder_is_refused_and_a_folders_marker_is_not(store: Store) -> None:
+def test_key_that_is_file_and_folder_is_refused(store: Store) -> None:
     store.put({"digits/1/model.onnx": b"x", "digits/1": b""})
     assert store.fetch().code == 0
 
@@ -238,7 +238,7 @@ def test_digest_of_a_folder_is_what_the_documented_command_prints(store: Store, 
     assert sorted(tree(store.models / "digits")) == ["10/Weights", "10/model.onnx", "a-b", "a/b", "config.pbtxt"]
 
 
-def test_another_digest_leaves_nothing_and_both_are_named(store: Store) -> None:
+def test_wrong_digest_leaves_nothing_and_names_both(store: Store) -> None:
     store.put({"digits/model.onnx": b"x"})
     wanted, found = "sha256:" + "0" * 64, "sha256:" + hashlib.sha256(b"x").hexdigest()
 

@@ -1,4 +1,4 @@
-"""How much memory a big model takes on its way to disk: what is asked is the process's own peak."""
+"""The peak memory of a process that fetches a big model."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Models of web servers: single files, archives of folders, and archives that nobody should unpack."""
+"""Models from web servers: single files, archives of directories, and hostile archives."""
 
 import base64
 import gzip
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import support.stores
-from support.stores import Asked, Fault, Fetch, Fetched, Proxy, Served, WebServer, tree, write_credentials
+from support.stores import Asked, Fault, Fetch, Fetched, Proxy, Served, WebServer, s3_error, tree, write_credentials
 
 PKI = Path(support.stores.__file__).parent / "pki"
 MB = 1 << 20
@@ -67,14 +67,14 @@ def test_a_file_in_ranges(run: Run, tmp_path: Path) -> None:
         Served(b"x" * 3 * MB, etag=""),
     ],
 )
-def test_servers_that_know_less(run: Run, tmp_path: Path, served: Served) -> None:
+def test_servers_without_ranges_or_validators(run: Run, tmp_path: Path, served: Served) -> None:
     with WebServer({"/net.onnx": served}).running() as web:
         assert run(f"{web.url}/net.onnx").code == 0
 
     assert tree(tmp_path / "models") == {"digits/1/model.onnx": b"x" * 3 * MB}
 
 
-def test_a_cut_connection_of_a_server_without_ranges_begins_again(run: Run, tmp_path: Path) -> None:
+def test_cut_connection_without_ranges_starts_from_the_beginning(run: Run, tmp_path: Path) -> None:
     def cut(asked: Asked) -> Fault | None:
         return Fault(cut_after=MB) if asked.number == 1 else None
 
@@ -93,7 +93,9 @@ def test_a_cut_connection_of_a_server_without_ranges_begins_again(run: Run, tmp_
         ({"USERNAME": "ann", "PASSWORD": "pass word"}, "Basic " + base64.b64encode(b"ann:pass word").decode()),
     ],
 )
-def test_credentials_go_to_their_server_alone(run: Run, tmp_path: Path, values: dict[str, str], header: str) -> None:
+def test_credentials_are_sent_only_to_their_server(
+    run: Run, tmp_path: Path, values: dict[str, str], header: str
+) -> None:
     with WebServer({"/net.onnx": Served(b"x")}).running() as other:
         files = {"/net.onnx": Served(redirect="/moved", authorization=header)}
         files["/moved"] = Served(redirect=f"{other.url}/net.onnx?signature=se-cret", authorization=header)
@@ -106,7 +108,7 @@ def test_credentials_go_to_their_server_alone(run: Run, tmp_path: Path, values: 
     assert {asked.headers.get("authorization") for asked in other.asked} == {None}
 
 
-def test_what_stands_behind_the_question_mark_is_sent_and_never_said(run: Run) -> None:
+def test_query_is_sent_but_never_printed(run: Run) -> None:
     with WebServer({"/net.onnx": Served(b"x")}).running() as web:
         fetched = run(f"{web.url}/net.onnx?X-Amz-Signature=0123456789abcdef")
         gone = run(f"{web.url}/gone.onnx?X-Amz-Signature=0123456789abcdef")
@@ -114,6 +116,16 @@ def test_what_stands_behind_the_question_mark_is_sent_and_never_said(run: Run) -
     assert (fetched.code, gone.code, gone.said) == (0, 11, f"{web.url}/gone.onnx: it is not there (404)")
     assert "0123456789abcdef" not in fetched.log + gone.log + gone.said
     assert {asked.query for asked in web.asked} == {"X-Amz-Signature=0123456789abcdef"}
+
+
+def test_presigned_address_with_an_expired_token(run: Run) -> None:
+    with Proxy("http://127.0.0.1:1", lambda _: s3_error(400, "ExpiredToken")).running() as store:
+        fetched = run(f"{store.url}/net.onnx?X-Amz-Signature=0123456789abcdef")
+
+    assert (fetched.code, fetched.said) == (
+        10,
+        f"{store.url}/net.onnx: the credentials have expired (400 ExpiredToken)",
+    )
 
 
 def test_a_changed_file_is_fetched_anew(run: Run, tmp_path: Path) -> None:
@@ -216,7 +228,7 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_archives_that_are_refused(run: Run, tmp_path: Path, case: str) -> None:
+def test_invalid_archives_are_refused(run: Run, tmp_path: Path, case: str) -> None:
     name, make, text = HOSTILE[case]
     with WebServer({f"/{name}": Served(make())}).running() as web:
         fetched = run(f"{web.url}/{name}")
@@ -226,7 +238,7 @@ def test_archives_that_are_refused(run: Run, tmp_path: Path, case: str) -> None:
     assert not (tmp_path / "evil").exists()
 
 
-def test_a_page_is_no_model(run: Run) -> None:
+def test_html_page_is_not_a_model(run: Run) -> None:
     with WebServer({"/models/digits": Served(b"<html>")}).running() as web:
         fetched = run(f"{web.url}/models/digits")
 
@@ -234,14 +246,20 @@ def test_a_page_is_no_model(run: Run) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["https", "s3"])
-def test_a_private_authority(tmp_path: Path, scheme: str) -> None:
+def test_private_certificate_authority_is_trusted(tmp_path: Path, scheme: str) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(PKI / "server.pem", PKI / "server.key")
     with WebServer({"/files/1/model.onnx": Served(b"x")}, context).running() as web:
         uri = f"{web.url}/files/1/model.onnx" if scheme == "https" else f"s3://{web.url}/files/"
         model = {"name": "digits", "uri": uri}
         refused = Fetch(tmp_path, {"models": [model]}, timeout=5).run()
-        fetched = Fetch(tmp_path, {"models": [{**model, "ca_bundle": str(PKI / "root.pem")}]}).run()
+        model["ca_bundle"] = str(PKI / "root.pem")
+        # The same server by an address that its certificate does not have.
+        misnamed = {**model, "uri": uri.replace("127.0.0.1", "[::ffff:127.0.0.1]")}
+        refused_name = Fetch(tmp_path, {"models": [misnamed]}, timeout=1).run()
+        fetched = Fetch(tmp_path, {"models": [model]}).run()
 
+    said = refused_name.said
+    assert (refused_name.code, "its certificate is for another name" in said) == (15, True), said
     assert (refused.code, "its certificate is not trusted" in refused.said) == (15, True), refused.said
     assert (fetched.code, tree(tmp_path / "models")) == (0, {"digits/1/model.onnx": b"x"}), fetched.said

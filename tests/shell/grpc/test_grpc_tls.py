@@ -51,6 +51,15 @@ def test_tritonclient_with_ssl(serve) -> None:
     assert is_refused(client(served, root="stranger_root.pem"))
 
 
+def test_connections_with_tls_are_not_told_to_go_elsewhere(serve) -> None:
+    """Nothing can be written into them beside grpc."""
+    served = serve(Transport(tls=PLAIN))
+    with client(served) as asked:
+        assert asked.is_server_live()
+        served.thread.run(served.front.send_away())
+        assert asked.is_server_live()
+
+
 def test_mutual_tls_takes_only_clients_whose_certificate_the_root_signed(serve) -> None:
     served = serve(Transport(tls=MUTUAL))
     with client(served, "client") as asked:

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
-from halimede.frontends.http.protocol import Connection, Exchange
+from halimede.frontends.http.protocol import Connection
 from support.http_memory import MAX_BODY, Client, MemoryTransport, connect, turns, two_parts
 
 
@@ -404,10 +406,10 @@ async def test_an_answer_that_nobody_takes_is_given_up_after_a_minute() -> None:
 
 
 @on_loop
-async def test_while_draining_answers_close_and_idle_connections_close_at_once() -> None:
+async def test_once_clients_are_sent_away_answers_close_and_a_drain_closes_idle_connections_at_once() -> None:
     client = connect(answer=False)
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    client.listener.is_draining = True
+    client.listener.send_away()
     client.connection.close_if_idle()
     assert client.transport.closed == ""
     client.exchanges[0].respond(200)
@@ -426,19 +428,19 @@ async def test_the_bodies_of_all_connections_together_are_bounded() -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
     first.send(head + b"x" * 400)
     first.send(b"x" * 600)
-    assert (len(first.seen), first.listener.held_bytes) == (1, 1000)
+    assert (len(first.seen), first.listener.shared.held_bytes) == (1, 1000)
     second.send(head + b"y" * 400)
-    assert (second.answers, first.listener.held_bytes) == (b"", 1400)
+    assert (second.answers, first.listener.shared.held_bytes) == (b"", 1400)
     second.send(b"y" * 200)
     assert second.answers.startswith(b"HTTP/1.1 503 ")
     assert b"Retry-After: 1\r\n" in second.answers
-    assert first.listener.held_bytes == 1000
+    assert first.listener.shared.held_bytes == 1000
     first.exchanges[0].respond(200, b"", (b"1",))
-    assert first.listener.held_bytes == 0
+    assert first.listener.shared.held_bytes == 0
     first.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n" + b"z" * 900)
-    assert first.listener.held_bytes == 900
+    assert first.listener.shared.held_bytes == 900
     first.connection.connection_lost(None)
-    assert first.listener.held_bytes == 0
+    assert first.listener.shared.held_bytes == 0
     assert first.log == []
 
 
@@ -474,22 +476,22 @@ async def test_answers_that_nobody_takes_are_bounded_and_the_longest_stalled_goe
     moving.transport.take(500)
     moving.connection.sweep(2.0)
     stalled.connection.sweep(2.0)
-    assert first.listener.unsent_bytes == stalled.transport.unsent + moving.transport.unsent > 11_000
+    assert first.listener.shared.unsent_bytes == stalled.transport.unsent + moving.transport.unsent > 11_000
 
     late.transport.is_fast = False
     late.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     first.exchanges[-1].respond(200, b"", (b"x" * 6000,))
     assert [client.transport.closed for client in (stalled, moving, late)] == ["abort", "", ""]
-    assert first.listener.unsent_bytes == moving.transport.unsent + late.transport.unsent
+    assert first.listener.shared.unsent_bytes == moving.transport.unsent + late.transport.unsent
     assert first.log == [
         "Test service: 1 connections closed: more than 15000 bytes of answers waited for clients that do not read"
     ]
 
     for client in (moving, late):
         client.transport.take(client.transport.unsent)
-    assert first.listener.unsent_bytes == 0
+    assert first.listener.shared.unsent_bytes == 0
     stalled.connection.connection_lost(None)
-    assert first.listener.unsent_bytes == 0
+    assert first.listener.shared.unsent_bytes == 0
 
 
 @on_loop
@@ -499,9 +501,9 @@ async def test_small_answers_that_nobody_takes_are_counted_too() -> None:
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 5)
     await turns(20)
     client.connection.sweep(1.0)
-    assert client.listener.unsent_bytes == client.transport.unsent > 100
+    assert client.listener.shared.unsent_bytes == client.transport.unsent > 100
     client.listener.shed()
-    assert (client.transport.closed, client.listener.unsent_bytes) == ("abort", 0)
+    assert (client.transport.closed, client.listener.shared.unsent_bytes) == ("abort", 0)
 
 
 @on_loop
@@ -516,3 +518,27 @@ async def test_others_have_their_turn_between_the_pieces_of_a_body_of_many_chunk
     assert client.transport.reading
     client.send(b"0\r\n\r\n")
     assert client.seen == [(b"POST", b"/", b"x" * 2001)]
+
+
+@on_loop
+async def test_reading_goes_on_after_a_body_of_many_chunks_that_was_pipelined() -> None:
+    client = connect(answer=False)
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    body = b"1\r\nx\r\n" * 1001 + b"0\r\n\r\n"
+    client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+    assert not client.transport.reading
+    client.exchanges[0].respond(200)
+    await turns()
+    assert client.seen[1] == (b"POST", b"/", b"x" * 1001)
+    assert client.transport.reading
+
+
+@on_loop
+async def test_fault_of_ours_while_an_answer_in_parts_is_sent_cuts_it_off() -> None:
+    client = connect(answer=False)
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    client.exchanges[0].stream(200).send((b"part",))
+    sent = client.answers
+    client.connection.buffer_updated(cast("int", "no number"))  # It fails as a fault of ours would.
+    assert (client.answers, client.transport.closed) == (sent, "abort")
+    assert len(client.log) == 1

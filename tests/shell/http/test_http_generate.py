@@ -246,7 +246,7 @@ def test_what_a_client_does_not_take_is_not_acknowledged(serve: Any) -> None:
             give(running, *[0.5] * 15_000)
         assert len(running.core.acknowledged) == given - 1
         # What waits counts as unsent: 60,000 bytes each.
-        waiting = running.call(lambda: running.listener.unsent_bytes)
+        waiting = running.call(lambda: running.listener.shared.unsent_bytes)
         assert 600_000 <= waiting < 600_000 + (1 << 20)
         give(running, final=True)
         # Read now, all of it comes in order, and all but the last one had been acknowledged on the way.
@@ -256,7 +256,7 @@ def test_what_a_client_does_not_take_is_not_acknowledged(serve: Any) -> None:
         assert received.count(b"data: ") == given + 10
         assert received.count(b"0.5") == 15_000 * (given + 10)
         assert len(running.core.acknowledged) == given + 10
-        running.wait_until(lambda: running.listener.unsent_bytes == 0)
+        running.wait_until(lambda: running.listener.shared.unsent_bytes == 0)
 
 
 def test_a_client_that_takes_nothing_is_given_up(serve: Any) -> None:
@@ -265,7 +265,7 @@ def test_a_client_that_takes_nothing_is_given_up(serve: Any) -> None:
         fill(running)
         running.wait_until(lambda: running.core.cancelled == [1])
     running.wait_until(lambda: running.listener.connection_count == 0)
-    assert running.listener.unsent_bytes == 0
+    assert running.listener.shared.unsent_bytes == 0
 
 
 def test_the_streams_that_nobody_takes_are_bounded_together(serve: Any) -> None:
@@ -275,7 +275,7 @@ def test_the_streams_that_nobody_takes_are_bounded_together(serve: Any) -> None:
         for _ in range(40):
             give_while_wanted(running, *[0.5] * 15_000)
         running.wait_until(lambda: running.core.cancelled == [1])
-        assert running.listener.unsent_bytes == 0
+        assert running.listener.shared.unsent_bytes == 0
         assert any("clients that do not read" in line for line in running.log)
 
 
@@ -284,7 +284,7 @@ def test_a_drain_waits_for_a_stream_and_closes_after_it(http: Any, client: Clien
     give(http, 1.0)
     client.begin()
     draining = asyncio.run_coroutine_threadsafe(http.listener.drain(), http.loop)
-    http.wait_until(lambda: http.listener.is_draining)
+    http.wait_until(lambda: http.listener.shared.is_draining)
     give(http, 2.0)
     assert [client.event()["OUT"] for _ in range(2)] == [1.0, 2.0]
     assert not draining.done()

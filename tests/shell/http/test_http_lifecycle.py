@@ -246,7 +246,7 @@ def test_a_body_that_dribbles_does_not_hold_a_drain(serve: Any) -> None:
 
 def start_drain(running: Any) -> "concurrent.futures.Future[None]":
     drain = asyncio.run_coroutine_threadsafe(running.listener.drain(), running.loop)
-    running.wait_until(lambda: running.listener.is_draining)
+    running.wait_until(lambda: running.listener.shared.is_draining)
     return drain
 
 

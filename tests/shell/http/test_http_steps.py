@@ -5,8 +5,8 @@ from collections.abc import Generator
 from typing import Any
 
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Head
-from halimede.frontends.http.protocol import Exchange
 from halimede.frontends.http.steps import PLACES, SMALL_BYTES, StepQueue
 
 

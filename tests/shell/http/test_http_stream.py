@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from halimede.frontends.http.protocol import Stream
+from halimede.frontends.http.exchange import Stream
 from support.http_memory import Client, connect, turns
 
 OPENING = b"HTTP/1.1 200 OK\r\nA: b\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -67,14 +67,14 @@ async def test_once_it_has_ended_nothing_is_sent() -> None:
     stream.send((b"y",))
     stream.respond(500)
     stream.hold(10)
-    assert (client.answers, client.transport.closed, client.listener.unsent_bytes) == (sent, "", 0)
+    assert (client.answers, client.transport.closed, client.listener.shared.unsent_bytes) == (sent, "", 0)
 
 
 @pytest.mark.parametrize("field", [b"Connection: close\r\n", b""])
 def test_the_connection_closes_after_it_where_it_must(field: bytes) -> None:
     async def story() -> None:
         client = connect(answer=False)
-        client.listener.is_draining = not field
+        client.listener.shared.is_leaving = not field
         begin(client, b"GET / HTTP/1.1\r\nHost: x\r\n" + field + b"\r\n").send((b"x",), is_last=True)
         assert b"\r\nConnection: close\r\n" in client.answers
         assert client.transport.closed == "close"
@@ -83,11 +83,26 @@ def test_the_connection_closes_after_it_where_it_must(field: bytes) -> None:
 
 
 @on_loop
+async def test_a_connection_whose_stream_began_before_clients_were_sent_away_closes_with_its_next_answer() -> None:
+    """The client was told that it stays open, and may already have sent a request."""
+    client = connect(answer=False)
+    stream = begin(client)
+    stream.send((b"x",))
+    client.listener.send_away()
+    stream.send((b"y",), is_last=True)
+    assert client.transport.closed == ""
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    client.exchanges[-1].respond(200)
+    assert client.answers.endswith(b"Connection: close\r\n\r\n")
+    assert client.transport.closed == "close"
+
+
+@on_loop
 async def test_a_drain_that_begins_meanwhile_lets_it_end_and_closes() -> None:
     client = connect(answer=False)
     stream = begin(client)
     stream.send((b"x",))
-    client.listener.is_draining = True
+    client.listener.shared.is_draining = True
     client.connection.close_if_idle()
     stream.send((b"y",), is_last=True)
     assert client.answers.endswith(b"1\r\ny\r\n0\r\n\r\n")
@@ -106,14 +121,14 @@ async def test_room_comes_and_goes_with_what_the_client_takes() -> None:
     stream.send((b"x" * 500,))
     assert (stream.has_room, told) == (False, [])
     stream.hold(700)
-    assert client.listener.unsent_bytes == client.transport.unsent + 700
+    assert client.listener.shared.unsent_bytes == client.transport.unsent + 700
     client.transport.take(client.transport.unsent)
-    assert (stream.has_room, told, client.listener.unsent_bytes) == (True, [True], 700)
+    assert (stream.has_room, told, client.listener.shared.unsent_bytes) == (True, [True], 700)
     stream.send((), is_last=True)
     client.connection.sweep(1.0)
     client.transport.take(client.transport.unsent)
     client.connection.sweep(2.0)
-    assert client.listener.unsent_bytes == 0
+    assert client.listener.shared.unsent_bytes == 0
 
 
 @on_loop
@@ -174,6 +189,6 @@ async def test_a_body_is_held_until_the_answer_has_ended() -> None:
     client.send(b"x" * 5000)
     stream = client.exchanges[-1].stream(200)
     stream.send((b"x",))
-    assert client.listener.held_bytes == 5000
+    assert client.listener.shared.held_bytes == 5000
     stream.send((), is_last=True)
-    assert client.listener.held_bytes == 0
+    assert client.listener.shared.held_bytes == 0

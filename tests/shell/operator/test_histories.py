@@ -1,10 +1,9 @@
-"""What became of an object while nobody looked, told late, out of order, twice or never: the last spec is what counts.
+"""Random histories of an object with events that come late, out of order, twice or never: only the last spec counts.
 
 A history is any sequence of steps of the user, of Kubernetes' controllers, of watches and of the operator.
 """
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +12,9 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from halimede_operator.cluster.kinds import WATCHED
-from halimede_operator.cluster.pulse import Pulse, Where
-from halimede_operator.cluster.watching import read_event
 from halimede_operator.core.api.spec import Key
-from halimede_operator.handlers.feed import CacheFeed
 from halimede_operator.queue import Done
-from support.operator_shop import CHILDREN, DIGITS, Shop, beside, run
+from support.operator_harness import CHILDREN, DIGITS, Harness, beside, run
 
 Object = dict[str, Any]
 
@@ -36,15 +32,13 @@ def spec(model: str, replicas: int, policy: bool = False) -> Object:
 
 
 class World:
-    """An operator's shop, the user's hands, and as much of Kubernetes' controllers as matters."""
+    """An operator's harness, a user, and the relevant parts of Kubernetes' controllers."""
 
-    def __init__(self, shop: Shop) -> None:
-        self.shop = shop
-        self.api = shop.api
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        self.api = harness.api
         self.is_due = True
         self._told = 0
-        pulse = Pulse([Where(resource, None) for resource in WATCHED], time.monotonic())
-        self._feed = CacheFeed(shop.cache, pulse, self._wake)
 
     def _wake(self, key: Key) -> None:
         self.is_due = self.is_due or key == DIGITS
@@ -57,13 +51,13 @@ class World:
             self.api.remove("inferencemodels", "prod", "digits")
 
     def collect(self) -> None:
-        """What belongs to nobody that exists goes."""
+        """Garbage collection: delete objects whose owner does not exist."""
         while gone := [where for where, value in self.api.objects.items() if self._owner(value) not in self._uids()]:
             for where in gone:
                 self.api.remove(*where)
 
     def roll_out(self) -> None:
-        """The Deployment's template gets a ReplicaSet; those before stay."""
+        """Create a ReplicaSet for the Deployment's template; older ones stay."""
         deployment = self.api.objects.get(("deployments", "prod", "digits"))
         if deployment is None:
             return
@@ -76,29 +70,33 @@ class World:
             self.api.put("replicasets", "prod", name, spec={"template": template}, metadata=metadata)
 
     def tell(self, order: Callable[[list[int]], list[int]] = list) -> None:
-        """Everything since the last time, in an order, an event as often as that says."""
+        """Deliver all events since the last time, in the given order, each as often as given."""
         since = self.api.history[self._told :]
         self._told = len(self.api.history)
         for i in order(list(range(len(since)))):
             _, plural, event, value = since[i]
-            line = json.dumps({"type": event, "object": value}).encode()
-            kind, told = read_event(BY_PLURAL[plural], line)
-            self._feed.event(BY_PLURAL[plural], kind, json.loads(told)["object"])
+            metadata = value["metadata"]
+            if event == "DELETED":
+                news = self.harness.cache.delete(metadata["uid"], int(metadata["resourceVersion"]))
+            else:
+                news = self.harness.cache.put(BY_PLURAL[plural], value)
+            for key in news:
+                self._wake(key)
         self._is_known_as_it_is()
 
     async def reconcile(self) -> None:
-        """And nothing is written for what is gone, nor given to another than the one that is there."""
+        """Check that nothing is written for a deleted object, or for another object than the existing one."""
         model = self.api.objects.get(("inferencemodels", "prod", "digits"))
         before = self.api.version
-        self.shop.now += 10
-        outcome = await self.shop.reconcile(DIGITS)
+        self.harness.now += 10
+        outcome = await self.harness.reconcile(DIGITS)
         self.is_due = outcome != Done() and model is not None
         written = [value for version, plural, event, value in self.api.history if version > before and plural in CHILDREN and event != "DELETED"]  # fmt: skip
         assert {self._owner(value) for value in written} <= ({model["metadata"]["uid"]} if model else set())
         self._nothing_is_missing()
 
     async def settle(self) -> None:
-        """By what watches tell, and by what a reconcile itself asked for; no resync comes to help."""
+        """Run the reconciles that watches or reconciles themselves ask for, without any resync."""
         for _ in range(20):
             self.roll_out()
             self.collect()
@@ -118,10 +116,10 @@ class World:
         assert deployment["spec"]["replicas"] == value["replicas"]
         assert value["model"]["uri"] in json.dumps(self.api.objects["configmaps", "prod", plan])
         assert ("digits" in self.api.named("networkpolicies")) == value["networkPolicy"]["enabled"]
-        assert self.shop.digits()["status"]["observedGeneration"] == self.shop.digits()["metadata"]["generation"]
+        assert self.harness.digits()["status"]["observedGeneration"] == self.harness.digits()["metadata"]["generation"]
 
     def _nothing_is_missing(self) -> None:
-        """Pods of no ReplicaSet that is there wait for a plan or an account that is gone."""
+        """Check that no ReplicaSet's pods wait for a deleted ConfigMap or ServiceAccount."""
         for (plural, _, _), value in self.api.objects.items():
             if plural == "replicasets" and self._owner(value) in self._uids():
                 pod = value["spec"]["template"]["spec"]
@@ -133,7 +131,7 @@ class World:
         for plural, namespace, name in {
             (plural, "prod", value["metadata"]["name"]) for _, plural, _, value in self.api.history
         }:
-            known = self.shop.cache.find(BY_PLURAL[plural].kind, namespace, name)
+            known = self.harness.cache.find(BY_PLURAL[plural].kind, namespace, name)
             there = self.api.objects.get((plural, namespace, name))
             assert (str(known.version) if known else None) == (there["metadata"]["resourceVersion"] if there else None)
 
@@ -162,13 +160,13 @@ A3, A2 = spec("a", 3), spec("a", 2)
 @example(steps=[("edit", A3), ("settle",), ("delete",), ("edit", A2), ("delete",)], last=A3)
 @example(steps=[("edit", A3), ("settle",), ("edit", A2), ("edit", A3)], last=A3)
 @example(steps=[("edit", A3), ("settle",), ("delete",)], last=None)
-def test_whatever_came_before_the_last_spec_is_what_there_is(
+def test_the_end_state_depends_only_on_the_last_spec(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]], last: Object | None
 ):
     """O-22, O-23."""
 
-    async def story(shop: Shop) -> None:
-        world = World(shop)
+    async def story(harness: Harness) -> None:
+        world = World(harness)
         for name, *arguments in steps:
             if (running := getattr(world, name)(*arguments)) is not None:
                 await running
@@ -181,10 +179,10 @@ def test_whatever_came_before_the_last_spec_is_what_there_is(
             assert world.children() == {}
         else:
             world.is_made_of(last)
-            written = shop.api.writes()
+            written = harness.api.writes()
             world.is_due = True
             await world.settle()
-            assert shop.api.writes() == written
+            assert harness.api.writes() == written
 
     run(story, tmp_path_factory.mktemp("history"))
 
@@ -197,19 +195,19 @@ SHARES = st.fixed_dictionaries({plural: st.integers(0, 100) for plural in BY_PLU
 @given(specs=st.lists(SPECS, min_size=1, max_size=4), shares=SHARES)
 @example(specs=[A3, spec("b", 3)], shares={**NOW, "replicasets": 0})
 @example(specs=[A2, A3], shares={**NOW, "inferencemodels": 30})
-def test_old_lists_after_a_restart_delete_nothing_and_scale_nothing(
+def test_old_lists_after_a_restart_delete_and_scale_nothing(
     tmp_path_factory: pytest.TempPathFactory, specs: list[Object], shares: dict[str, int]
 ):
     """O-21: each kind as it was at any time before, in percent of the history."""
 
-    async def story(shop: Shop) -> None:
-        world = World(shop)
+    async def story(harness: Harness) -> None:
+        world = World(harness)
         for each in specs:
             world.edit(each)
             await world.settle()
         whole = {where: value.get("spec") for where, value in world.children().items()}
-        begin, now = 100, shop.api.version
-        async with beside(shop) as other:
+        begin, now = 100, harness.api.version
+        async with beside(harness) as other:
             other.hear({plural: begin + (now - begin) * share // 100 for plural, share in shares.items()})
             for _ in range(3):
                 await other.reconcile(DIGITS)

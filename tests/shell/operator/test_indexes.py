@@ -46,7 +46,7 @@ def pod(
         ({**pod(), "status": {}}, None),
     ],
 )
-def test_where_a_pods_index_is(value: dict[str, Any], url: str | None):
+def test_index_url_is_the_servers_http_port(value: dict[str, Any], url: str | None):
     assert index_url(value) == url
 
 
@@ -58,6 +58,22 @@ def test_where_a_pods_index_is(value: dict[str, Any], url: str | None):
             json.dumps([{"name": "b", "version": "1", "state": "READY"}, {"name": "a", "reason": "why"}]).encode(),
             PodIndex((ServedVersion("a", "", "", "why"), ServedVersion("b", "1", "READY", ""))),
         ),
+        (
+            json.dumps(
+                [
+                    {"name": "a", "state": "READY", "workers": {}},
+                    {"name": "b", "state": "READY", "workers": {"failure": "signal 9", "out_of_memory": True}},
+                ]
+            ).encode(),
+            PodIndex(
+                (
+                    ServedVersion("a", "", "READY", "", has_workers=True),
+                    ServedVersion("b", "", "READY", "", True, "signal 9", True),
+                )
+            ),
+        ),
+        (b'[{"name":"a","workers":[1]}]', PodIndex(error="the answer is no index")),
+        (b'[{"name":"a","workers":{"failure":7}}]', PodIndex(error="the answer is no index")),
         (b"<html>", PodIndex(error="the answer is no index")),
         (b"{}", PodIndex()),
         (b"[1]", PodIndex(error="the answer is no index")),
@@ -70,13 +86,13 @@ def test_where_a_pods_index_is(value: dict[str, Any], url: str | None):
         (b" " * (2 << 20), PodIndex(error="the index is too long")),
     ],
 )
-def test_what_an_index_says(data: bytes, index: PodIndex):
+def test_an_index_is_parsed(data: bytes, index: PodIndex):
     assert parse_index(data) == index
 
 
 @dataclass
 class Pods:
-    """Stands for a server in a pod."""
+    """Plays the server of a pod."""
 
     port: int
     answer: Callable[[], Awaitable[web.StreamResponse]]
@@ -119,7 +135,7 @@ def run(story: Callable[[Pods], Awaitable[None]], periods: Periods) -> None:
 NEVER_AGAIN = Periods(timeout_s=5.0, unready_s=1000.0, ready_s=1000.0)
 
 
-def test_a_pod_is_asked_once_and_again_when_its_status_changes():
+def test_a_pod_is_asked_again_when_its_status_changes():
     async def story(pods: Pods) -> None:
         assert pods.indexes.of(DIGITS, [pod(pods.port)]) == {}
         await pods.until(lambda: pods.woken == [DIGITS])
@@ -133,7 +149,7 @@ def test_a_pod_is_asked_once_and_again_when_its_status_changes():
     run(story, NEVER_AGAIN)
 
 
-def test_a_pod_that_is_not_ready_is_asked_again_and_wakes_when_it_is():
+def test_an_unready_pod_is_asked_again_and_wakes_when_it_is_ready():
     async def story(pods: Pods) -> None:
         ready = pods.answer
 
@@ -150,7 +166,7 @@ def test_a_pod_that_is_not_ready_is_asked_again_and_wakes_when_it_is():
     run(story, Periods(timeout_s=5.0, unready_s=0.05, ready_s=1000.0))
 
 
-def test_a_pod_that_is_ready_is_asked_again_too():
+def test_a_ready_pod_is_asked_again():
     async def story(pods: Pods) -> None:
         pods.indexes.of(DIGITS, [pod(pods.port)])
         await pods.until(lambda: pods.asked == 3)
@@ -158,7 +174,32 @@ def test_a_pod_that_is_ready_is_asked_again_too():
     run(story, Periods(timeout_s=5.0, unready_s=1000.0, ready_s=0.05))
 
 
-def test_a_pod_that_does_not_answer_is_told_as_such_and_holds_nobody_up():
+def test_a_pod_with_workers_is_asked_often_and_wakes_when_one_dies():
+    async def story(pods: Pods) -> None:
+        health: dict[str, Any] = {}
+
+        async def python_model() -> web.StreamResponse:
+            return web.json_response([{"name": "digits", "version": "1", "state": "READY", "workers": health}])
+
+        pods.answer = python_model
+        pods.indexes.of(DIGITS, [pod(pods.port)])
+        await pods.until(lambda: pods.asked == 3)
+        assert pods.woken == [DIGITS]
+        health |= {"failure": "worker exited: signal 9", "out_of_memory": False}
+        await pods.until(lambda: len(pods.woken) == 2)
+
+    run(story, Periods(timeout_s=5.0, unready_s=1000.0, workers_s=0.05, ready_s=1000.0))
+
+
+def test_a_workers_death_is_noticed_within_ten_seconds():
+    workers = PodIndex((ServedVersion("digits", "1", "READY", "", has_workers=True),))
+    periods = Periods()
+
+    assert periods.after(workers) + periods.timeout_s <= 10
+    assert periods.after(READY) == periods.ready_s
+
+
+def test_a_pod_that_does_not_answer_has_an_error_and_delays_no_other():
     async def story(pods: Pods) -> None:
         ready = pods.answer
 
@@ -178,7 +219,7 @@ def test_a_pod_that_does_not_answer_is_told_as_such_and_holds_nobody_up():
     run(story, Periods(timeout_s=0.5, unready_s=1000.0, ready_s=1000.0))
 
 
-def test_pods_that_are_gone_are_asked_no_more():
+def test_deleted_pods_are_not_asked_any_more():
     async def story(pods: Pods) -> None:
         pods.indexes.of(DIGITS, [pod(pods.port)])
         await pods.until(lambda: pods.asked == 2)
@@ -190,7 +231,7 @@ def test_pods_that_are_gone_are_asked_no_more():
     run(story, Periods(timeout_s=5.0, unready_s=0.05, ready_s=0.05))
 
 
-def test_an_answer_that_is_too_long_or_no_index_is_an_error():
+def test_an_answer_that_is_too_long_or_invalid_is_an_error():
     async def story(pods: Pods) -> None:
         async def endless() -> web.StreamResponse:
             return web.Response(body=b"[" + b" " * (3 << 20))
@@ -210,8 +251,8 @@ def test_an_answer_that_is_too_long_or_no_index_is_an_error():
     run(story, NEVER_AGAIN)
 
 
-def test_what_is_packed_is_not_unpacked():
-    """A thousandth of it would come over the wire."""
+def test_a_compressed_answer_is_not_decompressed():
+    """Compressed, it would be a thousandth of this size on the wire."""
 
     async def story(pods: Pods) -> None:
         async def packed() -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""Who holds the lease. Attempts are made one by one, at times of the test's own; the last test has the real pace."""
+"""Leader election over an API server. Tests make single attempts at chosen times; the last test uses the real period."""
 
 import asyncio
 import datetime
@@ -20,7 +20,7 @@ NOON = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
 
 @dataclass
 class Hall:
-    """Where contenders meet."""
+    """The API server that the operators share."""
 
     api: KubeApi
     folder: Path
@@ -31,7 +31,7 @@ class Hall:
     async def contender(
         self, name: str, *, clock_minutes: float = 0, clock: Callable[[], float] | None = None
     ) -> Leadership:
-        """clock_minutes: how far the time of its machine is from the others'."""
+        """clock_minutes: offset of its machine's clock."""
         connection = Connection(str(self.api.kubeconfig(self.folder)))
         await connection.refresh()
         client = KubeClient(connection, lambda: False)
@@ -68,13 +68,15 @@ def run(story: Callable[[Hall], Awaitable[None]], folder: Path) -> None:
     async def whole() -> None:
         async with kube_api() as api, asyncio.timeout(40):
             hall = Hall(api, folder)
-            await story(hall)
-            await hall.close()
+            try:
+                await story(hall)
+            finally:
+                await hall.close()
 
     asyncio.run(whole())
 
 
-def test_the_first_leads_the_second_waits_and_takes_over_at_once_when_it_is_given_back(tmp_path: Path):
+def test_a_second_operator_takes_over_a_released_lease_at_once(tmp_path: Path):
     async def story(hall: Hall) -> None:
         first, second = await hall.contender("first"), await hall.contender("second")
         await hall.attempt(first, second)
@@ -90,7 +92,7 @@ def test_the_first_leads_the_second_waits_and_takes_over_at_once_when_it_is_give
 
 
 @pytest.mark.parametrize("minutes", [(5, -5), (-5, 5), (0, 5), (5, 0)])
-def test_clocks_that_differ_by_minutes_change_nothing(tmp_path: Path, minutes: tuple[float, float]):
+def test_clocks_that_differ_by_minutes_do_no_harm(tmp_path: Path, minutes: tuple[float, float]):
     """O-31."""
 
     async def story(hall: Hall) -> None:
@@ -111,7 +113,7 @@ def test_clocks_that_differ_by_minutes_change_nothing(tmp_path: Path, minutes: t
     run(story, tmp_path)
 
 
-def test_one_that_stood_still_while_another_took_over_gives_up_without_a_write(tmp_path: Path):
+def test_a_frozen_leader_that_lost_the_lease_ends_without_a_write(tmp_path: Path):
     async def story(hall: Hall) -> None:
         first = await hall.contender("first")
         await hall.attempt(first)
@@ -125,7 +127,7 @@ def test_one_that_stood_still_while_another_took_over_gives_up_without_a_write(t
     run(story, tmp_path)
 
 
-def test_one_whose_api_server_is_away_stops_acting_stays_and_goes_on(tmp_path: Path):
+def test_a_leader_without_api_server_stops_acting_and_resumes_later(tmp_path: Path):
     async def story(hall: Hall) -> None:
         first = await hall.contender("first")
         await hall.attempt(first)
@@ -142,7 +144,21 @@ def test_one_whose_api_server_is_away_stops_acting_stays_and_goes_on(tmp_path: P
     run(story, tmp_path)
 
 
-def test_a_write_whose_answer_was_lost_is_read_before_the_next(tmp_path: Path):
+def test_the_lease_is_released_after_a_cancelled_renewal(tmp_path: Path):
+    async def story(hall: Hall) -> None:
+        first = await hall.contender("first")
+        await hall.attempt(first)
+        renewal = asyncio.create_task(first.attempt(lambda: None))
+        hall.api.faults.append(Fault("PUT .*/leases", lose=True, times=1, then=lambda: renewal.cancel() or None))
+        await asyncio.wait({renewal})
+        await hall.api.until(lambda: hall.api.counted("PUT .*/leases") == 1)
+        await first.release()
+        assert (renewal.cancelled(), hall.lease()["leaseDurationSeconds"]) == (True, 1)
+
+    run(story, tmp_path)
+
+
+def test_after_a_lost_answer_the_lease_is_read_before_the_next_write(tmp_path: Path):
     async def story(hall: Hall) -> None:
         hall.api.faults.append(Fault("(POST|PUT) .*/leases", lose=True, times=2))
         first = await hall.contender("first")
@@ -154,7 +170,7 @@ def test_a_write_whose_answer_was_lost_is_read_before_the_next(tmp_path: Path):
     run(story, tmp_path)
 
 
-def test_it_tries_and_renews_by_itself(tmp_path: Path):
+def test_run_acquires_and_renews_the_lease(tmp_path: Path):
     async def story(hall: Hall) -> None:
         clock = asyncio.get_running_loop().time
         first = await hall.contender("first", clock=clock)
@@ -164,6 +180,7 @@ def test_it_tries_and_renews_by_itself(tmp_path: Path):
         await first.active()
         await hall.api.until(lambda: second.has_read and hall.api.counted("PUT .*/leases") >= 1)
         leads.cancel()
+        await asyncio.wait({leads})
         await first.release()
         await asyncio.wait_for(second.active(), 10)
         waits.cancel()

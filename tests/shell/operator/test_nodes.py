@@ -1,4 +1,4 @@
-"""Nodes on which pods with devices run, looked at beside the reconciles."""
+"""Nodes whose devices pods hold, read beside the reconciles."""
 
 import asyncio
 import time
@@ -53,12 +53,12 @@ def run(story: Callable[[KubeApi, Nodes, list[Key]], Awaitable[None]], folder: P
 
 
 async def looked(api: KubeApi, times: int = 3) -> None:
-    """So many more looks have been answered; the first may have been on its way before."""
+    """Wait for this many more answered reads; the first may have been in flight before."""
     before = api.counted(LOOK)
     await api.until(lambda: api.counted(LOOK) > before + times)
 
 
-def test_a_device_that_goes_is_known_and_wakes_whose_pods_are_there(tmp_path: Path) -> None:
+def test_a_lost_device_wakes_the_objects_with_pods_on_its_node(tmp_path: Path) -> None:
     """O-63."""
 
     async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
@@ -84,8 +84,8 @@ def test_a_device_that_goes_is_known_and_wakes_whose_pods_are_there(tmp_path: Pa
     run(story, tmp_path)
 
 
-def test_a_device_that_is_gone_at_one_look_may_be_on_its_way(tmp_path: Path) -> None:
-    """A kubelet that starts has none until the plugin has come."""
+def test_a_shortage_seen_once_is_not_reported(tmp_path: Path) -> None:
+    """A kubelet that starts has no devices until the plugin has registered."""
 
     async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
         offer(api, "a", 1)
@@ -99,7 +99,7 @@ def test_a_device_that_is_gone_at_one_look_may_be_on_its_way(tmp_path: Path) -> 
     run(story, tmp_path)
 
 
-def test_what_was_seen_last_stands_while_there_is_no_answer(tmp_path: Path) -> None:
+def test_shortages_are_kept_while_the_api_server_does_not_answer(tmp_path: Path) -> None:
     async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
         offer(api, "a", 0)
         nodes.short_of(ONE, [pod()])
@@ -111,7 +111,7 @@ def test_what_was_seen_last_stands_while_there_is_no_answer(tmp_path: Path) -> N
     run(story, tmp_path)
 
 
-def test_a_node_that_is_gone_lacks_nothing(tmp_path: Path) -> None:
+def test_a_deleted_node_has_no_shortage(tmp_path: Path) -> None:
     async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
         nodes.short_of(ONE, [pod("gone")])
         await looked(api)
@@ -120,7 +120,7 @@ def test_a_node_that_is_gone_lacks_nothing(tmp_path: Path) -> None:
     run(story, tmp_path)
 
 
-def test_nodes_are_looked_at_while_pods_have_devices_there(tmp_path: Path) -> None:
+def test_nodes_are_read_while_pods_hold_devices_there(tmp_path: Path) -> None:
     async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
         offer(api, "a", 1)
         nodes.short_of(OTHER, [without_devices()])
@@ -138,7 +138,7 @@ def test_nodes_are_looked_at_while_pods_have_devices_there(tmp_path: Path) -> No
     run(story, tmp_path)
 
 
-def test_an_operator_of_some_namespaces_does_not_look(tmp_path: Path) -> None:
+def test_an_operator_of_some_namespaces_reads_no_nodes(tmp_path: Path) -> None:
     async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
         offer(api, "a", 0)
         assert nodes.short_of(ONE, [pod()]) == {}

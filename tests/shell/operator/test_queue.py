@@ -20,7 +20,7 @@ async def serving(
         await running
 
 
-def test_keys_are_worked_on_side_by_side_but_each_alone_and_no_more_than_there_are_workers():
+def test_keys_run_in_parallel_up_to_the_number_of_workers_each_alone():
     async def whole() -> None:
         queue = Queue(workers=3)
         now, most, twice = set[Key](), 0, False
@@ -51,7 +51,7 @@ def test_keys_are_worked_on_side_by_side_but_each_alone_and_no_more_than_there_a
     asyncio.run(whole())
 
 
-def test_what_fails_or_breaks_is_worked_on_again_and_what_is_gone_is_not():
+def test_failed_keys_are_retried_and_gone_keys_are_not():
     async def whole() -> None:
         queue = Queue()
         runs: list[str] = []
@@ -84,7 +84,7 @@ def test_what_fails_or_breaks_is_worked_on_again_and_what_is_gone_is_not():
     asyncio.run(whole())
 
 
-def test_at_the_end_what_is_in_work_is_finished_and_nothing_begun():
+def test_stop_waits_for_running_work_and_starts_none():
     async def whole() -> None:
         queue = Queue(workers=1)
         begun, finished = asyncio.Event(), list[str]()
@@ -106,7 +106,7 @@ def test_at_the_end_what_is_in_work_is_finished_and_nothing_begun():
     asyncio.run(whole())
 
 
-def test_what_takes_too_long_at_the_end_is_cut_off():
+def test_stop_cancels_work_that_takes_too_long():
     async def whole() -> None:
         queue = Queue()
         begun = asyncio.Event()

@@ -4,7 +4,7 @@ from halimede_operator.core.platform import Platform
 from halimede_operator.settings import Settings, parse
 
 
-def test_what_is_not_said_is_as_usual(monkeypatch: pytest.MonkeyPatch):
+def test_missing_flags_have_their_defaults(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("KUBECONFIG", raising=False)
     assert parse(["--server-image", "server:1"]) == Settings(
         platform=Platform(server_image="server:1", gpu_server_image="server:1", operator_namespace="default"),
@@ -17,17 +17,18 @@ def test_what_is_not_said_is_as_usual(monkeypatch: pytest.MonkeyPatch):
     )
 
 
-def test_everything_can_be_said(monkeypatch: pytest.MonkeyPatch):
+def test_every_flag_can_be_set(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HALIMEDE_SERVER_IMAGE", "server:1")
     monkeypatch.setenv("HALIMEDE_WATCH_NAMESPACE", "prod test")
-    line = """--gpu-server-image gpu:1 --image-pull-policy Never --image-pull-secret a --image-pull-secret b --scheme s3
+    line = """--gpu-server-image gpu:1 --image-pull-policy Never --gpu-image-pull-policy Always --image-pull-secret a --image-pull-secret b --scheme s3
         --file-root /models --cache-host-path /cache --s3-endpoint http://store:9000 --s3-region here --s3-secret keys --operator-namespace own
-        --lease-namespace leases --lease-name name --health-port 1 --metrics-port 2 --log-format text --kubeconfig file"""
+        --node-lost-toleration-seconds 30 --lease-namespace leases --lease-name name --health-port 1 --metrics-port 2 --log-format text --kubeconfig file"""
     assert parse(line.split()) == Settings(
         platform=Platform(
             server_image="server:1",
             gpu_server_image="gpu:1",
             image_pull_policy="Never",
+            gpu_image_pull_policy="Always",
             image_pull_secrets=("a", "b"),
             schemes=frozenset({"s3", "file"}),
             file_roots=("/models",),
@@ -35,6 +36,7 @@ def test_everything_can_be_said(monkeypatch: pytest.MonkeyPatch):
             s3_endpoint="http://store:9000",
             s3_region="here",
             s3_secret="keys",
+            node_lost_toleration_seconds=30,
             operator_namespace="own",
             watch_namespaces=("prod", "test"),
         ),
@@ -51,7 +53,7 @@ def test_everything_can_be_said(monkeypatch: pytest.MonkeyPatch):
     ("line", "status"),
     [("", 2), ("--server-image x --health-port 70000", 2), ("--server-image x --nothing", 2), ("--help", 0)],
 )
-def test_what_is_wrong_is_said(line: str, status: int, capsys: pytest.CaptureFixture[str]):
+def test_invalid_flags_are_reported(line: str, status: int, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as exit_info:
         parse(line.split())
     assert exit_info.value.code == status

@@ -242,26 +242,21 @@ async def test_a_client_that_leaves_ends_the_steps_under_way_and_begins_no_more(
 @story
 async def test_steps_know_how_deep_they_lie_and_what_waits_for_them() -> None:
     bench = Bench("a")
-    for key, caller in ((1, None), (2, Caller(3)), (3, Caller(3, "a batch"))):
+    callers = (None, Caller(3), Caller(3, "a batch", None, "m", 7))
+    for key, caller in enumerate(callers, 1):
         bench.submit(key, caller=caller)
-        assert bench.server.take().caller == (Caller(1), Caller(4), Caller(4, 3))[key - 1]
+        assert bench.server.take().caller == (Caller(1), Caller(4), Caller(4, 3, None, "m", 7))[key - 1]
     assert bench.ensemble.place_of(3) == Held((3,))
     assert bench.ensemble.place_of(4) is None
 
 
 @story
-async def test_a_request_is_refused_wherever_its_steps_are() -> None:
-    bench = Bench("a", limit=1)
-    bench.submit(1, 2)
-    (ticket,) = bench.server.calls
-    stuck = InferenceError(ErrorCode.UNAVAILABLE, "nobody will answer")
-    # A step that is queued is answered while it is cancelled.
-    bench.server.at_cancel = lambda call: call.answer(CANCELLED)
-    for key in (2, 1, 1):
-        bench.ensemble.refuse(key, stuck)
-    assert bench.server.cancelled == [ticket]
-    assert bench.answers == [(2, stuck, True), (1, stuck, True)]
-    assert bench.failures() == {FailureReason.OTHER: 2}
+async def test_a_request_is_not_refused_because_its_steps_are_what_is_queued() -> None:
+    bench = Bench("a")
+    bench.submit(1)
+    assert not bench.ensemble.try_refuse(1, InferenceError(ErrorCode.UNAVAILABLE, "nobody will answer"))
+    bench.server.take().answer()
+    assert bench.answers == [(1, "ok", True)]
     bench.assert_at_rest()
 
 

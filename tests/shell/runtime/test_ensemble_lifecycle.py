@@ -15,12 +15,11 @@ from halimede.backends.discover import installed_backend
 from halimede.core.inventory import Inventory
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
-from halimede.core.types.caller import Caller
+from halimede.core.types.caller import Caller, RunningBatch
 from halimede.core.types.tensor import tensor_from_array
 from halimede.runtime.core_server import CoreServer
 from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.prepare import LoadOptions
-from halimede.runtime.pump import Pump
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.sampler import make_sampler
 from halimede.runtime.services import ModelServices
@@ -526,16 +525,63 @@ async def test_an_ensemble_called_by_the_one_instance_that_its_step_needs_is_an_
     await house.load("outer")
     caller = house.ask("busy")
     await until(lambda: "run busy_0_0" in faulty.events("busy"))
-    pump = house.lifecycle.records["busy"].versions[1].pump
-    assert isinstance(pump, Pump)
     answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
     inputs = [tensor_from_array("IN", DataType.FP32, np.ones((1, 4), np.float32))]
     # As the busy model's own code would call it from within that batch.
-    house.core.infer(InferenceRequest("outer", inputs=inputs), answer.set_result, Caller(1, pump.batch_on(0)))
+    (first,) = house.lifecycle.live.by_ticket
+    batch = RunningBatch("busy", "1", first)
+    house.core.infer(InferenceRequest("outer", inputs=inputs), answer.set_result, Caller(1, batch))
     error = (await answer).error
     assert error is not None
     assert error.message.startswith("in ensemble 'outer', in ensemble 'e', ")
     assert "model 'busy' is not called: all its instances wait for the answer" in error.message
     faulty.release("busy")
     assert value_of(await caller) == 1
+    await house.core.close()
+
+
+@in_a_loop
+async def test_a_step_that_a_model_calls_ends_when_it_is_queued_for_too_long(
+    repository: Path, faulty: FaultyBackend
+) -> None:
+    faulty.add_model(repository, "busy", faults={"run": "hang"})
+    add_scaled(repository, "two", 2)
+    add_ensemble(repository, "e", chain("two", "busy"))
+    house = House(repository)
+    await house.load("e")
+    first = house.ask("busy")
+    await until(lambda: "run busy_0_0" in faulty.events("busy"))
+    answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
+    inputs = [tensor_from_array("IN", DataType.FP32, np.ones((1, 4), np.float32))]
+    caller = Caller(1, "a batch", None, "other", 50_000_000)
+    house.core.infer(InferenceRequest("e", inputs=inputs), answer.set_result, caller)
+    error = (await answer).error
+    assert error is not None
+    assert error.code is ErrorCode.UNAVAILABLE
+    assert error.message.startswith("in ensemble 'e', ")
+    assert "model 'busy' is not called: the call of model 'other' was queued for " in error.message
+    faulty.release("busy")
+    assert value_of(await first) == 1
+    await house.core.close()
+
+
+@in_a_loop
+async def test_a_call_that_is_queued_at_a_model_that_is_unloaded_ends_too(
+    repository: Path, faulty: FaultyBackend
+) -> None:
+    faulty.add_model(repository, "busy", faults={"run": "hang"})
+    house = House(repository)
+    await house.load("busy")
+    first = house.ask("busy")
+    await until(lambda: "run busy_0_0" in faulty.events("busy"))
+    answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
+    inputs = [tensor_from_array("IN", DataType.FP32, np.ones((1, 4), np.float32))]
+    caller = Caller(1, "a batch", None, "other", 50_000_000)
+    house.core.infer(InferenceRequest("busy", inputs=inputs), answer.set_result, caller)
+    await house.unload("busy")
+    error = (await answer).error
+    assert error is not None
+    assert "model 'busy' is not called: the call of model 'other' was queued for " in error.message
+    faulty.release("busy")
+    assert value_of(await first) == 1
     await house.core.close()

@@ -12,7 +12,9 @@ from halimede.backends.discover import installed_backend
 from halimede.core.inventory import Inventory
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.runtime.lifecycle import MAX_LEFT_BEHIND, UNLOAD_PATIENCE_SECS, ModelLifecycle
+from halimede.runtime.lifecycle import ModelLifecycle
+from halimede.runtime.lifecycle.left_behind import MAX_LEFT_BEHIND
+from halimede.runtime.lifecycle.record import UNLOAD_PATIENCE_SECS
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.services import ModelServices

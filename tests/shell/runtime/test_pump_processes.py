@@ -8,9 +8,10 @@ from halimede.core.config.check_request import Checked
 from halimede.core.config.model_config import ModelOutput, ModelQueuePolicy, ModelTensorReshape
 from halimede.core.schedule.waits import Held, Queued
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
+from halimede.core.types.caller import Answers, RunningBatch
+from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import Duration, FailureReason, ResponseStatistics
 from halimede.runtime.clock import monotonic_ns
-from halimede.runtime.pump import Answers, Instance
 from support.pumping import MS, Bench, PlayedProcess, outputs, story, times
 
 BOOM = InferenceError(ErrorCode.INTERNAL, "boom")
@@ -211,6 +212,24 @@ def test_a_passive_worker_that_dies_and_comes_back_changes_nothing() -> None:
         bench.workers[0].finish(reply=outputs())
         await bench.turn()
         assert (bench.workers[0].executed, passive.executed) == ([1, 2], [])
+
+    story(tell)
+
+
+def test_the_death_of_a_worker_is_told_while_it_is_down_and_after_it() -> None:
+    async def tell() -> None:
+        bench = Bench(workers=2)
+        first, second = bench.workers
+        assert bench.pump.worker_health() == WorkerHealth()
+        first.die("worker exited: signal 11")
+        assert bench.pump.worker_health() == WorkerHealth("worker exited: signal 11")
+        second.die("worker exited 5 times (last: signal 9 (possibly out of memory))", parked=True)
+        parked = WorkerHealth("worker exited 5 times (last: signal 9 (possibly out of memory))", True)
+        assert bench.pump.worker_health() == parked
+        first.restart()
+        assert bench.pump.worker_health() == parked
+        second.restart()
+        assert bench.pump.worker_health() == parked
 
     story(tell)
 
@@ -566,7 +585,7 @@ def test_only_decoupled_models_have_figures_by_response(decoupled: bool) -> None
 
 
 @pytest.mark.parametrize("where", ["queued", "running", "open"])
-def test_a_request_is_refused_wherever_it_is_and_what_becomes_of_it_is_unheard(where: str) -> None:
+def test_a_request_is_refused_only_while_it_is_queued(where: str) -> None:
     async def tell() -> None:
         bench = Bench(preferred_batch_size=(1,))
         (worker,) = bench.workers
@@ -577,18 +596,18 @@ def test_a_request_is_refused_wherever_it_is_and_what_becomes_of_it_is_unheard(w
             worker.send(1, outputs())
             worker.finish()
         bench.responses.clear()
-        key = 2 if where == "queued" else 1
-        for _ in range(2):
-            bench.pump.refuse(key, stuck)
-        assert [(told, response.error, response.final) for told, response in bench.responses] == [(key, stuck, True)]
-        assert worker.cancelled == ([] if where == "queued" else [1])
-        assert key not in bench.live.by_ticket
+        key, is_queued = (2, True) if where == "queued" else (1, False)
+        assert [bench.pump.try_refuse(key, stuck) for _ in range(2)] == [is_queued, False]
+        refusals = [(told, response.error, response.final) for told, response in bench.responses]
+        assert refusals == ([(key, stuck, True)] if is_queued else [])
+        assert worker.cancelled == []
+        assert (key in bench.live.by_ticket) is not is_queued
         if where != "open":
             worker.finish(reply=outputs())
         worker.send(1, outputs(), final=True)
         await bench.turn()
-        assert worker.executed == ([1] if where == "queued" else [1, 2])
-        assert [told for told, _ in bench.responses if told == key] == [key]
+        assert worker.executed == ([1] if is_queued else [1, 2])
+        assert [told for told, response in bench.responses if told == key and response.final] == [key]
 
     story(tell)
 
@@ -597,18 +616,16 @@ def test_what_holds_a_request_up() -> None:
     async def tell() -> None:
         bench = Bench(preferred_batch_size=(1,))
         (worker,) = bench.workers
-        pump, whole = bench.pump, Instance(bench.pump, 0)
+        pump = bench.pump
         bench.submit(1, 2)
         await bench.turn()
-        first = pump.batch_on(0)
-        assert first is not None
-        assert (pump.place_of(1), pump.place_of(2)) == (Held((whole, first, Answers(first))), Queued([(whole, first)]))
+        first, second = RunningBatch("m", "1", 1), RunningBatch("m", "1", 2)
+        assert (pump.place_of(1), pump.place_of(2)) == (Held((first, Answers(first))), Queued([(first,)]))
         worker.finish()
-        assert (pump.place_of(1), pump.place_of(3)) == (Held((whole, Answers(first))), None)
-        assert pump.place_of(2) == Queued([(whole,)]), "nothing runs before the turn ends"
+        assert (pump.place_of(1), pump.place_of(3)) == (Held((Answers(first),)), None)
+        assert pump.place_of(2) == Queued([()]), "nothing runs before the turn ends"
         await bench.turn()
-        second = pump.batch_on(0)
-        assert second not in (None, first)
+        assert pump.place_of(2) == Held((second, Answers(second)))
 
     story(tell)
 
@@ -625,5 +642,64 @@ def test_a_caller_that_asks_again_when_it_is_refused_is_refused_again() -> None:
         bench.workers[0].die(parked=True)
         assert bench.answers == [(3, UNAVAILABLE, True)]
         assert list(bench.live.by_ticket) == [1]
+
+    story(tell)
+
+
+def test_a_batch_that_a_dead_worker_had_not_read_goes_to_another_one() -> None:
+    async def tell() -> None:
+        bench = Bench(workers=2)
+        first, second = bench.workers
+        bench.submit(1)
+        assert (first.executed, second.executed) == ([1], [])
+        assert first.die(has_read=False) == []
+        assert (bench.answers, second.executed) == ([], [1])
+        second.finish(reply=outputs())
+        assert bench.answers == [(1, "ok", True)]
+
+    story(tell)
+
+
+def test_an_unread_batch_waits_for_the_next_process_before_all_others() -> None:
+    async def tell() -> None:
+        bench = Bench(preferred_batch_size=(1,))
+        (worker,) = bench.workers
+        bench.submit(1, 2)
+        await bench.turn()
+        worker.die(has_read=False)
+        assert (bench.pump.queued, bench.pump.executing) == (2, 0)
+        bench.pump.cancel(2)
+        worker.restart()
+        worker.finish(reply=outputs())
+        assert bench.answers == [(2, CANCELLED, True), (1, "ok", True)]
+        assert (bench.stats.success_count, worker.executed) == (1, [1])
+
+    story(tell)
+
+
+def test_a_cancelled_request_of_an_unread_batch_is_not_delivered_again() -> None:
+    async def tell() -> None:
+        bench = Bench(preferred_batch_size=(2,))
+        (worker,) = bench.workers
+        bench.submit(1, 2)
+        await bench.turn()
+        bench.pump.cancel(1)
+        worker.die(has_read=False)
+        assert bench.answers == [(1, CANCELLED, True)]
+        worker.restart()
+        assert worker.executed == [2]
+
+    story(tell)
+
+
+def test_an_unread_batch_is_refused_when_no_worker_will_run_it() -> None:
+    async def tell() -> None:
+        bench = Bench()
+        (worker,) = bench.workers
+        bench.submit(1)
+        worker.die(has_read=False)
+        worker.die("worker exited 5 times (last: signal 11)", parked=True)
+        assert bench.answers == [(1, UNAVAILABLE, True)]
+        assert str(bench.responses[0][1].error) == "model 'm' is not ready: worker exited 5 times (last: signal 11)"
 
     story(tell)

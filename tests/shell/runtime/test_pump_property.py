@@ -24,7 +24,7 @@ STEPS = (
     "break",
     "acknowledge",
 )
-FAULTS = ("die", "park", "restart", "late failure", "stray answer", "stray end", "abort")
+FAULTS = ("die", "die unread", "park", "restart", "late failure", "stray answer", "stray end", "abort")
 
 Step = tuple[str, int]
 steps = st.lists(st.tuples(st.sampled_from((*STEPS, *STEPS, *FAULTS)), st.integers(0, 1 << 16)), max_size=80)
@@ -66,8 +66,8 @@ class Play:
                 worker.finish(slot, BOOM)
             case "acknowledge":
                 bench.pump.acknowledge(pick % self.next_key, 1)
-            case "die" | "park":
-                self.failures += worker.die(parked=step == "park")
+            case "die" | "die unread" | "park":
+                self.failures += worker.die(parked=step == "park", has_read=step != "die unread")
             case "restart" if not worker.is_up:
                 worker.restart()
             case "late failure" if self.failures:

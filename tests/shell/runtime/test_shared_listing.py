@@ -7,7 +7,8 @@ from pathlib import Path
 
 from halimede.core.inventory import Inventory
 from halimede.core.observe.custom_metrics import CustomMetrics
-from halimede.runtime.lifecycle import MAX_LOOKS, ModelLifecycle
+from halimede.runtime.lifecycle import ModelLifecycle
+from halimede.runtime.lifecycle.reading import MAX_LOOKS
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import Listing, ModelEntry, ModelRepository
 from halimede.runtime.services import ModelServices

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from halimede.core.shm.arena import ALIGNMENT
 from halimede.workers.child.borrowed import Borrowed
-from halimede.workers.frames import FIRST_BORROWED
+from halimede.workers.frames.kinds import FIRST_BORROWED
 from halimede.workers.segments import Block, make_segment
 from support.channel import mappings, open_descriptors
 

@@ -15,10 +15,20 @@ from typing import Any
 import pytest
 
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers import frames
 from halimede.workers.child.channel import WINDOW_BYTES, WINDOW_RESPONSES, Channel, OpenRequest, ServerGoneError
-from halimede.workers.child.main import Memory
-from halimede.workers.frames import HEADER, Kind
+from halimede.workers.child.memory import Memory
+from halimede.workers.frames.control import encode_blocks
+from halimede.workers.frames.kinds import (
+    CALL,
+    CREDIT,
+    HEADER,
+    KEY,
+    MAX_CONTROL_BYTES,
+    RESULT,
+    SEGMENT,
+    Kind,
+    encode_frame,
+)
 from halimede.workers.segments import make_segment
 
 LIMIT_S = 30.0
@@ -44,13 +54,13 @@ class Server:
 
     def say(self, kind: Kind, body: bytes = b"") -> None:
         with self._saying:
-            self.socket.sendall(frames.frame(kind, body))
+            self.socket.sendall(encode_frame(kind, body))
 
     def cancel(self, key: int) -> None:
-        self.say(Kind.CANCEL, frames.KEY.pack(key))
+        self.say(Kind.CANCEL, KEY.pack(key))
 
     def credit(self, key: int, count: int) -> None:
-        self.say(Kind.CREDIT, frames.CREDIT.pack(key, count))
+        self.say(Kind.CREDIT, CREDIT.pack(key, count))
 
     def hear(self) -> tuple[Kind, bytes]:
         length, number = HEADER.unpack(self._file.read(HEADER.size))
@@ -60,9 +70,9 @@ class Server:
         """With its own arguments."""
         kind, body = self.hear()
         assert kind is Kind.CALL
-        number = frames.CALL.unpack_from(body)[0]
-        _, arguments = json.loads(body[frames.CALL.size :])
-        self.say(Kind.RESULT, frames.RESULT.pack(number, went_well) + json.dumps(arguments).encode())
+        number = CALL.unpack_from(body)[0]
+        _, arguments = json.loads(body[CALL.size :])
+        self.say(Kind.RESULT, RESULT.pack(number, went_well) + json.dumps(arguments).encode())
 
     def close(self) -> None:
         self._file.close()
@@ -121,7 +131,7 @@ def test_work_arrives_in_order_and_whole_whatever_its_size(server: Server):
 
 
 def test_work_may_come_byte_by_byte(server: Server):
-    stream = frames.frame(Kind.EXECUTE, b"one") + frames.frame(Kind.ASK_READY) + frames.frame(Kind.EXECUTE, b"two")
+    stream = encode_frame(Kind.EXECUTE, b"one") + encode_frame(Kind.ASK_READY) + encode_frame(Kind.EXECUTE, b"two")
 
     def drip() -> None:
         for at in range(len(stream)):
@@ -150,11 +160,11 @@ def test_a_segment_comes_with_its_descriptor(server: Server):
     for number in range(1, 12):
         descriptor = make_segment(4096)
         assert descriptor is not None
-        frame = frames.frame(Kind.SEGMENT, frames.SEGMENT.pack(number, number % 2))
+        frame = encode_frame(Kind.SEGMENT, SEGMENT.pack(number, number % 2))
         # Around it, so that reads may end anywhere.
-        server.say(Kind.CANCEL, frames.KEY.pack(9))
+        server.say(Kind.CANCEL, KEY.pack(9))
         socket.send_fds(server.socket, [frame[:3]], [descriptor])
-        server.socket.sendall(frame[3:] + frames.frame(Kind.EXECUTE, b"x" * (number * 3_000)))
+        server.socket.sendall(frame[3:] + encode_frame(Kind.EXECUTE, b"x" * (number * 3_000)))
         os.close(descriptor)
         server.channel.receive()
 
@@ -171,7 +181,7 @@ def test_a_cancel_is_seen_while_the_main_thread_executes(server: Server):
 
 
 def test_a_cancel_that_comes_with_its_batch_is_kept(server: Server):
-    server.socket.sendall(frames.frame(Kind.EXECUTE, b"batch") + frames.frame(Kind.CANCEL, frames.KEY.pack(5)))
+    server.socket.sendall(encode_frame(Kind.EXECUTE, b"batch") + encode_frame(Kind.CANCEL, KEY.pack(5)))
     server.channel.receive()
     assert 5 in server.channel.cancelled_early
 
@@ -283,14 +293,14 @@ def test_a_call_that_the_server_refuses_raises_what_it_says(server: Server):
 
 def test_a_call_with_more_than_the_server_takes_is_the_models_error(server: Server):
     with pytest.raises(InferenceError) as caught:
-        server.channel.call("load_model", {"files": {"f": "A" * (frames.MAX_CONTROL_BYTES + 1)}})
+        server.channel.call("load_model", {"files": {"f": "A" * (MAX_CONTROL_BYTES + 1)}})
 
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert "at most 16777216 are taken" in caught.value.message
 
 
 def test_blocks_that_are_free_again_are_told(server: Server):
-    server.socket.sendall(frames.encode_blocks(Kind.RELEASE, [(1, 0), (2, 64)]))
+    server.socket.sendall(encode_blocks(Kind.RELEASE, [(1, 0), (2, 64)]))
     server.say(Kind.STOP)
     server.channel.receive()
     assert server.released == [(1, 0), (2, 64)]
@@ -447,7 +457,7 @@ def quick_switches() -> Iterator[None]:
 @pytest.mark.usefixtures("quick_switches")
 def test_what_is_counted_and_what_is_credited_at_the_same_time_adds_up(server: Server):
     request = open_request(server)
-    paid = frames.frame(Kind.CREDIT, frames.CREDIT.pack(1, 20)) * 50
+    paid = encode_frame(Kind.CREDIT, CREDIT.pack(1, 20)) * 50
 
     def count() -> None:
         for _ in range(50_000):
@@ -477,7 +487,7 @@ def test_eight_threads_and_random_frames_lose_nothing(server: Server, seed: int)
             assert channel.wait_for_room(key)
             size = at * 37 % 1_000
             channel.count(key, size)
-            channel.send([frames.frame(Kind.METRICS, b""), frames.frame(Kind.RESPONSE, struct.pack("<QI", key, size))])
+            channel.send([encode_frame(Kind.METRICS, b""), encode_frame(Kind.RESPONSE, struct.pack("<QI", key, size))])
         return responses
 
     def call(first: int) -> list[Any]:
@@ -518,9 +528,9 @@ def test_eight_threads_and_random_frames_lose_nothing(server: Server, seed: int)
                 server.credit(key, unpaid[key])
                 unpaid[key] = 0
         elif kind is Kind.CALL:
-            number = frames.CALL.unpack_from(body)[0]
-            argument = json.loads(body[frames.CALL.size :])[1]
-            server.say(Kind.RESULT, frames.RESULT.pack(number, True) + json.dumps(argument).encode())
+            number = CALL.unpack_from(body)[0]
+            argument = json.loads(body[CALL.size :])[1]
+            server.say(Kind.RESULT, RESULT.pack(number, True) + json.dumps(argument).encode())
             answered += 1
     for key in keys:
         server.credit(key, unpaid[key])

@@ -16,9 +16,8 @@ import pytest
 
 from halimede.backends.hosting import Answer, HostedRequest, Reply
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
-from halimede.workers import frames
-from halimede.workers.connection import ARENA_BYTES, COPIED_ON_LOOP_BYTES
-from halimede.workers.frames import Kind
+from halimede.workers.frames.kinds import METRIC, Kind, encode_frame
+from halimede.workers.server.memory import ARENA_BYTES, COPIED_ON_LOOP_BYTES
 from support.channel import (
     LIMIT_S,
     HonestWorker,
@@ -84,7 +83,7 @@ def test_tensors_of_all_sizes_go_both_ways(
     async def main() -> None:
         async with working(run, arena_bytes) as (each, _):
             for key in (1, 2, 3):
-                each.connection.execute([item(key, size)], 0)
+                each.connection.batches.execute([item(key, size)], 0)
                 await ended(each, key)
                 sent = bytes(tensor("in", size, key).data)
                 assert payload(each.heard.done[-1][1].replies[0]) == (sent if run is echo else sent * 2)
@@ -98,7 +97,7 @@ def test_64_mib_cross_without_shared_memory():
     async def main() -> None:
         async with working(arena_bytes=0) as (each, _):
             for key in (1, 2):
-                each.connection.execute([item(key, 64 * MIB)], key)
+                each.connection.batches.execute([item(key, 64 * MIB)], key)
             await ended(each, 2)
             check_echoes(each)
 
@@ -111,8 +110,8 @@ def test_many_batches_in_flight_of_random_sizes_are_answered_each_with_its_own()
     async def main() -> None:
         async with working() as (each, _):
             for key, size in enumerate(sizes):
-                each.connection.execute([item(key, int(size)), item(1000 + key, 7)], key % 4)
-                await each.until(lambda: len(each.connection.batches) < 8, "room")
+                each.connection.batches.execute([item(key, int(size)), item(1000 + key, 7)], key % 4)
+                await each.until(lambda: len(each.connection.batches.running) < 8, "room")
             await ended(each, len(sizes))
             check_echoes(each)
 
@@ -123,14 +122,14 @@ def test_all_is_free_when_the_answers_are_gone():
     async def main() -> None:
         async with working() as (each, worker):
             for key in range(20):
-                each.connection.execute([item(key, 100 * KIB, 40 * KIB)], 0)
+                each.connection.batches.execute([item(key, 100 * KIB, 40 * KIB)], 0)
             await each.until(lambda: len(each.heard.done) == 20, "all")
             held = repr(each.connection)
             assert held.count("20 blocks") == 1, held
             each.heard.done.clear()
             gc.collect()
             # What was released is given back with the next batch.
-            each.connection.execute([item(99, 20 * KIB)], 0)
+            each.connection.batches.execute([item(99, 20 * KIB)], 0)
             await each.until(lambda: each.heard.done, "the last")
             assert " 1 blocks" in repr(each.connection), "its own"
             assert worker.memory.outbound.blocks.blocks == 0
@@ -142,7 +141,7 @@ def test_answers_in_shared_memory_come_back_to_the_worker_when_they_are_gone():
     async def main() -> None:
         async with working(doubled) as (each, worker):
             for key in range(6):
-                each.connection.execute([item(key, 100 * KIB)], 0)
+                each.connection.batches.execute([item(key, 100 * KIB)], 0)
                 await each.until(lambda key=key: len(each.heard.done) == key + 1, "the batch")
                 if not key:
                     # Its first answer came in the frame, because there was no memory yet.
@@ -150,7 +149,7 @@ def test_answers_in_shared_memory_come_back_to_the_worker_when_they_are_gone():
             assert worker.memory.outbound.blocks.blocks == 5
             each.heard.done.clear()
             gc.collect()
-            each.connection.execute([item(9, 1)], 0)
+            each.connection.batches.execute([item(9, 1)], 0)
             await each.until(lambda: each.heard.done, "the last")
             assert worker.memory.outbound.blocks.blocks == 0
 
@@ -161,7 +160,7 @@ def test_shared_memory_grows_up_to_its_bound_and_no_further():
     async def main() -> None:
         async with working(arena_bytes=4 * MIB) as (each, _):
             for key in range(40):
-                each.connection.execute([item(key, 600 * KIB)], key)
+                each.connection.batches.execute([item(key, 600 * KIB)], key)
             await ended(each, 40)
             check_echoes(each)
             assert mappings() <= 12
@@ -182,7 +181,7 @@ def test_a_model_may_keep_what_it_got_and_send_it_later():
     async def main() -> None:
         async with working(delay) as (each, _):
             for key in range(50):
-                each.connection.execute([item(key, 50 * KIB)], 0)
+                each.connection.batches.execute([item(key, 50 * KIB)], 0)
                 await each.until(lambda key=key: len(each.heard.done) == key + 1, "the batch")
             late = [payload(done.replies[0]) for _, done in each.heard.done[1:]]
             kept.clear()
@@ -218,9 +217,9 @@ def test_threads_of_a_model_let_go_of_what_they_got_at_any_time():
                 thread.start()
             try:
                 for key in range(1_500):
-                    each.connection.execute([item(key, 17 * KIB)], 0)
+                    each.connection.batches.execute([item(key, 17 * KIB)], 0)
                     if key % 4 == 3:
-                        await each.until(lambda: not each.connection.batches, "the batches")
+                        await each.until(lambda: not each.connection.batches.running, "the batches")
                 await each.until(lambda: len(each.heard.done) == 1_500 or each.lost, "all")
             finally:
                 over.set()
@@ -240,13 +239,13 @@ def test_a_batch_that_cannot_be_encoded_ends_with_an_error(caplog: pytest.LogCap
         async with working() as (each, _):
             broken = item(1, 100 * KIB)
             broken.request.timeout_us = -1
-            each.connection.execute([broken], 3)
+            each.connection.batches.execute([broken], 3)
             large = item(2, 10 * MIB)
             large.request.inputs.append(Tensor("no such input", DataType.INT8, (1,), b"a"))
-            each.connection.execute([large], 4)
+            each.connection.batches.execute([large], 4)
             assert len(each.heard.done) == 0, "not while it is handed over"
             await each.until(lambda: len(each.heard.done) == 2, "both")
-            each.connection.execute([item(3, 100 * KIB)], 0)
+            each.connection.batches.execute([item(3, 100 * KIB)], 0)
             await each.until(lambda: len(each.heard.done) == 3, "the good one")
 
             assert [batch.slot for batch, _ in each.heard.done] == [3, 4, 0]
@@ -254,7 +253,7 @@ def test_a_batch_that_cannot_be_encoded_ends_with_an_error(caplog: pytest.LogCap
             assert [error.code for error in errors if isinstance(error, InferenceError)] == [ErrorCode.INTERNAL] * 2
             assert all("could not be sent" in repr(error) for error in errors)
             assert payload(each.heard.done[2][1].replies[0]) == bytes(tensor("in", 100 * KIB, 3).data)
-            assert each.connection.batches == ()
+            assert each.connection.batches.running == ()
 
     asyncio.run(main())
 
@@ -277,9 +276,9 @@ def test_what_is_cancelled_while_its_batch_is_copied_is_told_afterwards():
             host.append(worker)
             each.theirs.close()
             one = item(1, 16 * MIB)
-            each.connection.execute([one], 0)
+            each.connection.batches.execute([one], 0)
             one.cancelled = True
-            each.connection.cancel(1)
+            each.connection.batches.cancel(1)
             await each.until(lambda: each.heard.done or not worker.is_alive(), "the batch")
             assert cancelled == [True]
             seen.set()
@@ -294,15 +293,15 @@ def test_what_is_cancelled_while_its_batch_is_copied_is_told_afterwards():
 def test_frames_may_come_byte_by_byte():
     async def main() -> None:
         async with stage() as each:
-            each.connection.execute([item(1, 10)], 0)
+            each.connection.batches.execute([item(1, 10)], 0)
             batch = (await each.hear_batch()).batch
             stream = b"".join(
                 (
-                    frames.frame(Kind.METRICS, frames.METRIC.pack(1, 0, 2.5)),
-                    frames.frame(Kind.LOG, b"\2hello"),
+                    encode_frame(Kind.METRICS, METRIC.pack(1, 0, 2.5)),
+                    encode_frame(Kind.LOG, b"\2hello"),
                     bytes(response_frame(1, Answer([tensor("out", 50)]))),
                     bytes(done_frame(batch, [Answer([tensor("out", 100)])])),
-                    frames.frame(Kind.READY, b"\1"),
+                    encode_frame(Kind.READY, b"\1"),
                 )
             )
             for at in range(len(stream)):
@@ -321,7 +320,7 @@ def test_frames_may_come_byte_by_byte():
 def test_thousands_of_frames_at_once_are_handled_in_turns():
     async def main() -> None:
         async with stage() as each:
-            await each.say(frames.frame(Kind.READY, b"\1") * 20_000 + frames.frame(Kind.READY, b"\0"))
+            await each.say(encode_frame(Kind.READY, b"\1") * 20_000 + encode_frame(Kind.READY, b"\0"))
             await each.until(lambda: len(each.heard.ready) == 20_001, "all frames")
             assert each.heard.ready[-1] is False
             assert each.lost == []
@@ -332,9 +331,9 @@ def test_thousands_of_frames_at_once_are_handled_in_turns():
 def test_what_came_before_the_end_is_heard():
     async def main() -> None:
         async with stage() as each:
-            each.connection.execute([item(1, 10)], 0)
+            each.connection.batches.execute([item(1, 10)], 0)
             batch = (await each.hear_batch()).batch
-            await each.say(frames.frame(Kind.READY, b"\1") * 1_000 + bytes(done_frame(batch, [Answer([])])))
+            await each.say(encode_frame(Kind.READY, b"\1") * 1_000 + bytes(done_frame(batch, [Answer([])])))
             each.theirs.close()
             assert await each.until_lost() == "it closed its channel"
             assert len(each.heard.ready) == 1_000
@@ -347,15 +346,15 @@ def test_a_worker_that_ends_in_the_midst_of_a_frame_or_leaves_frames_unread_is_l
     async def main() -> None:
         for leave_unread in (False, True):
             async with stage() as each:
-                each.connection.execute([item(1, 10)], 0)
+                each.connection.batches.execute([item(1, 10)], 0)
                 if not leave_unread:
                     await each.hear_batch()
                 await each.say(bytes(done_frame(1, [Answer([tensor("out", 5_000)])]))[:-1_000])
                 each.theirs.close()
                 assert await each.until_lost() == "it closed its channel"
-                assert len(each.connection.batches) == 1
-                each.connection.execute([item(2, 10), item(3, 100 * KIB)], 0)
-                each.connection.cancel(1)
+                assert len(each.connection.batches.running) == 1
+                each.connection.batches.execute([item(2, 10), item(3, 100 * KIB)], 0)
+                each.connection.batches.cancel(1)
                 each.connection.close()
                 await asyncio.sleep(0)
 
@@ -368,11 +367,11 @@ def test_closing_while_memory_is_made_leaves_nothing_open(turns: int):
 
     async def main() -> None:
         async with stage() as each:
-            each.connection.execute([item(1, 10)], 0)
+            each.connection.batches.execute([item(1, 10)], 0)
             batch = (await each.hear_batch()).batch
             await each.say(done_frame(batch, [Answer([])], wanted=64 * MIB))
             await each.until(lambda: each.heard.done, "the batch")
-            each.connection.execute([item(1, 32 * MIB)], 0)
+            each.connection.batches.execute([item(1, 32 * MIB)], 0)
             for _ in range(turns):
                 await asyncio.sleep(0)
             each.connection.close()
@@ -386,10 +385,10 @@ def test_a_worker_that_closes_while_segments_are_on_their_way_costs_no_descripto
     async def main() -> None:
         async with stage() as each:
             for key in range(before):
-                each.connection.execute([item(key, 16 * KIB)], key)
+                each.connection.batches.execute([item(key, 16 * KIB)], key)
             if not before:
                 each.theirs.close()
-            each.connection.execute([item(30, 100 * KIB)], 30)
+            each.connection.batches.execute([item(30, 100 * KIB)], 30)
             each.theirs.close()
             await each.until_lost()
 
@@ -400,7 +399,7 @@ def test_descriptors_that_a_worker_sends_are_dropped():
     async def main() -> None:
         async with stage() as each:
             read, write = os.pipe()
-            frame = frames.frame(Kind.READY, b"\1")
+            frame = encode_frame(Kind.READY, b"\1")
             for _ in range(20):
                 socket.send_fds(each.theirs, [frame], [read, write])
             os.close(read)
@@ -415,7 +414,7 @@ def test_where_no_descriptor_is_left_tensors_go_in_frames():
         import resource
 
         async with working() as (each, _):
-            each.connection.execute([item(1, 10)], 0)
+            each.connection.batches.execute([item(1, 10)], 0)
             await each.until(lambda: len(each.heard.done) == 1, "the first")
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             highest = max(int(name) for name in os.listdir("/proc/self/fd"))
@@ -427,7 +426,7 @@ def test_where_no_descriptor_is_left_tensors_go_in_frames():
             try:
                 for left in (0, 1, 2):
                     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + left + 1, hard))
-                    each.connection.execute([item(left, 100 * KIB)], 0)
+                    each.connection.batches.execute([item(left, 100 * KIB)], 0)
                     await each.until(lambda left=left: len(each.heard.done) == left + 2, "the batch")
                     assert payload(each.heard.done[-1][1].replies[0]) == bytes(tensor("in", 100 * KIB, left).data)
             finally:
@@ -442,8 +441,8 @@ def test_lines_of_log_are_the_servers_with_the_models_name(caplog: pytest.LogCap
     async def main() -> None:
         async with stage() as each:
             for level in range(4):
-                await each.say(frames.frame(Kind.LOG, bytes((level,)) + f"line {level} ü".encode() + b"\xff"))
-            await each.say(frames.frame(Kind.READY, b"\1"))
+                await each.say(encode_frame(Kind.LOG, bytes((level,)) + f"line {level} ü".encode() + b"\xff"))
+            await each.say(encode_frame(Kind.READY, b"\1"))
             await each.until(lambda: each.heard.ready, "the frames")
 
     with caplog.at_level(logging.DEBUG):
@@ -485,9 +484,9 @@ def test_connections_on_loops_of_their_own_hear_their_own_workers() -> None:
         # Not with `stage`, which counts what the whole process has open.
         each = Stage(asyncio.get_running_loop(), ARENA_BYTES)
         try:
-            said = frames.METRIC.pack(number, 0, 1.0) * updates_per_frame
+            said = METRIC.pack(number, 0, 1.0) * updates_per_frame
             for _ in range(frame_count):
-                await each.say(frames.frame(Kind.METRICS, said))
+                await each.say(encode_frame(Kind.METRICS, said))
             wanted = frame_count * updates_per_frame
             await each.until(lambda: each.lost or len(each.heard.metrics) >= wanted, "what was said")
             assert each.lost == []

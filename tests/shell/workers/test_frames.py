@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import halimede.workers
 from halimede.backends.hosting import Answer, Reply
 from halimede.core.types import (
     Buffer,
@@ -27,11 +28,23 @@ from halimede.core.types import (
     InferenceResponse,
     Tensor,
 )
-from halimede.workers import frames
-from halimede.workers.frames import HEADER, Done, FrameError, Kind, Response
+from halimede.workers.frames.answers import (
+    Done,
+    Response,
+    batch_of,
+    decode_done,
+    decode_response,
+    encode_done,
+    encode_response,
+)
+from halimede.workers.frames.batches import decode_execute, encode_execute
+from halimede.workers.frames.calls import decode_call_answer, decode_infer, encode_call_answer, encode_infer
+from halimede.workers.frames.control import decode_json, error_from_json, error_json
+from halimede.workers.frames.kinds import HEADER, MAX_ANSWER_BYTES, MAX_TEXT_BYTES, FrameError, Kind
+from halimede.workers.frames.tensors import INLINE_BYTES
 from halimede.workers.worker import BatchItem
 
-SERVER = Path(frames.__file__).parents[2]
+SERVER = Path(halimede.workers.__file__).parents[2]
 INPUTS = ("in", "zweiter ✓", *(f"x{at}" for at in range(300)))
 OUTPUTS = ("out", "größe", "n")
 IN = {name: at for at, name in enumerate(INPUTS)}
@@ -74,7 +87,7 @@ def text(**how: Any) -> st.SearchStrategy[str]:
     return st.text(st.characters(codec="utf-8"), **how)
 
 
-SIZES = st.sampled_from([0, 1, 4, 7, 16, 100, frames.INLINE_BYTES, frames.INLINE_BYTES + 1, 3 * frames.INLINE_BYTES])
+SIZES = st.sampled_from([0, 1, 4, 7, 16, 100, INLINE_BYTES, INLINE_BYTES + 1, 3 * INLINE_BYTES])
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, -1, 2**63 - 1, -(2**63)]), max_size=5) | st.just([1] * 64)
 PARAMETERS = st.dictionaries(
     text(max_size=5),
@@ -114,9 +127,9 @@ PLACED = st.booleans()
 @settings(max_examples=150, deadline=None)
 def test_a_batch_arrives_as_it_was_sent(items: list[BatchItem], batch: int, placed: bool):
     shelf = Shelf(placed)
-    frame = frames.encode_execute(batch, items, IN, OUT, shelf.place)
+    frame = encode_execute(batch, items, IN, OUT, shelf.place)
 
-    got = frames.decode_execute(body_of(frame, Kind.EXECUTE), INPUTS, OUTPUTS, "m", shelf.locate)
+    got = decode_execute(body_of(frame, Kind.EXECUTE), INPUTS, OUTPUTS, "m", shelf.locate)
 
     assert got.batch == batch
     assert len(got.items) == len(items)
@@ -147,12 +160,12 @@ def test_answers_arrive_as_they_were_sent(
     shelf = Shelf(placed)
     retained = [(at + 1, 64 * at) for at in range(len(replies))]
     sent = list(replies)
-    frame = frames.encode_done(7, replies, failed, times, OUT, shelf.place, lambda: (wanted, retained))
+    frame = encode_done(7, replies, failed, times, OUT, shelf.place, lambda: (wanted, retained))
     assert replies == [], "what lies in shared memory is not held any more"
 
-    done = frames.decode_done(body_of(frame, Kind.DONE), OUTPUTS, shelf.locate)
+    done = decode_done(body_of(frame, Kind.DONE), OUTPUTS, shelf.locate)
 
-    assert frames.batch_of(body_of(frame, Kind.DONE)) == (7, len(sent))
+    assert batch_of(body_of(frame, Kind.DONE)) == (7, len(sent))
     assert (done.batch, done.failed, done.times, done.wanted_bytes) == (7, failed, times, wanted)
     assert done.retained == retained
     for reply, original in zip(done.replies, sent, strict=True):
@@ -163,9 +176,9 @@ def test_answers_arrive_as_they_were_sent(
 @settings(max_examples=100, deadline=None)
 def test_a_response_arrives_as_it_was_sent(key: int, reply: Reply, final: bool, times: tuple[int, int], placed: bool):
     shelf = Shelf(placed)
-    frame = frames.encode_response(key, reply, final, times, OUT, shelf.place)
+    frame = encode_response(key, reply, final, times, OUT, shelf.place)
 
-    response = frames.decode_response(body_of(frame, Kind.RESPONSE), OUTPUTS, shelf.locate)
+    response = decode_response(body_of(frame, Kind.RESPONSE), OUTPUTS, shelf.locate)
 
     assert (response.key, response.final, response.times) == (key, final, times)
     check_same(response.reply, reply)
@@ -204,9 +217,9 @@ U32 = st.integers(1, 2**32 - 1)
 @settings(max_examples=150, deadline=None)
 def test_a_call_arrives_as_it_was_made(number: int, batch: int, call: InferenceRequest, wanted: int, placed: bool):
     shelf = Shelf(placed)
-    frame = frames.encode_infer(number, batch, call, shelf.place, lambda: wanted)
+    frame = encode_infer(number, batch, call, shelf.place, lambda: wanted)
 
-    got = frames.decode_infer(body_of(frame, Kind.INFER), shelf.locate)
+    got = decode_infer(body_of(frame, Kind.INFER), shelf.locate)
 
     assert (got.number, got.batch, got.wanted_bytes) == (number, batch, wanted)
     assert plain(got.request.inputs) == plain(call.inputs)
@@ -219,10 +232,10 @@ def test_a_call_arrives_as_it_was_made(number: int, batch: int, call: InferenceR
 @settings(max_examples=150, deadline=None)
 def test_an_answer_to_a_call_arrives_as_it_was_given(number: int, answer: InferenceResponse, placed: bool):
     shelf = Shelf(placed)
-    frame = frames.encode_call_answer(number, answer, shelf.place)
+    frame = encode_call_answer(number, answer, shelf.place)
     body = body_of(frame, Kind.CALL_ANSWER)
 
-    call, got = frames.decode_call_answer(body, shelf.locate)
+    call, got = decode_call_answer(body, shelf.locate)
 
     assert call == number
     assert plain(got.outputs) == plain(answer.outputs)
@@ -253,14 +266,14 @@ def test_a_call_that_no_frame_can_carry_is_refused(fields: dict[str, Any], error
     call = InferenceRequest(**{"model_name": "m", **fields})
 
     with pytest.raises((ValueError, struct.error), match=error):
-        frames.encode_infer(1, 0, call, Shelf(False).place, lambda: 0)
+        encode_infer(1, 0, call, Shelf(False).place, lambda: 0)
 
 
 def test_half_a_character_in_a_call_is_replaced():
     call = InferenceRequest("m\ud800", id="\udfff", outputs=("y\ud800",), parameters={"k\ud800": "v"})
-    frame = frames.encode_infer(1, 0, call, Shelf(False).place, lambda: 0)
+    frame = encode_infer(1, 0, call, Shelf(False).place, lambda: 0)
 
-    got = frames.decode_infer(body_of(frame, Kind.INFER), Shelf(False).locate).request
+    got = decode_infer(body_of(frame, Kind.INFER), Shelf(False).locate).request
 
     assert (got.model_name, got.id, got.outputs, got.parameters) == ("m?", "?", ("y?",), {"k?": "v"})
 
@@ -283,18 +296,18 @@ def request(**fields: Any) -> BatchItem:
     ids=["id", "sequence", "longer sequence", "inputs", "dimensions", "outputs", "parameters"],
 )
 def test_what_a_client_may_make_long_does_not_break_the_channel(item: BatchItem):
-    frame = frames.encode_execute(1, [item], IN, OUT, Shelf(False).place)
+    frame = encode_execute(1, [item], IN, OUT, Shelf(False).place)
 
-    got = frames.decode_execute(body_of(frame, Kind.EXECUTE), INPUTS, OUTPUTS, "m", Shelf(False).locate)
+    got = decode_execute(body_of(frame, Kind.EXECUTE), INPUTS, OUTPUTS, "m", Shelf(False).locate)
 
     assert [each.request for each in got.items] == [item.request]
 
 
 def test_half_a_character_of_a_client_is_replaced():
     item = request(id="a\ud800b", sequence_id="\udfff", parameters={"k\ud800": "v"})
-    frame = frames.encode_execute(1, [item], IN, OUT, Shelf(False).place)
+    frame = encode_execute(1, [item], IN, OUT, Shelf(False).place)
 
-    got = frames.decode_execute(body_of(frame, Kind.EXECUTE), INPUTS, OUTPUTS, "m", Shelf(False).locate)
+    got = decode_execute(body_of(frame, Kind.EXECUTE), INPUTS, OUTPUTS, "m", Shelf(False).locate)
 
     assert got.items[0].request.id == "a?b"
     assert got.items[0].request.sequence_id == "?"
@@ -302,11 +315,11 @@ def test_half_a_character_of_a_client_is_replaced():
 
 def done_frame(replies: list[Reply], shelf: Shelf | None = None) -> Buffer:
     shelf = shelf or Shelf(False)
-    return frames.encode_done(1, replies, False, (1, 2, 3), OUT, shelf.place, lambda: (0, ()))
+    return encode_done(1, replies, False, (1, 2, 3), OUT, shelf.place, lambda: (0, ()))
 
 
 def decoded(frame: Buffer, shelf: Shelf | None = None) -> Done:
-    return frames.decode_done(body_of(frame, Kind.DONE), OUTPUTS, (shelf or Shelf(False)).locate)
+    return decode_done(body_of(frame, Kind.DONE), OUTPUTS, (shelf or Shelf(False)).locate)
 
 
 def out(size: int = 4, name: str = "out") -> Tensor:
@@ -357,7 +370,7 @@ def test_an_output_that_was_sent_twice_stays_the_answers_fault():
 def test_long_errors_are_cut_and_too_large_answers_are_errors():
     class Endless(bytes):
         def __len__(self) -> int:
-            return frames.MAX_ANSWER_BYTES + 1
+            return MAX_ANSWER_BYTES + 1
 
     replies: list[Reply] = [
         InferenceError(ErrorCode.INTERNAL, "x" * 1_000_000),
@@ -368,7 +381,7 @@ def test_long_errors_are_cut_and_too_large_answers_are_errors():
     got = decoded(done_frame(replies)).replies
 
     assert got == [
-        InferenceError(ErrorCode.INTERNAL, "x" * frames.MAX_TEXT_BYTES),
+        InferenceError(ErrorCode.INTERNAL, "x" * MAX_TEXT_BYTES),
         InferenceError(ErrorCode.INTERNAL, "the response's parameters take 1000009 bytes, at most 65536 are allowed"),
         InferenceError(
             ErrorCode.INTERNAL, f"the batch's outputs take {(1 << 30) + 1} bytes, at most {1 << 30} are allowed"
@@ -383,8 +396,8 @@ CALL_SAID_BEFORE = InferenceRequest("m", inputs=[out(40)], outputs=("out",), par
 
 def calls_read(call: InferenceRequest) -> list[InferenceRequest]:
     """The same one, from two frames."""
-    sent = [frames.encode_infer(number, 0, call, Shelf(False).place, lambda: 0) for number in (1, 2)]
-    return [frames.decode_infer(body_of(frame, Kind.INFER), Shelf(False).locate).request for frame in sent]
+    sent = [encode_infer(number, 0, call, Shelf(False).place, lambda: 0) for number in (1, 2)]
+    return [decode_infer(body_of(frame, Kind.INFER), Shelf(False).locate).request for frame in sent]
 
 
 def test_what_is_made_of_one_description_belongs_to_one_frame():
@@ -402,28 +415,26 @@ def test_what_is_made_of_one_description_belongs_to_one_frame():
 
 
 def test_a_description_that_was_read_before_is_held_against_each_frame():
-    frame = bytes(frames.encode_infer(1, 0, CALL_SAID_BEFORE, Shelf(False).place, lambda: 0))
+    frame = bytes(encode_infer(1, 0, CALL_SAID_BEFORE, Shelf(False).place, lambda: 0))
     whole = body_of(frame, Kind.INFER)
-    frames.decode_infer(whole, Shelf(False).locate)
+    decode_infer(whole, Shelf(False).locate)
     done = body_of(done_frame([Answer([out(40)])]), Kind.DONE)
     done_of(bytes(done), Shelf(False))
 
     with pytest.raises(FrameError, match="a tensor that ends at byte"):
-        frames.decode_infer(whole[:-20], Shelf(False).locate)
+        decode_infer(whole[:-20], Shelf(False).locate)
     with pytest.raises(FrameError, match="a tensor that ends at byte"):
         done_of(bytes(done[:-20]), Shelf(False))
 
 
 def test_a_description_in_shared_memory_is_looked_up_each_time():
     shelf = Shelf(True)
-    frame = frames.encode_infer(
-        1, 0, InferenceRequest("m", inputs=[out(frames.INLINE_BYTES + 1)]), shelf.place, lambda: 0
-    )
-    frames.decode_infer(body_of(frame, Kind.INFER), shelf.locate)
+    frame = encode_infer(1, 0, InferenceRequest("m", inputs=[out(INLINE_BYTES + 1)]), shelf.place, lambda: 0)
+    decode_infer(body_of(frame, Kind.INFER), shelf.locate)
     shelf.blocks.clear()
 
     with pytest.raises(FrameError, match="bytes at 0 of 1"):
-        frames.decode_infer(body_of(frame, Kind.INFER), shelf.locate)
+        decode_infer(body_of(frame, Kind.INFER), shelf.locate)
 
 
 def test_long_descriptions_and_texts_are_not_remembered():
@@ -431,10 +442,10 @@ def test_long_descriptions_and_texts_are_not_remembered():
         text = f"{number:060000}"
         calls_read(InferenceRequest("m", id=text, parameters={"k": text[:50_000]}))
         decoded(done_frame([InferenceError(ErrorCode.INTERNAL, text)]))
-        answer = frames.encode_call_answer(
+        answer = encode_call_answer(
             1, InferenceResponse("m", "1", text, error=InferenceError(ErrorCode.INTERNAL, text)), Shelf(False).place
         )
-        frames.decode_call_answer(body_of(answer, Kind.CALL_ANSWER), Shelf(False).locate)
+        decode_call_answer(body_of(answer, Kind.CALL_ANSWER), Shelf(False).locate)
 
     cross(0)
     tracemalloc.start()
@@ -465,11 +476,11 @@ CALL_TO_BREAK = InferenceRequest(
 
 
 def done_of(body: bytes, shelf: Shelf) -> Done:
-    return frames.decode_done(memoryview(body), OUTPUTS, shelf.locate)
+    return decode_done(memoryview(body), OUTPUTS, shelf.locate)
 
 
 def response_of(body: bytes, shelf: Shelf) -> Response:
-    return frames.decode_response(memoryview(body), OUTPUTS, shelf.locate)
+    return decode_response(memoryview(body), OUTPUTS, shelf.locate)
 
 
 def check_inside(reply: Reply, body: bytes, shelf: Shelf) -> None:
@@ -487,14 +498,12 @@ def bodies() -> list[tuple[str, bytes, Shelf]]:
     found = []
     for placed in (False, True):
         shelf = Shelf(placed)
-        done = frames.encode_done(
-            1, list(REPLIES_TO_BREAK), True, (1, 2, 3), OUT, shelf.place, lambda: (9, [(1, 64), (2, 0)])
-        )
+        done = encode_done(1, list(REPLIES_TO_BREAK), True, (1, 2, 3), OUT, shelf.place, lambda: (9, [(1, 64), (2, 0)]))
         found.append(("done", bytes(body_of(done, Kind.DONE)), shelf))
         for reply in REPLIES_TO_BREAK:
-            response = frames.encode_response(3, reply, False, (8, 9), OUT, shelf.place)
+            response = encode_response(3, reply, False, (8, 9), OUT, shelf.place)
             found.append(("response", bytes(body_of(response, Kind.RESPONSE)), shelf))
-        infer = frames.encode_infer(7, 1, CALL_TO_BREAK, shelf.place, lambda: 5)
+        infer = encode_infer(7, 1, CALL_TO_BREAK, shelf.place, lambda: 5)
         found.append(("infer", bytes(body_of(infer, Kind.INFER)), shelf))
     return found
 
@@ -502,7 +511,7 @@ def bodies() -> list[tuple[str, bytes, Shelf]]:
 def check_broken(what: str, body: bytes, shelf: Shelf) -> None:
     try:
         if what == "infer":
-            check_call(frames.decode_infer(memoryview(body), shelf.locate).request, body, shelf)
+            check_call(decode_infer(memoryview(body), shelf.locate).request, body, shelf)
             return
         replies = done_of(body, shelf).replies if what == "done" else [response_of(body, shelf).reply]
     except FrameError:
@@ -569,7 +578,7 @@ def test_huge_numbers_are_refused_without_taking_memory(body: bytes):
     tracemalloc.start()
     try:
         with pytest.raises(FrameError):
-            frames.decode_done(memoryview(body), OUTPUTS, Shelf(False).locate)
+            decode_done(memoryview(body), OUTPUTS, Shelf(False).locate)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -611,7 +620,7 @@ def test_calls_with_wrong_or_huge_numbers_are_refused_without_taking_memory(body
     tracemalloc.start()
     try:
         with pytest.raises(FrameError):
-            frames.decode_infer(memoryview(body), Shelf(False).locate)
+            decode_infer(memoryview(body), Shelf(False).locate)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -629,23 +638,23 @@ def test_calls_with_wrong_or_huge_numbers_are_refused_without_taking_memory(body
 )  # fmt: skip
 def test_json_that_is_none_or_a_bomb_is_a_frame_error(text: bytes):
     with pytest.raises(FrameError):
-        frames.decode_json(text)
+        decode_json(text)
 
 
 def test_json_of_one_long_text_is_read():
-    assert frames.decode_json(json.dumps({"file": "A" * 8_000_000}).encode())["file"][-1] == "A"
+    assert decode_json(json.dumps({"file": "A" * 8_000_000}).encode())["file"][-1] == "A"
 
 
 @pytest.mark.parametrize("value", [None, 1, [], {}, {"code": "NO_SUCH", "message": "m"}, {"code": [], "message": 1}])
 def test_json_that_is_no_error_is_a_frame_error(value: Any):
     with pytest.raises(FrameError):
-        frames.error_from_json(value)
+        error_from_json(value)
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
 def test_every_error_crosses(code: ErrorCode):
     error = InferenceError(code, "größer")
-    assert frames.error_from_json(json.loads(json.dumps(frames.error_json(error)))) == error
+    assert error_from_json(json.loads(json.dumps(error_json(error)))) == error
     assert decoded(done_frame([error])).replies == [error]
 
 
@@ -668,7 +677,7 @@ def test_parameters_that_no_protocol_can_say_are_a_frame_error(text: bytes):
     body = struct.pack("<IIH", len(reply) + len(tail), 1, 1) + reply + tail
 
     with pytest.raises(FrameError):
-        frames.decode_done(memoryview(body + bytes(16)), OUTPUTS, Shelf(False).locate)
+        decode_done(memoryview(body + bytes(16)), OUTPUTS, Shelf(False).locate)
 
 
 def test_parameters_that_nobody_can_read_are_replaced_or_an_error():
@@ -694,7 +703,9 @@ MODULES = [
     "halimede.workers.child.main",
     "halimede.workers.child.channel",
     "halimede.workers.child.calls",
-    "halimede.workers.frames",
+    "halimede.workers.frames.batches",
+    "halimede.workers.frames.answers",
+    "halimede.workers.frames.calls",
     "halimede.workers.segments",
     "halimede.backends.python.runner",
 ]
@@ -741,11 +752,13 @@ sys.path.insert(0, sys.argv[1])
 from halimede.backends.hosting import Answer
 from halimede.core.types import ErrorCode, InferenceError, Tensor
 import halimede.workers.child.main, halimede.backends.python.runner
-from halimede.workers import frames
+from halimede.workers.frames.answers import encode_done
+from halimede.workers.frames.batches import decode_execute
+from halimede.workers.frames.kinds import HEADER
 
 data = sys.stdin.buffer.read()
-body = memoryview(data)[frames.HEADER.size:]
-execute = frames.decode_execute(body, ("in", "b"), ("out",), "m", None)
+body = memoryview(data)[HEADER.size:]
+execute = decode_execute(body, ("in", "b"), ("out",), "m", None)
 replies = []
 for item in execute.items:
     request = item.request
@@ -753,7 +766,7 @@ for item in execute.items:
     replies.append(Answer([Tensor("out", t.datatype, t.shape, t.data) for t in request.inputs[:1]], said))
 replies.append(InferenceError(ErrorCode.NOT_FOUND, "größer"))
 replies.append(None)
-done = frames.encode_done(execute.batch, replies, True, (1, 2, 3), {"out": 0}, lambda data: None, lambda: (5, [(1, 64)]))
+done = encode_done(execute.batch, replies, True, (1, 2, 3), {"out": 0}, lambda data: None, lambda: (5, [(1, 64)]))
 sys.stdout.buffer.write(done)
 """
 
@@ -785,14 +798,14 @@ def test_another_interpreter_reads_and_writes_the_same_frames(version: str | Non
         )
         for key, datatype in enumerate(TYPES)
     ]  # fmt: skip
-    frame = frames.encode_execute(3, items, {"in": 0, "b": 1}, {"out": 0}, lambda _: None)
+    frame = encode_execute(3, items, {"in": 0, "b": 1}, {"out": 0}, lambda _: None)
 
     ran = subprocess.run(
         [program, "-c", OTHER_SIDE, str(SERVER)], input=bytes(frame), capture_output=True, timeout=60, check=False
     )
 
     assert ran.returncode == 0, ran.stderr.decode()
-    done = frames.decode_done(body_of(ran.stdout, Kind.DONE), ("out",), Shelf(False).locate)
+    done = decode_done(body_of(ran.stdout, Kind.DONE), ("out",), Shelf(False).locate)
     assert (done.batch, done.failed, done.times, done.wanted_bytes) == (3, True, (1, 2, 3), 5)
     assert done.retained == [(1, 64)]
     for item, reply in zip(items, done.replies[:-2], strict=True):
@@ -808,13 +821,14 @@ OTHER_CALLER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from halimede.core.types import InferenceRequest
-from halimede.workers import frames
+from halimede.workers.frames.calls import decode_call_answer, encode_infer
+from halimede.workers.frames.kinds import HEADER
 
 data = sys.stdin.buffer.read()
-_, response = frames.decode_call_answer(memoryview(data)[frames.HEADER.size:], None)
+_, response = decode_call_answer(memoryview(data)[HEADER.size:], None)
 request = InferenceRequest(response.model_name, response.model_version, response.id, response.outputs, ("größe",),
     response.parameters, 2, 3, "seq", True, False)
-sys.stdout.buffer.write(frames.encode_infer(9, 4, request, lambda data: None, lambda: 5))
+sys.stdout.buffer.write(encode_infer(9, 4, request, lambda data: None, lambda: 5))
 """
 
 
@@ -823,14 +837,14 @@ def test_another_interpreter_calls_in_the_same_frames(version: str | None):
     program = sys.executable if version is None else interpreter(version)
     outputs = [Tensor(f"ü{each.name}", each, (1, 2), bytes(range(2 * (each.itemsize or 4)))) for each in TYPES]
     answer = InferenceResponse("größe", "1", "id", outputs, {"p": 1.5, "s": "✓", "b": True, "n": 3})
-    frame = frames.encode_call_answer(1, answer, lambda _: None)
+    frame = encode_call_answer(1, answer, lambda _: None)
 
     ran = subprocess.run(
         [program, "-c", OTHER_CALLER, str(SERVER)], input=bytes(frame), capture_output=True, timeout=60, check=False
     )
 
     assert ran.returncode == 0, ran.stderr.decode()
-    got = frames.decode_infer(body_of(ran.stdout, Kind.INFER), Shelf(False).locate)
+    got = decode_infer(body_of(ran.stdout, Kind.INFER), Shelf(False).locate)
     assert (got.number, got.batch, got.wanted_bytes) == (9, 4, 5)
     assert plain(got.request.inputs) == plain(outputs)
     got.request.inputs = []

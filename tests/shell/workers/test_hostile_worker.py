@@ -17,9 +17,24 @@ import pytest
 
 from halimede.backends.hosting import Answer, Reply
 from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
-from halimede.workers import connection, frames
-from halimede.workers.connection import MAX_LINES_PER_SECOND, MAX_UNSENT_FRAMES
-from halimede.workers.frames import FIRST_BORROWED, HEADER, MAX_CALLS, Kind
+from halimede.workers.frames.calls import decode_call_answer, encode_infer
+from halimede.workers.frames.kinds import (
+    BLOCK,
+    CALL,
+    FIRST_BORROWED,
+    HEADER,
+    LIMITS,
+    MAPPED,
+    MAX_BLOCKS,
+    MAX_CALLS,
+    MAX_TEXT_BYTES,
+    METRIC,
+    TAKEN,
+    Kind,
+)
+from halimede.workers.server import calls
+from halimede.workers.server.channel import MAX_UNSENT_FRAMES
+from halimede.workers.server.connection import MAX_LINES_PER_SECOND
 from support.channel import Stage, done_frame, item, mappings, response_frame, stage, tensor
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -36,19 +51,15 @@ def infer(
 ) -> bytes:
     """An inference of another model that the worker asks for."""
     request = InferenceRequest("other", inputs=[tensor(f"x{at}", size) for at, size in enumerate(sizes)])
-    return bytes(frames.encode_infer(number, 0, request, place, lambda: wanted))
+    return bytes(encode_infer(number, 0, request, place, lambda: wanted))
 
 
 def taken(number: int, count: int) -> bytes:
-    return raw(Kind.TAKEN, frames.TAKEN.pack(number, count))
+    return raw(Kind.TAKEN, TAKEN.pack(number, count))
 
 
 def uncalled(number: int) -> bytes:
-    return raw(Kind.CANCEL_CALL, frames.CALL.pack(number))
-
-
-def held_up(number: int, batch: int) -> bytes:
-    return raw(Kind.HELD_UP, frames.HELD_UP.pack(number, batch))
+    return raw(Kind.CANCEL_CALL, CALL.pack(number))
 
 
 def deep_json(start: bytes) -> bytes:
@@ -67,7 +78,7 @@ STREAMS: dict[str, tuple[bytes, str]] = {
         if kind < Kind.STARTED
     },
     **{
-        f"a long {kind.name}": (raw(kind, b"", frames.LIMITS[kind] + 1), f"a {kind.name} frame of [0-9]+ bytes")
+        f"a long {kind.name}": (raw(kind, b"", LIMITS[kind] + 1), f"a {kind.name} frame of [0-9]+ bytes")
         for kind in Kind
         if kind >= Kind.STARTED
     },
@@ -107,9 +118,9 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     "a line without a level": (raw(Kind.LOG), "a line of log without a level"),
     "a line of level 4": (raw(Kind.LOG, b"\4hello"), "a line of log without a level"),
     "half a metric": (raw(Kind.METRICS, bytes(20)), "20 bytes are no metrics"),
-    "an operation that there is not": (raw(Kind.METRICS, frames.METRIC.pack(1, 3, 1.0)), "metric operation 3"),
+    "an operation that there is not": (raw(Kind.METRICS, METRIC.pack(1, 3, 1.0)), "metric operation 3"),
     "half a block": (raw(Kind.UNUSED, bytes(7)), "7 bytes are no list of blocks"),
-    "a block that it does not hold": (raw(Kind.UNUSED, frames.BLOCK.pack(1, 0)), "a block that it did not hold"),
+    "a block that it does not hold": (raw(Kind.UNUSED, BLOCK.pack(1, 0)), "a block that it did not hold"),
     "a call without a number": (raw(Kind.CALL, b"abc"), "a call without a number"),
     "a call of nothing": (raw(Kind.CALL, bytes(4)), "no JSON"),
     "a call that is a number": (raw(Kind.CALL, bytes(4) + b"1"), "a call that is none"),
@@ -125,7 +136,7 @@ STREAMS: dict[str, tuple[bytes, str]] = {
         "JSON of more than 100000 values",
     ),
     "calls in a flood": (
-        b"".join(raw(Kind.CALL, frames.CALL.pack(at) + b'["wait",{}]') for at in range(MAX_CALLS * 8)),
+        b"".join(raw(Kind.CALL, CALL.pack(at) + b'["wait",{}]') for at in range(MAX_CALLS * 8)),
         f"more than {MAX_CALLS} calls at a time",
     ),
     "an empty inference": (raw(Kind.INFER), "INFER: a description that ends too early"),
@@ -141,13 +152,12 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     "half a number that nobody waits for": (raw(Kind.CANCEL_CALL, bytes(3)), "a CANCEL_CALL frame that was not asked for"),
     "answers taken of no number": (raw(Kind.TAKEN, bytes(7)), "a TAKEN frame that was not asked for"),
     "answers taken that were not sent": (infer(1) + taken(1, 1), "1 answers of inference 1 taken, where 0 were sent"),
-    "half a word on what waits": (raw(Kind.HELD_UP, bytes(7)), "a HELD_UP frame that was not asked for"),
     "half a word on a segment": (raw(Kind.MAPPED, bytes(2)), "a MAPPED frame that was not asked for"),
     "a word on a segment that it was not lent": (
-        raw(Kind.MAPPED, frames.MAPPED.pack(FIRST_BORROWED, True)), "a word on segment 32768, which was not asked for"
+        raw(Kind.MAPPED, MAPPED.pack(FIRST_BORROWED, True)), "a word on segment 32768, which was not asked for"
     ),
     "a word against a segment of its own": (
-        raw(Kind.MAPPED, frames.MAPPED.pack(1, False)), "a word on segment 1, which was not asked for"
+        raw(Kind.MAPPED, MAPPED.pack(1, False)), "a word on segment 1, which was not asked for"
     ),
     "lines in a flood": (
         raw(Kind.LOG, b"\3" + b"x" * 100) * (MAX_LINES_PER_SECOND * 3),
@@ -202,7 +212,7 @@ Hostile = Callable[[Stage], Awaitable[bytes]]
 
 
 async def executed(each: Stage, *sizes: int) -> int:
-    each.connection.execute([item(1, *sizes)], 0)
+    each.connection.batches.execute([item(1, *sizes)], 0)
     return (await each.hear_batch()).batch
 
 
@@ -224,7 +234,7 @@ async def twice(each: Stage) -> bytes:
 
 async def before_it_is_sent(each: Stage) -> bytes:
     """The batch is being copied; its number can be guessed."""
-    number = each.connection.execute([item(1, 64 * MIB)], 0)
+    number = each.connection.batches.execute([item(1, 64 * MIB)], 0)
     return bytes(done_frame(number, [Answer([])]))
 
 
@@ -265,7 +275,7 @@ async def bytes_behind_all_memory(each: Stage) -> bytes:
 
 
 async def a_block_of_another_batch(each: Stage) -> bytes:
-    each.connection.execute([item(2, 100 * KIB)], 1)
+    each.connection.batches.execute([item(2, 100 * KIB)], 1)
     first = (await each.hear_batch()).batch
     await executed(each, 100 * KIB)
     return bytes(done_frame(first, [Answer([])], retained=[(1, 100 * KIB)]))
@@ -273,13 +283,13 @@ async def a_block_of_another_batch(each: Stage) -> bytes:
 
 async def a_block_given_back_twice(each: Stage) -> bytes:
     batch = await executed(each, 100 * KIB)
-    unused = raw(Kind.UNUSED, frames.BLOCK.pack(1, 0))
+    unused = raw(Kind.UNUSED, BLOCK.pack(1, 0))
     return bytes(done_frame(batch, [Answer([])], retained=[(1, 0)])) + unused * 2
 
 
 async def a_block_given_back_that_was_not_retained(each: Stage) -> bytes:
     batch = await executed(each, 100 * KIB)
-    return bytes(done_frame(batch, [Answer([])])) + raw(Kind.UNUSED, frames.BLOCK.pack(1, 0))
+    return bytes(done_frame(batch, [Answer([])])) + raw(Kind.UNUSED, BLOCK.pack(1, 0))
 
 
 async def bytes_given_back(each: Stage) -> bytes:
@@ -316,7 +326,7 @@ async def an_answers_block_twice(each: Stage) -> bytes:
     await each.until(lambda: each.heard.asked, "the inference")
     each.heard.asked[0].answer(tensor("y", 100 * KIB))
     await each.hear()
-    return raw(Kind.UNUSED, frames.BLOCK.pack(1, 0)) * 2
+    return raw(Kind.UNUSED, BLOCK.pack(1, 0)) * 2
 
 
 WITH_A_BATCH: dict[str, tuple[Hostile, str]] = {
@@ -386,7 +396,7 @@ def test_a_hostile_worker_is_read_no_further_than_to_its_first_wrong_word():
 def test_a_worker_that_calls_and_never_reads_is_given_up_before_much_waits_for_it():
     async def main() -> None:
         async with stage() as each:
-            call = raw(Kind.CALL, frames.CALL.pack(1) + json.dumps(["ask", {"give": "x" * 100}]).encode())
+            call = raw(Kind.CALL, CALL.pack(1) + json.dumps(["ask", {"give": "x" * 100}]).encode())
             tracemalloc.start()
             try:
                 for _ in range(MAX_UNSENT_FRAMES // 128 * 2):
@@ -412,13 +422,9 @@ def test_what_crosses_the_last_answer_of_an_inference_is_no_fault():
             await each.until(lambda: each.heard.asked, "the inference")
             each.heard.asked[0].answer(final=False)
             each.heard.asked[0].answer()
-            await each.say(taken(7, 1) + uncalled(7) + taken(9, 1) + held_up(7, 0) + held_up(7, 9) + infer(7, 10))
+            await each.say(taken(7, 1) + uncalled(7) + taken(9, 1) + infer(7, 10))
             await each.until(lambda: len(each.heard.asked) == 2, "the next of that number")
-            assert (each.heard.taken, each.heard.uncalled, each.heard.held_up, each.lost) == ([], [], [], [])
-            # Of a batch that it does not have, or no more.
-            await each.say(held_up(7, 9) + infer(8, 10))
-            await each.until(lambda: len(each.heard.asked) == 3, "the inference after it")
-            assert (each.heard.held_up, each.lost) == ([], [])
+            assert (each.heard.taken, each.heard.uncalled, each.lost) == ([], [], [])
 
     asyncio.run(main())
 
@@ -443,7 +449,7 @@ def test_answers_to_a_worker_that_does_not_read_become_errors_before_they_fill_t
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Of the gigabyte that may wait, a small part here."""
-    monkeypatch.setattr(connection, "MAX_UNSENT_BYTES", 4 * MIB)
+    monkeypatch.setattr(calls, "MAX_UNSENT_BYTES", 4 * MIB)
 
     async def main() -> None:
         async with stage(arena_bytes=0) as each:
@@ -461,7 +467,7 @@ def test_answers_to_a_worker_that_does_not_read_become_errors_before_they_fill_t
             for _ in range(100):
                 kind, body = await each.hear()
                 assert kind is Kind.CALL_ANSWER
-                _, response = frames.decode_call_answer(body, each.segments.lease)  # type: ignore[arg-type]
+                _, response = decode_call_answer(body, each.segments.lease)  # type: ignore[arg-type]
                 errors.append(response.error)
             assert errors.count(None) < 10
             assert errors[-1] == InferenceError(
@@ -471,7 +477,7 @@ def test_answers_to_a_worker_that_does_not_read_become_errors_before_they_fill_t
             await each.until(lambda: len(each.heard.asked) == 101, "another")
             each.heard.asked[-1].answer(tensor("y", MIB))
             _, body = await each.hear()
-            _, response = frames.decode_call_answer(body, each.segments.lease)  # type: ignore[arg-type]
+            _, response = decode_call_answer(body, each.segments.lease)  # type: ignore[arg-type]
             assert response.error is None
 
     asyncio.run(main())
@@ -493,7 +499,7 @@ def test_a_worker_that_names_its_memory_without_end_is_given_up():
         async with stage() as each:
             await with_memory_for_answers(each)
             response = bytes(response_frame(5, Answer([tensor("out", 100 * KIB)]), place=lambda _: (1, 64)))
-            for _ in range(frames.MAX_BLOCKS // 100 * 2):
+            for _ in range(MAX_BLOCKS // 100 * 2):
                 await each.say(response * 100)
                 each.heard.responses.clear()
                 await asyncio.sleep(0)
@@ -546,7 +552,7 @@ def test_a_model_that_answers_with_its_input_again_and_again_keeps_the_block_as_
             places = iter([(1, 0), (1, 512)])
             await each.say(done_frame(batch, answer, place=lambda _: next(places), retained=[(1, 0)]))
             await each.say(response_frame(1, Answer([tensor("out", 90 * KIB)]), place=lambda _: (1, 64)))
-            await each.say(raw(Kind.UNUSED, frames.BLOCK.pack(1, 0)))
+            await each.say(raw(Kind.UNUSED, BLOCK.pack(1, 0)))
             await each.until(lambda: each.heard.responses, "both")
             each.heard.done.clear()
             await executed(each, 20 * KIB)
@@ -566,7 +572,7 @@ def test_a_start_that_fails_says_why_and_no_more_than_that():
             await each.say(raw(Kind.FAILED, json.dumps({"code": "NOT_FOUND", "message": "x" * 9_000_000}).encode()))
             with pytest.raises(InferenceError) as caught:
                 await each.connection.start({})
-            assert caught.value == InferenceError(ErrorCode.NOT_FOUND, "x" * frames.MAX_TEXT_BYTES)
+            assert caught.value == InferenceError(ErrorCode.NOT_FOUND, "x" * MAX_TEXT_BYTES)
 
     asyncio.run(main())
 

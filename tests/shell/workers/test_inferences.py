@@ -14,7 +14,7 @@ import pytest
 from halimede.backends.hosting import Answer, Call, Host, HostedRequest, Reply
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.workers.child.channel import ServerGoneError
-from halimede.workers.frames import MAX_CALLS
+from halimede.workers.frames.kinds import MAX_CALLS
 from support.channel import (
     ARENA_BYTES,
     LIMIT_S,
@@ -41,7 +41,7 @@ class Caller:
     async def executed(self, *sizes: int, key: int = 1, slot: int = 0) -> list[Reply]:
         """Have it execute one request, to the end; its replies."""
         before = len(self.heard.done)
-        self.stage.connection.execute([item(key, *(sizes or (10,)))], slot)
+        self.stage.connection.batches.execute([item(key, *(sizes or (10,)))], slot)
         await self.stage.until(lambda: len(self.heard.done) > before, "the batch")
         return self.heard.done[-1][1].replies
 
@@ -292,7 +292,7 @@ def test_more_calls_than_the_server_takes_wait_for_one_another(method: str):
         async with calling(execute) as caller:
             heard = caller.heard
             heard.hold_calls = asyncio.Event()
-            caller.stage.connection.execute([item(1, 10)], 0)
+            caller.stage.connection.batches.execute([item(1, 10)], 0)
             seen = heard.asked if method == "infer" else heard.calls
             await caller.until(lambda: len(seen) == MAX_CALLS, "all that may be")
             await asyncio.sleep(0.05)  # for more, which would end the worker
@@ -330,7 +330,7 @@ def test_a_loop_makes_as_many_calls_as_it_likes_and_goes_on():
 
     async def main() -> None:
         async with calling(execute, is_async=True) as caller:
-            caller.stage.connection.execute([item(1, 10)], 0)
+            caller.stage.connection.batches.execute([item(1, 10)], 0)
             await caller.until(lambda: len(caller.heard.asked) == MAX_CALLS, "all that may be")
             before = len(turns)
             await caller.until(lambda: len(turns) > before + 100, "the loop, which goes on")
@@ -359,7 +359,7 @@ def test_a_cancelled_wait_for_room_leaves_the_room_to_the_others():
     async def main() -> None:
         async with calling(execute, is_async=True) as caller:
             caller.heard.hold_calls = asyncio.Event()
-            caller.stage.connection.execute([item(1, 10)], 0)
+            caller.stage.connection.batches.execute([item(1, 10)], 0)
             await caller.until(lambda: caller.heard.calls, "that all are made")
             caller.heard.on_ask = doubled
             for asked in list(caller.heard.asked):
@@ -411,7 +411,7 @@ def test_answers_of_a_decoupled_model_are_acknowledged_as_they_are_received():
 
     async def main() -> None:
         async with calling(execute) as caller:
-            caller.stage.connection.execute([item(1, 10)], 0)
+            caller.stage.connection.batches.execute([item(1, 10)], 0)
             await caller.until(lambda: caller.heard.asked, "the call")
             [asked] = caller.heard.asked
             for number in range(30):
@@ -449,7 +449,7 @@ def test_threads_may_share_the_answers_of_one_call():
     async def main() -> None:
         async with calling(execute) as caller:
             heard = caller.heard
-            caller.stage.connection.execute([item(1, 10)], 0)
+            caller.stage.connection.batches.execute([item(1, 10)], 0)
             await caller.until(lambda: heard.asked, "the call")
             for size in range(1, 1001):
                 await caller.until(lambda s=size: s - sum(count for _, count in heard.taken) < 32, "room")  # type: ignore[misc]
@@ -473,7 +473,7 @@ def test_cancelling_asks_the_server_and_the_last_answer_still_comes():
 
     async def main() -> None:
         async with calling(execute) as caller:
-            caller.stage.connection.execute([item(1, 10)], 0)
+            caller.stage.connection.batches.execute([item(1, 10)], 0)
             await caller.until(lambda: caller.heard.uncalled, "the cancellation")
             [asked] = caller.heard.asked
             assert caller.heard.uncalled == [asked.ticket]
@@ -499,7 +499,7 @@ def test_a_call_that_waits_for_room_can_be_cancelled():
 
     async def main() -> None:
         async with calling(execute) as caller:
-            caller.stage.connection.execute([item(1, 10)], 0)
+            caller.stage.connection.batches.execute([item(1, 10)], 0)
             await caller.until(lambda: caller.heard.calls, "that all are made")
             for asked in caller.heard.asked:
                 doubled(asked)
@@ -555,9 +555,9 @@ def test_the_server_knows_from_which_batch_a_call_is_made():
     async def main() -> None:
         async with calling(execute, on_ask=doubled, is_async=True) as caller:
             for key in (1, 2):
-                caller.stage.connection.execute([item(key, 10)], key)
+                caller.stage.connection.batches.execute([item(key, 10)], key)
             await caller.until(lambda: len(here) == 2, "both batches")
-            asked = {(each.request.id, each.batch, each.slot) for each in caller.heard.asked}
+            asked = {(each.request.id, each.batch, each.items and each.items[0].key) for each in caller.heard.asked}
             whats = ("itself", "task", "thread with context")
             assert asked == {(f"{key} {what}", key, key) for key in (1, 2) for what in whats} | {("thread", 0, None)}
             for event in here.values():
@@ -575,81 +575,8 @@ def test_the_one_batch_that_runs_is_that_of_any_thread():
 
     async def main() -> None:
         async with calling(execute, on_ask=doubled) as caller:
-            await caller.executed(slot=5)
-            assert [(each.batch, each.slot) for each in caller.heard.asked] == [(1, 5), (1, 5)]
-
-    asyncio.run(main())
-
-
-def test_the_server_is_told_of_a_batch_that_joins_a_thread_which_calls():
-    def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
-        thread = threading.Thread(target=lambda: list(iter(ask(host, 10).receive, None)))
-        thread.start()
-        thread.join()
-        return [Answer([])]
-
-    async def main() -> None:
-        async with calling(execute, decoupled=True) as caller:
-            batch = asyncio.create_task(caller.executed(slot=5))
-            await caller.until(lambda: caller.heard.held_up, "word of it")
-            (asked,) = caller.heard.asked
-            assert set(caller.heard.held_up) == {(asked.ticket, 5)}
-            asked.answer(final=False)
-            await caller.until(lambda: caller.heard.let_go, "the end of it")
-            asked.answer()
-            assert await batch == [Answer([])]
-            assert caller.heard.let_go == [asked.ticket]
-
-    asyncio.run(main())
-
-
-def test_the_server_is_told_nothing_of_a_thread_that_nobody_joins():
-    go, threads = threading.Event(), []
-
-    def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
-        thread = threading.Thread(target=lambda: received(ask(host, 10)))
-        threads.append(thread)
-        thread.start()
-        assert go.wait(LIMIT_S)
-        return [Answer([])]
-
-    async def main() -> None:
-        async with calling(execute, decoupled=True) as caller:
-            batch = asyncio.create_task(caller.executed())
-            await caller.until(lambda: caller.heard.asked, "the call")
-            await asyncio.sleep(0.1)  # for its first looks
-            go.set()
-            await batch
-            caller.heard.asked[0].answer()
-            await asyncio.to_thread(threads[0].join)
-            assert (caller.heard.held_up, caller.heard.let_go) == ([], [])
-
-    asyncio.run(main())
-
-
-def test_the_server_is_told_of_a_call_that_holds_up_the_loop():
-    async def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
-        call = ask(host, 10)
-        if requests[0].key == 1:
-            received(call)
-        else:
-            await call.receive_async()
-        return [Answer([])]
-
-    async def main() -> None:
-        async with calling(execute, is_async=True) as caller:
-            awaits = asyncio.create_task(caller.executed(key=2))
-            await caller.until(lambda: caller.heard.asked, "the first call")
-            await asyncio.sleep(0.1)  # for looks, of which there are none
-            assert caller.heard.held_up == []
-            blocks = asyncio.create_task(caller.executed(key=1, slot=1))
-            await caller.until(lambda: caller.heard.held_up, "word of the second one")
-            first, second = caller.heard.asked
-            assert set(caller.heard.held_up) == {(second.ticket, None)}
-            second.answer()
-            await blocks
-            first.answer()
-            await awaits
+            await caller.executed(key=7)
+            assert [(each.batch, each.items and each.items[0].key) for each in caller.heard.asked] == [(1, 7), (1, 7)]
 
     asyncio.run(main())
 
@@ -665,38 +592,17 @@ def test_what_was_cancelled_while_the_loop_stood_still_is_not_run():
 
     async def main() -> None:
         async with calling(execute, is_async=True) as caller:
-            connection, heard = caller.stage.connection, caller.heard
-            connection.execute([item(1, 10)], 0)
-            await caller.until(lambda: heard.held_up, "the loop to stand")
+            batches, heard = caller.stage.connection.batches, caller.heard
+            batches.execute([item(1, 10)], 0)
+            await caller.until(lambda: heard.asked, "the call, for which the loop stands still")
             for key in (2, 3):
-                connection.execute([item(key, 10)], key)
-            connection.cancel(2)
+                batches.execute([item(key, 10)], key)
+            batches.cancel(2)
             heard.asked[0].answer()
             await caller.until(lambda: len(heard.done) == 3, "the end of all")
             replies = {batch.slot: done.replies for batch, done in heard.done}
             assert replies[2] == [InferenceError(ErrorCode.CANCELLED, "request was cancelled")]
             assert (replies[3], executed) == ([Answer([])], [1, 3])
-
-    asyncio.run(main())
-
-
-def test_a_worker_that_is_lost_holds_nothing_up():
-    async def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
-        with pytest.raises(ServerGoneError):
-            ask(host, 10).receive()
-        raise ServerGoneError
-
-    async def main() -> None:
-        async with stage() as each:
-            worker = HonestWorker(
-                os.dup(each.theirs.fileno()), lambda host: Script(lambda requests: execute(host, requests), True)
-            )
-            each.theirs.close()
-            each.connection.execute([item(1, 10)], 0)
-            await each.until(lambda: each.heard.held_up, "the loop to stand")
-            each.connection.close()
-            assert each.heard.let_go == each.heard.uncalled == [each.heard.asked[0].ticket]
-            await asyncio.to_thread(worker.join, LIMIT_S)
 
     asyncio.run(main())
 
@@ -751,7 +657,7 @@ def test_calls_end_with_the_server(is_async: bool):
                 os.dup(each.theirs.fileno()), lambda host: Script(lambda requests: execute(host, requests), is_async)
             )
             each.theirs.close()
-            each.connection.execute([item(1, 10)], 0)
+            each.connection.batches.execute([item(1, 10)], 0)
             await each.until(lambda: len(each.heard.asked) == 5, "the calls")
             each.connection.close()
             await asyncio.to_thread(worker.join, LIMIT_S)

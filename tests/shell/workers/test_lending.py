@@ -15,11 +15,11 @@ import pytest
 
 from halimede.backends.hosting import Answer, HostedRequest, Reply
 from halimede.core.types import Buffer, DataType, InferenceRequest, Tensor
-from halimede.workers import frames
-from halimede.workers.connection import ARENA_BYTES, COPIED_ON_LOOP_BYTES
-from halimede.workers.frames import FIRST_BORROWED, Kind
-from halimede.workers.lending import LENT_BYTES, MAX_SEGMENTS, Lending
+from halimede.workers.frames.batches import decode_execute
+from halimede.workers.frames.kinds import BORROWED, FIRST_BORROWED, FORGET, MAPPED, SEGMENT, Kind, encode_frame
 from halimede.workers.segments import Lease, SegmentMap, make_segment
+from halimede.workers.server.lending import LENT_BYTES, MAX_SEGMENTS, Lending
+from halimede.workers.server.memory import ARENA_BYTES, COPIED_ON_LOOP_BYTES
 from halimede.workers.worker import BatchItem
 from support.channel import (
     LIMIT_S,
@@ -100,7 +100,7 @@ class Worker:
     async def ask(self, key: int, *inputs: Tensor) -> Sequence[Tensor]:
         """Its answer to a batch of one."""
         before = len(self.stage.heard.done)
-        self.connection.execute([BatchItem(key, InferenceRequest("m", inputs=list(inputs)), 1, False)], 0)
+        self.connection.batches.execute([BatchItem(key, InferenceRequest("m", inputs=list(inputs)), 1, False)], 0)
         await self.stage.until(lambda: len(self.stage.heard.done) > before, "the batch")
         _, done = self.stage.heard.done.pop()
         [reply] = done.replies
@@ -457,7 +457,9 @@ class Played:
         self.numbers: list[int] = []
 
     def send(self, *inputs: Tensor, key: int = 1) -> int:
-        return self.connection.execute([BatchItem(key, InferenceRequest("m", inputs=list(inputs)), 1, False)], 0)
+        return self.connection.batches.execute(
+            [BatchItem(key, InferenceRequest("m", inputs=list(inputs)), 1, False)], 0
+        )
 
     async def hear(self) -> list[tuple[int, int, int]]:
         """Where the inputs of the next batch lie; segments are noted on their way, with nothing said of them."""
@@ -469,15 +471,15 @@ class Played:
 
         kind, body = await self.stage.hear()
         assert kind is Kind.EXECUTE, kind
-        frames.decode_execute(body, ("in", "b"), (), "m", locate)
+        decode_execute(body, ("in", "b"), (), "m", locate)
         self.numbers = self.stage.borrowed
         return places
 
     async def say_mapped(self, number: int, *, is_mapped: bool = True) -> None:
-        await self.stage.say(frames.frame(Kind.MAPPED, frames.MAPPED.pack(number, is_mapped)))
+        await self.stage.say(encode_frame(Kind.MAPPED, MAPPED.pack(number, is_mapped)))
         # The server has heard it once it has heard what follows.
         count = len(self.stage.heard.ready)
-        await self.stage.say(frames.frame(Kind.READY, b"\1"))
+        await self.stage.say(encode_frame(Kind.READY, b"\1"))
         await self.stage.until(lambda: len(self.stage.heard.ready) > count, "the word to be heard")
 
     async def end_batch(
@@ -563,7 +565,7 @@ def test_a_borrower_that_cannot_look_is_lent_nothing_and_forgets_what_it_was_han
             first, second = each.numbers
             await each.say_mapped(second, is_mapped=False)
             told = {(await each.stage.hear())[1][:2].tobytes() for _ in range(2)}
-            assert told == {frames.FORGET.pack(first), frames.FORGET.pack(second)}
+            assert told == {FORGET.pack(first), FORGET.pack(second)}
             await each.end_batch(batch)
             each.send(home.tensor(1))
             assert (await each.hear())[0][0] < FIRST_BORROWED
@@ -697,9 +699,9 @@ def test_a_segment_that_comes_without_its_descriptor_is_not_looked_at():
         async with worker(Reader()) as each:
             kept, theirs = socket.socketpair()
             process = HonestWorker(theirs.detach(), lambda _: Script(Reader()))
-            kept.sendall(frames.frame(Kind.SEGMENT, frames.SEGMENT.pack(FIRST_BORROWED, frames.BORROWED)))
+            kept.sendall(encode_frame(Kind.SEGMENT, SEGMENT.pack(FIRST_BORROWED, BORROWED)))
             said = await asyncio.to_thread(kept.recv, 100)
-            assert said == frames.frame(Kind.MAPPED, frames.MAPPED.pack(FIRST_BORROWED, False))
+            assert said == encode_frame(Kind.MAPPED, MAPPED.pack(FIRST_BORROWED, False))
             kept.close()
             await asyncio.to_thread(process.join, LIMIT_S)
             assert process.failure is None

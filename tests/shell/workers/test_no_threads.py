@@ -39,7 +39,7 @@ def without_threads(story: Callable[[Threads], Awaitable[None]]) -> None:
 def test_a_large_batch_travels_in_its_frame_when_no_thread_can_make_memory_for_it() -> None:
     async def tell(_: Threads) -> None:
         async with stage() as each:
-            each.connection.execute([item(1, 16 * MIB)], 0)
+            each.connection.batches.execute([item(1, 16 * MIB)], 0)
             execute = await each.hear_batch()
             assert [each_item.key for each_item in execute.items] == [1]
             assert (each.lost, each.heard.done) == ([], [])
@@ -51,23 +51,23 @@ def test_a_large_batch_that_no_thread_can_copy_is_answered_and_its_memory_is_fre
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # The record of it that pytest keeps would hold the traceback, and by that the memory.
-    caplog.set_level(logging.CRITICAL, "halimede.workers.connection")
+    caplog.set_level(logging.CRITICAL, "halimede.workers.server.batches")
 
     async def tell(threads: Threads) -> None:
         async with stage() as each:
             threads.there_are_some = True
-            each.connection.execute([item(1, 16 * MIB)], 0)
+            each.connection.batches.execute([item(1, 16 * MIB)], 0)
             await each.hear_batch()
             await each.say(done_frame(1, [Answer([])]))
             await each.until(lambda: each.heard.done, "the end of the first batch")
             threads.there_are_some = False
-            each.connection.execute([item(2, 8 * MIB), item(3, 8 * MIB)], 0)
+            each.connection.batches.execute([item(2, 8 * MIB), item(3, 8 * MIB)], 0)
             await each.until(lambda: len(each.heard.done) == 2, "the end of the second batch")
             batch, done = each.heard.done[1]
             assert [type(reply) for reply in done.replies] == [InferenceError, InferenceError]
-            assert (batch.number, done.failed, each.lost, each.connection.batches) == (2, True, [], ())
+            assert (batch.number, done.failed, each.lost, each.connection.batches.running) == (2, True, [], ())
             threads.there_are_some = True
-            each.connection.execute([item(4, 16 * MIB)], 0)
+            each.connection.batches.execute([item(4, 16 * MIB)], 0)
             execute = await each.hear_batch()
             assert bytes(execute.items[0].request.inputs[0].data) == bytes(item(4, 16 * MIB).request.inputs[0].data)
             del execute

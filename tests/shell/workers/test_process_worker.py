@@ -20,10 +20,13 @@ from halimede.core.config.write import to_json
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.types import DataType, InferenceRequest, Tensor
+from halimede.core.types.caller import Answers, Beside, Caller, RunningBatch
+from halimede.runtime.server import OnResponse
 from halimede.runtime.services import ModelServices
 from halimede.workers.instance import describe
 from halimede.workers.launcher import Launcher
-from halimede.workers.process import ProcessWorker, Program
+from halimede.workers.process.program import Program
+from halimede.workers.process.worker import ProcessWorker
 from halimede.workers.worker import BatchDone, BatchItem, ResponseSent, WorkerDown, WorkerEvent, WorkerUp
 
 LIMIT_S = 30.0
@@ -48,10 +51,12 @@ class Play:
         self.events: list[WorkerEvent] = []
         self.worker: ProcessWorker | None = None
 
-    def ask(self, key: int) -> None:
+    def ask(self, key: int) -> BatchItem:
         assert self.worker is not None
         tensor = Tensor("IN", DataType.FP32, (1, 1), np.ones(1, np.float32).tobytes())
-        self.worker.execute([BatchItem(key, InferenceRequest("m", inputs=[tensor]), 1, cancelled=False)])
+        item = BatchItem(key, InferenceRequest("m", inputs=[tensor]), 1, cancelled=False)
+        self.worker.execute([item])
+        return item
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + LIMIT_S
@@ -65,7 +70,7 @@ class Play:
 
 @asynccontextmanager
 async def playing(
-    folder: Path, methods: str, program: Program = UNLIMITED
+    folder: Path, methods: str, program: Program = UNLIMITED, models: Any = None, decoupled: bool = False
 ) -> AsyncIterator[tuple[Play, ProcessWorker]]:
     file = folder / "1" / "model.py"
     file.parent.mkdir()
@@ -74,10 +79,11 @@ async def playing(
     spec = WorkerSpec(
         model="m", version=1, instance="m_0_0", ordinal=0, kind="CPU", device_id=0, device_uuid="", backend="python",
         runner="halimede.backends.python.runner:make_runner", config_json=to_json(config).decode(),
-        repository=str(folder), artifact=str(file),
+        repository=str(folder), artifact=str(file), decoupled=decoupled,
     )  # fmt: skip
     play, launcher = Play(), Launcher()
     services, loop = ModelServices(CustomMetrics()), asyncio.get_running_loop()
+    services.models = models
     try:
         play.worker = worker = await ProcessWorker.start(
             spec,
@@ -167,8 +173,8 @@ def test_one_answer_is_for_all_who_ask_whether_a_model_is_ready(tmp_path: Path) 
 # An end of the first batch that holds on to a block which the batch never had.
 NONSENSE = """
 def execute(self, requests):
-    from halimede.workers import frames
-    frame = frames.encode_done(1, [None], False, (1, 2, 3), {}, lambda _: None, lambda: (0, [(9, 0)]))
+    from halimede.workers.frames.answers import encode_done
+    frame = encode_done(1, [None], False, (1, 2, 3), {}, lambda _: None, lambda: (0, [(9, 0)]))
     for number in os.listdir("/proc/self/fd"):
         if int(number) >= 512:
             os.write(int(number), frame)
@@ -194,20 +200,32 @@ def test_a_batch_whose_end_makes_no_sense_leaves_no_timer_of_its_time_limit(tmp_
     story(tell)
 
 
-def test_the_time_limit_of_a_batch_begins_when_the_one_kept_for_the_process_is_over(tmp_path: Path) -> None:
+def test_what_a_dead_process_had_not_read_is_the_pumps_again(tmp_path: Path) -> None:
     async def tell() -> None:
-        slow = ECHO.replace("    return", "    time.sleep(1.2)\n    return")
-        async with playing(tmp_path, slow, Program(execution_timeout_ms=2_000)) as (play, worker):
+        async with playing(tmp_path, ECHO) as (play, worker):
             pid = worker.pid or 0
             os.kill(pid, signal.SIGSTOP)
             play.ask(1)
             os.kill(pid, signal.SIGKILL)
             await play.until(lambda: play.heard(WorkerUp), "the next process")
-            # As the pump does, for which the slot is free.
+            [down] = play.heard(WorkerDown)
+            assert (down.unread, play.heard(BatchDone), play.heard(ResponseSent)) == ({1}, [], [])
+            play.ask(1)
+            await play.until(lambda: play.heard(BatchDone), "the end of the batch")
+            assert [(done.items[0].key, done.failed) for done in play.heard(BatchDone)] == [(1, False)]
+
+    story(tell)
+
+
+def test_the_time_limit_of_a_batch_begins_when_the_one_before_it_in_its_slot_is_over(tmp_path: Path) -> None:
+    async def tell() -> None:
+        slow = ECHO.replace("    return", "    time.sleep(1.2)\n    return")
+        async with playing(tmp_path, slow, Program(execution_timeout_ms=2_000)) as (play, _):
+            play.ask(1)
             play.ask(2)
             await play.until(lambda: len(play.heard(BatchDone)) == 2, "both ends")
             assert [(done.items[0].key, done.failed) for done in play.heard(BatchDone)] == [(1, False), (2, False)]
-            assert len(play.heard(WorkerDown)) == 1
+            assert play.heard(WorkerDown) == []
 
     story(tell)
 
@@ -215,3 +233,54 @@ def test_the_time_limit_of_a_batch_begins_when_the_one_kept_for_the_process_is_o
 def test_a_models_error_is_text_that_an_answer_can_carry() -> None:
     name = os.fsdecode(b"caf\xe9.bin")
     assert describe(ValueError(f"{name} is not there")) == "ValueError: caf?.bin is not there"
+
+
+class Asked:
+    """A server that keeps who calls and answers nobody."""
+
+    def __init__(self) -> None:
+        self.callers: list[Caller] = []
+
+    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller) -> int:
+        self.callers.append(caller)
+        return len(self.callers)
+
+    def cancel(self, ticket: int) -> None:
+        """Nobody listens any more."""
+
+
+CALLS_ON_A_THREAD = """
+def execute(self, requests):
+    import threading
+    for request in requests:
+        threading.Thread(target=self.call, args=(request.get_response_sender(),), daemon=True).start()
+def call(self, sender):
+    list(pb.InferenceRequest(model_name="other", inputs=[], requested_output_names=[]).exec(decoupled=True))
+"""
+
+
+def test_calls_of_a_models_threads_are_made_for_the_requests_that_are_awaited(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = Asked()
+        program = Program(bls_timeout_ms=7)
+        async with playing(tmp_path, CALLS_ON_A_THREAD, program, server, decoupled=True) as (play, _):
+
+            async def caller_with(key: int) -> tuple[BatchItem, Caller]:
+                item = play.ask(key)
+                await play.until(lambda: len(server.callers) == key, "the call")
+                await play.until(lambda: len(play.heard(BatchDone)) == key, "the end of the batch")
+                return item, server.callers[-1]
+
+            def calling(waiter: object) -> Caller:
+                return Caller(1, waiter, None, "m", 7_000_000)
+
+            first, caller = await caller_with(1)
+            assert caller == calling(Answers(RunningBatch("m", "1", 1)))
+            # Its client is gone: it is answered, however long the model works on it.
+            first.cancelled = True
+            _, caller = await caller_with(2)
+            assert caller == calling(Answers(RunningBatch("m", "1", 2)))
+            _, caller = await caller_with(3)
+            assert caller == calling(Beside("m", "1", 0))
+
+    asyncio.run(main())

@@ -28,7 +28,7 @@ AUTOFILLED = (
 )
 
 
-def test_a_batchable_model_gets_a_batch_size_a_scheduler_and_dims_without_rows():
+def test_batchable_model_gets_batch_size_scheduler_and_dims():
     assert complete(ModelConfig(name="m"), BATCHABLE) == (
         ModelConfig(
             name="m",
@@ -44,7 +44,7 @@ def test_a_batchable_model_gets_a_batch_size_a_scheduler_and_dims_without_rows()
     )
 
 
-def test_a_model_with_one_fixed_first_dimension_does_not_batch_and_scalars_become_one_element():
+def test_model_with_a_fixed_first_dimension_does_not_batch():
     assert complete(ModelConfig(name="m"), FIXED) == (
         ModelConfig(
             name="m",
@@ -88,7 +88,7 @@ def test_the_default_batch_size_is_a_setting(default: int, batching: ModelDynami
     assert config.input[0].dims == ((3, 224) if default else (-1, 3, 224))
 
 
-def test_a_configuration_that_gives_inputs_and_outputs_is_left_alone():
+def test_complete_configuration_is_unchanged():
     config = ModelConfig(
         name="m", input=(ModelInput("x", FP32, dims=(1,)),), output=(ModelOutput("y", FP32, dims=(), reshape=SCALAR),)
     )
@@ -99,7 +99,7 @@ def test_a_configuration_that_gives_inputs_and_outputs_is_left_alone():
     )
 
 
-def test_what_a_partly_given_tensor_lacks_is_filled_in():
+def test_incomplete_tensor_is_completed():
     config = ModelConfig(
         name="m",
         max_batch_size=2,
@@ -118,7 +118,7 @@ def test_what_a_partly_given_tensor_lacks_is_filled_in():
     assert completed.output == (ModelOutput("y", FP32, dims=(5, 2), label_filename="l.txt"),)
 
 
-def test_dims_that_spell_out_the_rows_keep_batching_off():
+def test_dims_with_a_batch_dimension_disable_batching():
     config = ModelConfig(
         name="m", input=(ModelInput("x", FP32, dims=(-1, 3, 224)), ModelInput("len", INT64, dims=(-1,)))
     )
@@ -143,7 +143,7 @@ def test_a_tensor_of_unknown_rank_is_left_to_the_configuration():
 
 @pytest.mark.parametrize("signature", [BATCHABLE, FIXED])
 @pytest.mark.parametrize("default", [0, 4])
-def test_what_was_completed_agrees_with_the_model(signature: ModelSignature, default: int):
+def test_completed_configuration_agrees_with_the_model(signature: ModelSignature, default: int):
     completed, _ = complete(ModelConfig(name="m"), signature, default_max_batch_size=default)
 
     assert check_signature(completed, signature) == ()

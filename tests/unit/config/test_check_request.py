@@ -74,7 +74,7 @@ def test_a_model_that_does_not_batch_takes_the_whole_shape():
     )
 
 
-def test_requests_that_may_share_a_batch_look_alike_to_the_scheduler():
+def test_batchable_requests_have_equal_compatible_values():
     checker = model(ModelInput("A", FP32, dims=(-1,)), ModelInput("B", FP32, dims=(4,), optional=True))
     kinds = [
         checker.check(request(fp32("A", 1, 3))),
@@ -89,7 +89,7 @@ def test_requests_that_may_share_a_batch_look_alike_to_the_scheduler():
     assert len({kind.compatible for kind in kinds}) == 3
 
 
-def test_what_is_remembered_of_a_request_changes_no_verdict():
+def test_remembered_request_does_not_change_later_results():
     inputs = (ModelInput("A", FP32, dims=(-1,)), ModelInput("B", FP32, dims=(-1,), optional=True))
     good = [
         request(fp32("A", 1, 4), fp32("B", 1, 4), outputs=("OUT",)),
@@ -120,7 +120,7 @@ def test_what_is_remembered_of_a_request_changes_no_verdict():
             assert refusal(checker, asked) == refusal(model(*inputs), asked)
 
 
-def test_strings_and_reshapes_are_looked_at_each_time():
+def test_strings_and_reshapes_are_checked_each_time():
     text = model(ModelInput("T", BYTES, dims=(1,)))
     text.check(request(strings("T", (1, 1), join_bytes([b"ab"]))))
     refusal(text, request(strings("T", (1, 1), b"\3\0\0\0ab")))
@@ -132,7 +132,7 @@ def test_strings_and_reshapes_are_looked_at_each_time():
         assert asked.inputs[0].shape == (1, 2, 2)
 
 
-def test_the_request_id_leads_the_message():
+def test_error_begins_with_the_request_id():
     asked = request(fp32("IN", 1, 5), request_id="call-7")
 
     assert refusal(SIMPLE, asked) == (
@@ -182,7 +182,7 @@ def test_an_optional_input_does_not_stand_in_for_a_required_one():
     )
 
 
-def test_a_model_whose_inputs_are_all_optional_may_be_asked_with_none():
+def test_model_with_only_optional_inputs_accepts_no_input():
     checker = model(ModelInput("A", FP32, dims=(4,), optional=True))
 
     assert checker.check(request()) == Checked(1, 0, (None,))
@@ -255,12 +255,12 @@ def test_errors_come_in_tritons_order():
         ),
     ],
 )
-def test_shapes_and_sizes_that_do_not_fit(tensors: list[Tensor], message: str):
+def test_wrong_shapes_and_sizes_are_refused(tensors: list[Tensor], message: str):
     assert refusal(PAIR, request(*tensors)) == BAD_PREFIX + message
 
 
 @pytest.mark.parametrize("shape", [(2**32, 2**32), (2**62, 4), (2**61, 1), (2**63, 1), (0, 2**63), (2**31, 2**31, 0)])
-def test_more_elements_than_have_addresses_are_refused_even_if_there_are_none(shape: tuple[int, ...]):
+def test_unaddressable_shape_is_refused_even_if_empty(shape: tuple[int, ...]):
     checker = model(ModelInput("IN", FP32, dims=(-1,) * len(shape)), max_batch_size=0)
 
     assert refusal(checker, request(Tensor("IN", FP32, shape, b""))) == (
@@ -281,7 +281,7 @@ def test_empty_dimensions_are_fine_and_empty_batches_are_not():
 
 
 @pytest.mark.parametrize("expected", FROM_WIRE.values())
-def test_a_datatype_is_accepted_where_it_is_the_models_own(expected: DataType):
+def test_only_the_models_own_datatype_is_accepted(expected: DataType):
     checker = model(ModelInput("IN", expected, dims=(2,)), max_batch_size=0)
     for sent in DataType:
         data = join_bytes([b"a", b""]) if sent is BYTES else bytes(2 * sent.itemsize)
@@ -396,7 +396,7 @@ _HOSTILE = st.sampled_from([-(2**63), -1, 0, 1, 2**31, 2**32 - 1, 2**32, 2**62, 
     st.sampled_from([DataType.BOOL, DataType.BF16, FP32, DataType.INT64, BYTES]),
     st.data(),
 )
-def test_whatever_is_accepted_is_a_tensor_that_numpy_can_see(
+def test_accepted_tensors_can_be_viewed_by_numpy(
     dims: list[int], max_batch_size: int, datatype: DataType, data: st.DataObject
 ):
     checker = model(ModelInput("IN", datatype, dims=tuple(dims)), max_batch_size=max_batch_size)
@@ -423,7 +423,7 @@ def test_whatever_is_accepted_is_a_tensor_that_numpy_can_see(
 
 
 @given(st.integers(1, 8), st.integers(0, 9), st.booleans())
-def test_the_short_way_and_the_long_way_agree(max_batch_size: int, rows: int, exact: bool):
+def test_fast_and_full_check_agree(max_batch_size: int, rows: int, exact: bool):
     short = model(ModelInput("IN", FP32, dims=(2, 3)), max_batch_size=max_batch_size)
     # A second, optional input closes the short way and changes nothing else for a request without it.
     long = model(
@@ -496,7 +496,7 @@ def test_the_client_sees_reshaped_outputs():
         ),
     ],
 )
-def test_an_output_that_does_not_have_the_shape_of_its_reshape_is_the_models_error(output: Tensor, message: str):
+def test_wrong_reshaped_output_is_an_internal_error(output: Tensor, message: str):
     with pytest.raises(InferenceError) as raised:
         reshaping(4).reshape_outputs([output], 3)
 
@@ -506,7 +506,7 @@ def test_an_output_that_does_not_have_the_shape_of_its_reshape_is_the_models_err
 LONG = "é" * 100_000
 
 
-def test_messages_stay_small_whatever_a_client_sends():
+def test_error_messages_have_a_maximum_size():
     flood = [fp32(f"{i}{LONG}", 1, 4) for i in range(100)]
     many = RequestChecker(
         ModelConfig(
@@ -535,7 +535,7 @@ def test_a_checker_keeps_nothing_of_a_request():
     assert np.array_equal(asked.inputs[0].array(), np.zeros((2, 4), np.float32))
 
 
-def test_very_many_strings_are_left_to_a_walk_of_their_own():
+def test_very_many_strings_are_left_to_check_framing():
     config = ModelConfig(
         name="m",
         max_batch_size=4,
@@ -561,7 +561,7 @@ def test_very_many_strings_are_left_to_a_walk_of_their_own():
     assert not checker.check(request(join_bytes([b"a", b"bc"] * 100), 200)).needs_framing
 
 
-def test_so_many_strings_that_even_comparing_them_takes_long_are_left_to_a_thread() -> None:
+def test_too_many_equal_strings_are_left_to_a_thread() -> None:
     checker = RequestChecker(ModelConfig(name="m", input=(ModelInput("s", DataType.BYTES, dims=(-1,)),)))
 
     def checked(count: int) -> tuple[int, bool]:

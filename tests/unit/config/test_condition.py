@@ -1,4 +1,4 @@
-"""The language of `when`: what it means, and what it says of a mistake."""
+"""The language of `when`: its meaning, and its error messages."""
 
 import re
 
@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede.core.config.condition import (
+from halimede.core.config.condition import parse_condition
+from halimede.core.types import ErrorCode, InferenceError
+from halimede_spec.condition import (
     MAX_DEPTH,
     MAX_LENGTH,
     AllOf,
@@ -19,9 +21,7 @@ from halimede.core.config.condition import (
     Parameter,
     Present,
     Truth,
-    parse_condition,
 )
-from halimede.core.types import ErrorCode, InferenceError
 
 A, B, C = (Truth(Element(name)) for name in "abc")
 

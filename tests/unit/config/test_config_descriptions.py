@@ -1,4 +1,4 @@
-"""The described schema, from which the reference of the documentation is made."""
+"""The described schema, from which the reference pages of the documentation are generated."""
 
 from dataclasses import fields
 

@@ -1,7 +1,7 @@
-"""Our reader of the text format beside the protocol's own, on forty configurations and what becomes of them when edited.
+"""Our reader of the text format compared with the protocol's own, on forty configurations and edited versions of them.
 
-Two judges: text_format of the Python runtime, and protoc, whose C++ parser is Triton's. Where the two differ we follow
-C++ (`test_config_read` lists those cases); where we differ from C++, ON_PURPOSE says why.
+There are two references: text_format of the Python runtime, and protoc, whose C++ parser is Triton's. Where they differ
+we follow C++ (`test_config_read` lists those cases); where we differ from C++, ON_PURPOSE gives the reason.
 """
 
 import random
@@ -27,6 +27,7 @@ from support.configs import (
     serialized,
     to_proto,
 )
+from support.examples import examples
 
 ON_PURPOSE = {
     "an enum number must have a name: nobody can say what the others mean": has_nameless_enum,
@@ -43,7 +44,7 @@ def test_every_seed_is_read_as_by_triton_s_parser(protoc, name):
     assert serialized(to_proto(parsed.config, new())) == serialized(new().FromString(protoc.encoded(SEEDS[name])))
 
 
-def test_the_seeds_hold_every_field_of_every_message():
+def test_seeds_contain_every_field_of_every_message():
     missing = set(field_paths(ModelConfig, ""))
     for seed in SEEDS.values():
         missing -= {re.sub(r'\[("[^"]*"|\d+)\]', "", path) for path in read_pbtxt(seed).locations}
@@ -58,7 +59,7 @@ def test_edited_seeds_are_read_as_by_the_protocol_s_parsers(protoc, count):
     assert accepted > count // 20
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(500), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(sorted(SEEDS.values())), EDITS)
 def test_seeds_with_any_edits_are_read_as_by_the_protocol_s_parsers(protoc, seed, edits):
     is_read_alike(protoc, edited(seed, edits))
@@ -77,7 +78,7 @@ def test_edited_yaml_is_read_or_has_problems_with_places(count):
 
 
 def is_read_alike(protoc, text):
-    """Asserts that we read the text as the protocol does; whether it is accepted."""
+    """Assert that we read the text as the protocol does; return whether it is accepted."""
     parsed = read_pbtxt(text)
     assert all(problem.line >= 1 and problem.column >= 1 for problem in parsed.problems), text
     ours = None if parsed.problems else serialized(to_proto(parsed.config, new()))

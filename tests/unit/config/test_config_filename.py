@@ -1,4 +1,4 @@
-"""Which file of a model directory is its configuration."""
+"""The choice of a model directory's configuration file."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_either_format_is_found():
     assert chosen("", "config.yaml", "config.yml", "config.json") == "config.yaml"
 
 
-def test_a_named_configuration_comes_first_where_the_model_has_it():
+def test_named_configuration_takes_precedence():
     assert chosen("edge", "config.pbtxt", "configs/edge.pbtxt") == "configs/edge.pbtxt"
     assert chosen("edge", "config.pbtxt", "configs/edge.yaml") == "configs/edge.yaml"
     assert chosen("edge", "config.yaml", "configs/other.pbtxt") == "config.yaml"
@@ -32,9 +32,9 @@ def test_two_formats_of_one_configuration_are_an_error_that_names_both(config_na
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc", "../secret", "a\nb", "\0", "x" * 300])
-def test_a_name_that_is_no_plain_file_name_is_refused(name):
+def test_name_that_is_not_a_plain_file_name_is_refused(name):
     assert config_name_problem(name).startswith("configuration name ")
 
 
-def test_plain_names_are_fine():
+def test_plain_names_are_accepted():
     assert [config_name_problem(name) for name in ("edge", "v2.1", "gpu_large", "日本")] == [None] * 4

@@ -1,7 +1,7 @@
-"""config.pbtxt and JSON into a ModelConfig: what is read, what is wrong, and where it stands.
+"""config.pbtxt and JSON to a ModelConfig: the values, the problems, and their positions.
 
-The protocol's own writers and readers are the judges of the random tests: text_format and json_format of the Python
-runtime, and protoc, whose C++ parser is the one in Triton. `test_config_differential` goes on from there.
+The references for the random tests are the protocol's own writers and readers: text_format and json_format of the
+Python runtime, and protoc, whose C++ parser is the one in Triton. `test_config_differential` continues from there.
 """
 
 import json
@@ -58,6 +58,7 @@ from support.configs import (
     serialized,
     to_proto,
 )
+from support.examples import examples
 
 VISION = """
 # A vision model, as people write them.
@@ -288,7 +289,7 @@ input { name: "\\xff" }
     )
 
 
-def test_a_syntax_error_ends_the_reading_and_keeps_what_was_read():
+def test_syntax_error_ends_parsing_but_keeps_earlier_fields():
     parsed = read_pbtxt('name: "m"\nmax_batch_size: x\ninput { dims: [1, 2\n}')
     assert parsed.config == ModelConfig(name="m", input=(ModelInput(dims=(1, 2)),))
     assert [str(problem) for problem in parsed.problems] == [
@@ -303,7 +304,7 @@ def test_the_number_of_problems_is_bounded():
     assert parsed.problems[-1] == Problem("900 more problems are not listed")
 
 
-def test_what_an_error_repeats_is_short_and_can_be_printed():
+def test_text_in_errors_is_clipped_and_printable():
     name, value = json.dumps("\ud800\n" + "n" * 5000), json.dumps("\ud800\n" + "v" * 5000)
     parsed = read_json(f'{{{name}: 1, "name": {value}, "metric_tags": {{{name}: 1}}}}')
     texts = [part for problem in parsed.problems for part in (problem.message, problem.path)]
@@ -322,13 +323,13 @@ def test_repeated_fields_and_maps_accumulate():
     assert parsed.config.input == (ModelInput("a"), ModelInput("b"), ModelInput("c"), ModelInput(dims=(1, 2)))
 
 
-def test_the_last_of_equal_map_keys_wins_and_what_is_missing_is_a_default():
+def test_last_of_equal_map_keys_wins():
     parsed = read_pbtxt("parameters { key: 'a' value { string_value: '1' } } parameters { key: 'a' } metric_tags {}")
     assert parsed.problems == ()
     assert (parsed.config.parameters, parsed.config.metric_tags) == ({"a": ModelParameter()}, {"": ""})
 
 
-def test_a_scalar_may_follow_its_default_value_and_a_message_may_not_follow_anything():
+def test_scalar_may_repeat_after_its_default_value():
     assert read_pbtxt("max_batch_size: 0 max_batch_size: 4 name: '' name: 'x'").problems == ()
     assert [p.path for p in read_pbtxt("max_batch_size: 4 max_batch_size: 4").problems] == ["max_batch_size"]
     assert [p.path for p in read_pbtxt("optimization {} optimization {}").problems] == ["optimization"]
@@ -352,7 +353,7 @@ def test_integers_of_the_text_format(written, value):
 
 
 @pytest.mark.parametrize("written", ["08", "0x", "1.0", "1f", "1_0", "0b1", "2147483648", "9" * 5000, "true", "-x"])
-def test_what_is_no_integer_of_the_text_format(written):
+def test_invalid_integers_of_the_text_format(written):
     assert [p.path for p in read_pbtxt(f"max_batch_size: {written}").problems] == ["max_batch_size"]
 
 
@@ -377,7 +378,7 @@ def test_floats_of_the_text_format(written, value):
 
 
 @pytest.mark.parametrize("written", ["01", "0x1", "1e", "1.2.3", "1_0", "x", '"1"', "1ff"])
-def test_what_is_no_float_of_the_text_format(written):
+def test_invalid_floats_of_the_text_format(written):
     parsed = read_pbtxt(f"sequence_batching {{ direct {{ minimum_slot_utilization: {written} }} }}")
     assert [p.path for p in parsed.problems] == ["sequence_batching.direct.minimum_slot_utilization"]
 
@@ -401,7 +402,7 @@ def test_a_list_of_plain_values_needs_its_colon():
 # --- the rules of proto-JSON ---
 
 
-def test_json_names_numbers_and_enums_come_in_two_spellings():
+def test_json_accepts_both_spellings_of_names_numbers_and_enums():
     text = """{
       "maxBatchSize": "8", "max_batch_size": null,
       "input": [{"dataType": "type_fp32", "dims": [1, "2", 3.0, "4e0", -1]},
@@ -559,9 +560,9 @@ def test_problems_are_located_by_the_longest_path_that_is_known():
 # --- beside the protocol's own readers ---
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(configurations(), st.booleans(), st.booleans(), st.booleans(), st.booleans())
-def test_what_text_format_prints_is_read_back(config, as_utf8, as_one_line, short_lists, pointy):
+def test_output_of_the_text_format_printer_is_read_back(config, as_utf8, as_one_line, short_lists, pointy):
     text = text_format.MessageToString(
         to_proto(config, new()),
         as_utf8=as_utf8,
@@ -573,9 +574,9 @@ def test_what_text_format_prints_is_read_back(config, as_utf8, as_one_line, shor
     assert (parsed.problems, parsed.config) == ((), config)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(configurations(), st.booleans(), st.booleans(), st.booleans())
-def test_what_json_format_prints_is_read_back_and_what_we_print_is_read_by_it(config, snake, defaults, numbers):
+def test_json_output_is_read_back_in_both_directions(config, snake, defaults, numbers):
     message = to_proto(config, new())
     text = json_format.MessageToJson(
         message,
@@ -623,12 +624,12 @@ SEEDS = [
         b"name\xc2\xa0: 'x'",
     ],
 )
-def test_where_the_python_and_the_c_parser_differ_we_follow_triton_s(protoc, text):
+def test_parser_follows_the_cpp_parser(protoc, text):
     accepted = not read_pbtxt(text).problems
     assert (accepted, parsed_by_text_format(text) is None) == (protoc.encoded(text) is not None, accepted)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(500), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(SEEDS), EDITS)
 def test_edited_json_is_accepted_only_where_the_protocol_accepts_it(seed, edits):
     text = edited(to_json(read_pbtxt(seed).config), edits)
@@ -647,9 +648,9 @@ def parse_json(text):
         )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=60) | st.text(max_size=60) | st.text(alphabet=st.characters(categories=["Cs"]), max_size=3))
-def test_nothing_is_raised_for_any_text(text):
+def test_no_text_raises_an_exception(text):
     for parsed in (read_pbtxt(text), read_json(text)):
         assert isinstance(to_json(parsed.config), bytes)
         assert all(problem.line >= 1 and problem.column >= 1 for problem in parsed.problems)

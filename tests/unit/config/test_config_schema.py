@@ -1,4 +1,4 @@
-"""The dataclasses of model_config, held against the protocol's own descriptor."""
+"""The dataclasses of model_config compared with the protocol's own descriptor."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def test_every_message_has_the_protocol_s_oneofs():
         assert groups == tuple(tuple(f.name for f in oneof.fields) for oneof in oneofs), message
 
 
-def test_every_message_can_be_made_of_nothing():
+def test_every_message_has_defaults_for_all_fields():
     for message, _ in message_pairs(ModelConfig, new().DESCRIPTOR, {}).values():
         assert message() == message()
 

@@ -1,4 +1,4 @@
-"""Both grammars give the same tree, with places; a broken text gives one problem, and what came before it."""
+"""Both grammars give the same tree, with positions; a broken text gives one problem and the nodes before it."""
 
 import sys
 
@@ -64,7 +64,7 @@ def test_a_json_object_becomes_the_same_nodes():
         "a{b{c:1,};}",
     ],
 )
-def test_the_ways_to_write_a_message_nest_alike(text):
+def test_all_message_syntaxes_nest_alike(text):
     root, problem = parse_pbtxt(text)
     assert problem is None
     assert [path for path, _ in leaves(root)] == ["a.b.c"]
@@ -161,7 +161,7 @@ def test_broken_json_says_what_was_expected_and_where(text, line, column, messag
     assert problem == Problem(message, line=line, column=column)
 
 
-def test_what_came_before_the_error_is_kept():
+def test_nodes_before_the_error_are_kept():
     assert leaves(parse_pbtxt("a: 1 b { c: [2, 3] d: 'x' } e { f: 4 g: ")[0]) == [
         ("a", "1"),
         ("b.c", "2"),

@@ -1,4 +1,4 @@
-"""What `GET /v2/models/<m>/config` prints."""
+"""The output of `GET /v2/models/<m>/config`."""
 
 import json
 import math
@@ -89,7 +89,7 @@ def test_an_empty_configuration_prints_its_scalars_lists_and_maps():
     }
 
 
-def test_maps_are_sorted_by_key_numbers_as_numbers():
+def test_maps_are_sorted_by_key_and_numeric_keys_by_value():
     config = ModelConfig(
         parameters={"b": ModelParameter("2"), "é": ModelParameter("3"), "a": ModelParameter("1")},
         dynamic_batching=ModelDynamicBatching(
@@ -104,7 +104,7 @@ def test_maps_are_sorted_by_key_numbers_as_numbers():
     ) in text
 
 
-def test_a_oneof_member_is_printed_when_it_is_set_even_to_its_default():
+def test_set_oneof_member_is_printed_even_at_its_default():
     inputs = {"x": WarmupInput(zero_data=False), "y": WarmupInput(input_data_file="raw")}
     printed = json.loads(to_json(ModelConfig(model_warmup=(ModelWarmup(inputs=inputs),))))
     assert printed["model_warmup"] == [

@@ -1,4 +1,4 @@
-"""config.yaml: the same configuration in another hand, with the same care for what is wrong with it and where."""
+"""config.yaml: the same configurations in YAML, with problems and their positions."""
 
 import json
 import subprocess
@@ -30,6 +30,7 @@ from halimede.core.config.write import to_json, to_pbtxt, to_yaml
 from halimede.core.types import DataType
 from support.config_seeds import SEEDS
 from support.configs import configurations
+from support.examples import examples
 
 RESNET = """\
 # A vision model, as people write them.
@@ -99,7 +100,7 @@ def test_every_field_and_element_has_a_place():
 @pytest.mark.parametrize(
     "written", ["no", "on", "1.0", "0x1F", "null", "~", "2024-01-31", "true", "012", "1_000", ".inf"]
 )
-def test_where_text_is_wanted_a_scalar_is_its_text(written):
+def test_scalar_of_a_string_field_is_its_text(written):
     parsed = read_yaml(f"name: {written}\nparameters: {{{written}: {{string_value: {written}}}}}\n")
     assert parsed.problems == ()
     assert parsed.config == ModelConfig(name=written, parameters={written: ModelParameter(written)})
@@ -136,7 +137,7 @@ def test_where_text_is_wanted_a_scalar_is_its_text(written):
         ),
     ],
 )
-def test_what_is_wrong_with_a_value(text, problem):
+def test_invalid_values_are_reported(text, problem):
     assert problems(text) == [problem]
 
 
@@ -171,20 +172,20 @@ def test_enums_are_named_in_full():
         ('name: "\\ud800"', "1:10: no YAML: while parsing a quoted scalar found invalid Unicode character escape code"),
     ],
 )
-def test_what_is_no_plain_data_ends_the_reading(text, problem):
+def test_yaml_that_is_not_plain_data_ends_parsing(text, problem):
     found = problems(text)
     # The wording of the library's own complaints is its affair.
     assert found == [problem] or found[0].startswith(problem.split("no YAML: ")[0] + "no YAML: ")
 
 
-def test_what_was_read_before_the_error_is_checked_too():
+def test_fields_before_the_error_are_checked():
     parsed = read_yaml("max_batch_size: x\ninput:\n  - name: a\n    dims: [1, 2\n")
     assert [(problem.path, problem.line) for problem in parsed.problems] == [("max_batch_size", 1), ("", 5)]
     assert parsed.config.input == (ModelInput("a", dims=(1, 2)),)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n...\n", "{}", "\ufeff", b"\xef\xbb\xbfname: ''"])
-def test_nothing_is_an_empty_configuration(text):
+def test_empty_text_is_an_empty_configuration(text):
     assert (read_yaml(text).problems, read_yaml(text).config) == ((), ModelConfig())
 
 
@@ -196,7 +197,7 @@ def test_messages_lists_and_maps_may_be_empty():
     )
 
 
-def test_numbers_of_yaml_that_no_one_else_writes():
+def test_infinities_are_the_only_special_yaml_numbers():
     text = "model_metrics: {metric_control: [{histogram_options: {buckets: [1, 2.5, -1e3, .inf, -.inf]}}]}"
     infinity = float("inf")
     assert read_yaml(text).config.model_metrics == ModelMetrics(
@@ -206,6 +207,7 @@ def test_numbers_of_yaml_that_no_one_else_writes():
     assert [len(problems(each)) for each in wrong] == [1] * 6
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     "text",
     [
@@ -222,7 +224,7 @@ def test_numbers_of_yaml_that_no_one_else_writes():
     ],
     ids=["lists", "objects", "dashes", "keys", "steps", "bomb", "pairs", "elements", "quotes", "words"],
 )
-def test_no_text_of_4_mib_takes_long(text):
+def test_text_of_4_mib_takes_limited_time(text):
     begun = time.monotonic()
     found = read_yaml(text).problems
     # The goal is 2 s; a busy machine gets more.
@@ -230,7 +232,8 @@ def test_no_text_of_4_mib_takes_long(text):
     assert all(problem.line >= 1 for problem in found[:100])
 
 
-def test_no_text_of_4_mib_takes_much_memory():
+@pytest.mark.large
+def test_text_of_4_mib_takes_limited_memory():
     program = (
         "import resource; from halimede.core.config.read import read_yaml\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
@@ -242,14 +245,15 @@ def test_no_text_of_4_mib_takes_much_memory():
     assert grown_kib < 300 << 10
 
 
-def test_too_deep_and_too_many_are_told():
+@pytest.mark.large
+def test_nesting_and_token_limits_are_reported():
     assert problems("name: " + "[" * 200)[-1] == f"1:{6 + MAX_DEPTH}: nested more than {MAX_DEPTH} deep"
     dims = "input: [{dims: [%s]}]"
     assert problems(dims % ("1," * 200_000))[-1].endswith("more than 200000 names and values")
     assert problems(dims % ("1," * 150_000)) == []
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(configurations())
 def test_one_configuration_in_both_formats_is_read_alike(config):
     for lines, read in ((to_yaml(config), read_yaml), (to_pbtxt(config), read_pbtxt)):
@@ -258,7 +262,7 @@ def test_one_configuration_in_both_formats_is_read_alike(config):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_yaml_writers_make_of_the_served_json_is_read_back(seed):
+def test_served_json_written_as_yaml_is_read_back(seed):
     config = read_pbtxt(SEEDS[seed]).config
     # JSON has text where YAML has an infinite number.
     text = yaml.safe_dump(json.loads(to_json(config))).replace("Infinity", ".inf")

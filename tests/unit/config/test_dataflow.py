@@ -1,4 +1,4 @@
-"""How an ensemble's steps are connected, from its configuration alone."""
+"""The connections between an ensemble's steps, checked from its configuration alone."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def problems(config: ModelConfig) -> list[tuple[str, str]]:
         ModelConfig(name="m", backend="python"),
     ],
 )
-def test_what_is_connected_has_no_problems(config):
+def test_connected_ensemble_has_no_problems(config):
     assert problems(config) == []
 
 
@@ -174,13 +174,13 @@ def test_what_is_connected_has_no_problems(config):
         ),
     ],
 )
-def test_what_is_not_connected_is_told(config, found):
+def test_unconnected_tensors_are_reported(config, found):
     assert problems(config) == found
     # It is a part of what a load checks.
     assert [(p.message, p.path) for p in validate(config)] == found
 
 
-def test_a_long_chain_that_hangs_in_the_air_is_told_of_in_a_moment():
+def test_long_unconnected_chain_is_reported_quickly():
     count = 20_000
     steps = [(A, {"IN": f"t{i}"}, {"OUT": f"t{i + 1}"}) for i in range(count)]
     config = ensemble([(A, {"IN": "x"}, {"OUT": "y"}), *steps], outputs=("y", f"t{count}"))

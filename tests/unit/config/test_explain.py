@@ -1,4 +1,4 @@
-"""Where each value of a configuration is from, and how that is shown."""
+"""The origin of each value of a configuration, and how it is printed."""
 
 from dataclasses import replace
 
@@ -19,6 +19,7 @@ from halimede.core.config.validate import apply_defaults
 from halimede.core.config.write import to_pbtxt, to_yaml
 from halimede.core.types import DataType
 from support.configs import configurations
+from support.examples import examples
 
 TEXT = """\
 name: "m"
@@ -46,7 +47,7 @@ def stages_of(text):
     return stages, parsed.locations
 
 
-def test_a_value_is_from_the_step_that_gave_it():
+def test_value_is_attributed_to_the_step_that_set_it():
     stages, locations = stages_of(TEXT)
     found = origins(stages, locations)
     assert {path: found[path] for path in found if path in SOME} == SOME
@@ -71,13 +72,13 @@ SOME = {
 }
 
 
-def test_a_value_that_a_later_step_replaces_is_from_there():
+def test_replaced_value_is_attributed_to_the_later_step():
     file, changed = ModelConfig(max_batch_size=0), ModelConfig(max_batch_size=4)
     found = origins([Stage("config.pbtxt", file), Stage("model file", changed)], {"max_batch_size": (3, 1)})
     assert found["max_batch_size"] == "model file"
 
 
-def test_a_value_that_goes_and_comes_back_is_from_where_it_came_back():
+def test_restored_value_is_attributed_to_the_restoring_step():
     one, other = ModelConfig(parameters={"a": ModelParameter("1")}), ModelConfig()
     found = origins([Stage("file", one), Stage("between", other), Stage("last", one)], {'parameters["a"]': (1, 1)})
     assert found['parameters["a"].string_value'] == "last"
@@ -131,7 +132,7 @@ def test_the_explained_text_of_both_formats():
     ]
 
 
-def test_one_long_line_does_not_push_the_others_comments_away():
+def test_one_long_line_does_not_move_other_comments():
     config = ModelConfig(name="m", platform="p" * 200)
     name, platform = explained(to_pbtxt(config), {"name": "default", "platform": "default"})
     assert (name, platform) == ('name: "m"  # default', f'platform: "{"p" * 200}"  # default')
@@ -146,9 +147,9 @@ def test_any_text_is_quoted_so_that_it_is_read_back(text):
         assert read("\n".join(line.text for line in lines)).config == config
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(configurations(), configurations())
-def test_explained_text_is_still_the_configuration_and_every_value_has_an_origin(file, complete):
+def test_explained_text_parses_and_all_values_have_origins(file, complete):
     found = origins([Stage("file", file), Stage("default", complete)], {})
     for lines, read in ((to_yaml(complete), read_yaml), (to_pbtxt(complete), read_pbtxt)):
         parsed = read("\n".join(explained(lines, found)))

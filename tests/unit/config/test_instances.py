@@ -58,7 +58,7 @@ def test_a_model_without_groups_gets_one_of_its_own_name():
     assert complete(model()) == (ModelInstanceGroup(name="ident", kind=CPU, count=1),)
 
 
-def test_a_backend_may_want_two_instances_on_cpu():
+def test_backend_default_may_be_two_instances_on_cpu():
     assert plan(model(), default_count=two_on_cpu) == [("ident_0", "CPU", None), ("ident_1", "CPU", None)]
     assert complete(model(), default_count=two_on_cpu) == (ModelInstanceGroup(name="ident", kind=CPU, count=2),)
 
@@ -90,7 +90,7 @@ def test_groups_without_a_name_are_numbered_by_their_position():
     )
 
 
-def test_a_count_is_per_gpu_and_goes_round_the_devices():
+def test_count_is_per_gpu_and_instances_alternate_devices():
     assert plan(model(ModelInstanceGroup(kind=GPU, count=2, gpus=(1, 0))), TWO_GPUS) == [
         ("ident_0_0", "GPU", GPU1),
         ("ident_0_1", "GPU", GPU0),
@@ -99,7 +99,7 @@ def test_a_count_is_per_gpu_and_goes_round_the_devices():
     ]
 
 
-def test_auto_with_a_listed_gpu_uses_it_or_falls_back_to_cpu():
+def test_kind_auto_uses_the_listed_gpu_or_falls_back_to_cpu():
     assert plan(model(ModelInstanceGroup(gpus=(1,))), TWO_GPUS) == [("ident_0_0", "GPU", GPU1)]
     assert plan(model(ModelInstanceGroup(gpus=(1, 7))), TWO_GPUS) == [("ident_0_0", "CPU", None)]
     assert complete(model(ModelInstanceGroup(gpus=(1, 7))), TWO_GPUS) == (
@@ -130,7 +130,7 @@ def test_an_ensemble_has_no_instances():
     assert plan(config, TWO_GPUS) == []
 
 
-def test_a_gpu_that_is_not_there_is_an_error():
+def test_missing_gpu_is_an_error():
     group = ModelInstanceGroup(name="g", kind=GPU)
 
     assert refusal(model(group)) == "instance group g of model ident has kind KIND_GPU but no GPUs are available"

@@ -6,10 +6,12 @@ from halimede.core.config.model_config import ModelConfig, ModelParameter
 from halimede.core.config.process_options import (
     PROCESS,
     THREAD,
+    bls_timeout_ms,
     execution_timeout_ms,
     intra_op_threads,
     isolation_of,
     max_concurrency,
+    spins,
 )
 from halimede.core.types import ErrorCode, InferenceError
 
@@ -38,28 +40,42 @@ def refusal(call: Callable[[], object]) -> str:
         ({"ISOLATION": "process"}, PROCESS, PROCESS),
     ],
 )
-def test_instances_run_where_the_model_says_or_else_where_its_backend_has_them(
-    parameters: dict[str, str], of_backend: str, isolation: str
-):
+def test_isolation_is_the_models_or_the_backends_default(parameters: dict[str, str], of_backend: str, isolation: str):
     assert isolation_of(config(**parameters), of_backend) == isolation
 
 
 @pytest.mark.parametrize("value", ["", "proces", "1", " process"])
-def test_an_isolation_that_is_neither_is_refused(value: str):
+def test_unknown_isolation_is_refused(value: str):
     assert refusal(lambda: isolation_of(config(ISOLATION=value), THREAD)) == (
         f"model 'm': parameter 'ISOLATION' is '{value}'; it must be 'process' or 'thread'"
     )
 
 
-def test_python_models_cannot_be_had_into_the_server():
+def test_python_models_cannot_run_in_the_server():
     assert refusal(lambda: isolation_of(config(ISOLATION="thread"), PROCESS)) == (
         "model 'm': parameter 'ISOLATION' is 'thread', and instances of backend 'b' always run in processes of their "
-        "own; right is 'process', or none"
+        "own; expected 'process', or none"
     )
 
 
 def test_without_parameters_batches_have_no_limit_and_run_one_by_one():
     assert (execution_timeout_ms(config()), max_concurrency(config())) == (0, 1)
+
+
+def test_calls_are_queued_for_five_minutes_unless_the_model_says_otherwise():
+    assert bls_timeout_ms(config()) == 300_000
+    assert [bls_timeout_ms(config(BLS_TIMEOUT_MS=value)) for value in ("0", "1500", "2147483647")] == [
+        0,
+        1_500,
+        2**31 - 1,
+    ]
+
+
+@pytest.mark.parametrize("bad", ["", "-1", "1.5", "00000000000", "never", "2147483648"])
+def test_a_limit_of_calls_that_is_no_number_is_refused(bad: str):
+    assert refusal(lambda: bls_timeout_ms(config(BLS_TIMEOUT_MS=bad))) == (
+        f"model 'm': parameter 'BLS_TIMEOUT_MS' is '{bad}'; it must be a number from 0 to 2147483647"
+    )
 
 
 def test_parameters_are_read_as_numbers():
@@ -84,9 +100,17 @@ def test_instances_share_the_processors(cpus: int, instances: int, threads: int)
         ("INTRA_OP_THREAD_COUNT", lambda config: intra_op_threads(config, 2, 1), 1024),
     ],
 )
-def test_what_is_no_number_in_range_is_refused_by_name(key: str, read: Callable[[ModelConfig], object], most: int):
+def test_invalid_number_is_refused_by_name(key: str, read: Callable[[ModelConfig], object], most: int):
     for bad in ("", "0", "-1", "1.5", "1e3", " 1", "+1", "x", "１", str(most + 1), "9" * 5_000):
         text = refusal(lambda bad=bad: read(config(**{key: bad})))
         assert text.startswith(f"model 'm': parameter '{key}' is '{bad[:100]}")
         assert text.endswith(f"it must be a number from 1 to {most}")
         assert len(text) < 500
+
+
+def test_processes_spin_unless_the_model_says_otherwise():
+    assert [spins(config(SPIN=value)) for value in ("true", "True", "false", "FALSE")] == [True, True, False, False]
+    assert spins(config())
+    assert refusal(lambda: spins(config(SPIN="0"))) == (
+        "model 'm': parameter 'SPIN' is '0'; it must be 'true' or 'false'"
+    )

@@ -82,12 +82,12 @@ def test_every_field_of_every_message_is_in_the_table():
     }
 
 
-def test_what_is_at_its_default_is_not_mentioned():
+def test_fields_at_their_default_are_not_mentioned():
     assert check_support(ModelConfig()) == ((), ())
     assert check_support(apply_defaults(ModelConfig(max_batch_size=4), "m", "model.py")) == ((), ())
 
 
-def test_empty_messages_ask_for_nothing():
+def test_empty_messages_give_no_notes():
     config = ModelConfig(
         optimization=ModelOptimizationPolicy(cuda=OptimizationCuda(), graph=OptimizationGraph()),
         model_transaction_policy=ModelTransactionPolicy(),
@@ -101,7 +101,7 @@ def test_empty_messages_ask_for_nothing():
     assert check_support(config) == ((), ())
 
 
-def test_what_is_honoured_passes_without_a_word():
+def test_honoured_fields_give_no_notes():
     config = ModelConfig(
         name="m",
         platform="onnxruntime_onnx",
@@ -164,11 +164,11 @@ def test_what_is_honoured_passes_without_a_word():
         ),
     ],
 )
-def test_what_is_not_there_yet_is_refused_by_name(config: ModelConfig, paths: list[str]):
+def test_unsupported_fields_are_refused_by_name(config: ModelConfig, paths: list[str]):
     assert refused(config) == paths
 
 
-def test_what_has_no_effect_is_accepted_with_one_line_each():
+def test_fields_without_effect_give_one_note_each():
     config = ModelConfig(
         optimization=ModelOptimizationPolicy(
             priority=ModelPriority.PRIORITY_MAX,
@@ -223,7 +223,7 @@ def test_what_has_no_effect_is_accepted_with_one_line_each():
     assert [note.path for note in notes[:2]] == ["optimization.priority", "optimization.cuda"]
 
 
-def test_fields_that_protect_are_never_waved_through():
+def test_protecting_fields_are_never_ignored():
     protecting = [
         (ModelQueuePolicy, "max_queue_size"),
         (ModelQueuePolicy, "default_timeout_microseconds"),
@@ -235,7 +235,7 @@ def test_fields_that_protect_are_never_waved_through():
     assert TABLE[ModelRepositoryAgents]["agents"] is NOT_YET
 
 
-def test_what_is_for_gpus_has_no_effect_where_no_instance_runs_on_one():
+def test_gpu_fields_without_gpu_instances_give_notes():
     path = "optimization.execution_accelerators.gpu_execution_accelerator"
     accelerators = ExecutionAccelerators(gpu_execution_accelerator=(Accelerator("tensorrt"),))
     config = ModelConfig(optimization=ModelOptimizationPolicy(execution_accelerators=accelerators))

@@ -78,7 +78,7 @@ def test_a_python_model_needs_no_tensors():
     assert len(validate(replace(bare, backend="identity"), "m")) == 2
 
 
-def test_the_name_may_be_left_out_or_have_no_directory_to_compare_with():
+def test_name_is_optional_and_comparison_needs_a_directory():
     assert problems(name="") == []
     assert validate(replace(GOOD, name="elsewhere")) == ()
 
@@ -539,7 +539,7 @@ def test_warmup_rules():
     ]
 
 
-def test_a_warmup_sample_needs_no_name_and_one_without_rows_is_not_looked_at():
+def test_warmup_sample_without_rows_is_not_checked():
     zeros = WarmupInput(DataType.FP32, (4,), zero_data=True)
 
     assert problems(model_warmup=(ModelWarmup("", 1, {"x": zeros}), ModelWarmup("w", 0))) == []
@@ -588,7 +588,7 @@ def test_names_that_a_model_may_not_have(name: str, problem: str):
     assert model_name_problem(name) == problem
 
 
-def test_defaults_of_an_auto_completed_python_model_are_those_that_triton_prints():
+def test_defaults_of_a_python_model_are_tritons():
     completed = ModelConfig(
         backend="python",
         max_batch_size=4,
@@ -618,7 +618,7 @@ def test_defaults_of_an_auto_completed_python_model_are_those_that_triton_prints
     )
 
 
-def test_defaults_keep_what_was_said_and_do_not_change_twice():
+def test_defaults_keep_set_values_and_are_idempotent():
     said = replace(
         GOOD,
         version_policy=ModelVersionPolicy(all=AllVersions()),
@@ -634,7 +634,7 @@ def test_defaults_keep_what_was_said_and_do_not_change_twice():
     assert apply_defaults(once, "m", "other.py") == once
 
 
-def test_a_version_policy_without_a_choice_is_the_latest_version():
+def test_empty_version_policy_means_latest():
     config = apply_defaults(replace(GOOD, version_policy=ModelVersionPolicy()), "m")
 
     assert config.version_policy == ModelVersionPolicy(latest=LatestVersions(1))
@@ -655,7 +655,7 @@ def test_defaults_of_sequence_batching():
     )
 
 
-def test_messages_repeat_no_more_than_a_piece_of_a_long_name():
+def test_messages_clip_long_names():
     long = "n" * 10_000
 
     found = validate(replace(GOOD, name=long, input=(replace(X, name=long, dims=(0,)),), max_batch_size=-1), "m")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from halimede.core.ensemble.graph import Graph, make_graph
 from halimede.core.ensemble.run import Acknowledge, Answer, Call, CancelCall, EnsembleRun
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from support.examples import examples
 from support.graphs import ensemble, model, tensor
 
 
@@ -373,7 +374,7 @@ def play(case: Case) -> None:
     assert Counter(given) == Counter(expected)
 
 
-RELAXED = settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+RELAXED = settings(max_examples=examples(600), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @RELAXED

@@ -1,4 +1,4 @@
-"""What answers mean, how long to wait, what is never said, and what a plan that is right is read as."""
+"""Pure decisions of a fetch: meanings of responses, pauses, secrets, and valid plans."""
 
 import json
 
@@ -7,63 +7,130 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halimede.fetch.digest import folder_digest, listing_name
-from halimede.fetch.faults import LONGEST_PAUSE_SECS, Action, Exit, Verdict, judge_status, judge_text, pause_secs
+from halimede.fetch.errors import (
+    LONGEST_PAUSE_SECS,
+    Action,
+    Classified,
+    Exit,
+    classify_status,
+    classify_text,
+    pause_secs,
+)
 from halimede.fetch.layout import Layout, archive_root, folder_layout, models_in
-from halimede.fetch.plan import CachePlan, ModelPlan, S3Defaults, read_plan
+from halimede.fetch.plan import read_plan
 from halimede.fetch.report import MAX_FAILURE_BYTES, FetchedModel, failure_text, success_text
 from halimede.fetch.secrets import Secrets
 from halimede.fetch.tree import RemoteFile
-from halimede.fetch.uri import parse_uri
+from halimede_spec.fetch_plan import CachePlan, ModelPlan, S3Defaults
+from halimede_spec.uri import parse_uri
 
 
 @pytest.mark.parametrize(
     ("status", "code", "action", "end"),
     [
-        (401, "", Action.FAIL, Exit.AUTH),
-        (403, "AccessDenied", Action.FAIL, Exit.AUTH),
+        # S3
         (400, "ExpiredToken", Action.FAIL, Exit.AUTH),
+        (400, "ExpiredTokenException", Action.FAIL, Exit.AUTH),
+        (400, "RequestExpired", Action.FAIL, Exit.AUTH),
+        (400, "TokenRefreshRequired", Action.FAIL, Exit.AUTH),
+        (403, "AccessDenied", Action.FAIL, Exit.AUTH),
+        (403, "InvalidAccessKeyId", Action.FAIL, Exit.AUTH),
+        (400, "InvalidAccessKeyId", Action.FAIL, Exit.AUTH),
+        (400, "InvalidToken", Action.FAIL, Exit.AUTH),
+        (403, "SignatureDoesNotMatch", Action.FAIL, Exit.AUTH),
+        (403, "RequestTimeTooSkewed", Action.FAIL, Exit.AUTH),
         (400, "AuthorizationHeaderMalformed", Action.FAIL, Exit.NOT_FOUND),
+        (400, "IllegalLocationConstraintException", Action.FAIL, Exit.NOT_FOUND),
         (301, "PermanentRedirect", Action.FAIL, Exit.NOT_FOUND),
         (404, "NoSuchKey", Action.FAIL, Exit.NOT_FOUND),
-        (410, "", Action.FAIL, Exit.NOT_FOUND),
-        (412, "PreconditionFailed", Action.START_ANEW, Exit.UNREACHABLE),
-        (429, "", Action.RETRY, Exit.UNREACHABLE),
+        (404, "NoSuchBucket", Action.FAIL, Exit.NOT_FOUND),
         (400, "RequestTimeout", Action.RETRY, Exit.UNREACHABLE),
-        (500, "", Action.RETRY, Exit.UNREACHABLE),
+        (500, "InternalError", Action.RETRY, Exit.UNREACHABLE),
+        (503, "ServiceUnavailable", Action.RETRY, Exit.UNREACHABLE),
         (503, "SlowDown", Action.RETRY, Exit.UNREACHABLE),
         (400, "InvalidRequest", Action.FAIL, Exit.UNREACHABLE),
+        # Google
+        (401, "AuthenticationRequired", Action.FAIL, Exit.AUTH),
+        (403, "InvalidSecurity", Action.FAIL, Exit.AUTH),
+        # Azure
+        (403, "AuthenticationFailed", Action.FAIL, Exit.AUTH),
+        (403, "AuthorizationFailure", Action.FAIL, Exit.AUTH),
+        (400, "InvalidAuthenticationInfo", Action.FAIL, Exit.AUTH),
+        (409, "NoAuthenticationInformation", Action.FAIL, Exit.AUTH),
+        (500, "OperationTimedOut", Action.RETRY, Exit.UNREACHABLE),
+        (503, "ServerBusy", Action.RETRY, Exit.UNREACHABLE),
+        # All others
+        (401, "", Action.FAIL, Exit.AUTH),
+        (403, "", Action.FAIL, Exit.AUTH),
+        (407, "", Action.FAIL, Exit.AUTH),
+        (301, "", Action.FAIL, Exit.NOT_FOUND),
+        (404, "", Action.FAIL, Exit.NOT_FOUND),
+        (410, "", Action.FAIL, Exit.NOT_FOUND),
+        (412, "PreconditionFailed", Action.START_ANEW, Exit.UNREACHABLE),
+        (408, "", Action.RETRY, Exit.UNREACHABLE),
+        (429, "", Action.RETRY, Exit.UNREACHABLE),
+        (500, "", Action.RETRY, Exit.UNREACHABLE),
+        (502, "", Action.RETRY, Exit.UNREACHABLE),
+        (599, "", Action.RETRY, Exit.UNREACHABLE),
+        (400, "", Action.FAIL, Exit.UNREACHABLE),
     ],
 )
-def test_statuses(status: int, code: str, action: Action, end: Exit) -> None:
-    verdict = judge_status(status, code)
+def test_http_statuses_are_classified(status: int, code: str, action: Action, end: Exit) -> None:
+    classified = classify_status(status, code)
 
-    assert (verdict.action, verdict.code) == (action, end)
+    assert (classified.action, classified.code) == (action, end)
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "verdict"),
+    ("kind", "text", "classified"),
     [
-        ("FileNotFoundError", "Object at location x not found", judge_status(404)),
+        ("FileNotFoundError", "Object at location x not found", classify_status(404)),
         (
             "GenericError",
             "returned non-2xx status code: 403 Forbidden: <Error><Code>Odd</Code>",
-            judge_status(403, "Odd"),
+            classify_status(403, "Odd"),
         ),
-        ("PreconditionError", "", judge_status(412)),
+        ("PreconditionError", "", classify_status(412)),
         (
             "GenericError",
             "HTTP error: error sending request\n\nDebug: Os { ConnectionRefused }",
-            Verdict(Action.RETRY, Exit.UNREACHABLE, "the store cannot be reached: connection refused"),
+            Classified(Action.RETRY, Exit.UNREACHABLE, "the store cannot be reached: connection refused"),
+        ),
+        (
+            "GenericError",
+            "Error performing GET https://user.example:9000/models?sig=x in 1s - Server returned non-2xx status code: 503",
+            Classified(
+                Action.RETRY, Exit.UNREACHABLE, "the store https://user.example:9000 answers with an error (503)"
+            ),
+        ),
+        (
+            "GenericError",
+            "Error performing GET https://[::1]:9000/models in 1s - HTTP error: error sending request: timed out",
+            Classified(
+                Action.RETRY, Exit.UNREACHABLE, "the store https://[::1]:9000 cannot be reached: no answer in time"
+            ),
+        ),
+        (
+            "GenericError",
+            "HTTP error: error sending request: InvalidMessage(InvalidContentType)",
+            Classified(Action.RETRY, Exit.UNREACHABLE, "the store cannot be reached: it does not speak TLS"),
+        ),
+        (
+            "GenericError",
+            "Error performing GET http://name:word@host/models in 1s - HTTP error: error sending request",
+            Classified(Action.RETRY, Exit.UNREACHABLE, "the store cannot be reached"),
         ),
         (
             "GenericError",
             "Error performing token request: HTTP error: error sending request: dns error",
-            Verdict(Action.RETRY, Exit.AUTH, "who gives credentials cannot be reached: its name is not known"),
+            Classified(
+                Action.RETRY, Exit.AUTH, "the service that gives credentials cannot be reached: its name is not known"
+            ),
         ),
     ],
 )
-def test_words_of_the_library(kind: str, text: str, verdict: Verdict) -> None:
-    assert judge_text(kind, text) == verdict
+def test_errors_of_the_store_library_are_classified(kind: str, text: str, classified: Classified) -> None:
+    assert classify_text(kind, text) == classified
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1))
@@ -72,7 +139,7 @@ def test_pauses_grow_to_a_bound(failures: int, jitter: float) -> None:
     assert pause_secs(failures, 0) <= pause_secs(failures + 1, 0)
 
 
-def test_secrets_in_whatever_form() -> None:
+def test_secrets_are_hidden_in_every_form() -> None:
     account = json.dumps({"type": "service_account", "private_key": "-----\nMIIsecret\n-----", "client_email": "a@b"})
     secrets = Secrets(["wJalr/XUtn+FEMI", account, "abc"])
 
@@ -108,7 +175,7 @@ def test_reports_that_are_too_long_say_how_much_they_leave_out() -> None:
     )
 
 
-def test_a_plan_that_is_right() -> None:
+def test_valid_plan_is_read() -> None:
     text = {
         "models": [{"name": "a", "uri": "s3://b/c", "config": None, "format": "onnx", "mount": None}],
         "ensembles": [],
@@ -164,7 +231,7 @@ def test_any_bytes_are_a_plan_or_have_problems(text: bytes) -> None:
     assert problems or text.strip().startswith(b"{")
 
 
-def test_layouts() -> None:
+def test_layouts_are_recognized() -> None:
     assert folder_layout({"config.pbtxt", "1/model.onnx", "12/model.onnx", "labels/1"}, "") == Layout(
         (1, 12), "config.pbtxt"
     )
@@ -185,7 +252,7 @@ def test_the_digest_of_a_folder_is_by_path_in_bytewise_order() -> None:
     assert folder_digest({"a": one, "b": two}) != folder_digest({"a": two, "b": one})
 
 
-def test_a_listing_has_another_name_when_anything_of_it_changes() -> None:
+def test_listing_name_changes_with_any_file() -> None:
     files = [RemoteFile("a", 1, "x"), RemoteFile("b", 2, "y")]
     names = {
         listing_name("s3://m", files),

@@ -1,4 +1,4 @@
-"""Listings of stores, on their way to files."""
+"""From a store's listing to file paths."""
 
 import os
 import tempfile
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede.fetch.faults import Exit, FetchError
+from halimede.fetch.errors import Exit, FetchError
 from halimede.fetch.tree import MAX_FILES, RemoteFile, safe_tree
 
 PARTS = st.sampled_from(["a", "b", "..", ".", "", "\\", "1", "c\x01", "n" * 256, "\ud800", "%2e%2e", "~", "C:"])
@@ -21,7 +21,7 @@ def test_files_are_sorted_and_folders_markers_are_left_out() -> None:
     assert safe_tree(listed, "here") == (RemoteFile("1/x", 2), RemoteFile("B", 0), RemoteFile("b", 1))
 
 
-def test_all_that_cannot_be_files_are_named_up_to_a_number() -> None:
+def test_invalid_keys_are_named_up_to_a_limit() -> None:
     listed = [RemoteFile(f"../{i}", 1) for i in range(7)]
 
     with pytest.raises(FetchError) as raised:
@@ -31,13 +31,13 @@ def test_all_that_cannot_be_files_are_named_up_to_a_number() -> None:
     assert raised.value.message.endswith("'../4' has '.' or '..' in it; and 2 more")
 
 
-def test_too_many() -> None:
+def test_too_many_files_are_refused() -> None:
     with pytest.raises(FetchError, match=f"here holds more than {MAX_FILES} objects"):
         safe_tree((RemoteFile(str(i), 1) for i in range(MAX_FILES + 1)), "here")
 
 
 @given(st.lists(st.builds(RemoteFile, KEYS, st.integers(0, 2)), max_size=8))
-def test_what_comes_out_can_be_written_below_one_folder(listed: list[RemoteFile]) -> None:
+def test_accepted_paths_stay_below_one_folder(listed: list[RemoteFile]) -> None:
     try:
         files = safe_tree(listed, "here")
     except FetchError:

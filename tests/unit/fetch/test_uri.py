@@ -1,10 +1,10 @@
-"""URIs of models, and paths that may not become files."""
+"""URIs of models, and unsafe paths."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede.fetch.uri import Scheme, Uri, parse_uri, path_problem
+from halimede_spec.uri import Scheme, Uri, parse_uri, path_problem
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ from halimede.fetch.uri import Scheme, Uri, parse_uri, path_problem
         ("file:///models/net.onnx", Uri(Scheme.FILE, "file:///models/net.onnx", "", "models/net.onnx")),
     ],
 )
-def test_what_a_uri_names(text: str, uri: Uri) -> None:
+def test_valid_uris_are_parsed(text: str, uri: Uri) -> None:
     assert parse_uri(text) == uri
 
 
@@ -65,7 +65,7 @@ def test_what_a_uri_names(text: str, uri: Uri) -> None:
         ("https://host/a b.onnx", "must be percent-encoded"),
     ],
 )
-def test_what_is_wrong_with_one(text: str, problem: str) -> None:
+def test_invalid_uris_are_refused(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=r".") as raised:
         parse_uri(text)
     assert problem in str(raised.value)
@@ -80,7 +80,7 @@ def test_what_is_wrong_with_one(text: str, problem: str) -> None:
         "odd://ann:hush@host/x?hush=hush#hush",
     ],
 )
-def test_no_problem_repeats_what_may_be_secret(text: str) -> None:
+def test_problems_do_not_repeat_secrets(text: str) -> None:
     with pytest.raises(ValueError, match=r".") as raised:
         parse_uri(text)
     assert "hush" not in str(raised.value)

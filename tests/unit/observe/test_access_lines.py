@@ -1,4 +1,4 @@
-"""Lines of the access log: what they say, which of them share a limit, and what hostile text makes of them."""
+"""Lines of the access log: their content, which of them share a limit, and hostile text."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ REFUSED = Access(
 CANCELLED = Access(access_kind(Protocol.GRPC, 1, "m"), "ModelInfer", "", 0.5, "[::1]:80", model="m", error="cancelled")
 
 
-def test_text_line_says_all_of_a_request() -> None:
+def test_text_line_has_all_fields_of_a_request() -> None:
     assert render_default(access_line(REFUSED, AT_US, 597)) == (
         'I1121 07:50:51.767849 597 http:400] "POST /v2/models/m/infer: 400 after 1.234 ms, client 10.0.0.7:52144, '
         "model 'm' version 1, id 'abc': wrong shape\""
@@ -42,7 +42,7 @@ def test_text_line_says_all_of_a_request() -> None:
     )
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_fields_are_omitted() -> None:
     unread = Access(
         access_kind(Protocol.HTTP, 400), "", "", None, "unix", error="malformed HTTP request: no request line"
     )

@@ -11,6 +11,7 @@ from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.observe.metrics import PAGE_NAMES, ModelSample
 from halimede.core.observe.stats import ModelStats
 from halimede.core.types import ErrorCode, InferenceError
+from support.examples import examples
 
 A, B = "m:1", "other:1"
 
@@ -70,7 +71,7 @@ def test_a_model_counts_measures_and_observes():
     )
 
 
-def test_a_restarted_instance_that_declares_the_same_again_counts_on():
+def test_restarted_instance_continues_its_counts():
     custom = CustomMetrics()
     before = counter(custom, labels={"x": "1"})
     custom.update(A, before, "increment", 5)
@@ -81,7 +82,7 @@ def test_a_restarted_instance_that_declares_the_same_again_counts_on():
     assert custom.value(A, after) == 6
 
 
-def test_models_that_declare_the_same_share_a_series_until_the_last_of_them_is_gone():
+def test_models_share_a_series_until_the_last_is_unloaded():
     custom = CustomMetrics()
     mine, theirs = counter(custom, A), counter(custom, B)
     custom.update(A, mine, "increment", 1)
@@ -98,7 +99,7 @@ def test_models_that_declare_the_same_share_a_series_until_the_last_of_them_is_g
     assert repr(custom) == "<CustomMetrics families=0 series=0 owners=0>"
 
 
-def test_what_was_declared_twice_is_held_until_it_is_deleted_twice():
+def test_metric_declared_twice_must_be_deleted_twice():
     custom = CustomMetrics()
     metric = counter(custom)
     family = custom.new_family(A, "c", "help", "COUNTER")
@@ -116,7 +117,7 @@ def test_what_was_declared_twice_is_held_until_it_is_deleted_twice():
     assert page(custom) == ""
 
 
-def test_a_deleted_family_takes_the_metrics_of_its_owner_with_it_and_no_other_s():
+def test_deleted_family_removes_only_its_owners_metrics():
     custom = CustomMetrics()
     family = custom.new_family(A, "c", "help", "COUNTER")
     mine = custom.new_metric(A, family, {"of": "a"}, None)
@@ -134,7 +135,7 @@ def test_a_deleted_family_takes_the_metrics_of_its_owner_with_it_and_no_other_s(
         assert refusal(use)[0] is ErrorCode.INVALID_ARG
 
 
-def test_a_name_is_free_again_once_nobody_holds_it():
+def test_name_can_be_reused_after_its_last_owner():
     custom = CustomMetrics()
     custom.new_family(A, "f", "", "HISTOGRAM")
     custom.forget(A)
@@ -142,7 +143,7 @@ def test_a_name_is_free_again_once_nobody_holds_it():
     custom.new_family(B, "f_count", "", "COUNTER")
 
 
-def test_ids_are_good_for_their_owner_alone():
+def test_ids_are_valid_only_for_their_owner():
     custom = CustomMetrics()
     metric = counter(custom, A)
     family = custom.new_family(A, "c", "help", "COUNTER")
@@ -169,7 +170,7 @@ def test_a_name_that_prometheus_cannot_read_is_refused(name: str):
     assert len(text) < 500
 
 
-def test_the_server_s_own_names_are_refused_and_others_that_begin_alike_are_not():
+def test_the_servers_own_names_are_refused():
     custom = CustomMetrics()
     taken = [
         *PAGE_NAMES,
@@ -204,7 +205,7 @@ def test_two_families_never_have_series_of_one_name():
         ({"__name__": "x"}, "Invalid label name '__name__'"),
         ({"a" * 257: "x"}, "Invalid label name"),
         ({1: "x"}, "Invalid label name '1'"),
-        ({"a": 1}, "the value of label 'a' is of type int; right is text"),
+        ({"a": 1}, "the value of label 'a' is of type int; expected text"),
         ({"a": "x" * 1_024}, "the labels of a metric may have 1024 bytes"),
         ({"a": "\ud800"}, "the labels of a metric may have 1024 bytes of UTF-8"),
         (["a"], "Failed to create metric. Labels must be a dictionary."),
@@ -235,9 +236,7 @@ def test_labels_that_prometheus_cannot_read_are_refused(labels: dict[str, str], 
         ),
     ],
 )
-def test_what_a_kind_does_not_have_and_what_is_no_number_changes_nothing(
-    kind: str, operation: str, value: float, code: ErrorCode, says: str
-):
+def test_invalid_updates_change_nothing(kind: str, operation: str, value: float, code: ErrorCode, says: str):
     custom = CustomMetrics()
     family = custom.new_family(A, "f", "", kind)
     metric = custom.new_metric(A, family, {}, [1] if kind == "HISTOGRAM" else None)
@@ -255,7 +254,7 @@ def test_a_sum_never_leaves_the_range_of_numbers():
     assert custom.value(A, metric) == 1.7e308
 
 
-def test_a_histogram_has_no_one_value():
+def test_histogram_has_no_single_value():
     custom = CustomMetrics()
     metric = custom.new_metric(A, custom.new_family(A, "h", "", "HISTOGRAM"), {}, [1])
     assert refusal(lambda: custom.value(A, metric)) == (
@@ -314,7 +313,7 @@ def test_the_number_of_families_is_bounded_per_model_and_in_all():
     custom.new_family("other", "f_more", "", "GAUGE")
 
 
-def test_the_number_of_series_is_bounded_per_model_and_in_all_and_buckets_count():
+def test_number_of_series_including_buckets_is_bounded():
     custom = CustomMetrics()
 
     def fill(owner: str) -> int:
@@ -342,7 +341,7 @@ def test_the_number_of_series_is_bounded_per_model_and_in_all_and_buckets_count(
     custom.new_metric("last", family, {}, None)
 
 
-def test_garbage_of_any_type_is_answered_and_changes_nothing():
+def test_arguments_of_any_type_get_an_error_and_change_nothing():
     custom = CustomMetrics()
     metric = counter(custom)
     before = page(custom)
@@ -382,14 +381,14 @@ def test_many_series_are_rendered_in_steps_while_models_come_and_go():
     assert count >= 6
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(lambda n: n != "le"), st.text(), max_size=4
     ),
     st.text(max_size=200),
 )
-def test_whatever_labels_and_descriptions_say_stays_inside_of_them(labels: dict[str, str], description: str):
+def test_labels_and_descriptions_are_escaped(labels: dict[str, str], description: str):
     custom = CustomMetrics()
     try:
         family = custom.new_family(A, "hostile", description, "HISTOGRAM")
@@ -402,7 +401,7 @@ def test_whatever_labels_and_descriptions_say_stays_inside_of_them(labels: dict[
     assert [one.value for one in parsed.samples] == [1, 1, 1, 1]
 
 
-def test_custom_metrics_are_the_end_of_the_page_and_nothing_of_it_without_any():
+def test_custom_metrics_are_at_the_end_of_the_page():
     def whole(custom: CustomMetrics | None) -> bytes:
         steps = metrics.render(
             [ModelSample(ModelStats("m", "1"))], None, [], custom=custom.render() if custom is not None else None

@@ -1,4 +1,4 @@
-"""The cache of keys and values, found among the metrics that models make."""
+"""Finding the key-value cache among the metrics that models declare."""
 
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.observe.kv_cache import FAMILY, find_kv_cache
@@ -26,11 +26,11 @@ def test_a_model_has_its_own_cache() -> None:
     assert found(made, "b") == KvCache(8, 10, 32)
 
 
-def test_of_a_model_without_one_it_is_the_fullest_of_all() -> None:
+def test_model_without_a_cache_gets_the_fullest_one() -> None:
     assert found(metrics(a=(1, 4, 64), b=(8, 10, 32)), "ensemble") == KvCache(8, 10, 32)
 
 
-def test_there_is_none_where_nobody_tells_or_not_all_of_it() -> None:
+def test_incomplete_or_missing_series_give_no_cache() -> None:
     assert found(CustomMetrics(), "a") is None
     assert found(metrics(a=(1, 4)), "a") is None
     assert found(metrics(a=(-1, 4, 64)), "a") is None

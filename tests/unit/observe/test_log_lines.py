@@ -1,4 +1,4 @@
-"""Log lines: their forms, what hostile text makes of them, and floods."""
+"""Log lines: their formats, hostile text, and floods."""
 
 import json
 from dataclasses import replace
@@ -119,7 +119,7 @@ def test_every_text_of_a_json_line_is_quoted(text: str) -> None:
 
 
 @given(text=ANY_TEXT, times=st.integers(0, 3000), limit=st.integers(0, MAX_MESSAGE_BYTES))
-def test_clipped_text_keeps_to_its_limit_and_says_what_is_missing(text: str, times: int, limit: int) -> None:
+def test_clipped_text_fits_its_limit_and_counts_the_rest(text: str, times: int, limit: int) -> None:
     whole = text * times
     kept = clip(whole, limit)
     if kept == whole:
@@ -132,7 +132,7 @@ def test_clipped_text_keeps_to_its_limit_and_says_what_is_missing(text: str, tim
 
 @pytest.mark.parametrize("render", RENDERERS)
 @pytest.mark.parametrize("letter", ["a", '"', "\n", "\x1b", "é", "漢", "\U000e0041", "\udcff"])
-def test_the_longest_line_is_one_that_container_runtimes_do_not_cut(render, letter: str) -> None:  # type: ignore[no-untyped-def]
+def test_longest_line_fits_the_limit_of_container_runtimes(render, letter: str) -> None:  # type: ignore[no-untyped-def]
     message, field = clip(letter * 1_000_000, MAX_MESSAGE_BYTES), clip(letter * 1000, MAX_FIELD_BYTES)
     assert len(quote(message).encode()) > MAX_MESSAGE_BYTES // 2, "hardly anything was kept"
     longest = replace(STARTED, message=message, file=field, request_id=field, model=field, version=field)
@@ -183,7 +183,7 @@ def test_a_table_in_json_is_one_record_with_its_rows() -> None:
     ]
 
 
-def test_one_endless_reason_does_not_blow_up_a_table() -> None:
+def test_long_cell_does_not_widen_the_whole_table() -> None:
     table = make_table(("Model", "Status"), [("bad", "x" * 1_000_000), *((f"m{n}", "READY") for n in range(100_000))])
     assert table.rows[0] == ("bad", f"{'x' * MAX_CELL_CHARS}... ({1_000_000 - MAX_CELL_CHARS} more characters)")
     *_, last = table.rows
@@ -234,7 +234,7 @@ def test_verbose_lines_are_not_limited() -> None:
     assert admitted(FloodLimit(), kind(severity=Severity.VERBOSE), 10_000, now_s=0.0) == 10_000
 
 
-def test_endlessly_many_models_are_one_kind_until_there_is_room_again() -> None:
+def test_too_many_models_share_a_kind_until_there_is_room() -> None:
     limit = FloodLimit()
     names = [f"m{number}" for number in range(MAX_KINDS + 1000)]
     assert sum(limit.admit(kind(name), 0.0) for name in names) == MAX_KINDS + LINES_PER_SECOND

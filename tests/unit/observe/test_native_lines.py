@@ -1,4 +1,4 @@
-"""Lines that libraries print, as lines of the log."""
+"""Output of native libraries as log lines."""
 
 import pytest
 

@@ -84,7 +84,7 @@ def test_help_is_escaped():
     assert out.to_bytes() == b"# HELP a one\\ntwo \\\\ three\n# TYPE a gauge\n"
 
 
-def test_a_name_that_is_not_utf8_does_not_cost_the_scrape():
+def test_name_that_is_not_utf8_does_not_fail_the_scrape():
     out = FamilyText("a", "gauge", "A")
     out.sample(label_text({"model": "m\udcff"}), 1)
 
@@ -94,7 +94,7 @@ def test_a_name_that_is_not_utf8_does_not_cost_the_scrape():
 @given(
     st.dictionaries(st.from_regex(r"_?[a-z][a-z_]{0,3}", fullmatch=True), st.text(max_size=20), max_size=4), st.floats()
 )
-def test_what_is_written_is_what_another_parser_reads(labels: dict[str, str], value: float):
+def test_page_is_read_back_by_another_parser(labels: dict[str, str], value: float):
     out = FamilyText("some_gauge", "gauge", "A gauge")
     out.sample(label_text(labels), value)
 

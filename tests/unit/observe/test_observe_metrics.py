@@ -216,7 +216,7 @@ def test_metric_tags_become_labels_with_an_underscore_in_front():
     )
 
 
-def test_gpu_values_that_the_driver_does_not_know_have_no_series():
+def test_unknown_gpu_values_have_no_series():
     whole = GpuSample("GPU-1", 0.75, 80 << 30, 5 << 30, 210.5, 700.0, 12.25)
     mig = GpuSample("GPU-2", None, 40 << 30, 1 << 30, None, None, None)
     body = page([], None, [whole, mig])
@@ -241,7 +241,7 @@ def test_the_first_sample_of_the_machine_has_no_utilization():
     }
 
 
-def test_no_series_is_there_twice_whatever_models_are_called():
+def test_no_series_is_repeated_for_any_model_names():
     models = [ModelSample(ModelStats(name, version)) for name in ("a", "b", 'a"') for version in ("1", "2")]
     lines = page(models, SystemSample(0.5, 2, 1)).decode().splitlines()
 
@@ -255,7 +255,7 @@ def test_dropped_log_lines_are_counted():
     assert values(page([], dropped_log_lines=7), "halimede_log_dropped_lines") == {(): 7}
 
 
-def test_without_latencies_the_duration_counters_are_gone_and_nothing_else():
+def test_without_latencies_only_duration_counters_are_missing():
     models = [ModelSample(ModelStats("m", "1"))]
     gone = parse(page(models)).keys() - parse(page(models, latencies=False)).keys()
     assert gone == {name for name in TRITON_FAMILIES if name.endswith("_duration_us")}
@@ -275,8 +275,8 @@ def test_first_responses_have_the_edges_of_triton():
     assert {"100", "500", "2000", "5000", "+Inf"} <= {one.labels.get("le") for one in family.samples}
 
 
-def test_many_models_are_rendered_in_steps_and_the_values_of_one_are_from_one_moment():
-    """Requests are answered between two steps: each model's counter and histogram still say the same."""
+def test_values_of_one_model_are_rendered_in_one_step():
+    """Requests are recorded between two steps: each model's counter and histogram must still agree."""
     statistics = [ModelStats(f"m{number}", "1") for number in range(5 * MODELS_PER_STEP)]
     steps = render((ModelSample(each) for each in statistics), None, [])
     count = 0
@@ -302,7 +302,7 @@ def test_many_models_are_rendered_in_steps_and_the_values_of_one_are_from_one_mo
 
 
 def test_hostile_names_and_tags_stay_inside_their_labels():
-    """What a repository's owner may write in a tag cannot become a line or a label of its own."""
+    """Text that a repository's owner writes in a tag cannot become a line or a label of its own."""
     hostile = 'x"} 1\nnv_fake{a="\\'
     body = page([ModelSample(ModelStats(hostile, "1"), {hostile: hostile})])
 

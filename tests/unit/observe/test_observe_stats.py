@@ -14,7 +14,7 @@ from halimede.core.types.statistics import (
 MS = 1_000_000
 
 
-def test_a_model_that_was_never_asked_has_statistics_of_zero():
+def test_unused_model_has_zero_statistics():
     assert ModelStats("digits", "3").snapshot() == ModelStatistics("digits", "3")
 
 
@@ -54,7 +54,7 @@ def test_executions_are_counted_per_total_batch_size_in_ascending_order():
     ]
 
 
-def test_failures_are_counted_by_reason_and_are_no_inferences():
+def test_failures_are_counted_by_reason_and_not_as_inferences():
     stats = ModelStats("digits", "1")
     stats.record_failure(FailureReason.REJECTED, 7)
     stats.record_failure(FailureReason.REJECTED, 7)
@@ -139,7 +139,7 @@ def test_answers_beyond_the_last_index_share_it():
     assert [each.success.count for each in responses[-2:]] == [1, 501]
 
 
-def test_first_answers_have_a_histogram_where_there_are_several():
+def test_decoupled_model_has_a_histogram_of_first_responses():
     stats = ModelStats("chat", "1", decoupled=True)
     stats.record_first_response(1 * MS)
 
@@ -148,7 +148,7 @@ def test_first_answers_have_a_histogram_where_there_are_several():
     assert stats.first_response_ns == 1 * MS
 
 
-def test_a_model_that_is_not_decoupled_has_nothing_by_answer():
+def test_non_decoupled_model_has_no_response_statistics():
     stats = ModelStats("digits", "1")
     stats.record_response(0, ResponseOutcome.SUCCESS, 1, 1)
     stats.record_first_response(1)

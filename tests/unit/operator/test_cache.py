@@ -1,4 +1,4 @@
-"""What the cache makes of what it is told: in order, out of order, twice, and not at all."""
+"""The cache after events that come in order, out of order, twice, and not at all."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def family(cache: Cache) -> None:
     put(cache, "Pod", "digits-1-x", "pod", 4, owner=("ReplicaSet", "digits-1", "rs"))
 
 
-def test_objects_are_found_by_name_and_by_owner_and_know_what_they_are():
+def test_objects_are_found_by_name_and_by_owner():
     cache = Cache()
     family(cache)
     assert cache.get(DIGITS) == {
@@ -77,7 +77,7 @@ def test_a_child_wakes_its_owner_and_pods_wake_by_their_labels():
     assert put(cache, "Pod", "stray", "4", 1) == frozenset()
 
 
-def test_a_model_wakes_the_ensembles_that_use_it_while_they_do():
+def test_a_model_wakes_the_ensembles_that_currently_use_it():
     cache = Cache()
 
     def uses(version: int, *names: str) -> frozenset[Key]:
@@ -91,7 +91,7 @@ def test_a_model_wakes_the_ensembles_that_use_it_while_they_do():
     assert put(cache, "InferenceModel", "digits", "model2", 5) == {DIGITS}
 
 
-def test_old_and_repeated_news_is_no_news():
+def test_old_and_repeated_states_wake_nothing():
     cache = Cache()
     assert put(cache, "InferenceModel", "digits", "model", 5, spec={"new": True}) == {DIGITS}
     assert put(cache, "InferenceModel", "digits", "model", 5) == frozenset()
@@ -99,7 +99,7 @@ def test_old_and_repeated_news_is_no_news():
     assert (cache.get(DIGITS) or {})["spec"] == {"new": True}
 
 
-def test_what_was_deleted_does_not_come_back_by_old_news():
+def test_an_old_state_does_not_restore_a_deleted_object():
     cache = Cache()
     put(cache, "InferenceModel", "digits", "model", 5)
     cache.delete("model", 7)
@@ -107,14 +107,14 @@ def test_what_was_deleted_does_not_come_back_by_old_news():
     assert cache.get(DIGITS) is None
 
 
-def test_what_left_our_selection_and_came_back_is_known_again():
+def test_an_object_whose_label_is_set_again_is_known_again():
     cache = Cache()
     put(cache, "InferenceModel", "digits", "model", 5)
     cache.delete("model", 7)
     assert put(cache, "InferenceModel", "digits", "model", 8) == {DIGITS}
 
 
-def test_the_newer_of_two_of_one_name_counts():
+def test_of_two_objects_of_one_name_the_newer_counts():
     cache = Cache()
     put(cache, "InferenceModel", "digits", "old", 5)
     put(cache, "InferenceModel", "digits", "new", 8)
@@ -123,7 +123,7 @@ def test_the_newer_of_two_of_one_name_counts():
     assert (cache.get(DIGITS) or {})["metadata"]["uid"] == "new"
 
 
-def test_a_list_forgets_what_it_has_not_and_keeps_what_is_newer():
+def test_a_list_forgets_missing_objects_that_are_not_newer():
     cache = Cache()
     put(cache, "InferenceModel", "gone", "1", 5)
     put(cache, "InferenceModel", "digits", "2", 6)
@@ -135,14 +135,14 @@ def test_a_list_forgets_what_it_has_not_and_keeps_what_is_newer():
     assert cache.find("Pod", "prod", "p") is not None
 
 
-def test_a_list_of_one_namespace_says_nothing_of_others():
+def test_a_list_of_one_namespace_does_not_affect_others():
     cache = Cache()
     put(cache, "InferenceModel", "digits", "1", 5)
     assert cache.listed(MODELS, "other", 10, frozenset()) == frozenset()
     assert cache.get(DIGITS) is not None
 
 
-def test_news_from_before_a_list_that_did_not_have_it_is_old():
+def test_a_state_older_than_a_list_without_the_object_is_dropped():
     cache = Cache()
     cache.listed(MODELS, None, 10, frozenset())
     assert put(cache, "InferenceModel", "digits", "1", 9) == frozenset()
@@ -160,7 +160,9 @@ HISTORY = st.lists(
 
 
 @given(HISTORY, st.data())
-def test_whatever_the_order_in_the_end_it_knows_what_there_is(history: list[tuple[str, Any, str]], data: st.DataObject):
+def test_the_cache_ends_with_the_true_state_in_any_order_of_events(
+    history: list[tuple[str, Any, str]], data: st.DataObject
+):
     """Objects come, change and go; their events arrive out of order, and some twice."""
     there: dict[tuple[str, str], tuple[str, int]] = {}
     events: list[tuple[str, Any, str, str, int]] = []

@@ -1,6 +1,7 @@
-"""Documents of the API server in which somebody nested as deep, or wrote as much, as it lets them."""
+"""Decoding of documents that are as deep, or as large, as the API server allows."""
 
 import json
+import tracemalloc
 
 import orjson
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halimede_operator.cluster.cache import MAX_SPEC_BYTES, Cache, entry_of
-from halimede_operator.cluster.decoding import MAX_LEVELS, decode, decode_list
+from halimede_operator.cluster.decoding import LARGE_CHARACTERS, MAX_LEVELS, decode, decode_list
 from halimede_operator.cluster.kinds import ENSEMBLES, MODELS
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import Key, Kind
@@ -16,7 +17,7 @@ from halimede_operator.core.platform import Platform
 
 PLATFORM = Platform("server:1", "gpu:1")
 NESTED = (33, 70, 300, 2_000, 9_000)
-"""Levels: past what a spec may have, past what is read, and past what orjson writes, and what it reads."""
+"""Levels beyond the limit of a spec, of decoding, of orjson's writer, and of its reader."""
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -24,8 +25,12 @@ JSON = st.recursive(
 )
 
 
+def kept(_item: object) -> None:
+    raise AssertionError("no item here is large")
+
+
 def model(name: str, pod: str = "{}", **metadata: str) -> bytes:
-    """`pod` is JSON, of the overlay's spec."""
+    """pod: JSON of the overlay's spec."""
     head = json.dumps({"name": name, "namespace": "prod", "uid": name, "resourceVersion": "7", **metadata})
     spec = f'{{"model":{{"uri":"s3://models/m"}},"podTemplate":{{"spec":{pod}}}}}'
     return b'{"metadata":%s,"spec":%s}' % (head.encode(), spec.encode())
@@ -41,11 +46,11 @@ def listed(*items: bytes) -> bytes:
 
 @pytest.mark.parametrize("levels", NESTED)
 @pytest.mark.parametrize("brackets", [('{"a":', "}"), ("[", "]")])
-def test_one_deep_object_of_a_list_is_refused_by_itself(levels: int, brackets: tuple[str, str]):
+def test_a_deep_object_in_a_list_affects_only_itself(levels: int, brackets: tuple[str, str]):
     pod = f'{{"x":{nested(levels, *brackets)}}}'
-    head, items = decode_list(listed(model("good"), model("deep", pod), model("other")))
-    entries = [entry_of(MODELS, decode(item)) for item in items]
-    assert (head["metadata"], [entry.name for entry in entries]) == (
+    found = decode_list(listed(model("good"), model("deep", pod), model("other")), kept)
+    entries = [entry_of(MODELS, item) for item in found["items"]]
+    assert (found["metadata"], [entry.name for entry in entries]) == (
         {"resourceVersion": "9"},
         ["good", "deep", "other"],
     )
@@ -56,7 +61,7 @@ def test_one_deep_object_of_a_list_is_refused_by_itself(levels: int, brackets: t
 
 # Names that look as if they closed what was opened, and opened what is closed.
 @pytest.mark.parametrize("brackets", [('{"a":', "}"), (r'{"\"}\"":', r',"\"{\"":0}')])
-def test_what_is_not_too_deep_is_left_as_it_is_and_the_rest_is_null(brackets: tuple[str, str]):
+def test_only_parts_that_are_too_deep_become_null(brackets: tuple[str, str]):
     whole = nested(MAX_LEVELS, *brackets)
     assert decode(whole.encode()) == orjson.loads(whole)
     deeper = f'{{"a":{nested(MAX_LEVELS, *brackets)},"b":[{nested(MAX_LEVELS - 1, *brackets)},2]}}'
@@ -65,39 +70,56 @@ def test_what_is_not_too_deep_is_left_as_it_is_and_the_rest_is_null(brackets: tu
 
 
 @given(JSON)
-def test_any_document_is_read_as_it_is(value: object):
+def test_any_document_within_the_limits_is_decoded_unchanged(value: object):
     assert decode(json.dumps(value).encode()) == value
     assert decode(json.dumps(value, ensure_ascii=False, indent=1).encode()) == value
 
 
 @given(st.lists(st.dictionaries(st.text(), JSON)), st.dictionaries(st.text().filter(lambda key: key != "items"), JSON))
-def test_a_list_is_taken_apart_whatever_is_in_it(items: list[object], rest: dict[str, object]):
-    head, texts = decode_list(json.dumps({**rest, "items": items, "after": rest}).encode())
-    assert ([decode(text) for text in texts], {**head, "items": None}) == (
-        items,
-        {**rest, "items": None, "after": rest},
-    )
+def test_a_list_with_any_items_is_decoded(items: list[object], rest: dict[str, object]):
+    # As the API server writes a list: nothing of the same name is nested before its items.
+    assert decode_list(json.dumps({"items": items, "after": rest}).encode(), kept) == {"items": items, "after": rest}
+    indented = json.dumps({"kind": "List", "items": items, "after": rest}, ensure_ascii=False, indent=1).encode()
+    assert decode_list(indented, kept) == {"kind": "List", "items": items, "after": rest}
+
+
+@pytest.mark.large
+def test_large_items_of_a_page_are_in_memory_one_at_a_time():
+    """Items that each take 6 MB when decoded."""
+    page = listed(*[model("wide", f"[{','.join(['[]'] * 100_000)}]")] * 10)
+    tracemalloc.start()
+    decode_list(page, lambda item: entry_of(MODELS, item).object["metadata"])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 30_000_000
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"items":[{', b'{"items":[{"a":"', b"<html>", b"\xff", b'{"items":[{}}'])
-def test_what_is_no_json_is_an_error(data: bytes):
-    for read in (decode, decode_list):
-        with pytest.raises(orjson.JSONDecodeError):
-            read(data)
+def test_invalid_json_is_an_error(data: bytes):
+    with pytest.raises(orjson.JSONDecodeError):
+        decode(data)
+    with pytest.raises((json.JSONDecodeError, UnicodeDecodeError)):
+        decode_list(data, kept)
 
 
-def test_a_list_without_items():
-    for items in (b"null", b"[]"):
-        assert decode_list(b'{"metadata":{},"items":%s}' % items)[1] == []
+def test_a_list_without_items_is_decoded():
+    for text in (b'{"metadata":{},"items":null}', b'{"metadata":{},"items":[]}', b'{"metadata":{}}'):
+        assert decode_list(text, kept) == {"metadata": {}, "items": []}
 
 
-def test_a_string_without_an_end_is_looked_at_once():
-    """Not once from each of its characters: that would not end."""
+def test_a_large_item_is_replaced_by_its_kept_parts():
+    large = model("large", json.dumps({"x": "x" * LARGE_CHARACTERS}))
+    found = decode_list(listed(model("small"), large), lambda item: item["metadata"]["name"])
+    assert [found["items"][0]["metadata"]["name"], found["items"][1]] == ["small", "large"]
+
+
+def test_an_unterminated_string_is_scanned_once():
+    """A scan from each of its characters would take quadratic time and never end."""
     with pytest.raises(orjson.JSONDecodeError):
         decode(b'{"a":"' + b"x" * 5_000_000)
 
 
-def test_of_a_spec_that_is_too_large_only_that_is_known():
+def test_a_spec_that_is_too_large_is_not_cached():
     cache = Cache()
     entry = entry_of(MODELS, decode(model("large", json.dumps({"x": "x" * MAX_SPEC_BYTES}))))
     cache.learn(entry)
@@ -111,13 +133,13 @@ def test_of_a_spec_that_is_too_large_only_that_is_known():
         ]
 
 
-def test_an_ensemble_that_is_too_large_waits_for_no_model():
+def test_an_ensemble_that_is_too_large_uses_no_model():
     steps = [{"name": f"s{n}", "modelRef": {"name": f"m{n}"}, "when": "x" * 1000} for n in range(300)]
     head = {"name": "chain", "namespace": "prod", "uid": "chain", "resourceVersion": "7"}
     assert entry_of(ENSEMBLES, {"metadata": head, "spec": {"steps": steps}}).uses == frozenset()
 
 
-def test_of_our_own_kinds_metadata_what_others_wrote_is_not_kept():
+def test_only_used_metadata_of_our_own_kinds_is_cached():
     head = {"name": "m", "namespace": "prod", "uid": "1", "resourceVersion": "7", "generation": 2}
     loud = {"annotations": {"a": "x" * 262_144}, "labels": {f"l{n}": "v" for n in range(9999)}, "finalizers": ["a/b"]}
     entry = entry_of(MODELS, {"metadata": {**head, **loud}, "spec": {}})

@@ -1,4 +1,4 @@
-"""Which devices pods hold, and of which their node has fewer."""
+"""Devices that pods hold, and shortages of their nodes."""
 
 from collections import Counter
 
@@ -32,11 +32,11 @@ def test_devices_are_held_by_pods_on_a_node_until_they_are_over():
 
 
 @pytest.mark.parametrize("broken", [{}, {"spec": 1}, {"spec": {"nodeName": "a", "containers": [{"resources": []}]}}])
-def test_what_is_no_pod_holds_nothing(broken: Object):
+def test_malformed_pods_hold_no_devices(broken: Object):
     assert held_devices([broken]) == {}
 
 
-def test_what_a_node_has_fewer_of_is_short():
+def test_a_resource_with_fewer_devices_than_held_is_a_shortage():
     held = Counter({HALF: 2, SEVENTH: 1})
     assert shortages(node(**{HALF: "2", SEVENTH: "7"}), held) == ()
     assert shortages(node(**{HALF: "1", SEVENTH: "1"}), held) == (Shortage(HALF, 1, 2),)
@@ -44,11 +44,11 @@ def test_what_a_node_has_fewer_of_is_short():
     assert shortages({"status": None}, Counter()) == ()
 
 
-def test_a_device_that_is_broken_is_there():
+def test_a_broken_device_is_no_shortage():
     assert shortages(node({HALF: "1"}, **{HALF: "2"}), Counter({HALF: 2})) == ()
 
 
-def test_what_a_plugin_offers_no_more_is_gone_and_a_plugin_that_is_away_comes_back():
+def test_a_withdrawn_resource_is_a_shortage_but_an_absent_plugin_is_not():
     """A kubelet counts both for five minutes."""
     gone = node({HALF: "0", SEVENTH: "7"}, **{HALF: "2", SEVENTH: "7"})
     away = node({HALF: "0", SEVENTH: "0"}, **{HALF: "2", SEVENTH: "7"})

@@ -45,11 +45,11 @@ def replica_set(config_map: Object, account: str = "bert") -> Object:
     return {"kind": "ReplicaSet", "spec": {"template": {"spec": pod}}}
 
 
-def test_children_are_made_in_their_order() -> None:
+def test_missing_children_are_applied_in_the_given_order() -> None:
     assert diff(list(WANTED.values()), [], UID) == tuple(Apply(child, is_new=True) for child in WANTED.values())
 
 
-def test_a_field_that_is_wanted_no_more_is_seen_by_the_hash() -> None:
+def test_a_field_no_longer_wanted_is_detected_by_the_hash() -> None:
     standing = stored(WANTED["Service/bert"])
     wanted = children_of(model_spec(workload=workload(serving=Serving(grpc=False))))["Service/bert"]
     assert holds(wanted["spec"], standing["spec"])
@@ -57,7 +57,7 @@ def test_a_field_that_is_wanted_no_more_is_seen_by_the_hash() -> None:
     assert diff([wanted], [standing], UID) == (Apply(wanted),)
 
 
-def test_children_that_are_wanted_no_more_go_last_by_their_uid() -> None:
+def test_children_no_longer_wanted_are_deleted_last_by_uid() -> None:
     before = children_of(model_spec(workload=workload(replicas=2, network_policy=True)))
 
     assert diff(list(WANTED.values()), all_stored(before), UID) == (
@@ -86,12 +86,12 @@ def test_an_account_stays_as_long_as_pods_may_need_it() -> None:
     assert diff(list(wanted.values()), after_rollout, UID, [replica_set(CONFIG_MAP, "mine")]) == (removed(account),)
 
 
-def test_what_is_another_owners_is_not_taken_over() -> None:
+def test_an_object_of_another_owner_is_not_taken_over() -> None:
     others = [
-        stored(child) if child is not DEPLOYMENT else owned_by(child, kind="Shop", name="web", uid="x")
+        stored(child) if child is not DEPLOYMENT else owned_by(child, kind="Harness", name="web", uid="x")
         for child in WANTED.values()
     ]
-    assert diff(list(WANTED.values()), others, UID) == (Conflict(DEPLOYMENT, "Shop web"),)
+    assert diff(list(WANTED.values()), others, UID) == (Conflict(DEPLOYMENT, "Harness web"),)
 
     # Of an InferenceModel of that name which was deleted: Kubernetes is about to delete it.
     old = [owned_by(child, kind="InferenceModel", name="bert", uid="older") for child in WANTED.values()]
@@ -100,7 +100,7 @@ def test_what_is_another_owners_is_not_taken_over() -> None:
     )
 
 
-def test_what_nobody_owns_is_taken_over_only_with_our_labels() -> None:
+def test_an_object_without_owner_is_taken_over_only_with_our_labels() -> None:
     orphans = [owned_by(child) for child in WANTED.values()]
     assert diff(list(WANTED.values()), orphans, UID) == tuple(Apply(child) for child in WANTED.values())
 
@@ -109,14 +109,14 @@ def test_what_nobody_owns_is_taken_over_only_with_our_labels() -> None:
     assert diff(list(WANTED.values()), orphans, UID) == tuple(Conflict(child, "") for child in WANTED.values())
 
 
-def test_nothing_of_others_is_deleted() -> None:
+def test_objects_of_others_are_not_deleted() -> None:
     other = children_of(model_spec("other"), key=model_key("other"))["Deployment"]
     theirs = owned_by(other, kind="InferenceModel", name="other", uid="another")
 
     assert diff(list(WANTED.values()), [*all_stored(), theirs, owned_by(other)], UID) == ()
 
 
-def test_what_is_being_deleted_is_waited_for() -> None:
+def test_an_object_being_deleted_is_waited_for() -> None:
     going = all_stored(children_of(model_spec(workload=workload(replicas=2))))
     for child in going:
         child["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -124,7 +124,7 @@ def test_what_is_being_deleted_is_waited_for() -> None:
     assert diff(list(WANTED.values()), going, UID) == ()
 
 
-def test_a_lost_hash_is_put_back() -> None:
+def test_a_missing_hash_annotation_is_restored() -> None:
     standing = all_stored()
     for child in standing:
         if child["kind"] == "Deployment":
@@ -149,7 +149,7 @@ def test_a_lost_hash_is_put_back() -> None:
         ({"args": ["a", "b"]}, {"args": ["a", "b"]}),
     ],
 )
-def test_what_stands_holds_what_is_wanted(wanted: Any, found: Any) -> None:
+def test_holds_is_true_for_defaults_and_additions_of_others(wanted: Any, found: Any) -> None:
     assert holds(wanted, found)
 
 
@@ -176,7 +176,7 @@ def test_what_stands_holds_what_is_wanted(wanted: Any, found: Any) -> None:
         ({"from": [{"podSelector": {}}]}, {"from": [{"podSelector": {}}, {"ipBlock": {"cidr": "0.0.0.0/0"}}]}),
     ],
 )
-def test_what_stands_does_not_hold_what_is_wanted(wanted: Any, found: Any) -> None:
+def test_holds_is_false_for_missing_or_different_values(wanted: Any, found: Any) -> None:
     assert not holds(wanted, found)
 
 

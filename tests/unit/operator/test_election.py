@@ -1,4 +1,4 @@
-"""Who holds the lease, by scripts of reads, writes and clocks."""
+"""Leader election, driven by scripts of reads, writes and clocks."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ def taken(me: str = "me", now: float = 0.0) -> Election:
     return election
 
 
-def test_the_first_one_makes_the_lease_and_acts():
+def test_the_first_operator_creates_the_lease_and_acts():
     election = Election("me")
     election.saw(None, 5.0)
     assert (election.step(5.0), election.may_act(5.0)) == (Step.CREATE, False)
@@ -24,14 +24,14 @@ def test_the_first_one_makes_the_lease_and_acts():
     assert (election.step(6.0), election.may_act(6.0)) == (Step.RENEW, True)
 
 
-def test_the_second_one_waits_while_the_record_changes():
+def test_a_second_operator_waits_while_the_record_changes():
     election = Election("second")
     for now in range(0, 100, 10):
         election.saw(Record("first", f"t{now}", 0), float(now))
         assert election.step(now + 9.0) is Step.WAIT
 
 
-def test_the_second_one_takes_it_when_the_record_stands_still_for_the_lease_as_it_sees_it():
+def test_a_second_operator_takes_a_lease_whose_record_did_not_change():
     election = Election("second")
     election.saw(Record("first", "in the year 3000", 4), 100.0)
     election.saw(Record("first", "in the year 3000", 4), 110.0)
@@ -40,7 +40,7 @@ def test_the_second_one_takes_it_when_the_record_stands_still_for_the_lease_as_i
     assert election.next_record("now") == Record("second", "now", 5)
 
 
-def test_a_lease_that_was_given_back_is_taken_at_once():
+def test_a_released_lease_is_taken_at_once():
     election = Election("second")
     election.saw(Record("", "t", 4, 1.0), 100.0)
     assert election.step(100.0) is Step.TAKE
@@ -56,20 +56,20 @@ def test_a_holder_that_cannot_renew_stops_acting_and_renews_later():
     assert election.may_act(301.0)
 
 
-def test_the_deadline_counts_from_when_the_write_was_begun():
+def test_the_renew_deadline_counts_from_the_start_of_the_write():
     election = Election("me")
     election.saw(None, 0.0)
     election.wrote(Record("me", "t", 0), begun=0.0, now=9.0)
     assert not election.may_act(RENEW_DEADLINE_S)
 
 
-def test_who_sees_somebody_else_in_its_lease_gives_up():
+def test_a_holder_that_sees_another_holder_gives_up():
     election = taken()
     election.saw(Record("other", "t9", 1), 20.0)
     assert (election.step(20.0), election.may_act(1.0)) == (Step.GIVE_UP, False)
 
 
-def test_who_never_held_it_does_not_act_even_with_its_name_in_it():
+def test_a_lease_with_our_name_that_we_did_not_write_is_not_enough():
     election = Election("me")
     election.saw(Record("me", "t", 0), 0.0)
     assert (election.may_act(0.0), election.step(0.0)) == (False, Step.RENEW)
@@ -77,7 +77,7 @@ def test_who_never_held_it_does_not_act_even_with_its_name_in_it():
 
 @dataclass
 class World:
-    """One Lease, and operators that each have a clock of their own and may stand still."""
+    """One Lease and several operators. Each has its own clock and may be frozen."""
 
     lease: tuple[int, Record] | None = None
     seen: dict[str, int] = field(default_factory=dict)
@@ -107,9 +107,7 @@ class World:
         max_size=12,
     ),
 )
-def test_never_do_two_act_whatever_their_clocks_say_and_whoever_stands_still(
-    skew: float, script: list[tuple[str, int]]
-):
+def test_two_operators_never_act_at_the_same_time(skew: float, script: list[tuple[str, int]]):
     world = World()
     a, b = Election("a"), Election("b")
     how = {"a": "up", "b": "up"}

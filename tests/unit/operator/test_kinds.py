@@ -14,11 +14,11 @@ from halimede_operator.cluster.kinds import MODELS, PODS, WATCHED, Resource, res
         ("/apis/metrics.k8s.io/v1beta1/pods", None),
     ],
 )
-def test_what_a_request_is_for(path: str, found: tuple[Resource, str | None] | None):
+def test_resource_of_reads_a_request_path(path: str, found: tuple[Resource, str | None] | None):
     assert resource_of(path) == found
 
 
-def test_paths_lead_back_to_their_kinds():
+def test_resource_of_inverts_path():
     for resource in WATCHED:
         assert resource_of(resource.path(None)) == (resource, None)
         assert resource_of(resource.path("prod")) == (resource, "prod")

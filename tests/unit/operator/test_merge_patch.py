@@ -19,7 +19,7 @@ from halimede_operator.core.merge_patch import merge_patch
         ({"a": {"b": 1}}, {"a": 2}, {"a": 2}),
     ],
 )
-def test_a_patch_says_what_changed_and_no_more(old: dict[str, Any], new: dict[str, Any], patch: dict[str, Any]):
+def test_a_patch_contains_only_what_changed(old: dict[str, Any], new: dict[str, Any], patch: dict[str, Any]):
     assert merge_patch(old, new) == patch
 
 
@@ -45,5 +45,5 @@ OBJECTS = st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)
 
 
 @given(OBJECTS, OBJECTS)
-def test_the_patch_makes_the_new_of_the_old(old: dict[str, Any], new: dict[str, Any]):
+def test_the_patch_turns_the_old_value_into_the_new_one(old: dict[str, Any], new: dict[str, Any]):
     assert merged(old, merge_patch(old, new)) == new

@@ -22,11 +22,11 @@ from halimede_operator.core.objects import canonical, map_key
         ({"matchExpressions": [{"values": [], "key": "x"}]}, {"matchExpressions": [{"key": "x"}]}),
     ],
 )
-def test_canonical_is_what_the_api_server_keeps(given: Any, kept: Any) -> None:
+def test_canonical_form_is_what_the_api_server_keeps(given: Any, kept: Any) -> None:
     assert canonical(given) == kept
 
 
-def test_canonical_has_one_order_and_changes_nothing() -> None:
+def test_canonical_form_sorts_keys_and_keeps_its_argument() -> None:
     given = {"b": ({"y": 1, "x": [None]},), "a": 1}
 
     made = canonical(given)
@@ -36,7 +36,7 @@ def test_canonical_has_one_order_and_changes_nothing() -> None:
     assert given == {"b": ({"y": 1, "x": [None]},), "a": 1}
 
 
-def test_by_what_items_are_known() -> None:
+def test_map_key_identifies_items_of_lists() -> None:
     assert map_key("containers", {"name": "server", "image": "x"}) == ("server",)
     assert map_key("ports", {"containerPort": 80}) == map_key("ports", {"port": 80, "protocol": "TCP"})
     assert map_key("ports", {"containerPort": 80}) != map_key("ports", {"containerPort": 80, "protocol": "UDP"})

@@ -8,7 +8,7 @@ def test_objects_merge_and_values_are_replaced() -> None:
     assert ours == {"a": {"b": 1, "c": [1, 2]}, "d": 1}
 
 
-def test_named_things_merge_by_name_and_new_ones_come_after() -> None:
+def test_named_items_merge_by_name_and_new_ones_come_last() -> None:
     ours = {
         "containers": [
             {"name": "server", "image": "ours", "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]}

@@ -1,4 +1,4 @@
-"""Refusals and managedFields as a real API server gave them after such edits; tests/cluster makes the edits there."""
+"""Take-over of fields. Refusals and managedFields are those of a real API server; tests/cluster makes the same edits there."""
 
 import json
 from collections.abc import Callable
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from halimede_operator.core.api_errors import Cause
 from halimede_operator.core.diff import Apply, diff
-from halimede_operator.core.ownership import DUPLICATE, Cause, taken_over
+from halimede_operator.core.ownership import DUPLICATE, taken_over
 from support.operator_children import Object, children_of, named, server_of
 from support.operator_specs import UID, model_spec, workload
 from support.operator_store import stored
@@ -19,7 +20,7 @@ WANTED = children_of(
     model_spec(workload=workload(replicas=3, resources=RESOURCES, env=({"name": "MINE", "value": "1"},)))
 )
 BESIDE: Object = {"f:metadata": {"f:annotations": {"f:tool.example/note": {}}}}
-"""What the same manager has elsewhere."""
+"""Other fields of the same manager."""
 STATUS = {"manager": "kube-controller-manager", "operation": "Update", "subresource": "status", "fieldsV1": {"f:status": {}}}  # fmt: skip
 
 
@@ -40,10 +41,10 @@ class Edit:
     child: str
     make: Callable[[Object], object]
     owned: Object
-    """By whoever made it."""
+    """The manager that made the edit."""
     causes: tuple[Cause, ...]
     taken: Object
-    """What is in the way of it."""
+    """The fields of the edit that are in the way."""
 
 
 def variable(found: Object, name: str, **value: Any) -> None:
@@ -182,7 +183,7 @@ def edited(edit: Edit) -> tuple[Object, Object]:
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
-def test_what_an_edit_put_in_the_way_becomes_ours_and_all_else_stays_theirs(edit: Edit) -> None:
+def test_only_the_conflicting_fields_of_an_edit_are_taken_over(edit: Edit) -> None:
     wanted, found = edited(edit)
     assert diff([wanted], [found], UID) == (Apply(wanted),)
     before = deepcopy(found)
@@ -202,19 +203,19 @@ def test_what_an_edit_put_in_the_way_becomes_ours_and_all_else_stays_theirs(edit
 
 
 @pytest.mark.parametrize("causes", [(), (Cause("FieldValueInvalid"),), (Cause("x", "spec.replicas"),), (Cause("x", "..[0][]["),)])  # fmt: skip
-def test_a_refusal_that_points_at_nothing_of_others_takes_nothing(causes: tuple[Cause, ...]) -> None:
+def test_a_refusal_about_our_own_fields_takes_over_nothing(causes: tuple[Cause, ...]) -> None:
     wanted, found = edited(EDITS["a value in the place of a source"])
 
     assert taken_over(wanted, found, causes) is None
 
 
-def test_notes_of_others_are_left_though_they_are_said_to_be_too_long() -> None:
+def test_annotations_of_others_are_never_taken_over() -> None:
     wanted, found = edited(EDITS["another bound of a budget"])
 
     assert taken_over(wanted, found, (Cause("FieldValueTooLong", "metadata.annotations"),)) is None
 
 
-def test_what_two_have_is_taken_from_both_and_an_empty_entry_goes() -> None:
+def test_a_field_of_two_managers_is_taken_from_both() -> None:
     edit = EDITS["another bound of a budget"]
     wanted, found = edited(edit)
     second = {**entry("other", edit.owned, "Apply"), "apiVersion": wanted["apiVersion"]}
@@ -228,7 +229,7 @@ def test_what_two_have_is_taken_from_both_and_an_empty_entry_goes() -> None:
     assert owners[1]["fieldsV1"] == BESIDE
 
 
-def test_where_nobody_is_said_to_own_anything_nothing_is_taken() -> None:
+def test_without_managed_fields_nothing_is_taken_over() -> None:
     edit = EDITS["another bound of a budget"]
     wanted, found = edited(edit)
     del found["metadata"]["managedFields"]

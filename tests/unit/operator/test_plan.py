@@ -1,4 +1,4 @@
-"""What is planned from what was seen."""
+"""The plan for a snapshot."""
 
 from typing import Any
 
@@ -61,20 +61,20 @@ def test_an_ensemble_is_planned_from_its_members():
     assert ("Apply", "Deployment") in kinds(planned)
 
 
-def test_an_ensemble_without_a_member_or_with_a_bad_one_is_left_as_it_is():
+def test_ensemble_with_missing_or_invalid_member_changes_nothing():
     for members in ({}, {"digits": thing(DIGITS, BAD)}):
         planned = plan(seen(CHAIN, STEPS, **members), PLATFORM)
         assert (planned.changes, isinstance(planned.spec, EnsembleSpec), planned.problems) == ((), True, ())
 
 
-def test_an_ensemble_whose_members_cannot_be_in_one_pod_has_a_problem_and_is_left_as_it_is():
+def test_ensemble_with_equal_served_names_has_a_problem_and_no_changes():
     member = thing(DIGITS, {"model": {**GOOD["model"], "name": "chain"}})
     planned = plan(seen(CHAIN, STEPS, digits=member), PLATFORM)
     assert (planned.changes, planned.spec) == ((), None)
     assert [problem.path for problem in planned.problems] == ["spec.steps[0].modelRef.name"]
 
 
-def test_a_strangers_object_is_a_conflict_and_the_others_are_made():
+def test_a_name_taken_by_another_owner_is_a_conflict_for_that_child_only():
     stranger = {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -85,7 +85,7 @@ def test_a_strangers_object_is_a_conflict_and_the_others_are_made():
     assert [kind for _, kind in kinds(planned)] == ["ConfigMap", "ServiceAccount", "Service", "Service", "Deployment"]
 
 
-def test_names_of_members_are_read_of_any_object():
+def test_member_names_are_read_from_invalid_objects_too():
     assert member_names(thing(CHAIN, STEPS)) == {"digits"}
     for spec in (
         {},

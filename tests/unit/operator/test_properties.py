@@ -1,4 +1,4 @@
-"""What holds of the children of any valid object."""
+"""Properties of the children of any valid object."""
 
 from copy import deepcopy
 from typing import Any
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from halimede_operator.core.api.spec import Key, ModelSpec, Spec
 from halimede_operator.core.desired import desired
 from halimede_operator.core.diff import Apply, Delete, diff
+from support.examples import examples
 from support.operator_specs import PLATFORM, UID, cases
 from support.operator_store import stored
 
@@ -18,7 +19,7 @@ Path = tuple[str | int, ...]
 
 # Specs are large: to make one smaller takes longer than to read it.
 PROFILE = settings(
-    max_examples=40,
+    max_examples=examples(40),
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
@@ -35,7 +36,7 @@ def identity(child: Object) -> tuple[str, str]:
 
 
 def leaves(value: Any, path: Path = ()) -> list[Path]:
-    """Where all that has nothing within it stands."""
+    """The paths of all leaves."""
     if isinstance(value, dict) and value:
         return [leaf for key, each in value.items() for leaf in leaves(each, (*path, key))]
     if isinstance(value, list) and value:
@@ -57,7 +58,7 @@ def test_equal_specs_have_equal_children(case: Case) -> None:
 
 @PROFILE
 @given(cases())
-def test_no_name_is_longer_than_it_may_be(case: Case) -> None:
+def test_no_name_exceeds_its_limit(case: Case) -> None:
     children = children_of(case)
 
     assert len({identity(child) for child in children}) == len(children)
@@ -76,7 +77,7 @@ def test_no_name_is_longer_than_it_may_be(case: Case) -> None:
 
 @PROFILE
 @given(cases())
-def test_nothing_is_to_be_done_about_children_that_stand(case: Case) -> None:
+def test_existing_children_need_no_change(case: Case) -> None:
     wanted = children_of(case)
 
     assert diff(wanted, [stored(child) for child in wanted], UID) == ()
@@ -84,7 +85,7 @@ def test_nothing_is_to_be_done_about_children_that_stand(case: Case) -> None:
 
 @PROFILE
 @given(cases(), st.data())
-def test_any_edit_of_ours_is_found(case: Case, data: st.DataObject) -> None:
+def test_any_edit_of_our_fields_is_detected(case: Case, data: st.DataObject) -> None:
     wanted = children_of(case)
     standing = [stored(child) for child in wanted]
     edited = data.draw(st.integers(0, len(wanted) - 1))
@@ -111,7 +112,7 @@ def test_any_edit_of_ours_is_found(case: Case, data: st.DataObject) -> None:
 
 @PROFILE
 @given(cases(), st.data())
-def test_what_others_add_is_left_alone(case: Case, data: st.DataObject) -> None:
+def test_additions_of_others_are_left_alone(case: Case, data: st.DataObject) -> None:
     wanted = children_of(case)
     standing = [stored(child) for child in wanted]
     for child in standing:
@@ -138,7 +139,7 @@ def test_what_others_add_is_left_alone(case: Case, data: st.DataObject) -> None:
 
 @PROFILE
 @given(cases(), st.data())
-def test_a_child_that_is_gone_is_made_again(case: Case, data: st.DataObject) -> None:
+def test_a_missing_child_is_created_again(case: Case, data: st.DataObject) -> None:
     wanted = children_of(case)
     gone = data.draw(st.sampled_from(wanted))
 
@@ -147,7 +148,7 @@ def test_a_child_that_is_gone_is_made_again(case: Case, data: st.DataObject) -> 
 
 @PROFILE
 @given(cases(), cases())
-def test_from_any_spec_to_any_other(one: Case, other: Case) -> None:
+def test_applying_the_changes_leads_from_any_spec_to_any_other(one: Case, other: Case) -> None:
     key, _, _ = one
     before = children_of(one)
     after = desired(key, UID, other[1], other[2], PLATFORM)
@@ -165,7 +166,7 @@ def test_from_any_spec_to_any_other(one: Case, other: Case) -> None:
 
 @PROFILE
 @given(cases(), cases())
-def test_a_config_map_of_another_content_has_another_name(one: Case, other: Case) -> None:
+def test_config_maps_with_different_content_have_different_names(one: Case, other: Case) -> None:
     key, _, _ = one
     first = children_of(one)[0]
     second = desired(key, UID, other[1], other[2], PLATFORM)[0]

@@ -1,4 +1,4 @@
-"""The queue of keys, by scripts of what is said and when."""
+"""The work queue, driven by scripts of calls and times."""
 
 import tracemalloc
 
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from halimede_operator.core.workqueue import IMPATIENCE_S, RESYNC_JITTER, RESYNC_S, SPACING_S, Failure, WorkQueue
 
 
-def test_a_key_waits_once_however_often_it_is_added():
+def test_a_key_is_queued_once_however_often_it_is_added():
     queue: WorkQueue[str] = WorkQueue()
     for _ in range(3):
         queue.add("a", 0.0)
     assert [queue.take(0.0), queue.take(0.0)] == ["a", None]
 
 
-def test_who_is_due_first_is_first():
+def test_keys_are_taken_in_the_order_in_which_they_are_due():
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a", 0.0)
     queue.add("b", 1.0)
@@ -24,7 +24,7 @@ def test_who_is_due_first_is_first():
     assert [queue.take(2.0), queue.take(2.0), queue.take(2.0)] == ["a", "b", None]
 
 
-def test_news_of_a_key_in_work_brings_it_back_when_it_is_done_and_not_before():
+def test_a_key_added_during_work_is_queued_again_after_it():
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a", 0.0)
     assert queue.take(0.0) == "a"
@@ -34,7 +34,7 @@ def test_news_of_a_key_in_work_brings_it_back_when_it_is_done_and_not_before():
     assert queue.take(2.0) == "a"
 
 
-def test_two_runs_of_a_key_are_apart():
+def test_two_runs_of_a_key_keep_the_minimum_spacing():
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a", 0.0)
     queue.take(0.0)
@@ -44,7 +44,7 @@ def test_two_runs_of_a_key_are_apart():
     assert queue.take(SPACING_S) == "a"
 
 
-def test_a_key_that_fails_waits_longer_each_time_and_success_forgives():
+def test_a_failing_key_waits_longer_each_time_until_it_succeeds():
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a", 0.0)
     now, waits = 0.0, []
@@ -65,12 +65,12 @@ def test_a_key_that_fails_waits_longer_each_time_and_success_forgives():
     ("failure", "waits"),
     [(Failure.PERMANENT, [300, 600, 600]), (Failure.CONFLICT, [0.05, 0.1, 0.2])],
 )
-def test_waits_are_as_the_kind_of_failure(failure: Failure, waits: list[float]):
+def test_waits_depend_on_the_kind_of_failure(failure: Failure, waits: list[float]):
     assert [failure.wait_s(n) for n in (1, 2, 3)] == waits
     assert failure.wait_s(10_000) == max(*failure.value)
 
 
-def test_news_cuts_the_wait_after_a_failure_short_though_not_to_nothing():
+def test_a_change_shortens_the_wait_after_a_failure_but_not_to_zero():
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a", 0.0)
     queue.take(0.0)
@@ -79,7 +79,7 @@ def test_news_cuts_the_wait_after_a_failure_short_though_not_to_nothing():
     assert queue.wake_at() == IMPATIENCE_S
 
 
-def test_news_during_work_that_fails_counts_too():
+def test_a_change_during_failing_work_shortens_the_wait_too():
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a", 0.0)
     queue.take(0.0)
@@ -87,7 +87,7 @@ def test_news_during_work_that_fails_counts_too():
     assert queue.failed("a", 1.0, Failure.PERMANENT) == IMPATIENCE_S - 1.0
 
 
-def test_what_the_server_asked_for_is_kept_whatever_is_said():
+def test_a_change_does_not_shorten_the_servers_retry_after():
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a", 0.0)
     queue.take(0.0)
@@ -98,7 +98,7 @@ def test_what_the_server_asked_for_is_kept_whatever_is_said():
     assert queue.wake_at() == 30.0
 
 
-def test_when_the_server_is_back_what_failed_is_tried_at_once_and_nothing_else():
+def test_retry_makes_only_failed_keys_due_at_once():
     queue: WorkQueue[str] = WorkQueue()
     for key in "ab":
         queue.add(key, 0.0)
@@ -109,7 +109,7 @@ def test_when_the_server_is_back_what_failed_is_tried_at_once_and_nothing_else()
     assert [queue.take(10.0), queue.take(10.0)] == ["a", None]
 
 
-def test_every_key_comes_again_at_its_own_time():
+def test_every_key_has_its_own_resync_time():
     queue: WorkQueue[str] = WorkQueue()
     keys = [f"key {n}" for n in range(100)]
     for key in keys:
@@ -126,7 +126,7 @@ def test_every_key_comes_again_at_its_own_time():
     assert max(dues) - min(dues) > RESYNC_S * RESYNC_JITTER / 2
 
 
-def test_a_key_may_ask_to_come_again_sooner():
+def test_a_key_can_be_due_again_before_its_resync():
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a", 0.0)
     queue.take(0.0)
@@ -134,7 +134,7 @@ def test_a_key_may_ask_to_come_again_sooner():
     assert queue.wake_at() == 60.0
 
 
-def test_a_key_that_is_gone_is_forgotten_unless_there_was_news():
+def test_forget_removes_a_key_unless_it_was_added_meanwhile():
     queue: WorkQueue[str] = WorkQueue()
     for key in "ab":
         queue.add(key, 0.0)
@@ -145,7 +145,7 @@ def test_a_key_that_is_gone_is_forgotten_unless_there_was_news():
     assert (queue.take(1.0), queue.wake_at()) == ("b", None)
 
 
-def test_a_failing_key_holds_nobody_up():
+def test_a_failing_key_delays_no_other_key():
     queue: WorkQueue[str] = WorkQueue()
     queue.add("bad", 0.0)
     queue.take(0.0)
@@ -154,7 +154,7 @@ def test_a_failing_key_holds_nobody_up():
     assert [queue.take(0.5), queue.take(0.5)] == ["good", None]
 
 
-def test_the_depth_is_what_is_due():
+def test_depth_counts_the_keys_that_are_due():
     queue: WorkQueue[str] = WorkQueue()
     for key in "abc":
         queue.add(key, 0.0)
@@ -189,7 +189,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_whatever_happens_no_news_is_lost_and_no_key_is_worked_on_twice_at_once(
+def test_no_change_is_lost_and_no_key_is_in_work_twice(
     steps: list[tuple[str, str, float, Failure, float | None]],
 ):
     queue: WorkQueue[str] = WorkQueue()

@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 
-from halimede.core.repository.lifecycle import NEXT, Event, next_state, reason, retry_pause_secs
+from halimede.core.repository.lifecycle import NEXT, Event, next_state, reason
 from halimede.core.types import ErrorCode, InferenceError, ModelReadyState
 
 UNKNOWN, LOADING, READY = ModelReadyState.UNKNOWN, ModelReadyState.LOADING, ModelReadyState.READY
@@ -70,7 +70,3 @@ def test_reasons_say_what_happened():
 
 def test_a_reason_is_bounded():
     assert len(reason(Event.FAILED, InferenceError(ErrorCode.INTERNAL, "x" * 100_000))) == 4096 + 3
-
-
-def test_the_pause_between_two_attempts_doubles_and_is_bounded() -> None:
-    assert [retry_pause_secs(attempt) for attempt in (1, 2, 3, 6, 7, 10**9)] == [0.25, 0.5, 1, 8, 8, 8]

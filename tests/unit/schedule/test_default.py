@@ -1,12 +1,14 @@
 import pytest
 
 from halimede.core.config.model_config import TimeoutAction
-from halimede.core.schedule.actions import Execute, Fail
+from halimede.core.schedule.actions import Execute, Fail, Slot
 from halimede.core.schedule.default import DefaultScheduler
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
+
+TOOK = 1_000_000
 
 
 def test_every_request_runs_alone_in_the_order_of_arrival():
@@ -17,9 +19,9 @@ def test_every_request_runs_alone_in_the_order_of_arrival():
     given = []
     for now in (10, 11, 12):
         given.append(scheduler.poll(now))
-        scheduler.completed(0)
+        scheduler.completed(Slot(0), TOOK)
 
-    assert given == [[Execute(0, (1,))], [Execute(0, (2,))], [Execute(0, (3,))]]
+    assert given == [[Execute(Slot(0), (1,))], [Execute(Slot(0), (2,))], [Execute(Slot(0), (3,))]]
 
 
 def test_requests_spread_over_the_instances():
@@ -27,9 +29,9 @@ def test_requests_spread_over_the_instances():
     for key in (1, 2, 3):
         scheduler.enqueue(Pending(key, 1, 4), 0)
 
-    assert scheduler.poll(0) == [Execute(0, (1,)), Execute(1, (2,))]
-    scheduler.completed(1)
-    assert scheduler.poll(1) == [Execute(1, (3,))]
+    assert scheduler.poll(0) == [Execute(Slot(0), (1,)), Execute(Slot(1), (2,))]
+    scheduler.completed(Slot(1), TOOK)
+    assert scheduler.poll(1) == [Execute(Slot(1), (3,))]
 
 
 def test_a_request_of_many_rows_is_one_execution():
@@ -37,16 +39,16 @@ def test_a_request_of_many_rows_is_one_execution():
     scheduler.enqueue(Pending(1, 8, 4), 0)
     scheduler.enqueue(Pending(2, 3, 4), 0)
 
-    assert scheduler.poll(0) == [Execute(0, (1,)), Execute(1, (2,))]
+    assert scheduler.poll(0) == [Execute(Slot(0), (1,)), Execute(Slot(1), (2,))]
 
 
 @pytest.mark.parametrize("preferred", [(), (4, 8)])
-def test_it_never_waits_for_company(preferred: tuple[int, ...]):
+def test_it_never_waits_for_other_requests(preferred: tuple[int, ...]):
     policy = BatchPolicy(max_batch_size=8, preferred_batch_sizes=preferred, max_queue_delay_ns=1000)
     scheduler = DefaultScheduler(policy, instances=1)
     scheduler.enqueue(Pending(1, 1, 4), 0)
 
-    assert scheduler.poll(0) == [Execute(0, (1,))]
+    assert scheduler.poll(0) == [Execute(Slot(0), (1,))]
 
 
 def test_its_queue_is_bounded():
@@ -66,16 +68,16 @@ def test_timeouts_reject_or_delay():
         scheduler.enqueue(Pending(1, 2, 4), 0)
         scheduler.enqueue(Pending(2, 2, 4), 0)
         scheduler.enqueue(Pending(3, 2, 4), 50)
-        scheduler.add_instance(0)
+        scheduler.add_slot(Slot(0))
 
     timed_out = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
     assert rejecting.poll(100) == [
         Fail(1, timed_out, FailureReason.REJECTED),
         Fail(2, timed_out, FailureReason.REJECTED),
-        Execute(0, (3,)),
+        Execute(Slot(0), (3,)),
     ]
-    assert delaying.poll(100) == [Execute(0, (3,))]
-    delaying.completed(0)
-    assert delaying.poll(100) == [Execute(0, (1,))]
-    delaying.completed(0)
-    assert delaying.poll(100) == [Execute(0, (2,))]
+    assert delaying.poll(100) == [Execute(Slot(0), (3,))]
+    delaying.completed(Slot(0), TOOK)
+    assert delaying.poll(100) == [Execute(Slot(0), (1,))]
+    delaying.completed(Slot(0), TOOK)
+    assert delaying.poll(100) == [Execute(Slot(0), (2,))]

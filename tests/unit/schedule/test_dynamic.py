@@ -8,7 +8,7 @@ from halimede.core.config.model_config import (
     ModelQueuePolicy,
     TimeoutAction,
 )
-from halimede.core.schedule.actions import Action, Execute, Fail
+from halimede.core.schedule.actions import Action, Execute, Fail, Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
 from halimede.core.schedule.make import make_scheduler
 from halimede.core.schedule.policy import BatchPolicy, from_config
@@ -17,6 +17,7 @@ from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
 
 MS = 1_000_000
+TOOK = MS
 FULL = InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
 
 
@@ -37,44 +38,44 @@ def busy_scheduler(policy: BatchPolicy) -> DynamicBatchScheduler:
     """One instance, which runs request 0 alone."""
     scheduler = DynamicBatchScheduler(policy, instances=1)
     scheduler.enqueue(pending(0, rows=policy.max_batch_size), 0)
-    assert scheduler.poll(0) == [Execute(0, (0,))]
+    assert scheduler.poll(0) == [Execute(Slot(0), (0,))]
     return scheduler
 
 
 def finish_all(scheduler: DynamicBatchScheduler, now_ns: int) -> list[Action]:
     """Complete instance 0 again and again at one moment, and collect what it is given."""
     actions: list[Action] = []
-    scheduler.completed(0)
+    scheduler.completed(Slot(0), TOOK)
     while given := scheduler.poll(now_ns):
         actions += given
-        scheduler.completed(0)
+        scheduler.completed(Slot(0), TOOK)
     return actions
 
 
 def test_a_request_that_would_run_alone_at_once_is_not_queued():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=8), instances=2)
 
-    assert (scheduler.try_start(1), scheduler.queued) == (0, 0)
-    assert arrive(scheduler, pending(2), 5) == [Execute(1, (2,))]
+    assert (scheduler.try_start(1), scheduler.queued) == (Slot(0), 0)
+    assert arrive(scheduler, pending(2), 5) == [Execute(Slot(1), (2,))]
     assert scheduler.try_start(1) is None
     assert arrive(scheduler, pending(3), 6) == []
-    assert scheduler.completed(0)
+    assert scheduler.completed(Slot(0), TOOK) == 1
     assert scheduler.try_start(1) is None, "there is one before it"
-    assert scheduler.poll(7) == [Execute(0, (3,))]
-    assert not scheduler.completed(1)
+    assert scheduler.poll(7) == [Execute(Slot(0), (3,))]
+    assert scheduler.completed(Slot(1), TOOK) is None
 
 
-def test_a_request_that_is_to_wait_for_company_is_queued():
+def test_a_request_that_is_to_wait_for_others_is_queued():
     policy = BatchPolicy(max_batch_size=8, preferred_batch_sizes=(2, 4), max_queue_delay_ns=MS)
     scheduler = DynamicBatchScheduler(policy, instances=4)
 
-    assert [scheduler.try_start(rows) for rows in (1, 2, 3, 4, 5)] == [None, 0, None, 1, 2]
+    assert [scheduler.try_start(rows) for rows in (1, 2, 3, 4, 5)] == [None, Slot(0), None, Slot(1), Slot(2)]
 
 
 def test_a_request_that_finds_an_idle_instance_runs_at_once():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=8), instances=1)
 
-    assert arrive(scheduler, pending(1), 5) == [Execute(0, (1,))]
+    assert arrive(scheduler, pending(1), 5) == [Execute(Slot(0), (1,))]
     assert scheduler.poll(5) == []
     assert (scheduler.queued, scheduler.oldest_enqueued_at(), scheduler.wake_at()) == (0, None, None)
 
@@ -85,7 +86,7 @@ def test_requests_that_wait_for_a_busy_instance_share_a_batch():
         assert arrive(scheduler, pending(key), key) == []
     assert (scheduler.queued, scheduler.oldest_enqueued_at(), scheduler.wake_at()) == (6, 1, None)
 
-    assert finish_all(scheduler, 10) == [Execute(0, (1, 2, 3, 4)), Execute(0, (5, 6))]
+    assert finish_all(scheduler, 10) == [Execute(Slot(0), (1, 2, 3, 4)), Execute(Slot(0), (5, 6))]
 
 
 def test_a_backlog_is_cut_into_preferred_sizes():
@@ -93,7 +94,11 @@ def test_a_backlog_is_cut_into_preferred_sizes():
     for key in range(1, 11):
         assert arrive(scheduler, pending(key), key) == []
 
-    assert finish_all(scheduler, 20) == [Execute(0, (1, 2, 3, 4)), Execute(0, (5, 6, 7, 8)), Execute(0, (9, 10))]
+    assert finish_all(scheduler, 20) == [
+        Execute(Slot(0), (1, 2, 3, 4)),
+        Execute(Slot(0), (5, 6, 7, 8)),
+        Execute(Slot(0), (9, 10)),
+    ]
 
 
 def test_a_batch_that_jumps_over_a_preferred_size_closes_at_the_largest():
@@ -102,7 +107,7 @@ def test_a_batch_that_jumps_over_a_preferred_size_closes_at_the_largest():
         arrive(scheduler, pending(key, rows=3), key)
 
     # 3 and 6 rows are no preferred size, 9 are more than the largest one.
-    assert finish_all(scheduler, 20) == [Execute(0, (1, 2, 3)), Execute(0, (4,))]
+    assert finish_all(scheduler, 20) == [Execute(Slot(0), (1, 2, 3)), Execute(Slot(0), (4,))]
 
 
 PREFERRED = BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 8), max_queue_delay_ns=300 * MS)
@@ -115,7 +120,7 @@ def test_less_than_a_preferred_size_waits_for_the_whole_delay_of_its_oldest():
         assert scheduler.wake_at() == 300 * MS
     assert scheduler.poll(300 * MS - 1) == []
 
-    assert scheduler.poll(300 * MS) == [Execute(0, (1, 2, 3))]
+    assert scheduler.poll(300 * MS) == [Execute(Slot(0), (1, 2, 3))]
     assert scheduler.wake_at() is None
 
 
@@ -123,19 +128,19 @@ def test_a_preferred_size_goes_at_once_and_the_rest_waits_from_its_own_arrival()
     scheduler = DynamicBatchScheduler(PREFERRED, instances=2)
     given = [arrive(scheduler, pending(key), key * MS) for key in range(1, 6)]
 
-    assert given == [[], [], [], [Execute(0, (1, 2, 3, 4))], []]
+    assert given == [[], [], [], [Execute(Slot(0), (1, 2, 3, 4))], []]
     assert scheduler.wake_at() == 305 * MS
     assert scheduler.poll(305 * MS - 1) == []
-    assert scheduler.poll(305 * MS) == [Execute(1, (5,))]
+    assert scheduler.poll(305 * MS) == [Execute(Slot(1), (5,))]
 
 
 def test_thirteen_requests_make_three_fours_and_a_late_one():
     scheduler = DynamicBatchScheduler(PREFERRED, instances=4)
     given = [action for key in range(1, 14) for action in arrive(scheduler, pending(key), 0)]
 
-    assert given == [Execute(0, (1, 2, 3, 4)), Execute(1, (5, 6, 7, 8)), Execute(2, (9, 10, 11, 12))]
+    assert given == [Execute(Slot(0), (1, 2, 3, 4)), Execute(Slot(1), (5, 6, 7, 8)), Execute(Slot(2), (9, 10, 11, 12))]
     assert scheduler.wake_at() == 300 * MS
-    assert scheduler.poll(300 * MS) == [Execute(3, (13,))]
+    assert scheduler.poll(300 * MS) == [Execute(Slot(3), (13,))]
 
 
 def test_a_request_that_would_exceed_the_largest_preferred_size_sends_the_batch_before_it_and_waits_itself():
@@ -143,10 +148,10 @@ def test_a_request_that_would_exceed_the_largest_preferred_size_sends_the_batch_
     scheduler = DynamicBatchScheduler(policy, instances=1)
     assert arrive(scheduler, pending(1, rows=3), 0) == []
 
-    assert arrive(scheduler, pending(2, rows=4), 500 * MS) == [Execute(0, (1,))]
-    scheduler.completed(0)
+    assert arrive(scheduler, pending(2, rows=4), 500 * MS) == [Execute(Slot(0), (1,))]
+    scheduler.completed(Slot(0), TOOK)
     assert (scheduler.poll(501 * MS), scheduler.wake_at()) == ([], 3500 * MS)
-    assert scheduler.poll(3500 * MS) == [Execute(0, (2,))]
+    assert scheduler.poll(3500 * MS) == [Execute(Slot(0), (2,))]
 
 
 @pytest.mark.parametrize(
@@ -180,14 +185,14 @@ def test_a_batch_grows_beyond_the_largest_preferred_size_while_every_instance_is
     for key in range(1, 5):
         assert arrive(scheduler, pending(key, rows=5), key * MS) == []
 
-    assert finish_all(scheduler, 10 * MS) == [Execute(0, (1, 2)), Execute(0, (3, 4))]
+    assert finish_all(scheduler, 10 * MS) == [Execute(Slot(0), (1, 2)), Execute(Slot(0), (3, 4))]
 
 
 def test_a_delay_without_preferred_sizes_ends_when_the_batch_is_full():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=2, max_queue_delay_ns=MS), instances=1)
 
     assert arrive(scheduler, pending(1), 0) == []
-    assert arrive(scheduler, pending(2), 10) == [Execute(0, (1, 2))]
+    assert arrive(scheduler, pending(2), 10) == [Execute(Slot(0), (1, 2))]
 
 
 def test_a_request_that_does_not_fit_closes_the_batch_before_it():
@@ -195,7 +200,7 @@ def test_a_request_that_does_not_fit_closes_the_batch_before_it():
     for key, rows in ((1, 9), (2, 9), (3, 2)):
         arrive(scheduler, pending(key, rows=rows), key)
 
-    assert finish_all(scheduler, 10) == [Execute(0, (1,)), Execute(0, (2, 3))]
+    assert finish_all(scheduler, 10) == [Execute(Slot(0), (1,)), Execute(Slot(0), (2, 3))]
 
 
 def test_another_shape_sends_the_batch_before_it_on_its_way():
@@ -203,7 +208,7 @@ def test_another_shape_sends_the_batch_before_it_on_its_way():
     assert arrive(scheduler, pending(1, shape=(3,)), 0) == []
     assert arrive(scheduler, pending(2, shape=(3,)), 1) == []
 
-    assert arrive(scheduler, pending(3, shape=(4,)), 2) == [Execute(0, (1, 2))]
+    assert arrive(scheduler, pending(3, shape=(4,)), 2) == [Execute(Slot(0), (1, 2))]
     assert scheduler.wake_at() == 300 * MS + 2
 
 
@@ -212,7 +217,7 @@ def test_a_full_batch_is_never_passed_by_a_later_one():
     for key, shape in ((1, "a"), (2, "b"), (3, "a"), (4, "b")):
         arrive(scheduler, pending(key, shape=shape), key)
 
-    assert finish_all(scheduler, 10) == [Execute(0, (key,)) for key in (1, 2, 3, 4)]
+    assert finish_all(scheduler, 10) == [Execute(Slot(0), (key,)) for key in (1, 2, 3, 4)]
 
 
 def test_a_batch_whose_delay_is_over_grows_while_no_instance_is_free():
@@ -223,12 +228,12 @@ def test_a_batch_whose_delay_is_over_grows_while_no_instance_is_free():
     for key in range(2, 7):
         arrive(scheduler, pending(key), 100)
 
-    scheduler.completed(0)
-    assert scheduler.poll(105) == [Execute(0, (1, 2, 3, 4))]
-    scheduler.completed(0)
+    scheduler.completed(Slot(0), TOOK)
+    assert scheduler.poll(105) == [Execute(Slot(0), (1, 2, 3, 4))]
+    scheduler.completed(Slot(0), TOOK)
     # The second batch was begun at 100, so it may wait a little longer now that there is an instance.
     assert (scheduler.poll(105), scheduler.wake_at()) == ([], 110)
-    assert scheduler.poll(110) == [Execute(0, (5, 6))]
+    assert scheduler.poll(110) == [Execute(Slot(0), (5, 6))]
 
 
 def test_instances_take_turns():
@@ -237,8 +242,8 @@ def test_instances_take_turns():
     for key in range(6):
         (action,) = arrive(scheduler, pending(key), key)
         assert isinstance(action, Execute)
-        used.append(action.instance)
-        scheduler.completed(action.instance)
+        used.append(action.slot.instance)
+        scheduler.completed(action.slot, TOOK)
 
     assert used == [0, 1, 2, 0, 1, 2]
 
@@ -249,18 +254,87 @@ def test_instances_come_and_go():
     assert arrive(scheduler, pending(2), 0) == []
     assert scheduler.wake_at() is None
 
-    scheduler.add_instance(7)
-    assert scheduler.poll(1) == [Execute(7, (1,))]
-    scheduler.remove_instance(7)
-    scheduler.completed(7)
+    scheduler.add_slot(Slot(7))
+    assert scheduler.poll(1) == [Execute(Slot(7), (1,))]
+    scheduler.remove_slot(Slot(7), (), 0)
+    scheduler.completed(Slot(7), TOOK)
     assert scheduler.poll(2) == []
-    scheduler.add_instance(7)
-    scheduler.add_instance(7)
-    assert scheduler.poll(3) == [Execute(7, (2,))]
+    scheduler.add_slot(Slot(7))
+    scheduler.add_slot(Slot(7))
+    assert scheduler.poll(3) == [Execute(Slot(7), (2,))]
 
-    scheduler.completed(7)
-    scheduler.remove_instance(7)
+    scheduler.completed(Slot(7), TOOK)
+    scheduler.remove_slot(Slot(7), (), 0)
     assert arrive(scheduler, pending(3), 4) == []
+
+
+def test_an_unread_batch_is_executed_once_more_before_all_others():
+    scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=4), instances=2)
+    batch = [pending(1), pending(2)]
+    for each in batch:
+        scheduler.enqueue(each, 0)
+    assert scheduler.poll(0) == [Execute(Slot(0), (1, 2))]
+    for key in (3, 4):
+        arrive(scheduler, pending(key), 1)
+    assert scheduler.queued == 1
+
+    assert scheduler.remove_slot(Slot(0), [batch], 5) == [1, 2]
+    assert (scheduler.queued, scheduler.oldest_enqueued_at()) == (3, 1)
+    assert scheduler.try_cancel(2)
+    scheduler.completed(Slot(1), TOOK)
+    assert scheduler.poll(6) == [Execute(Slot(1), (1,))]
+    scheduler.completed(Slot(1), TOOK)
+    assert scheduler.poll(7) == [Execute(Slot(1), (4,))]
+
+
+def run_together(scheduler: DynamicBatchScheduler, requests: int, took_ns: int) -> None:
+    """A batch of so many requests begins and ends."""
+    for key in range(requests):
+        scheduler.enqueue(pending(100 + key), 0)
+    assert scheduler.poll(0) == [Execute(Slot(0), tuple(range(100, 100 + requests)))]
+    assert scheduler.completed(Slot(0), took_ns) is None
+
+
+def test_requests_of_one_turn_are_polled_together():
+    scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16), instances=1)
+    assert scheduler.enqueue(pending(1), 0) == 1
+    assert scheduler.poll(0) == [Execute(Slot(0), (1,))]
+    assert scheduler.enqueue(pending(2), 1) is None, "no slot is free"
+    assert scheduler.completed(Slot(0), TOOK) == 1
+
+
+def test_closed_loop_clients_are_waited_for_until_the_expected_batch_is_there():
+    scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16), instances=1)
+    run_together(scheduler, 4, TOOK)
+    assert scheduler.try_start(1) is None
+    assert [scheduler.enqueue(pending(key), 1) for key in range(1, 5)] == [2, 2, 2, 0]
+    assert scheduler.poll(1) == [Execute(Slot(0), (1, 2, 3, 4))]
+
+
+def test_a_quick_batch_is_expected_to_be_half_as_large():
+    scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16), instances=1)
+    run_together(scheduler, 8, took_ns=100)
+    assert [scheduler.enqueue(pending(key), 1) for key in range(1, 5)] == [2, 2, 2, 0]
+
+
+def test_what_is_queued_as_a_batch_ends_waits_for_the_rest_of_its_turn():
+    scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16), instances=1)
+    for key in range(4):
+        scheduler.enqueue(pending(key), 0)
+    scheduler.poll(0)
+    for key in range(4, 8):
+        scheduler.enqueue(pending(key), 0)
+    # Of 8 requests in the model 8 are expected, and 4 are there.
+    assert scheduler.completed(Slot(0), TOOK) == 1
+
+
+def test_as_many_as_are_expected_are_polled_at_once_as_a_batch_ends():
+    scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16), instances=1)
+    scheduler.enqueue(pending(0), 0)
+    scheduler.poll(0)
+    for key in range(1, 9):
+        scheduler.enqueue(pending(key), 0)
+    assert scheduler.completed(Slot(0), 100) == 0
 
 
 def test_a_queued_request_can_be_cancelled_and_a_running_one_cannot():
@@ -269,7 +343,7 @@ def test_a_queued_request_can_be_cancelled_and_a_running_one_cannot():
         arrive(scheduler, pending(key), key)
 
     assert [scheduler.try_cancel(key) for key in (2, 2, 0, 99)] == [True, False, False, False]
-    assert finish_all(scheduler, 10) == [Execute(0, (1, 3))]
+    assert finish_all(scheduler, 10) == [Execute(Slot(0), (1, 3))]
 
 
 def test_a_cancelled_request_leaves_its_batch_and_nobody_moves_up():
@@ -279,7 +353,7 @@ def test_a_cancelled_request_leaves_its_batch_and_nobody_moves_up():
     for key in (1, 3, 4):
         assert scheduler.try_cancel(key)
 
-    assert finish_all(scheduler, 10) == [Execute(0, (2,)), Execute(0, (5,))]
+    assert finish_all(scheduler, 10) == [Execute(Slot(0), (2,)), Execute(Slot(0), (5,))]
 
 
 def test_the_place_of_a_cancelled_request_in_the_open_batch_is_taken_by_the_next():
@@ -291,7 +365,7 @@ def test_the_place_of_a_cancelled_request_in_the_open_batch_is_taken_by_the_next
     assert scheduler.try_cancel(3)
     arrive(scheduler, pending(5, rows=3), 5)
 
-    assert finish_all(scheduler, 10) == [Execute(0, (1, 2)), Execute(0, (4, 5))]
+    assert finish_all(scheduler, 10) == [Execute(Slot(0), (1, 2)), Execute(Slot(0), (4, 5))]
 
 
 def test_cancelling_the_oldest_makes_the_batch_wait_for_the_next_oldest():
@@ -317,7 +391,7 @@ def test_drain_returns_what_is_queued_in_order_and_forgets_it():
 
     assert scheduler.drain() == [1, 2, 3]
     assert (scheduler.queued, scheduler.oldest_enqueued_at(), scheduler.wake_at()) == (0, None, None)
-    scheduler.completed(0)
+    scheduler.completed(Slot(0), TOOK)
     assert scheduler.poll(1000) == []
 
 
@@ -333,7 +407,7 @@ def test_a_request_is_rejected_exactly_at_its_deadline_while_the_instance_is_bus
     assert scheduler.poll(109) == []
     assert scheduler.poll(110) == [expired(1)]
     assert scheduler.wake_at() == 120
-    assert finish_all(scheduler, 119) == [Execute(0, (2,))]
+    assert finish_all(scheduler, 119) == [Execute(Slot(0), (2,))]
     assert scheduler.wake_at() is None
 
 
@@ -343,7 +417,7 @@ def test_a_request_that_is_late_when_an_instance_gets_free_is_rejected_and_its_b
     arrive(scheduler, pending(2), 50)  # full: this batch is closed and stays so
     arrive(scheduler, pending(3), 60)
 
-    assert finish_all(scheduler, 100) == [expired(1), Execute(0, (2,)), Execute(0, (3,))]
+    assert finish_all(scheduler, 100) == [expired(1), Execute(Slot(0), (2,)), Execute(Slot(0), (3,))]
 
 
 def test_requests_with_one_deadline_are_rejected_in_the_order_in_which_they_came():
@@ -367,7 +441,7 @@ def test_a_timeout_shorter_than_the_delay_wins_although_an_instance_is_idle():
 def test_an_executing_request_never_times_out():
     scheduler = DynamicBatchScheduler(BatchPolicy(default_timeout_ns=100), instances=1)
 
-    assert arrive(scheduler, pending(1), 0) == [Execute(0, (1,))]
+    assert arrive(scheduler, pending(1), 0) == [Execute(Slot(0), (1,))]
     assert (scheduler.wake_at(), scheduler.poll(1000)) == (None, [])
 
 
@@ -404,7 +478,7 @@ def test_a_delayed_request_runs_after_those_whose_time_is_not_up():
     assert scheduler.poll(110) == []
     assert (scheduler.queued, scheduler.oldest_enqueued_at(), scheduler.wake_at()) == (3, 0, 190)
 
-    assert finish_all(scheduler, 120) == [Execute(0, (3,)), Execute(0, (1, 2))]
+    assert finish_all(scheduler, 120) == [Execute(Slot(0), (3,)), Execute(Slot(0), (1, 2))]
 
 
 def test_delayed_requests_are_batched_in_order_and_only_with_what_fits():
@@ -412,7 +486,12 @@ def test_delayed_requests_are_batched_in_order_and_only_with_what_fits():
     for key, rows, shape in ((1, 3, "a"), (2, 3, "a"), (3, 1, "a"), (4, 1, "b"), (5, 1, "a")):
         arrive(scheduler, pending(key, rows=rows, shape=shape), key)
 
-    assert finish_all(scheduler, 200) == [Execute(0, (1,)), Execute(0, (2, 3)), Execute(0, (4,)), Execute(0, (5,))]
+    assert finish_all(scheduler, 200) == [
+        Execute(Slot(0), (1,)),
+        Execute(Slot(0), (2, 3)),
+        Execute(Slot(0), (4,)),
+        Execute(Slot(0), (5,)),
+    ]
 
 
 def test_a_delayed_request_takes_an_idle_instance_while_the_others_still_wait_for_company():
@@ -423,8 +502,8 @@ def test_a_delayed_request_takes_an_idle_instance_while_the_others_still_wait_fo
     arrive(scheduler, pending(1), 0)
     arrive(scheduler, pending(2), 50)
 
-    assert scheduler.poll(100) == [Execute(0, (1,))]
-    scheduler.completed(0)
+    assert scheduler.poll(100) == [Execute(Slot(0), (1,))]
+    scheduler.completed(Slot(0), TOOK)
     assert (scheduler.poll(100), scheduler.wake_at()) == ([], 150)
 
 
@@ -477,8 +556,8 @@ def test_a_full_queue_refuses_and_counts_only_what_waits():
 
     assert refused.value == FULL
     assert scheduler.queued == 2
-    scheduler.completed(0)
-    assert scheduler.poll(4) == [Execute(0, (1,))]
+    scheduler.completed(Slot(0), TOOK)
+    assert scheduler.poll(4) == [Execute(Slot(0), (1,))]
     assert arrive(scheduler, pending(3), 5) == []
 
 
@@ -494,8 +573,8 @@ def test_the_byte_bound_refuses_too_and_is_given_back_by_every_way_out():
     arrive(scheduler, pending(3, size_bytes=60), 1000)
     assert scheduler.try_cancel(3)
     arrive(scheduler, pending(4, size_bytes=60), 1000)
-    scheduler.completed(0)
-    assert scheduler.poll(1000) == [Execute(0, (2,))]
+    scheduler.completed(Slot(0), TOOK)
+    assert scheduler.poll(1000) == [Execute(Slot(0), (2,))]
     arrive(scheduler, pending(5, size_bytes=40), 1000)
     assert scheduler.drain() == [4, 5]
     arrive(scheduler, pending(6, size_bytes=60), 1000)
@@ -522,12 +601,12 @@ def test_a_refused_request_does_not_close_the_batch_that_waits():
     with pytest.raises(InferenceError):
         scheduler.enqueue(pending(2, shape="b"), 1)
 
-    assert finish_all(scheduler, 2) == [Execute(0, (1,))]
+    assert finish_all(scheduler, 2) == [Execute(Slot(0), (1,))]
 
 
 def test_repr_shows_queue_and_instances():
     scheduler = busy_scheduler(BatchPolicy())
-    scheduler.add_instance(1)
+    scheduler.add_slot(Slot(1))
     scheduler.enqueue(pending(1), 0)
 
     assert repr(scheduler) == "<DynamicBatchScheduler queue=1 running=1/2>"

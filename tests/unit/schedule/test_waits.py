@@ -79,31 +79,6 @@ def test_a_call_is_answered_when_all_that_holds_it_up_has_ended():
     assert not graph(places, a=[1], process=[2], b=[3]).is_stuck(1)
 
 
-def test_what_turns_out_to_wait_closes_a_circle_until_it_goes_on():
-    calls = graph({1: Queued([["a"]])}, thread=[1])
-    assert not calls.is_stuck(1)
-
-    calls.hold_up(1, "a")
-    calls.hold_up(1, "a")
-    assert calls.is_stuck(1)
-
-    calls.let_go(1)
-    calls.let_go(1)
-    assert not calls.is_stuck(1)
-    assert (len(calls), calls.late) == (1, {})
-
-
-def test_a_call_that_is_answered_holds_nothing_up():
-    calls = graph({1: Queued([["a"]])}, thread=[1])
-    calls.hold_up(1, "a")
-
-    calls.remove(1)
-    calls.hold_up(1, "a")
-    calls.let_go(1)
-
-    assert (len(calls), calls.late) == (0, {})
-
-
 def test_a_call_that_is_over_holds_nothing_up():
     assert not graph({1: None}, a=[1]).is_stuck(1)
 

@@ -3,7 +3,7 @@
 from halimede.core.types import Secret
 
 
-def test_a_secret_is_given_by_its_whole_value_alone() -> None:
+def test_only_the_whole_secret_is_accepted() -> None:
     secret = Secret("key", "café")
     assert secret.is_given("café")
     assert secret.is_given("café".encode())

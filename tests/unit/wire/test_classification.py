@@ -1,4 +1,4 @@
-"""The best classes of an output."""
+"""The top classes of an output."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_no_more_classes_than_there_are() -> None:
     assert result.shape == (1, 2)
 
 
-def test_labels_that_are_missing_or_empty_are_left_out() -> None:
+def test_missing_or_empty_labels_are_omitted() -> None:
     assert classes(scores([[3, 2, 1]]), 3, "a", "") == [["3.000000:0:a", "2.000000:1", "1.000000:2"]]
 
 
@@ -74,7 +74,7 @@ def test_equal_values_keep_their_order_and_nan_is_last() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(-3, 3), max_size=30), st.integers(0, 35))
-def test_a_few_of_many_are_the_first_of_all(values: list[int], k: int) -> None:
+def test_top_classes_of_many_equal_the_full_sort(values: list[int], k: int) -> None:
     best = sorted(range(len(values)), key=lambda index: (-values[index], index))[:k]
     assert classes(scores(values, DataType.INT8), k, batched=False) == [f"{values[index]}:{index}" for index in best]
 

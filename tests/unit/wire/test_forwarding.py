@@ -27,7 +27,7 @@ def test_a_reserved_name_is_refused_only_where_it_matches(name: str) -> None:
     )
 
 
-def test_a_pattern_that_is_none_says_why() -> None:
+def test_invalid_pattern_reports_the_reason() -> None:
     with pytest.raises(ValueError, match=r"Invalid regular expression '\(': "):
         compile_pattern("(")
 
@@ -82,9 +82,9 @@ HEADERS = [("AUTHORIZATION", "a"), ("Infer-Key", "b"), ("triton-grpc-protocol-ke
         ("triton-grpc-protocol-.*", ""),
     ],
 )
-def test_headers_with_secrets_are_handed_on_only_where_they_are_named_in_full(pattern: str, values: str) -> None:
+def test_secret_headers_are_forwarded_only_by_full_name(pattern: str, values: str) -> None:
     assert "".join(map(str, forwarded(pattern, HEADERS, RESTRICTED).values())) == values
 
 
-def test_the_header_of_a_secret_is_like_any_other_where_nothing_is_restricted() -> None:
+def test_secret_header_is_ordinary_without_restrictions() -> None:
     assert list(forwarded(".*", HEADERS)) == ["Infer-Key", "triton-grpc-protocol-key", "x-a"]

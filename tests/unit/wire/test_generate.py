@@ -1,4 +1,4 @@
-"""`generate`: JSON objects by the model's own names, to requests and back. Texts and shapes are Triton's."""
+"""`generate`: flat JSON objects to requests, and responses to JSON. Texts and shapes are Triton's."""
 
 import json
 from typing import Any
@@ -123,7 +123,7 @@ def test_an_input_called_id_is_an_input() -> None:
     assert (request.id, request.inputs[0].array().tolist()) == ("", [5])
 
 
-def test_the_tokens_that_json_does_not_know_are_values_of_floats() -> None:
+def test_nan_and_infinity_tokens_are_float_values() -> None:
     (tensor,) = decode('{"FP32":[NaN,Infinity,-Infinity,1]}').inputs
     np.testing.assert_array_equal(tensor.array(), np.array([np.nan, np.inf, -np.inf, 1], np.float32))
     for token, value in (("NaN", np.nan), ("Infinity", np.inf), ("-Infinity", -np.inf)):
@@ -184,7 +184,7 @@ NO_KIND = "Unable to parse 'data': attempt to access JSON non-{0} as {0}"
         ('{"a":' + "[" * 200 + "]" * 200 + "}", "JSON nesting depth exceeds maximum allowed limit (100)"),
     ],
 )
-def test_what_is_wrong_is_said_in_tritons_words(body: Any, message: str) -> None:
+def test_errors_have_tritons_texts(body: Any, message: str) -> None:
     assert refusal(body) == message
 
 
@@ -249,9 +249,7 @@ LARGE = f'"y":[{",".join(["7"] * 60_000)}],'
         ('"a":%s9,"a":0' % ("1" * 5_000), {"a": float("inf")}, ""),
     ],
 )
-def test_of_members_with_the_same_name_the_first_counts(
-    large: str, members: str, parameters: dict[str, Any], name: str
-) -> None:
+def test_first_of_repeated_members_counts(large: str, members: str, parameters: dict[str, Any], name: str) -> None:
     text = f'{{{large}"x":[1,2],{members}}}'
     if parameters == {"a": float("inf")}:
         assert "Number too big" in refusal(text, TWICE)
@@ -262,14 +260,14 @@ def test_of_members_with_the_same_name_the_first_counts(
 
 
 @pytest.mark.parametrize("large", ["", LARGE])
-def test_an_input_that_comes_twice_is_there_twice(large: str) -> None:
+def test_repeated_input_is_an_error(large: str) -> None:
     """The check of the request refuses it, as it does in the other protocols."""
     for text in ('"x":[1],"x":[2]', '"x":[1],"a":2,"parameters":{"x":[2]}', '"parameters":{"x":[1],"x":[2]}'):
         request = decode(f"{{{large}{text}}}", TWICE)
         assert [np.frombuffer(each.data, np.int32)[0] for each in request.inputs if each.name == "x"] == [1, 2]
 
 
-def test_what_is_no_input_has_a_bound_in_a_large_document() -> None:
+def test_content_beside_inputs_is_limited_in_a_large_document() -> None:
     assert "more than 262144 bytes" in refusal({"k": "x" * 300_000})
     assert "more than 262144 bytes" in refusal({f"k{number}": number for number in range(40_000)})
     assert "invalid type" in refusal({"k": [1] * 300_000})
@@ -285,7 +283,7 @@ def output(name: str, datatype: DataType, values: Any) -> Tensor:
     return tensor_from_array(name, datatype, np.array(values, dtype))
 
 
-def test_an_answer_has_its_members_in_order_and_single_values_without_brackets() -> None:
+def test_response_members_are_sorted_and_single_values_unwrapped() -> None:
     assert (
         written(
             output("z", DataType.INT32, [[7]]),
@@ -305,7 +303,7 @@ def test_an_answer_has_its_members_in_order_and_single_values_without_brackets()
     )
 
 
-def test_what_the_answer_says_of_itself_goes_before_an_output_of_that_name() -> None:
+def test_reserved_members_override_outputs_of_that_name() -> None:
     assert written(output("id", DataType.INT32, [7]), id="i") == '{"id":"i","model_name":"m","model_version":"3"}'
     assert written(output("id", DataType.INT32, [7])) == '{"id":7,"model_name":"m","model_version":"3"}'
 
@@ -321,7 +319,7 @@ def test_an_output_that_json_cannot_carry_is_an_error() -> None:
         written(output("h", DataType.BF16, [1]))
 
 
-def test_the_load_is_told_as_text_and_as_json() -> None:
+def test_load_metrics_are_text_or_json() -> None:
     cache = KvCache(used_blocks=3, max_blocks=12, tokens_per_block=64)
     assert load_metrics(b"text", cache) == (
         b"TEXT named_metrics.kv_cache_utilization=0.250000, named_metrics.max_token_capacity=768"

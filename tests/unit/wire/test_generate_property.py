@@ -1,4 +1,4 @@
-"""What must hold for any `generate` body: a verdict of the client's kind, the same in slices as at once."""
+"""Properties of any `generate` body: valid or a client's error, with the same result in slices as at once."""
 
 import json
 from collections.abc import Callable
@@ -11,12 +11,13 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest
 from halimede.core.wire.generate import decode_large_steps, decode_small
 from halimede.core.wire.json_tensor import run
+from support.examples import examples
 
 INPUTS = {"f": DataType.FP32, "i": DataType.INT8, "u": DataType.UINT64, "b": DataType.BOOL, "s": DataType.BYTES}
 CONFIG = ModelConfig(name="m", input=tuple(ModelInput(name, datatype, dims=(-1,)) for name, datatype in INPUTS.items()))
 VIEW = ModelView("m", "1", ("1",), CONFIG, {})
 
-many = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 scalars = st.sampled_from(
     [

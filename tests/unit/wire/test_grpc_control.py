@@ -1,4 +1,4 @@
-"""Control messages, and the configuration's dataclasses held against the protocol field by field."""
+"""Control messages, and the configuration's dataclasses compared with the protocol field by field."""
 
 import dataclasses
 import types
@@ -153,14 +153,14 @@ def test_every_field_of_the_configuration_reaches_the_message() -> None:
     assert message.dynamic_batching.priority_queue_policy[7].max_queue_size == 7
 
 
-def test_every_arm_of_the_schedulers_reaches_the_message() -> None:
+def test_every_scheduler_choice_reaches_the_message() -> None:
     for arm in ("dynamic_batching", "sequence_batching", "ensemble_scheduling"):
         kind = element_type(typing.get_type_hints(ModelConfig, include_extras=True)[arm])
         message = encode_model_config(ModelConfig(**{arm: filled(kind)})).config
         assert message.WhichOneof("scheduling_choice") == arm
 
 
-def test_what_is_not_set_is_absent_and_what_is_set_empty_is_present() -> None:
+def test_unset_fields_are_absent_and_empty_ones_present() -> None:
     config = ModelConfig(
         name="m",
         input=(ModelInput(name="x", data_type=DataType.BYTES, dims=(-1, 2)),),
@@ -292,7 +292,7 @@ def test_load_parameters() -> None:
         ("file:1/a", {"string_param": ""}, "invalid value type for load parameter 'file:1/a', expected bytes_param."),
     ],
 )
-def test_load_parameters_that_are_wrong(key: str, parameter: dict, text: str) -> None:
+def test_invalid_load_parameters(key: str, parameter: dict, text: str) -> None:
     with pytest.raises(InferenceError) as caught:
         decode_load_parameters(Load(parameters={key: parameter}))
     assert caught.value == InferenceError(ErrorCode.INVALID_ARG, text)

@@ -155,7 +155,7 @@ def test_negative_dimensions_name_the_request() -> None:
     assert refusal(asking(("a", "FP32", [1, -1]), raw=[b""], id="7")) == invalid(f"[request id: 7] {text}")
 
 
-def test_a_datatype_that_is_none() -> None:
+def test_unknown_datatype_is_refused() -> None:
     assert refusal(asking(("a", "FLOAT", [1]), raw=[b""])) == invalid(
         "invalid datatype for input a: 'FLOAT' is none of BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32,"
         " INT64, FP16, FP32, FP64, BYTES, BF16"
@@ -250,7 +250,7 @@ def test_a_parameter_without_a_value() -> None:
     )
 
 
-def test_classification_wishes() -> None:
+def test_classification_parameters_are_read() -> None:
     message = asking()
     message.outputs.add(name="scores").parameters["classification"].int64_param = 3
     message.outputs.add(name="plain").parameters["binary_data"].bool_param = True
@@ -338,7 +338,7 @@ def test_a_response_has_raw_outputs_and_its_parameters() -> None:
     assert encode_infer(response, VIEW, {}) == expected
 
 
-def test_a_response_parameter_that_no_field_can_hold() -> None:
+def test_response_parameter_without_a_field_type_is_an_error() -> None:
     with pytest.raises(InferenceError) as caught:
         encode_infer(InferenceResponse("m", "1", parameters={"big": 10**30}), VIEW, {})
     assert caught.value == InferenceError(
@@ -377,7 +377,7 @@ def test_errors_on_a_stream_name_the_model_only_if_it_ran() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_a_request_or_a_refusal(raw: bytes) -> None:
+def test_any_bytes_are_decoded_or_refused(raw: bytes) -> None:
     _decodes_or_refuses(raw)
 
 

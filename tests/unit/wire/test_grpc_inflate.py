@@ -1,4 +1,4 @@
-"""Compressed gRPC messages: what they are known by, and how far they are inflated."""
+"""Compressed gRPC messages: how they are recognized, and the limit for inflation."""
 
 import gzip
 import zlib
@@ -22,7 +22,7 @@ def inflated(raw: bytes, most: int) -> bytes | None:
 
 @pytest.mark.parametrize("coding", PACK)
 @given(content=st.binary(max_size=2000), spare=st.integers(0, 3))
-def test_what_was_compressed_comes_back_if_it_fits(coding: str, content: bytes, spare: int) -> None:
+def test_compressed_message_is_restored_within_the_limit(coding: str, content: bytes, spare: int) -> None:
     raw = PACK[coding](content)
     assert is_compressed(raw)
     assert inflated(raw, len(content) + spare) == content
@@ -31,7 +31,7 @@ def test_what_was_compressed_comes_back_if_it_fits(coding: str, content: bytes, 
 
 
 @pytest.mark.parametrize("coding", PACK)
-def test_it_goes_on_where_it_stopped_and_never_far_beyond_the_bound(coding: str) -> None:
+def test_inflation_resumes_and_stays_near_the_limit(coding: str) -> None:
     content = bytes(3 * MIB) + b"end"
     inflating = Inflating(PACK[coding](content))
     for most in (0, 1000, MIB, 2 * MIB):
@@ -51,7 +51,7 @@ def test_it_goes_on_where_it_stopped_and_never_far_beyond_the_bound(coding: str)
         (lambda raw: raw[:2] + b"\xff\xff\xff", "Error -3"),
     ],
 )
-def test_broken_data_is_told(coding: str, change, reason: str) -> None:  # type: ignore[no-untyped-def]
+def test_broken_data_is_an_error(coding: str, change, reason: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InferenceError, match=reason) as caught:
         inflated(change(PACK[coding](b"0123456789" * 100)), 10_000)
     assert caught.value.code is ErrorCode.INTERNAL
@@ -59,6 +59,6 @@ def test_broken_data_is_told(coding: str, change, reason: str) -> None:  # type:
 
 
 @given(st.text(), st.text(), st.lists(st.binary(max_size=10), max_size=3))
-def test_no_request_is_taken_for_a_compressed_one(model: str, version: str, tensors: list[bytes]) -> None:
+def test_uncompressed_request_is_never_taken_for_compressed(model: str, version: str, tensors: list[bytes]) -> None:
     raw = ModelInferRequest(model_name=model, model_version=version, raw_input_contents=tensors).SerializeToString()
     assert not is_compressed(raw)

@@ -1,4 +1,4 @@
-"""The compiled messages: as the .proto files say, and at peace with tritonclient's of the same names."""
+"""The compiled messages: they match the .proto files, and coexist with tritonclient's messages of the same names."""
 
 import subprocess
 import sys
@@ -67,7 +67,7 @@ def _shape(message) -> dict:
 
 
 @pytest.mark.parametrize("raw", [b"\xff" * 40, b"\x0b" * 50_000, b"\x2a\xff\xff\xff\xff\x0f", b"\x0a\x02\xff\xfe"])
-def test_bytes_that_are_no_message_are_refused(raw: bytes) -> None:
+def test_bytes_that_are_not_a_message_are_refused(raw: bytes) -> None:
     with pytest.raises(InferenceError) as caught:
         parse(ModelInferRequest, raw)
     assert caught.value == InferenceError(

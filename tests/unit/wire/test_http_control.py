@@ -1,4 +1,4 @@
-"""Control bodies: exact JSON out, Triton's texts for what comes in."""
+"""Control bodies: exact JSON for responses, Triton's texts for invalid requests."""
 
 import base64
 import json
@@ -19,6 +19,7 @@ from halimede.core.types import (
     ModelReadyState,
     ServerMetadata,
 )
+from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import (
     BatchStatistics,
     Duration,
@@ -48,14 +49,14 @@ def internal(text: str) -> InferenceError:
     return InferenceError(ErrorCode.INTERNAL, text)
 
 
-def test_the_server_says_what_it_is() -> None:
+def test_server_metadata() -> None:
     assert (
         metadata_json(ServerMetadata("triton", "2.0", ("classification", "sequence")))
         == b'{"name":"triton","version":"2.0","extensions":["classification","sequence"]}'
     )
 
 
-def test_a_model_says_what_it_takes_with_the_batch_dimension_in_front() -> None:
+def test_model_metadata_has_the_batch_dimension_first() -> None:
     config = ModelConfig(
         name="m",
         backend="python",
@@ -104,7 +105,7 @@ def test_answers_of_a_decoupled_model_are_listed_by_their_index() -> None:
     }
 
 
-def test_the_index_leaves_out_what_it_does_not_know() -> None:
+def test_index_omits_unknown_members() -> None:
     entries = [
         ModelIndexEntry("never"),
         ModelIndexEntry("good", "1", ModelReadyState.READY),
@@ -116,7 +117,19 @@ def test_the_index_leaves_out_what_it_does_not_know() -> None:
     )
 
 
-def test_errors_are_json_whatever_they_say() -> None:
+def test_index_has_the_health_of_worker_processes() -> None:
+    entries = [
+        ModelIndexEntry("well", "1", ModelReadyState.READY, workers=WorkerHealth()),
+        ModelIndexEntry("ill", "1", ModelReadyState.READY, workers=WorkerHealth("worker exited: signal 9", True)),
+    ]
+    assert index_json(entries) == (
+        b'[{"name":"well","version":"1","state":"READY","workers":{}},'
+        b'{"name":"ill","version":"1","state":"READY",'
+        b'"workers":{"failure":"worker exited: signal 9","out_of_memory":true}}]'
+    )
+
+
+def test_errors_with_any_text_are_json() -> None:
     assert error_json('no "x"\n') == b'{"error":"no \\"x\\"\\n"}'
     assert error_json("\udcff") == b'{"error":"?"}'
 
@@ -124,11 +137,11 @@ def test_errors_are_json_whatever_they_say() -> None:
 @pytest.mark.parametrize(
     ("body", "ready"), [(b"", False), (b"{}", False), (b'{"ready":true}', True), (b'{"ready":false,"x":1}', False)]
 )
-def test_the_index_is_asked_for_ready_models_or_all(body: bytes, ready: bool) -> None:
+def test_index_lists_ready_models_or_all(body: bytes, ready: bool) -> None:
     assert decode_index_request(body) is ready
 
 
-def test_bodies_that_ask_for_no_index() -> None:
+def test_invalid_bodies_of_index_requests() -> None:
     assert refusal(decode_index_request, b'{"ready":"x"}') == InferenceError(
         ErrorCode.INVALID_ARG, "Invalid value for 'ready': expected a boolean"
     )
@@ -176,7 +189,7 @@ def test_wrong_load_parameters(body: bytes, error: InferenceError) -> None:
     assert refusal(decode_load_request, body) == error
 
 
-def test_unload_takes_dependents_with_it_when_asked() -> None:
+def test_unload_includes_dependents_on_request() -> None:
     assert decode_unload_request(b"") is False
     assert decode_unload_request(b'{"parameters":{"unload_dependents":true}}') is True
     assert refusal(decode_unload_request, b'{"parameters":{"unload_dependents":1}}') == internal(

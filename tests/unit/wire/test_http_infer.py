@@ -258,7 +258,7 @@ SOURCES = (
         ),
     ],
 )
-def test_what_is_wrong_with_a_request_in_json(body: bytes, text: str) -> None:
+def test_invalid_requests_in_json(body: bytes, text: str) -> None:
     error = refusal(body)
     assert (error.code, error.message[: len(text)]) == (ErrorCode.INVALID_ARG, text)
     assert text.endswith(" ") or error.message == text
@@ -278,7 +278,7 @@ def test_parameters_are_scalars(value: object) -> None:
         asking(outputs=[{"name": "x", "parameters": {"shared_memory_region": "r"}}]),
     ],
 )
-def test_shared_memory_is_not_there_yet(body: bytes) -> None:
+def test_shared_memory_is_not_supported_yet(body: bytes) -> None:
     error = refusal(body)
     assert error.code is ErrorCode.UNSUPPORTED
     assert "shared memory is not available yet" in error.message
@@ -335,7 +335,7 @@ def test_a_header_length_out_of_range(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["abc", "", "-", "--1", "1.5", "0x10", "1_0", "+1", " 1", "٣", "²", "9" * 5000 + "x"])
-def test_a_header_length_that_is_no_number(text: str) -> None:
+def test_header_length_that_is_not_a_number(text: str) -> None:
     with pytest.raises(InferenceError) as caught:
         parse_header_length(text, 156)
     assert caught.value.message.startswith("Unable to parse 'Inference-Header-Content-Length', got: ")
@@ -438,7 +438,7 @@ def large(text: bytes) -> DecodedInfer:
     return run(decode_large_steps(VIEW, text, None, ""))
 
 
-def test_lists_of_the_client_are_never_taken_for_places_of_arrays() -> None:
+def test_lists_of_the_client_are_not_taken_for_placeholders() -> None:
     array = rb'{"name":"x","datatype":"FP32","shape":[1],"data":[8]}'
     body = b'{"inputs":[' + array + b"," + array.replace(b"data", rb"d\u0061ta").replace(b"8", b"0") + b"]}"
     assert [bytes(t.data) for t in large(body).request.inputs] == [floats(8), floats(0)]
@@ -461,7 +461,7 @@ MALFORMED = [
 
 @pytest.mark.parametrize("array", MALFORMED)
 @pytest.mark.parametrize("padding", [0, 40])
-def test_what_is_no_json_is_refused_however_it_is_cut(array: str, padding: int) -> None:
+def test_invalid_json_is_refused_for_any_block_size(array: str, padding: int) -> None:
     data = array.replace(",", "," + " " * padding)
     body = f'{{"inputs":[{{"name":"x","datatype":"FP32","shape":[2],"data":{data}}}]}}'.encode()
     assert refusal(body).code is ErrorCode.INVALID_ARG
@@ -500,7 +500,7 @@ def test_all_outputs_are_json_unless_binary_is_asked_for() -> None:
     assert formats(binary_data_output=True) == ((), ResponseFormat(BINARY))
 
 
-def test_a_named_output_is_json_whatever_the_others_are() -> None:
+def test_named_output_defaults_to_json_independently_of_others() -> None:
     assert formats({"name": "a"}, binary_data_output=True) == (("a",), ResponseFormat(BINARY, {"a": JSON}))
 
 
@@ -614,7 +614,7 @@ def test_classes_take_the_place_of_the_tensor() -> None:
     )
 
 
-def test_half_floats_that_the_configuration_did_not_show_are_refused() -> None:
+def test_unconfigured_half_float_output_is_refused_as_json() -> None:
     with pytest.raises(InferenceError) as caught:
         encode_infer(response(Tensor("h", DataType.BF16, (1,), b"\0\0")), ResponseFormat(), VIEW)
     assert caught.value == invalid(
@@ -622,7 +622,7 @@ def test_half_floats_that_the_configuration_did_not_show_are_refused() -> None:
     )
 
 
-def test_parameters_that_json_cannot_say_are_the_models_fault() -> None:
+def test_response_parameters_not_valid_in_json_are_internal_errors() -> None:
     with pytest.raises(InferenceError) as caught:
         encode_infer(response(parameters={"a": 2**70}), ResponseFormat(), VIEW)
     assert caught.value.code is ErrorCode.INTERNAL
@@ -636,7 +636,7 @@ def test_a_large_response_is_encoded_in_steps() -> None:
     assert [item["data"] for item in json.loads(body)["outputs"]] == [values.tolist(), [1.5]]
 
 
-def test_a_json_part_that_is_known_decodes_as_it_did_the_first_time() -> None:
+def test_cached_json_part_decodes_as_the_first_time() -> None:
     tensor = {"name": "IN", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
     plain = orjson.dumps({"inputs": [tensor], "outputs": [{"name": "OUT", "parameters": {"binary_data": True}}]})
     named = orjson.dumps({"id": "7", "inputs": [tensor]})
@@ -649,7 +649,7 @@ def test_a_json_part_that_is_known_decodes_as_it_did_the_first_time() -> None:
                 assert decoder.decode(text + payload, len(text)) == decode_infer(view, text + payload, len(text), "1")
 
 
-def test_a_known_json_part_with_another_binary_part_is_refused_as_ever() -> None:
+def test_cached_json_part_with_wrong_binary_part_is_refused() -> None:
     tensor = {"name": "IN", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
     text = orjson.dumps({"inputs": [tensor]})
     view = decoder_view()
@@ -663,7 +663,7 @@ def test_a_known_json_part_with_another_binary_part_is_refused_as_ever() -> None
         assert known.value == fresh.value
 
 
-def test_a_json_part_with_data_of_its_own_is_not_taken_for_a_binary_one() -> None:
+def test_json_part_with_data_is_decoded_each_time() -> None:
     view = decoder_view()
     decoder = InferDecoder(view, "")
     for value in (1.0, 2.0):
@@ -672,7 +672,7 @@ def test_a_json_part_with_data_of_its_own_is_not_taken_for_a_binary_one() -> Non
             assert decoder.decode(text, len(text)).request.inputs[0].array().tolist() == [[value, 0.0]]
 
 
-def test_the_json_parts_that_are_known_are_bounded() -> None:
+def test_cache_of_json_parts_is_bounded() -> None:
     view = decoder_view()
     decoder = InferDecoder(view, "")
     tensor = {"name": "IN", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
@@ -694,7 +694,7 @@ def decoder_view() -> ModelView:
     return ModelView("m", "1", ("1",), config, {})
 
 
-def test_a_sole_binary_output_is_written_as_any_other() -> None:
+def test_single_binary_output_is_encoded_like_others() -> None:
     view = decoder_view()
     for size in (0, 2, 100_000):
         output = Tensor("OUT", DataType.UINT8, (1, size), b"\7" * size)

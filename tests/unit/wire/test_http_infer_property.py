@@ -1,4 +1,4 @@
-"""What must hold for any body: a verdict of the client's kind, the same in slices as at once, no memory for claims."""
+"""Properties of any body: valid or a client's error, the same in slices as at once, no memory for claimed sizes."""
 
 import json
 import tracemalloc
@@ -27,6 +27,7 @@ from halimede.core.wire.http_infer import (
     parse_header_length,
 )
 from halimede.core.wire.json_tensor import run
+from support.examples import examples
 
 CONFIG = ModelConfig(
     name="m",
@@ -36,7 +37,7 @@ CONFIG = ModelConfig(
 )
 VIEW = ModelView("m", "1", ("1",), CONFIG, {"y": ("a", "b")})
 
-many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def verdict(decode: Callable[[], DecodedInfer]) -> tuple[object, ...]:
@@ -140,7 +141,7 @@ def bodies(draw: st.DrawFn) -> bytes:
 @many
 @given(body=bodies(), block_bytes=st.sampled_from([16, 17, 20, 33, 64, 4096]))
 @example(body=b'{"inputs":[{"name":"x","datatype":"FP32","shape":[0],"data":[[[0]]]}]}', block_bytes=16)
-def test_slices_give_the_verdict_of_the_whole(body: bytes, block_bytes: int) -> None:
+def test_slices_give_the_same_result_as_the_whole(body: bytes, block_bytes: int) -> None:
     whole = verdict(lambda: decode_small(VIEW, body, None, ""))
     slices = verdict(lambda: run(decode_large_steps(VIEW, body, None, "", block_bytes)))
     assert slices == whole

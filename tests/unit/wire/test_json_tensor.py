@@ -1,4 +1,4 @@
-"""Arrays of a document: found, cut in pieces, read and printed in slices."""
+"""Arrays of a document: found, cut in pieces, read and printed in steps."""
 
 import json
 import math
@@ -61,7 +61,7 @@ def scan_refusal(text: bytes, block_bytes: int = BLOCK_BYTES) -> InferenceError:
 # ---- Finding arrays
 
 
-def test_arrays_inside_of_inputs_are_taken_out_and_no_others() -> None:
+def test_only_arrays_inside_of_inputs_are_taken_out() -> None:
     text = b'{"a":[1],"inputs":[{"shape":[2,3],"parameters":{"p":[4]},"data":[[1],"]"]},[7]],"b":{"c":{"d":[5]}}}'
     layout = run(scan_steps(text))
     assert layout.skeleton == (
@@ -71,7 +71,7 @@ def test_arrays_inside_of_inputs_are_taken_out_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("block_bytes", [1, 2, 3, 7, 1000])
-def test_brackets_in_strings_are_text_wherever_the_blocks_end(block_bytes: int) -> None:
+def test_brackets_in_strings_are_text_for_any_block_size(block_bytes: int) -> None:
     text = rb'{"\\":[{"k[\"":["]\\\"[",1,"\\\\"],"}":"{"}]}'
     layout = run(scan_steps(text, block_bytes))
     assert layout.skeleton == rb'{"\\":[{"k[\"":[0],"}":"{"}]}'
@@ -79,7 +79,7 @@ def test_brackets_in_strings_are_text_wherever_the_blocks_end(block_bytes: int) 
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from([b"\\", b'"', b"[", b"]", b"a", b","]), max_size=40).map(b"".join), st.integers(1, 8))
-def test_a_scan_says_the_same_whatever_its_blocks(content: bytes, block_bytes: int) -> None:
+def test_scan_result_does_not_depend_on_the_block_size(content: bytes, block_bytes: int) -> None:
     text = b'{"inputs":[{"data":["' + content + b'"]}]}'
 
     def verdict(block_bytes: int) -> object:
@@ -113,7 +113,7 @@ def test_brackets_and_quotes_must_match(text: bytes) -> None:
     assert scan_refusal(text, 3).message.startswith("failed to parse the request JSON buffer: ")
 
 
-def test_what_is_beside_the_data_has_a_limit() -> None:
+def test_content_beside_the_data_is_limited() -> None:
     error = invalid(
         "the request JSON has more than 262144 bytes beside the 'data' of its inputs and white space;"
         " send large values as tensors"
@@ -226,7 +226,7 @@ def test_a_count_that_does_not_match_is_refused(count: int) -> None:
     assert refusal('["1","2",["3"]]', DataType.BYTES, count, 16) == invalid(COUNT_ERROR)
 
 
-def test_nothing_is_allocated_by_a_declared_count() -> None:
+def test_declared_count_allocates_nothing() -> None:
     text = document("[" + "1," * 100_000 + "1]")
     layout = run(scan_steps(text))
     tracemalloc.start()
@@ -265,11 +265,11 @@ def test_nan_and_infinity_are_floats_as_in_triton(block_bytes: int) -> None:
         *("[NaN1]", "[-NaN]", "[+Infinity]", "[--Infinity]", "[nuNaNll]"),
     ],
 )
-def test_words_that_are_no_floats_stay_refused_beside_nan(array: str) -> None:
+def test_invalid_words_beside_nan_are_refused(array: str) -> None:
     assert refusal(array, DataType.FP32, 2).code is ErrorCode.INVALID_ARG
 
 
-def test_nan_is_no_integer_and_no_string() -> None:
+def test_nan_is_refused_as_integer_and_string() -> None:
     assert refusal("[NaN]", DataType.INT32, 1).code is ErrorCode.INVALID_ARG
     assert refusal("[NaN]", DataType.BYTES, 1).code is ErrorCode.INVALID_ARG
     assert read('["NaN"]', DataType.BYTES, 1) == join_bytes(["NaN"])
@@ -300,7 +300,7 @@ def test_a_long_string_is_never_cut_inside_a_character(unit: str, block_bytes: i
 
 @pytest.mark.parametrize("bad", ["\\ud83d", "\\ude00", "\\x", "\n", "\x00", '"', "\\u12g"])
 @pytest.mark.parametrize("place", [0, 35, 70])
-def test_a_long_string_with_something_wrong_is_refused(bad: str, place: int) -> None:
+def test_invalid_long_string_is_refused(bad: str, place: int) -> None:
     inside = "a" * place + bad + "a" * (70 - place)
     assert refusal(f'["{inside}","b"]', DataType.BYTES, 2, 16).code is ErrorCode.INVALID_ARG
 
@@ -308,7 +308,7 @@ def test_a_long_string_with_something_wrong_is_refused(bad: str, place: int) -> 
 @pytest.mark.parametrize(
     "array", ['["{0}" "b"]', '["{0}"1]', '[1"{0}"]', '[[]"{0}"]', '["{0}"[]]', '["{0}",]', '[,"{0}"]', '["{0}"}}']
 )
-def test_a_long_string_has_its_place_alone(array: str) -> None:
+def test_long_string_must_be_a_single_element(array: str) -> None:
     assert refusal(array.format("a" * 100), DataType.BYTES, 1, 16).code is ErrorCode.INVALID_ARG
 
 
@@ -318,7 +318,7 @@ def test_a_long_string_among_numbers_is_of_the_wrong_kind() -> None:
     )
 
 
-def test_white_space_may_be_long_and_a_number_may_not() -> None:
+def test_only_numbers_have_a_maximum_length_not_white_space() -> None:
     blanks = " \t\n\r" * 50_000
     assert read(f"[{blanks}1{blanks},{blanks}2{blanks}]", DataType.UINT8, 2) == b"\1\2"
     assert refusal(f"[1{blanks}2]", DataType.UINT8, 1).message.startswith("failed to parse")
@@ -379,7 +379,7 @@ def test_strings_are_escaped_and_nul_is_kept() -> None:
 
 
 @pytest.mark.parametrize("element", [b"\xff", b"x" * (BLOCK_BYTES * 2) + b"\xc3", b"\xed\xa0\x80"])
-def test_strings_that_are_no_utf8_must_be_asked_for_as_binary(element: bytes) -> None:
+def test_strings_that_are_not_utf8_must_be_requested_as_binary(element: bytes) -> None:
     with pytest.raises(InferenceError) as caught:
         run(print_steps(Tensor("y", DataType.BYTES, (2,), join_bytes([b"ok", element]))))
     assert caught.value == invalid(

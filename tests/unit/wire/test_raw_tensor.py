@@ -24,7 +24,7 @@ def test_elements_are_counted() -> None:
     assert element_count("x", DataType.FP64, (5, 0, 7), "m") == 0
 
 
-def test_a_tensor_beyond_all_addresses_is_refused_even_when_it_is_empty() -> None:
+def test_unaddressable_tensor_is_refused_even_if_empty() -> None:
     text = "a tensor has at most 9223372036854775807 bytes"
     assert refusal("x", DataType.FP32, (2**32, 2**32)) == InferenceError(
         ErrorCode.INVALID_ARG,
@@ -49,7 +49,7 @@ def test_counts_are_exact_or_refused(datatype: DataType, shape: list[int]) -> No
         assert element_count("x", datatype, tuple(shape), "m") == prod(shape)
 
 
-def test_a_hostile_shape_is_refused_quickly_and_shortly() -> None:
+def test_hostile_shape_is_refused_quickly_with_a_short_text() -> None:
     error = refusal("n" * 1_000_000, DataType.UINT8, (2**62,) * 100_000)
     assert len(error.message) < 1024
 
@@ -75,7 +75,7 @@ def test_the_binary_part_is_handed_out_as_views() -> None:
     assert bytes(take(tail, 5, 0, "x", "m")) == b""
 
 
-def test_a_tensor_longer_than_what_was_sent_is_refused() -> None:
+def test_tensor_longer_than_the_body_is_refused() -> None:
     with pytest.raises(InferenceError) as caught:
         take(memoryview(bytes(64)), 0, 1059, "IN", "ident")
     assert caught.value == InferenceError(

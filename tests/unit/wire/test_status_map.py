@@ -1,4 +1,4 @@
-"""Every error code has its numbers."""
+"""The numbers of every error code."""
 
 import grpc
 

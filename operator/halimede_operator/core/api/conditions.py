@@ -1,4 +1,4 @@
-"""Conditions as Kubernetes' API conventions have them (metav1.Condition)."""
+"""Status conditions, as Kubernetes' API conventions define them (metav1.Condition)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class Condition:
 
 
 def merged(old: Sequence[Mapping[str, Any]], new: Sequence[Condition], now: str) -> list[dict[str, Any]]:
-    """The new conditions in their order, as JSON; each keeps the old one's time unless its status changed.
+    """The new conditions as JSON, in their order. Each keeps the old transition time unless its status changed.
 
-    Old conditions that are not among the new ones are gone: all of a status' conditions are ours.
+    Old conditions that are not among the new ones are dropped, because all conditions of a status are ours.
     """
     return [_as_json(condition, _transition_time(old, condition, now)) for condition in new]
 
@@ -37,7 +37,7 @@ def _transition_time(old: Sequence[Mapping[str, Any]], new: Condition, now: str)
 
 
 def _is_time(text: str) -> bool:
-    """An API server refuses a status with another text there."""
+    """Whether a text is a time that the API server accepts; it refuses a status with any other text."""
     if len(text) < 20 or text[10] != "T":
         return False
     try:

@@ -10,7 +10,7 @@ _MAX_LENGTH = 32
 
 
 def microseconds(text: str) -> Fraction | None:
-    """How many microseconds a duration has, exactly; None for what is none."""
+    """The exact number of microseconds of a duration; None if the text is no duration."""
     if len(text) > _MAX_LENGTH or not _DURATION.fullmatch(text):
         return None
     return sum((Fraction(number) * _MICROSECONDS[unit] for number, unit in _PART.findall(text)), Fraction(0))

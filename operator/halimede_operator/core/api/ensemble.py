@@ -1,4 +1,4 @@
-"""ModelEnsembles: objects to `EnsembleSpec`, and whether the steps fit together."""
+"""Parses ModelEnsembles into `EnsembleSpec`, and checks that the steps fit together."""
 
 import re
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from halimede_operator.core.api.reading import INT64_MAX, Field, Rule, shown
 from halimede_operator.core.api.spec import EnsembleSpec, EnsembleTensor, Step, Workload
 from halimede_operator.core.api.when import read_when
+from halimede_spec.dataflow import Flow, make_flow, makers, walk
 
 MAX_STEPS = 32
 MAX_TENSORS = 64
@@ -17,7 +18,7 @@ DATA_TYPES = (
 _MAX_RANK = 63
 _REQUEST = "request"
 _SHOWN = 10
-"""Names of a list that a message has."""
+"""At most this many names of a list are in a message."""
 
 _TENSOR = Rule(
     re.compile(r"[^\s`\x00-\x1f\x7f]+"),
@@ -43,6 +44,7 @@ _LOCAL = Rule(
 
 
 def read_ensemble(spec: Field, name: str, workload: Workload) -> EnsembleSpec:
+    """The spec of an ensemble, valid only if no problem was added. name: of the object."""
     earlier = len(spec.problems)
     inputs = (
         spec.get("inputs").required("the tensors that a request carries").objects("name", least=1, most=MAX_TENSORS)
@@ -60,7 +62,7 @@ def read_ensemble(spec: Field, name: str, workload: Workload) -> EnsembleSpec:
         steps=tuple(_step(entry) for entry in steps),
         workload=workload,
     )
-    # How they fit together is told of steps that can be read.
+    # The flow is checked only if every step could be read.
     if len(spec.problems) == earlier:
         _check_flow(spec, ensemble)
     return ensemble
@@ -104,38 +106,36 @@ def _step(field: Field) -> Step:
 
 def _check_flow(spec: Field, ensemble: EnsembleSpec) -> None:
     """Every tensor is made once and used, and no step waits for itself."""
-    made_by = {f"{step.name}.{local}": step for step in ensemble.steps for local in step.outputs.values()}
-    known = {*made_by, *(f"{_REQUEST}.{tensor.name}" for tensor in ensemble.inputs)}
-    used: set[str] = set()
-    waits: list[set[str]] = []
+    inputs = {f"{_REQUEST}.{tensor.name}" for tensor in ensemble.inputs}
+    made = [[f"{step.name}.{local}" for local in step.outputs.values()] for step in ensemble.steps]
+    maker = makers(inputs, made)
+    needs: list[tuple[str, ...]] = []
     for i, step in enumerate(ensemble.steps):
         field = spec.get("steps").items()[i]
         _check_once(field.get("outputs"), step)
         references = read_when(step.when) if step.when is not None else ()
-        named = [] if isinstance(references, str) else [reference.source for reference in references]
+        named = [] if isinstance(references, str) else [reference.tensor for reference in references]
         asked = [(field.get("inputs").entries()[name], source) for name, source in step.inputs.items()]
         for where, source in [*asked, *((field.get("when"), source) for source in named)]:
-            if source not in known:
+            if source not in inputs and source not in maker:
                 where.refuse(_unknown(source, ensemble))
-        sources = {*step.inputs.values(), *named} & known
-        used |= sources
-        waits.append({made_by[source].name for source in sources if source in made_by})
-    _check_outputs(spec, ensemble, set(made_by))
-    used |= {tensor.source for tensor in ensemble.outputs if tensor.source is not None}
+        sources = dict.fromkeys([*step.inputs.values(), *named])
+        needs.append(tuple(source for source in sources if source in inputs or source in maker))
+    flow = make_flow(inputs, maker, needs)
+    _check_outputs(spec, ensemble, set(maker))
+    used = {*flow.users, *(tensor.source for tensor in ensemble.outputs if tensor.source is not None)}
     for i, tensor in enumerate(ensemble.inputs):
         if f"{_REQUEST}.{tensor.name}" not in used:
             spec.get("inputs").items()[i].refuse(f"is not used: no step has {_REQUEST}.{tensor.name} as an input")
     for i, step in enumerate(ensemble.steps):
-        if not any(f"{step.name}.{local}" in used for local in step.outputs.values()):
+        if used.isdisjoint(made[i]):
             spec.get("steps").items()[i].get("outputs").refuse(
                 f"are not used: neither a step nor an output of the ensemble has one of {step.name}'s"
             )
-    circle = _circle({step.name: needs for step, needs in zip(ensemble.steps, waits, strict=True)})
+    circle = _circle([step.name for step in ensemble.steps], flow)
     if circle:
-        first = next(i for i, step in enumerate(ensemble.steps) if step.name == circle[0])
-        spec.get("steps").items()[first].get("inputs").refuse(
-            f"must not wait for itself: {' needs '.join([*circle, circle[0]])}"
-        )
+        names = [ensemble.steps[i].name for i in (*circle, circle[0])]
+        spec.get("steps").items()[circle[0]].get("inputs").refuse(f"must not wait for itself: {' needs '.join(names)}")
 
 
 def _check_once(outputs: Field, step: Step) -> None:
@@ -162,7 +162,7 @@ def _check_outputs(spec: Field, ensemble: EnsembleSpec, made: set[str]) -> None:
 
 
 def _unknown(source: str, ensemble: EnsembleSpec) -> str:
-    """What would be right instead of a source that is not there."""
+    """The message for an unknown source: which sources would be valid."""
     step, _, tensor = source.partition(".")
     if step == _REQUEST and tensor:
         inputs = [f"{_REQUEST}.{tensor.name}" for tensor in ensemble.inputs]
@@ -178,17 +178,12 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def _circle(waits: dict[str, set[str]]) -> Sequence[str]:
-    """Steps of which each waits for the next and the last for the first; () where there are none."""
-    left = {name: set(needs) for name, needs in waits.items()}
-    while ready := [name for name, needs in left.items() if not needs & left.keys()]:
-        for name in ready:
-            del left[name]
-    if not left:
-        return ()
-    path: list[str] = []
-    at = min(left)
-    while at not in path:
-        path.append(at)
-        at = min(left[at] & left.keys())
-    return path[path.index(at) :]
+def _circle(names: Sequence[str], flow: Flow) -> Sequence[int]:
+    """Steps of which each waits for the next and the last for the first; () where there are none. By name, so that the
+    order of the list does not matter."""
+
+    def following(step: int) -> int:
+        return min((flow.maker[tensor] for tensor in flow.missing(step)), key=names.__getitem__)
+
+    waiting = [step for step in range(len(names)) if any(flow.missing(step))]
+    return walk(min(waiting, key=names.__getitem__), following).circle if waiting else ()

@@ -1,21 +1,28 @@
-"""`spec.podTemplate`: what may be laid over the pods, so that who may write a model gains nothing on the nodes by it.
+"""Parses `spec.podTemplate` and refuses what it must not change, so that authors of models gain no rights on nodes.
 
-The bounds are those of the `restricted` Pod Security standard, and what the operator finds the pods by. All else is the
-user's, and the API server checks it.
+Refused is what the `restricted` Pod Security standard forbids, and what the operator needs to find the pods. Users may
+set anything else, and the API server checks it.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from halimede_operator.core.api.reading import LABEL_NAME, LABEL_VALUE, Field, Rule, shown
+from halimede_operator.core.api.reading import INT64_MAX, LABEL_NAME, LABEL_VALUE, Field, Rule, shown
 from halimede_operator.core.api.spec import GROUP, Json
 
 PORT_NAMES = ("http", "grpc", "metrics")
 FETCH = "fetch"
 """The init container that fetches models."""
+SERVER = "server"
 NVIDIA_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 DEVICES_ARE_ASKED_FOR = (
     f"must not be {NVIDIA_DEVICES}, which would open devices of others; spec.accelerator asks for GPUs"
+)
+
+_DEVICES_ELSEWHERE = "must not be here: spec.accelerator asks for devices"
+_NO_AUTOMOUNT = (
+    "must not be true, which would give every container a token of the API server; mount a projected volume with a"
+    " serviceAccountToken in the container that needs one"
 )
 
 _VOLUMES = (
@@ -34,15 +41,18 @@ _ELSEWHERE = {
     "serviceAccount": "must not be here: spec.serviceAccountName says it",
     "nodeName": "must not be set, which would pass the scheduler by: spec.scheduling says where pods may run",
     "ephemeralContainers": "must not be in a template",
+    "resourceClaims": _DEVICES_ELSEWHERE,
 }
+_QUANTITY_MAPS = (".resources.limits", ".resources.requests")
+_QUANTITIES = (".emptyDir.sizeLimit", ".resourceFieldRef.divisor")
 _RESERVED_DOMAINS = ("app.kubernetes.io", GROUP)
 _ANNOTATION_NAME = Rule(LABEL_NAME.pattern, "must be the name of an annotation, for instance example.com/owner", 317)
 
 
 def read_overlay(template: Field, ports: Iterable[int]) -> Json:
-    """The overlay with `metadata.labels`, `metadata.annotations` and `spec`, as far as they are there.
+    """The overlay: `metadata.labels`, `metadata.annotations` and `spec`, as far as given.
 
-    `ports` are those of the server's container.
+    ports: those of the server's container.
     """
     metadata = template.section("metadata")
     labels = {
@@ -56,7 +66,7 @@ def read_overlay(template: Field, ports: Iterable[int]) -> Json:
         if _key_is_free(key, field, _ANNOTATION_NAME)
     }
     spec = template.free_section("spec")
-    _check_plain(spec)
+    _check_values(spec)
     _check_pod(spec, frozenset(ports))
     meta = {name: values for name, values in (("labels", labels), ("annotations", annotations)) if values}
     return {name: part for name, part in (("metadata", meta), ("spec", spec.json())) if part}
@@ -75,8 +85,11 @@ def _key_is_free(key: str, field: Field, rule: Rule) -> bool:
     return False
 
 
-def _check_plain(spec: Field) -> None:
-    """No null and no directive, which would take away what the operator set."""
+def _check_values(spec: Field) -> None:
+    """Refuse null and patch directives, because they would remove what the operator set.
+
+    Also refuse invalid numbers and quantities, because the API server would not report where they are.
+    """
     waiting = [spec] if spec.given else []
     while waiting:
         field = waiting.pop()
@@ -90,8 +103,17 @@ def _check_plain(spec: Field) -> None:
                         inner.refuse("must not be a directive: an overlay adds and changes, and takes nothing away")
                     else:
                         waiting.append(inner)
+                if field.path.endswith(_QUANTITY_MAPS):
+                    for entry in field.entries().values():
+                        entry.quantity("a quantity such as 500m or 8Gi")
             case list() | tuple():
                 waiting += [Field(f"{field.path}[{i}]", value, field.problems) for i, value in enumerate(field.value)]
+            case float() if not field.value.is_integer():
+                field.refuse(f"must be a whole number, got {field.value}")
+            case int() | float() if abs(field.value) > INT64_MAX:
+                field.refuse("must be a smaller number")
+            case str() if field.path.endswith(_QUANTITIES):
+                field.quantity("a quantity such as 500m or 8Gi")
 
 
 def _check_pod(spec: Field, ports: frozenset[int]) -> None:
@@ -101,6 +123,7 @@ def _check_pod(spec: Field, ports: frozenset[int]) -> None:
         if spec.get(name).given:
             spec.get(name).refuse(message)
     _refuse_unless(spec.get("restartPolicy"), "Always", "must be Always")
+    _refuse_unless(spec.get("automountServiceAccountToken"), False, _NO_AUTOMOUNT)
     _check_security(spec.section("securityContext"))
     if spec.section("securityContext").get("sysctls").given:
         spec.section("securityContext").get("sysctls").refuse(
@@ -133,6 +156,7 @@ def _check_container(container: Field, ports: frozenset[int]) -> None:
         capabilities.get("add").refuse("must not be set: containers run without capabilities")
     if capabilities.get("drop").given and "ALL" not in [entry.value for entry in capabilities.get("drop").items()]:
         capabilities.get("drop").refuse("must have ALL: containers run without capabilities")
+    _check_devices(container)
     for variable in container.get("env").objects("name"):
         if variable.get("name").value == NVIDIA_DEVICES:
             variable.get("name").refuse(DEVICES_ARE_ASKED_FOR)
@@ -147,8 +171,21 @@ def _check_container(container: Field, ports: frozenset[int]) -> None:
                 port.get(name).refuse("must not be set: pods have no access to what is the node's")
 
 
+def _check_devices(container: Field) -> None:
+    """Refuse devices: the status and the operator's checks of nodes count only those of spec.accelerator."""
+    resources = container.section("resources")
+    if resources.get("claims").given:
+        resources.get("claims").refuse(_DEVICES_ELSEWHERE)
+    for part in ("limits", "requests"):
+        for name, amount in resources.section(part).entries().items():
+            if name.startswith("nvidia.com/"):
+                amount.refuse(_DEVICES_ELSEWHERE)
+            elif "/" in name and container.get("name").value == SERVER:
+                amount.refuse("must not be here: spec.resources has the server's extended resources")
+
+
 def _check_security(context: Field) -> None:
-    """What pods' and containers' security contexts have in common."""
+    """Check the fields that security contexts of pods and of containers have in common."""
     user = context.get("runAsUser")
     if user.given and user.value == 0:
         user.refuse("must not be 0: containers do not run as root")

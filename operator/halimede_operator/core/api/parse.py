@@ -1,7 +1,7 @@
-"""Objects of the API server to specs: all problems at once, and the defaults.
+"""Parses objects of the API server into specs: applies defaults and reports all problems at once.
 
-The schemas in `crds/` refuse most of what is wrong when it is applied; all of it is looked at again here, because the
-schema in the cluster may be older or newer than the operator. Fields that are not known are left alone.
+The schemas in `crds/` refuse most invalid objects when they are applied. Everything is checked again here, because the
+schema in the cluster may be older or newer than the operator. Unknown fields are ignored.
 """
 
 import math
@@ -27,6 +27,7 @@ from halimede_operator.core.api.spec import (
 from halimede_operator.core.api.uris import MOUNTED, Uri, is_below, read_uri
 from halimede_operator.core.api.workload import read_workload
 from halimede_operator.core.platform import Platform
+from halimede_spec.fetch_plan import DIGEST, FORMATS
 
 _OBJECT_NAME = Rule(
     re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII),
@@ -38,7 +39,7 @@ _MODEL_NAME = Rule(
     "must be of letters, digits, '_', '-' and '.', start and end with none of '-' and '.', and not contain '..'",
     128,
 )
-_DIGEST = Rule(re.compile(r"sha256:[0-9a-f]{64}", re.ASCII), "must be sha256: and 64 digits of 0-9 and a-f", 71)
+_DIGEST = Rule(DIGEST, "must be sha256: and 64 digits of 0-9 and a-f", 71)
 _CONFIG_MAP_KEY = Rule(
     re.compile(r"(?!\.\.)(?!\.$)[-._a-zA-Z0-9]+", re.ASCII),
     "must be a key of a ConfigMap, of letters, digits, '-', '_' and '.'",
@@ -49,7 +50,7 @@ _MAX_INSTANCES = 256
 
 
 def parse(kind: Kind, object: Mapping[str, Any], platform: Platform) -> tuple[Spec | None, tuple[Problem, ...]]:  # noqa: A002
-    """What an object asks for, or all that is wrong with it; never both, and nothing raises."""
+    """The spec of an object, or all its problems; never both. Does not raise."""
     root = Field("", object, {})
     if isinstance(unread := object.get(UNREAD), str):
         return None, (Problem("spec", unread),)
@@ -79,7 +80,7 @@ def _model(field: Field, object_name: str, workload: Workload, platform: Platfor
         name=field.get("name").text(object_name, _MODEL_NAME),
         uri=field.get("uri").text(""),
         digest=field.get("digest").text(None, _DIGEST),
-        format=field.get("format").choice(None, "onnx", "python"),
+        format=field.get("format").choice(None, *FORMATS),
         credentials_secret=secret.get("name").text(None, DNS_NAME),
         ca_bundle=_ca_bundle(credentials.section("caBundle")),
         config={
@@ -95,7 +96,7 @@ def _uri(field: Field, platform: Platform) -> Uri | None:
         return None
     uri = read_uri(text)
     if isinstance(uri, str):
-        # Nobody's password goes from a spec into conditions and events.
+        # A password in a URI must not get into conditions and events.
         field.refuse(uri if "@" in text else f"{uri}, got {shown(text)}")
         return None
     if uri.scheme not in platform.schemes:
@@ -133,7 +134,7 @@ def _version_policy(field: Field) -> Json:
 
 
 def _distinct(field: Field, maximum: int, least: int = 0) -> list[int]:
-    """Numbers from 1, each once."""
+    """A list of different numbers, each at least 1."""
     numbers: list[int] = []
     for entry in field.items(least=least):
         number = entry.required("a number").integer(0, 1, maximum)
@@ -144,7 +145,7 @@ def _distinct(field: Field, maximum: int, least: int = 0) -> list[int]:
 
 
 def _config(field: Field, has_gpu: bool) -> Json:
-    """ModelConfig's JSON with the proto's names; {} where nothing is changed."""
+    """ModelConfig's JSON with the proto's field names; {} if nothing is overridden."""
     config: dict[str, Any] = {}
     max_batch_size = field.get("maxBatchSize").integer(None, 0)
     if max_batch_size is not None:

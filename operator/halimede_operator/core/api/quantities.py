@@ -18,7 +18,7 @@ _MAX_LENGTH = 64
 
 
 def quantity(value: object) -> Fraction | None:
-    """What a quantity comes to, exactly; None for what is none."""
+    """The exact value of a quantity; None if `value` is no quantity."""
     if isinstance(value, int) and not isinstance(value, bool):
         return Fraction(value) if abs(value) < 2**63 else None
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Reading a JSON object of unknown shape: every wrong thing becomes a Problem with its path, and nothing raises."""
+"""Reads a JSON object of unknown shape. Every mistake becomes a Problem with its path; nothing raises."""
 
 import itertools
 import re
@@ -19,20 +19,20 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
 MAX_DEPTH = 32
-"""Objects and lists within one another, in what is handed on; the API server lets thousands pass, Python does not."""
+"""Levels of nested objects and lists in a free-form part. The API server accepts thousands, but Python does not."""
 
 MAX_ENTRIES = 1024
-"""Of a list, or of an object with names of the user's own: nobody else's object is to wait while these are read."""
+"""Of a list, or of an object with keys of the user's choice. Bounds the time that reading one object delays others."""
 
 MAX_VALUES = 8192
-"""Of an object of any shape in all."""
+"""Of a free-form part in all."""
 
 _SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a text must be."""
+    """A rule for a text: a pattern for all of it, the message of a violation, the most characters."""
 
     pattern: re.Pattern[str]
     message: str
@@ -58,15 +58,17 @@ LABEL_VALUE = Rule(
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One place of an object. Its readers return the default where nothing is there, and also where they add a
-    problem: with any problem there is no spec.
+    """One field of an object.
+
+    Its methods return the default if the field is absent, and also when they add a problem: an object with any problem
+    has no spec.
     """
 
     path: str
     value: Any
-    """None where there is nothing; null is the same, as it is to Kubernetes."""
+    """None if the field is absent. null means the same, as it does to Kubernetes."""
     problems: dict[Problem, None]
-    """In the order in which they were met, each once, however often a field is read."""
+    """In the order in which they were found, each once, however often a field is read."""
 
     @property
     def given(self) -> bool:
@@ -80,13 +82,13 @@ class Field:
         return Field(f"{self.path}.{name}" if self.path else name, value, self.problems)
 
     def section(self, name: str) -> "Field":
-        """A field that is an object."""
+        """The field `name`, which must be an object."""
         inner = self.get(name)
         inner.json()
         return inner
 
     def required(self, what: str) -> "Field":
-        """The field itself, refused where there is nothing."""
+        """The field itself; adds a problem if it is absent. what: describes it for the message."""
         if not self.given:
             self.refuse(f"is required: {what}")
         return self
@@ -97,7 +99,7 @@ class Field:
         return self.value if isinstance(self.value, Mapping) else {}
 
     def free_section(self, name: str) -> "Field":
-        """A field that is an object of any shape; nothing where it is too deep or has too much in it."""
+        """The field `name`, which must be an object of any shape. Treated as absent if it is too deep or too large."""
         inner = self.section(name)
         if problem := _excess(inner.value):
             inner.refuse(problem)
@@ -105,7 +107,7 @@ class Field:
         return inner
 
     def items(self, *, least: int = 0, most: int = MAX_ENTRIES) -> list["Field"]:
-        """The entries of a list; of one that is too long, as many as it may have."""
+        """The entries of a list; if it is too long, the first `most` ones."""
         if self.given and not isinstance(self.value, list | tuple):
             self.refuse(f"must be a list, got {shown(self.value)}")
             return []
@@ -117,7 +119,7 @@ class Field:
         return [Field(f"{self.path}[{i}]", value, self.problems) for i, value in enumerate(values[:most])]
 
     def objects(self, key: str | None = None, *, least: int = 0, most: int = MAX_ENTRIES) -> list["Field"]:
-        """The entries of a list that are objects; they differ in the `key`, where there is one."""
+        """The entries of a list of objects. If `key` is given, its value must differ between entries."""
         seen: dict[str, str] = {}
         found = []
         for entry in self.items(least=least, most=most):
@@ -131,7 +133,7 @@ class Field:
         return found
 
     def entries(self) -> dict[str, "Field"]:
-        """The members of an object whose keys are the user's own; of one that is too large, as many as it may have."""
+        """The members of an object with keys of the user's choice; if there are too many, the first MAX_ENTRIES."""
         members = self.json()
         if len(members) > MAX_ENTRIES:
             self.refuse(f"must have at most {MAX_ENTRIES} entries, got {len(members)}")
@@ -142,7 +144,7 @@ class Field:
         }
 
     def named_entries(self) -> dict[str, "Field"]:
-        """The same where a key is the name of something."""
+        """Like `entries`, for keys that are names: the empty key is a problem."""
         entries = self.entries()
         if "" in entries:
             self.refuse("must not have an empty name")
@@ -175,7 +177,7 @@ class Field:
         return self.value
 
     def member(self, default: E) -> E:
-        """A member of the enum that the default is of."""
+        """A member of the default's enum."""
         kind = type(default)
         return kind(self.choice(default.value, *(member.value for member in kind)))
 
@@ -194,7 +196,7 @@ class Field:
         return self.value
 
     def quantity(self, what: str) -> Fraction | None:
-        """`what` it should be; None also where there is nothing."""
+        """The exact value of a quantity; None if absent. what: describes a valid value for the message."""
         if not self.given:
             return None
         amount = quantity(self.value)
@@ -203,7 +205,7 @@ class Field:
         return amount
 
     def microseconds(self, maximum: str) -> Fraction | None:
-        """None also where there is nothing; `maximum` is a duration itself."""
+        """A duration in microseconds; None if absent. maximum: the longest one, as a duration text."""
         text = self.text(None)
         if text is None:
             return None
@@ -231,7 +233,7 @@ def _excess(value: object) -> str | None:
 
 
 def shown(value: object) -> str:
-    """A value in a message: short, and of one line."""
+    """A value for a message: short and on one line."""
     match value:
         case bool():
             return str(value).lower()
@@ -248,5 +250,5 @@ def shown(value: object) -> str:
 
 
 def without_none(**values: Any) -> dict[str, Any]:
-    """The fields of a Kubernetes object that are there."""
+    """The fields whose value is not None."""
     return {name: value for name, value in values.items() if value is not None}

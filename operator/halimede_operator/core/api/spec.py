@@ -1,7 +1,7 @@
-"""What an InferenceModel and a ModelEnsemble ask for, after defaults: the specs as values.
+"""The specs of InferenceModels and ModelEnsembles as values, with defaults applied.
 
-`parse` makes them from objects of the API server. Quantities and durations are kept as Kubernetes writes them where
-they are handed on, and in units of their own where we count with them.
+`parse` makes them from objects of the API server. Quantities and durations that are passed on stay as Kubernetes writes
+them; those that we compute with are numbers, with the unit in the name.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 UNREAD = "unread"
-"""Beside the spec of an object of which no more than that was kept: why there is none."""
+"""Field beside `spec` in a cached object whose spec was too large to keep: the reason as text."""
 
 Json = Mapping[str, Any]
-"""A part of a Kubernetes object, or of a model's configuration, that is handed on as it is."""
+"""A part of a Kubernetes object, or of a model's configuration, that is passed on unchanged."""
 
 
 class Kind(StrEnum):
@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """One object: what the queue holds."""
+    """Identifies one object; the work queue holds keys."""
 
     kind: Kind
     namespace: str
@@ -43,12 +43,12 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a spec."""
+    """One mistake in a spec."""
 
     path: str
     """As kubectl would write it: `spec.model.uri`, `spec.steps[1].modelRef.name`."""
     message: str
-    """What is wrong, and what would be right."""
+    """What is wrong, and which value would be valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +59,17 @@ class CaBundle:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Where a model's files come from and what is changed about them: `spec.model`."""
+    """`spec.model`: where a model's files are, and overrides of its configuration."""
 
     name: str
-    """As it is served; the object's name by default."""
+    """The name under which it is served; the object's name by default."""
     uri: str
     digest: str | None
     format: str | None
     credentials_secret: str | None
     ca_bundle: CaBundle | None
     config: Json
-    """Overrides as ModelConfig's JSON with the proto's names, `version_policy` among them; {} without any."""
+    """Overrides as ModelConfig's JSON with the proto's field names, including `version_policy`; {} without any."""
 
 
 class AcceleratorType(StrEnum):
@@ -86,7 +86,7 @@ class Accelerator:
 
     @property
     def resource_name(self) -> str | None:
-        """The extended resource that a pod asks for, `nvidia.com/mig-1g.10gb`; None without an accelerator."""
+        """The extended resource that a pod requests, `nvidia.com/mig-1g.10gb`; None without an accelerator."""
         match self.type:
             case AcceleratorType.NONE:
                 return None
@@ -136,20 +136,20 @@ class Serving:
     metrics_port: int = 8002
     max_message_bytes: int | None = None
     drain_seconds: int = 25
-    """How long what is in flight may take at SIGTERM: `spec.serving.drainTimeout`."""
+    """How long requests in flight may take after SIGTERM: `spec.serving.drainTimeout`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
     reference: str | None = None
-    """None: the platform's, for GPUs or without."""
+    """None: the platform's image, for GPUs or without."""
     pull_policy: str | None = None
     pull_secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What both kinds say of their pods."""
+    """The settings of pods that both kinds have."""
 
     replicas: int = 1
     suspend: bool = False
@@ -162,12 +162,18 @@ class Workload:
     env: tuple[Json, ...] = ()
     service_account_name: str | None = None
     pod_template: Json = field(default_factory=dict)
-    """A strategic overlay over the pod template: metadata and spec; lists with names merge by name."""
+    """Metadata and spec to merge over the pod template (`core.overlay`); lists of named items merge by name."""
     max_unavailable: int | str | None = 1
-    """Of the PodDisruptionBudget; None for no budget (`spec.disruption: {disabled: true}`)."""
+    """Of the PodDisruptionBudget; None: no budget (`spec.disruption: {disabled: true}`)."""
     network_policy: bool = False
     allow_from: tuple[Json, ...] = ()
-    """NetworkPolicyPeers that may reach the ports, beside the operator."""
+    """NetworkPolicyPeers that may connect to the ports, in addition to the operator."""
+
+    @property
+    def has_unchecked_parts(self) -> bool:
+        """Whether the pod template has parts that parsing does not check and leaves to the API server."""
+        has_field = any("fieldRef" in (variable.get("valueFrom") or {}) for variable in self.env)
+        return bool(self.pod_template or self.scheduling.affinity) or has_field
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +186,10 @@ class ModelSpec:
 class EnsembleTensor:
     name: str
     data_type: str
-    """As KServe writes it: FP32, BYTES."""
+    """In KServe's spelling: FP32, BYTES."""
     shape: tuple[int, ...]
     source: str | None = None
-    """Of an output: `step.output`, whose value it is."""
+    """For an output of the ensemble: the `step.output` whose value it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +201,14 @@ class Step:
     inputs: Mapping[str, str]
     """The model's input -> `request.TENSOR` or `step.output`."""
     outputs: Mapping[str, str]
-    """The model's output -> the name by which later steps know it."""
+    """The model's output -> its name for later steps."""
     when: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EnsembleSpec:
     name: str
-    """As it is served: the object's name."""
+    """The name under which it is served: the object's name."""
     max_batch_size: int
     inputs: tuple[EnsembleTensor, ...]
     outputs: tuple[EnsembleTensor, ...]

@@ -1,22 +1,18 @@
 """Where a model's files are, as text: `s3://models/bert`.
 
-What is taken here the fetcher takes too: a URI that it would refuse is told before there is a pod.
+`halimede_spec.uri` reads it, as in the fetcher: a URI that it would refuse is told before there is a pod.
 """
 
-import re
-import unicodedata
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+
+from halimede_spec.uri import MAX_NAME_BYTES, UriError, UriFault, parse_uri
 
 SCHEMES = ("s3", "gs", "azure", "http", "https", "pvc", "file")
 MOUNTED = ("pvc", "file")
 """Whose files are read from a volume of the pod; all others are fetched over the network."""
 
 _MAX_LENGTH = 1024
-_MAX_NAME_BYTES = 255
 
-_CONTAINER = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._$-]{0,254}", re.ASCII)
-_S3_SERVER = re.compile(r"((?:https?://)?(?:[A-Za-z0-9.-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?)/(.*)", re.ASCII)
 _CONTAINERS = {"s3": "bucket", "gs": "bucket", "azure": "container", "pvc": "PersistentVolumeClaim"}
 
 
@@ -36,57 +32,40 @@ def read_uri(text: str) -> Uri | str:
         return (
             f"must be a URI such as s3://models/bert of at most {_MAX_LENGTH} bytes, with one of {', '.join(SCHEMES)}"
         )
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
-        return "must not have control characters"
-    if scheme in ("http", "https"):
-        return _read_http(scheme, text)
-    if scheme == "file":
-        if not rest.startswith("/"):
-            return "must have three slashes, as file:///models/bert: the file is on the node itself"
-        if not rest.strip("/"):
-            return "must name a folder or a file of the node, as file:///models/bert"
-        return _with_path(scheme, "", rest)
-    server = _S3_SERVER.fullmatch(rest) if scheme == "s3" else None
-    # Without a port and without a scheme the first part is a bucket.
-    if server is not None and ":" in server[1]:
-        rest = server[2]
-    container, slash, path = rest.partition("/")
-    if not _CONTAINER.fullmatch(container):
-        return f"must name the {_CONTAINERS[scheme]} after {scheme}://, of letters, digits, '.', '_', '-' and '$'"
-    return _with_path(scheme, container, slash + path)
-
-
-def _read_http(scheme: str, text: str) -> Uri | str:
+    # The fetcher could be given a node's whole disk; a pod cannot.
+    if scheme == "file" and rest and not rest.strip("/"):
+        return "must name a folder or a file of the node, as file:///models/bert"
     try:
-        parts = urlsplit(text)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        return "must have a valid host and port"
-    if not host:
-        return f"must name the host after {scheme}://"
-    if parts.username is not None or parts.password is not None:
-        return "must not carry a user or a password; they belong into a Secret that credentials.secretRef names"
-    if " " in text or not text.isascii():
-        return "must have characters percent-encoded that are no ASCII, and spaces"
-    path = parts.path.strip("/")
-    if not path:
-        return "must name a file: over http there are no folders to list"
-    problem = _part_problem(path.rpartition("/")[2])
-    return problem or Uri(scheme, parts.netloc, parts.path)
+        uri = parse_uri(text)
+    except UriError as error:
+        return _problem(error.fault, scheme)
+    return Uri(scheme, uri.container, f"/{uri.path}" if uri.path else "")
 
 
-def _with_path(scheme: str, authority: str, path: str) -> Uri | str:
-    inside = path.removeprefix("/").removesuffix("/")
-    problems = [_part_problem(part) for part in inside.split("/")] if inside else []
-    return next((problem for problem in problems if problem), Uri(scheme, authority, f"/{inside}" if inside else ""))
-
-
-def _part_problem(part: str) -> str | None:
-    if part in ("", ".", "..") or "\\" in part:
-        return "must have a path without '.', '..', '//' and '\\'"
-    if len(part.encode()) > _MAX_NAME_BYTES:
-        return f"must have names of at most {_MAX_NAME_BYTES} bytes in its path"
-    return None
+def _problem(fault: UriFault, scheme: str) -> str:
+    match fault:
+        case UriFault.CHARACTERS:
+            return "must not have control characters"
+        case UriFault.SLASHES:
+            return "must have three slashes, as file:///models/bert: the file is on the node itself"
+        case UriFault.CONTAINER:
+            return f"must name the {_CONTAINERS[scheme]} after {scheme}://, of letters, digits, '.', '_', '-' and '$'"
+        case UriFault.PATH:
+            return "must have a path without '.', '..', '//' and '\\'"
+        case UriFault.LONG_NAME:
+            return f"must have names of at most {MAX_NAME_BYTES} bytes in its path"
+        case UriFault.HOST_AND_PORT:
+            return "must have a valid host and port"
+        case UriFault.NO_HOST:
+            return f"must name the host after {scheme}://"
+        case UriFault.USER:
+            return "must not carry a user or a password; they belong into a Secret that credentials.secretRef names"
+        case UriFault.NOT_ENCODED:
+            return "must have characters percent-encoded that are no ASCII, and spaces"
+        case UriFault.NO_FILE:
+            return "must name a file: over http there are no folders to list"
+        case UriFault.SCHEME | UriFault.ACCOUNT:
+            raise AssertionError(f"{fault} of scheme {scheme}, which is none of {SCHEMES}")
 
 
 def is_below(path: str, root: str) -> bool:

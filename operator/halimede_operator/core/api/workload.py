@@ -1,4 +1,4 @@
-"""What both kinds say of their pods: objects to `Workload`."""
+"""Parses the settings of pods that both kinds have, into a `Workload`."""
 
 import ipaddress
 import math
@@ -111,7 +111,7 @@ def _resources(field: Field) -> Json:
             field.get("requests").entries()[name].refuse(
                 f"must not be above the limit, which is {shown(limit)}, got {shown(request)}"
             )
-    # As they were written: what is handed on is not changed.
+    # As the user wrote them: values that are passed on are not changed.
     parts = {name: field.get(name).json() for name in ("requests", "limits")}
     return {name: dict(part) for name, part in parts.items() if part}
 
@@ -329,7 +329,7 @@ def _network(field: Field) -> Network | None:
 
 
 def _within(hole: Network, whole: Network) -> bool:
-    """Whether a block is a part of another, and smaller."""
+    """Whether a block is a smaller part of another one."""
     if hole.version != whole.version or hole.prefixlen <= whole.prefixlen:
         return False
     return hole.supernet(new_prefix=whole.prefixlen) == whole

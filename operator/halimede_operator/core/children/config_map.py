@@ -2,15 +2,15 @@
 new ConfigMap, and so a new pod template, while pods of the old one still find theirs."""
 
 import math
-from typing import Any
 
 from halimede_operator.core.api.quantities import quantity
 from halimede_operator.core.api.spec import CacheMedium, Json, Key, Workload
 from halimede_operator.core.children.content import Content
 from halimede_operator.core.children.metadata import metadata
 from halimede_operator.core.children.source import Source, stores
-from halimede_operator.core.names import canonical_json, child_name, hash_of
+from halimede_operator.core.names import child_name, hash_of
 from halimede_operator.core.platform import Platform
+from halimede_spec.fetch_plan import PlanDocument, write_plan
 
 PLAN_FILE = "plan.json"
 CACHE = "/cache"
@@ -18,7 +18,7 @@ CACHE = "/cache"
 
 def fetch_plan(content: Content, sources: tuple[Source, ...], workload: Workload, platform: Platform) -> str:
     """The plan that `halimede fetch` reads, as canonical JSON; what says nothing is left out."""
-    plan: dict[str, Any] = {"models": [source.plan for source in sources]}
+    plan: PlanDocument = {"models": [source.plan for source in sources]}
     if content.ensembles:
         plan["ensembles"] = [{"name": each.name, "config": each.config} for each in content.ensembles]
     if (known := stores(platform)) is not None:
@@ -27,7 +27,7 @@ def fetch_plan(content: Content, sources: tuple[Source, ...], workload: Workload
         plan["cache"] = {"path": CACHE}
         if workload.cache.size_limit is not None and (limit := quantity(workload.cache.size_limit)) is not None:
             plan["cache"]["size_limit_bytes"] = math.ceil(limit)
-    return canonical_json(plan)
+    return write_plan(plan)
 
 
 def config_map(key: Key, uid: str, plan: str) -> Json:

@@ -1,4 +1,4 @@
-"""What a pod serves: the models to fetch and the ensembles that are made of them."""
+"""The content of a pod: the models to fetch and the ensembles that use them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class Content:
 
 
 def content_of(spec: Spec, members: Mapping[str, ModelSpec]) -> Content:
-    """`members` are an ensemble's models by the names of their objects, all of them, without `member_problems`."""
+    """The content for a spec. members: all models of an ensemble by object name; they have no `member_problems`."""
     if isinstance(spec, ModelSpec):
         return Content((spec.model,))
     models = {name: members[name].model for name in sorted({step.model for step in spec.steps})}
@@ -35,7 +35,7 @@ def content_of(spec: Spec, members: Mapping[str, ModelSpec]) -> Content:
 
 
 def member_problems(spec: EnsembleSpec, members: Mapping[str, ModelSpec]) -> tuple[Problem, ...]:
-    """What keeps these models from being served in one pod: names of which one repository can have one."""
+    """Why these models cannot be served in one pod: a repository can have each served name only once."""
     problems: list[Problem] = []
     served: dict[str, str] = {}
     for i, step in enumerate(spec.steps):
@@ -52,8 +52,11 @@ def member_problems(spec: EnsembleSpec, members: Mapping[str, ModelSpec]) -> tup
 
 @dataclass(frozen=True, slots=True)
 class _Versions:
-    """A member's `version_policy` in the ensemble's pod, None for its own. `newest` is the version that steps mean
-    which name none, None for the highest that there is."""
+    """Which versions of a member the ensemble's pod serves.
+
+    policy: its `version_policy`; None: the member's own. newest: the version for steps that name none; None: the
+    highest available one.
+    """
 
     policy: Json | None = None
     newest: int | None = None
@@ -63,10 +66,10 @@ class _Versions:
 
 
 def _versions(spec: EnsembleSpec, name: str, model: Model) -> _Versions:
-    """The versions that the steps name have to be there, and the model's own for steps that name none.
+    """The versions that steps name, and the model's own versions for steps that name none.
 
-    Where a model has both kinds of steps and serves its latest versions, all are fetched: no policy says "the latest,
-    and 2".
+    If a model has both kinds of steps and serves its latest versions, all versions are served, because no policy can
+    express "the latest, and 2".
     """
     steps = [step for step in spec.steps if step.model == name]
     named = {step.version for step in steps if step.version is not None}

@@ -1,5 +1,7 @@
-"""The PodDisruptionBudget: how many pods a drain of nodes may take at a time. One that is not ready anyway may always
-go, or a model that never gets ready would keep its node."""
+"""The PodDisruptionBudget: how many pods a drain of nodes may evict at a time.
+
+Pods that are not ready may always be evicted. Otherwise a model that never becomes ready would block the drain.
+"""
 
 from halimede_operator.core.api.spec import Json, Key
 from halimede_operator.core.children.metadata import metadata

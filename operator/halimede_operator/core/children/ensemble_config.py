@@ -1,10 +1,10 @@
-"""A ModelEnsemble as the model configuration of an ensemble, which the server runs.
+"""Translates a ModelEnsemble into the server's model configuration of an ensemble.
 
-The server knows tensors by one name each. An ensemble's input keeps its own; what a step makes is called as the
-ensemble's output that it is, else `<step>.<name>`, which no input or output may be called, or gets underscores. Step
-outputs that nobody uses are left out, because the server refuses them.
+The server gives each tensor one name. An input of the ensemble keeps its name. A step's output gets the name of the
+ensemble's output that it is, otherwise `<step>.<name>`; underscores are added if an input or output has that name.
+Unused step outputs are left out, because the server refuses them.
 
-Conditions name tensors as steps do, and are given to the server with its own names.
+Conditions name tensors as steps do; they are translated to the server's names.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,8 +18,11 @@ REQUEST = "request"
 
 
 def ensemble_config(spec: EnsembleSpec, served_as: Mapping[str, str], newest: Mapping[str, int | None]) -> Json:
-    """ModelConfig's JSON. `served_as` has the served name of each member; `newest` the version that steps mean which
-    name none, None for the highest."""
+    """ModelConfig's JSON.
+
+    served_as: the served name of each member. newest: by member, the version for steps that name none; None: the
+    highest.
+    """
     tensors = _tensors(spec)
     used = _used(spec)
     return {
@@ -73,10 +76,10 @@ def _free(name: str, taken: Iterable[str]) -> str:
 
 
 def _used(spec: EnsembleSpec) -> frozenset[str]:
-    """The sources that a step, a condition or an output of the ensemble names."""
+    """The sources that are used by a step, a condition or an output of the ensemble."""
     used = {tensor.source for tensor in spec.outputs if tensor.source is not None}
     for step in spec.steps:
         used.update(step.inputs.values())
         references = read_when(step.when) if step.when is not None else ()
-        used.update(each.source for each in references if not isinstance(each, str))
+        used.update(each.tensor for each in references if not isinstance(each, str))
     return frozenset(used)

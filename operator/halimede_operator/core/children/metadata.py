@@ -1,4 +1,4 @@
-"""What every child has: its head, and the mark of what was wanted of it."""
+"""What every child has: its metadata, and an annotation with the hash of the wanted child."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def metadata(key: Key, uid: str, name: str) -> dict[str, Any]:
 
 
 def sealed(child: Json) -> Object:
-    """The child in canonical form, with the hash of itself, in which the hash is not counted."""
+    """The child in canonical form, with its hash as annotation. The hash is computed without that annotation."""
     made: Object = canonical(child)
     made["metadata"].setdefault("annotations", {})[APPLIED_HASH] = hash_of(canonical_json(made), 16)
     return made

@@ -1,7 +1,8 @@
-"""The NetworkPolicy: who may reach the pods. What they may reach is not said: stores, DNS and model code need it.
+"""The NetworkPolicy: which peers may connect to the pods. Egress is not restricted: stores, DNS and model code need it.
 
-The operator's namespace reaches HTTP, because the operator reads there which versions a pod serves. Others reach the
-ports of the wanted protocols and the metrics. Probes come from the node, which no policy keeps out.
+The operator's namespace may connect to HTTP, because the operator reads there which versions a pod serves. Peers of
+`allowFrom` may connect to the ports of the chosen protocols and to the metrics. Probes come from the node, which no
+policy can block.
 """
 
 from halimede_operator.core.api.spec import Json, Key, Serving, Workload
@@ -39,5 +40,5 @@ def _open_ports(serving: Serving) -> list[Json]:
 
 
 def _ports(*ports: int) -> list[Json]:
-    # Numbers: not every network plug-in knows the names of ports.
+    # Numbers, because not every network plug-in supports named ports.
     return [{"port": port, "protocol": "TCP"} for port in ports]

@@ -1,9 +1,9 @@
-"""The pod template: `fetch` makes a model repository of what the plan names, `server` serves it.
+"""The pod template: `fetch` builds a model repository from the fetch plan, `server` serves it.
 
-It passes the `restricted` Pod Security profile, except with a cache or a model on the node's own disk (`hostPath`).
-There is no user id in it, so that a platform may give one; the images name a user that is not root. A group for
-volumes is set only with a claim as cache, whose files would be root's otherwise: everything else is readable and
-emptyDirs are writable to any user.
+It satisfies the `restricted` Pod Security profile, except with a cache or a model on the node's own disk (`hostPath`).
+It sets no user id, so that the platform may choose one; the images name a user that is not root. It sets a group for
+volumes only if the cache is a claim, whose files would otherwise belong to root. All other volumes are readable, and
+emptyDirs are writable, for any user.
 """
 
 from typing import Any
@@ -16,6 +16,7 @@ from halimede_operator.core.names import canonical_json, hash_of
 from halimede_operator.core.objects import canonical
 from halimede_operator.core.overlay import overlay
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.reading import objects_at
 
 FETCH = "fetch"
 SERVER = "server"
@@ -24,16 +25,17 @@ CONFIG = "/etc/halimede"
 MODELS = "/models"
 
 DRAIN_DELAY_SECONDS = 5
-"""How long the server takes requests on after SIGTERM, while endpoints and balancers learn of its end."""
+"""How long the server accepts requests after SIGTERM, until endpoints and load balancers have removed it."""
 EXIT_SECONDS = 10
-"""What the kubelet waits beyond delay and drain, before it kills."""
+"""How long the kubelet waits after delay and drain, before it kills the server."""
 SHARED_MEMORY = "1Gi"
+LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 GROUP_OF_CACHE = 65532
-"""The images' own."""
+"""The group of the images' user."""
 
 STARTUP_PERIOD_SECONDS = 5
 STARTUP_FAILURES = 360
-"""Half an hour to load: a server whose model cannot be loaded ends by itself, so that this only ends what hangs."""
+"""Half an hour to load. A server whose model cannot be loaded ends by itself, so this only ends a server that hangs."""
 
 _TOPOLOGY_KEYS = {TopologySpread.NODE: "kubernetes.io/hostname", TopologySpread.ZONE: "topology.kubernetes.io/zone"}
 _ORDINARY = ("cpu", "memory", "ephemeral-storage")
@@ -42,7 +44,10 @@ _ORDINARY = ("cpu", "memory", "ephemeral-storage")
 def pod_template(
     key: Key, workload: Workload, platform: Platform, sources: tuple[Source, ...], config_map: str, account: str
 ) -> Json:
-    """With `spec.podTemplate` laid over it, in canonical form, and a label for its revision."""
+    """The pod template in canonical form, merged with `spec.podTemplate`, with a label for its revision.
+
+    config_map: name of the one with the fetch plan. account: name of the ServiceAccount.
+    """
     ours = {
         "metadata": {"labels": labels_of(key)},
         "spec": {
@@ -54,14 +59,14 @@ def pod_template(
             ],
             "securityContext": _pod_security(workload),
             "terminationGracePeriodSeconds": DRAIN_DELAY_SECONDS + workload.serving.drain_seconds + EXIT_SECONDS,
-            **_scheduling(key, workload),
+            **_scheduling(key, workload, platform),
             "initContainers": [_fetch(workload, platform, sources)],
             "containers": [_server(workload, platform, sources)],
             "volumes": _volumes(workload, platform, sources, config_map),
         },
     }
     template: dict[str, Any] = canonical(overlay(ours, workload.pod_template))
-    # Selectors find the pods by these, whatever lies over them.
+    # Selectors need these labels, so `spec.podTemplate` cannot change them.
     template["metadata"]["labels"].update(labels_of(key))
     template["metadata"]["labels"][REVISION_LABEL] = hash_of(canonical_json(template))
     return template
@@ -74,11 +79,13 @@ def _pod_security(workload: Workload) -> Json:
     return context
 
 
-def _scheduling(key: Key, workload: Workload) -> Json:
+def _scheduling(key: Key, workload: Workload, platform: Platform) -> Json:
     wanted = workload.scheduling
     tolerations = list(wanted.tolerations)
+    if platform.node_lost_toleration_seconds is not None:
+        tolerations += _lost_node_tolerations(workload, platform.node_lost_toleration_seconds)
     if workload.accelerator.resource_name is not None:
-        # The taint of nodes with GPUs is called so whatever the devices' own resource is.
+        # The taint of nodes with GPUs has this key for every resource, also for MIG devices.
         toleration = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
         tolerations += [toleration] if toleration not in tolerations else []
     spread = []
@@ -89,7 +96,7 @@ def _scheduling(key: Key, workload: Workload) -> Json:
                 "topologyKey": topology_key,
                 "whenUnsatisfiable": "ScheduleAnyway",
                 "labelSelector": {"matchLabels": selector_of(key)},
-                # Pods of the revision before, which are about to go, do not count.
+                # Pods of the revision before do not count: they are being replaced.
                 "matchLabelKeys": ["pod-template-hash"],
             }
         )
@@ -104,14 +111,29 @@ def _scheduling(key: Key, workload: Workload) -> Json:
     }
 
 
+def _lost_node_tolerations(workload: Workload, seconds: int) -> list[Json]:
+    """Tolerations for the taints of a lost node, except for taints that the object itself tolerates.
+
+    If there are several tolerations of a taint, Kubernetes uses the shortest one.
+    """
+    given = [*workload.scheduling.tolerations, *objects_at(workload.pod_template, "spec", "tolerations")]
+    return [
+        {"key": taint, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
+        for taint in LOST_NODE_TAINTS
+        if not any(
+            each.get("key") in (taint, None, "") and each.get("effect") in ("NoExecute", None, "") for each in given
+        )
+    ]
+
+
 def _fetch(workload: Workload, platform: Platform, sources: tuple[Source, ...]) -> Json:
     mounts = [*_common_mounts(sources), *each_once(tuple(each for source in sources for each in source.fetch_mounts))]
     return {
         **_container(FETCH, workload, platform),
-        "command": ["halimede", "fetch", "--plan", f"{CONFIG}/{PLAN_FILE}", "--into", MODELS],
+        "command": ["halimede", "fetch", "--init-container", "--plan", f"{CONFIG}/{PLAN_FILE}", "--into", MODELS],
         "env": list(workload.env),
-        # What the server has, so that a pod in a namespace with a quota, or of the class Guaranteed, stays one: a pod
-        # needs the larger of the two, not both.
+        # The same as the server's, so that the pod passes a quota and can have the QoS class Guaranteed. It costs
+        # nothing: a pod needs the larger of the two, not the sum.
         "resources": {
             part: {name: amount for name, amount in amounts.items() if name in _ORDINARY}
             for part, amounts in workload.resources.items()
@@ -147,7 +169,7 @@ def _server(workload: Workload, platform: Platform, sources: tuple[Source, ...])
             "timeoutSeconds": 2,
             "failureThreshold": 3,
         },
-        # Not readiness: a server that drains, or has a model that does not load, is to live.
+        # Not the readiness path: a server that drains, or has a model that cannot be loaded, must stay alive.
         "livenessProbe": {
             **_probe("/v2/health/live"),
             "periodSeconds": 10,
@@ -158,12 +180,15 @@ def _server(workload: Workload, platform: Platform, sources: tuple[Source, ...])
 
 
 def _container(name: str, workload: Workload, platform: Platform) -> Json:
-    default = platform.server_image if workload.accelerator.resource_name is None else platform.gpu_server_image
+    if workload.accelerator.resource_name is None:
+        image, pull_policy = platform.server_image, platform.image_pull_policy
+    else:
+        image, pull_policy = platform.gpu_server_image, platform.gpu_image_pull_policy
     return {
         "name": name,
-        "image": workload.image.reference or default,
-        "imagePullPolicy": workload.image.pull_policy or platform.image_pull_policy,
-        # The root cause, for the status: what the process writes there, or its last lines.
+        "image": workload.image.reference or image,
+        "imagePullPolicy": workload.image.pull_policy or pull_policy,
+        # The status reads the root cause here: the message that the process writes, or else the end of its log.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -174,7 +199,8 @@ def _container(name: str, workload: Workload, platform: Platform) -> Json:
 
 
 def _arguments(workload: Workload) -> list[str]:
-    """HTTP is always served, for probes and for the operator; `protocols` takes it from the Services."""
+    """The server's arguments. HTTP is always on, for probes and for the operator; `protocols` only removes it from the
+    Services."""
     serving = workload.serving
     arguments = [
         f"--model-repository={MODELS}",
@@ -204,14 +230,14 @@ def _environment(workload: Workload) -> list[Json]:
         for name, path in fields.items()
     ]
     if workload.accelerator.resource_name is not None:
-        # Code that no request needs stays out of the device's memory.
+        # CUDA code is loaded on first use, which saves memory of the device.
         ours.append({"name": "CUDA_MODULE_LOADING", "value": "LAZY"})
     given = {variable["name"] for variable in workload.env}
     return [*(variable for variable in ours if variable["name"] not in given), *workload.env]
 
 
 def _resources(workload: Workload) -> Json:
-    """The device stands in the limits: Kubernetes makes the request equal."""
+    """The server's resources. Devices are in the limits only: Kubernetes sets an equal request."""
     device = workload.accelerator.resource_name
     if device is None:
         return workload.resources
@@ -240,7 +266,7 @@ def _cache_mount(workload: Workload) -> list[Json]:
 
 def _volumes(workload: Workload, platform: Platform, sources: tuple[Source, ...], config_map: str) -> list[Json]:
     cache = workload.cache
-    # Without a cache the models themselves lie here, else links into it.
+    # This volume holds the models themselves, or with a cache links into it.
     models = {"sizeLimit": cache.size_limit} if cache.medium is CacheMedium.EMPTY_DIR else {}
     volumes: list[Json] = [
         {"name": "models", "emptyDir": models},
@@ -250,7 +276,8 @@ def _volumes(workload: Workload, platform: Platform, sources: tuple[Source, ...]
     ]
     match cache.medium:
         case CacheMedium.HOST_PATH:
-            # Never made by the kubelet, which would make it root's: a folder that is missing or not ours is told.
+            # Type Directory, so that the kubelet never creates the folder: it would belong to root. A missing folder is
+            # reported in the status.
             volumes.append({"name": "cache", "hostPath": {"path": platform.cache_host_path, "type": "Directory"}})
         case CacheMedium.PVC:
             volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": cache.claim}})

@@ -1,4 +1,4 @@
-"""The ServiceAccount of an object's pods, which gives them no right and no token."""
+"""The ServiceAccount of an object's pods. It has no rights and no token."""
 
 from halimede_operator.core.api.spec import Json, Key
 from halimede_operator.core.children.metadata import metadata

@@ -1,6 +1,7 @@
-"""The two Services: one address for clients, and the pods' own ones for those who balance themselves or read metrics.
+"""The two Services: one address for clients, and a headless one for clients that balance themselves or read metrics.
 
-`spec.serving.protocols` decides which ports they have. Metrics are of a pod, so that a balanced address has none.
+`spec.serving.protocols` decides which ports they have. Metrics belong to one pod, so only the headless Service has
+their port.
 """
 
 from typing import Any
@@ -12,12 +13,12 @@ from halimede_operator.core.names import child_name
 
 
 def service(key: Key, uid: str, serving: Serving) -> Json:
-    """For clients, at one address. Connections are balanced, not requests."""
+    """The Service for clients, with one address. It balances connections, not requests."""
     return _service(key, uid, child_name(key.name), {"type": "ClusterIP", "ports": _protocol_ports(serving)})
 
 
 def pods_service(key: Key, uid: str, serving: Serving) -> Json:
-    """Headless: its name is the ready pods' addresses."""
+    """The headless Service: its name resolves to the addresses of the ready pods."""
     ports = [*_protocol_ports(serving), _port("metrics", serving.metrics_port)]
     return _service(key, uid, child_name(key.name, "pods"), {"type": "ClusterIP", "clusterIP": "None", "ports": ports})
 

@@ -6,14 +6,17 @@ both containers, since the repository may hold links into them.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from halimede_operator.core.api.spec import Json, Model
 from halimede_operator.core.api.uris import Uri, read_uri
 from halimede_operator.core.names import canonical_json, hash_of, volume_name
 from halimede_operator.core.platform import Platform
+from halimede_spec.fetch_plan import ModelDocument, S3Document, StoresDocument
 
 CREDENTIALS = "/run/halimede/credentials"
+S3_VOLUME = "s3-credentials"
+S3_CREDENTIALS = "/run/halimede/s3"
+"""The platform's Secret, for models without credentials of their own."""
 CA_BUNDLES = "/run/halimede/ca"
 CLAIMS = "/run/halimede/claims"
 NODE_PATHS = "/run/halimede/node"
@@ -25,7 +28,7 @@ READABLE = 0o444
 class Source:
     """`plan` is the model's entry in the fetch plan."""
 
-    plan: Json
+    plan: ModelDocument
     volumes: tuple[Json, ...]
     fetch_mounts: tuple[Json, ...]
     """Of the fetcher alone."""
@@ -33,9 +36,15 @@ class Source:
     """Of both containers."""
 
 
-def source_of(model: Model) -> Source:
-    plan: dict[str, Any] = {"name": model.name, "uri": model.uri, "format": model.format, "digest": model.digest}
-    plan["config"] = model.config or None
+def source_of(model: Model, platform: Platform) -> Source:
+    plan: ModelDocument = {"name": model.name, "uri": model.uri}
+    if model.format is not None:
+        plan["format"] = model.format
+    if model.digest is not None:
+        plan["digest"] = model.digest
+    if model.config:
+        plan["config"] = model.config
+    uri = read_uri(model.uri)
     volumes: list[Json] = []
     fetch_mounts: list[Json] = []
     mounts: list[Json] = []
@@ -44,13 +53,18 @@ def source_of(model: Model) -> Source:
         name = volume_name("credentials", secret)
         volumes.append({"name": name, "secret": {"secretName": secret, "defaultMode": READABLE}})
         fetch_mounts.append({"name": name, "mountPath": plan["credentials"], "readOnly": True})
+    elif platform.s3_secret is not None and isinstance(uri, Uri) and uri.scheme == "s3":
+        # The folder is empty where the namespace has no such Secret.
+        optional = {"secretName": platform.s3_secret, "defaultMode": READABLE, "optional": True}
+        volumes.append({"name": S3_VOLUME, "secret": optional})
+        fetch_mounts.append({"name": S3_VOLUME, "mountPath": S3_CREDENTIALS, "readOnly": True})
     if (bundle := model.ca_bundle) is not None:
         folder = f"{CA_BUNDLES}/{bundle.config_map}"
         plan["ca_bundle"] = f"{folder}/{bundle.key}"
         name = volume_name("ca", bundle.config_map)
         volumes.append({"name": name, "configMap": {"name": bundle.config_map, "defaultMode": READABLE}})
         fetch_mounts.append({"name": name, "mountPath": folder, "readOnly": True})
-    match read_uri(model.uri):
+    match uri:
         case Uri("pvc", claim, _):
             # The whole claim: a part of it that is missing would be an error of the kubelet's, not the fetcher's.
             plan["mount"] = f"{CLAIMS}/{claim}"
@@ -65,8 +79,7 @@ def source_of(model: Model) -> Source:
             mounts.append({"name": name, "mountPath": plan["mount"], "readOnly": True})
         case _:
             pass
-    made = {key: value for key, value in plan.items() if value is not None}
-    return Source(made, tuple(volumes), tuple(fetch_mounts), tuple(mounts))
+    return Source(plan, tuple(volumes), tuple(fetch_mounts), tuple(mounts))
 
 
 def each_once(items: tuple[Json, ...]) -> tuple[Json, ...]:
@@ -74,8 +87,13 @@ def each_once(items: tuple[Json, ...]) -> tuple[Json, ...]:
     return tuple({canonical_json(item): item for item in items}.values())
 
 
-def stores(platform: Platform) -> Json | None:
+def stores(platform: Platform) -> StoresDocument | None:
     """What the platform says of stores, for models whose credentials do not."""
-    s3 = {"endpoint": platform.s3_endpoint, "region": platform.s3_region}
-    given = {key: value for key, value in s3.items() if value is not None}
-    return {"s3": given} if given else None
+    s3: S3Document = {}
+    if platform.s3_endpoint is not None:
+        s3["endpoint"] = platform.s3_endpoint
+    if platform.s3_region is not None:
+        s3["region"] = platform.s3_region
+    if platform.s3_secret is not None:
+        s3["credentials"] = S3_CREDENTIALS
+    return {"s3": s3} if s3 else None

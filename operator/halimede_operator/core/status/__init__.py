@@ -1,11 +1,12 @@
-"""From a snapshot to an object's status: pure, and the same for the same input.
+"""Computes an object's status from a snapshot. Pure: the same input gives the same status.
 
-What is told is what was seen. A status that says nothing new is equal to the one before, so that nothing is written
-while nothing happens: times change with what they are about alone, and no text has a counter in it that runs at rest.
+The status reports only what was observed. If nothing changed, the new status equals the old one, so that nothing is
+written while nothing happens: a time changes only together with what it belongs to, and no text contains a counter that
+runs at rest.
 
-The snapshot's children are to be those of after the applies (the API server's answers in place of what was observed):
-a Deployment whose controller has not seen its newest generation yet is then known to be one, and Ready is not told of
-pods of the spec before.
+The snapshot's children must be those after the applies: the API server's answers replace what was observed before. Then
+it is visible that a Deployment's controller has not seen the newest generation yet, and Ready is not reported for pods
+of the spec before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +18,11 @@ from halimede_operator.core.api.spec import EnsembleSpec, Kind, ModelSpec, Probl
 from halimede_operator.core.events import EventDraft, EventLimit, events_of
 from halimede_operator.core.labels import selector_of
 from halimede_operator.core.names import child_name
-from halimede_operator.core.pods import DIGEST, SERVER, Calm, Failure, FetchedModel, PodView, Reason, Stage
+from halimede_operator.core.pods import DIGEST, SERVER, Failure, FetchedModel, NormalReason, Reason, Stage
 from halimede_operator.core.reading import (
     at,
     clean,
+    condition,
     decimal,
     integer_at,
     moment_at,
@@ -29,9 +31,16 @@ from halimede_operator.core.reading import (
     text_at,
 )
 from halimede_operator.core.snapshot import Object, Snapshot
-from halimede_operator.core.status.scene import Scene, scene_of
+from halimede_operator.core.status.observed import Observed, observe
+from halimede_operator.core.status.rules import (
+    ApplyFailure,
+    Obstacles,
+    TakenName,
+    conditions_of,
+    upgrade_state,
+    versions_of,
+)
 from halimede_operator.core.status.steps import Member, MemberState, members_of
-from halimede_operator.core.status.verdicts import ApplyFailure, Obstacles, TakenName, conditions_of, versions_of
 
 __all__ = ["ApplyFailure", "EventDraft", "EventLimit", "TakenName", "events_of", "status_of"]
 
@@ -47,41 +56,49 @@ def status_of(
     now: str,
     *,
     is_postponed: bool = False,
+    waiting_settings: str = "",
 ) -> Object:
-    """The whole status, without nulls. `now`, RFC 3339, is the time of what has no time of its own. `is_postponed`: the
-    Deployment that stands is not that of the spec, and will be soon."""
-    scene = scene_of(snapshot, spec)
+    """The whole status as JSON, without nulls.
+
+    now: RFC 3339, used for everything that has no time of its own. is_postponed: the Deployment is not yet that of the
+    spec, because its change was postponed. waiting_settings: the operator's settings that the pods do not have yet, ""
+    if there are none.
+    """
+    observed = observe(snapshot, spec, now)
     if is_postponed:
-        scene = replace(scene, is_settled=False)
-    members = _members(scene)
-    conditions = conditions_of(scene, Obstacles(problems, failures, conflicts), members)
-    return _without_nothing({
-        "observedGeneration": scene.generation,
-        "conditions": merged(objects_at(scene.old, "conditions"), conditions, now),
-        "phase": _phase(scene, {condition.type: condition for condition in conditions}),
-        **_addresses(scene),
-        "replicas": len(scene.live),
-        "readyReplicas": len(scene.serving),
+        observed = replace(observed, is_newest_of_spec=False, is_settled=False)
+    members = _members(observed)
+    conditions = conditions_of(observed, Obstacles(problems, failures, conflicts), members)
+    if waiting_settings:
+        conditions.append(upgrade_state(waiting_settings).of("UpgradeAvailable", observed.generation))
+    return _without_none({
+        "observedGeneration": observed.generation,
+        "conditions": merged(objects_at(observed.old, "conditions"), conditions, now),
+        "phase": _phase(observed, {condition.type: condition for condition in conditions}),
+        **_addresses(observed),
+        "replicas": len(observed.live),
+        "readyReplicas": len(observed.serving),
+        "desiredReplicas": None if observed.spec is None and observed.deployment is None else observed.desired,
         "selector": ",".join(f"{label}={value}" for label, value in selector_of(snapshot.key).items()),
-        "current": _current(scene),
-        "effective": _effective(scene),
-        "model": _model(scene) if members is None else None,
+        "current": _current(observed),
+        "effective": _effective(observed),
+        "model": _model(observed) if members is None else None,
         "members": _members_json(members),
-        "readySteps": _ready_steps(scene, members),
-        **_placements(scene),
-        "lastFailure": _last_failure(scene, now),
+        "readySteps": _ready_steps(observed, members),
+        **_placements(observed),
+        "lastFailure": _last_failure(observed, now),
     })  # fmt: skip
 
 
-def _without_nothing(found: Mapping[str, Any]) -> Object:
+def _without_none(found: Mapping[str, Any]) -> Object:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _members(scene: Scene) -> tuple[Member, ...] | None:
+def _members(observed: Observed) -> tuple[Member, ...] | None:
     """None for an InferenceModel; () for an ensemble whose steps are not known."""
-    if scene.snapshot.key.kind != Kind.MODEL_ENSEMBLE:
+    if observed.snapshot.key.kind != Kind.MODEL_ENSEMBLE:
         return None
-    return members_of(scene, scene.spec) if isinstance(scene.spec, EnsembleSpec) else ()
+    return members_of(observed, observed.spec) if isinstance(observed.spec, EnsembleSpec) else ()
 
 
 _PHASE_OF_STAGE = {
@@ -94,80 +111,78 @@ _PHASE_OF_STAGE = {
 _WAITS_FOR_ROOM = {Reason.INSUFFICIENT_DEVICES, Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED}
 
 
-def _phase(scene: Scene, conditions: Mapping[str, Condition]) -> str:
+def _phase(observed: Observed, conditions: Mapping[str, Condition]) -> str:
     ready = conditions["Ready"]
-    if ready.reason in {Calm.SUSPENDED, Calm.SCALED_TO_ZERO}:
+    if ready.reason in {NormalReason.SUSPENDED, NormalReason.SCALED_TO_ZERO}:
         return "Suspended"
+    if conditions["Degraded"].status == TRUE and observed.serving:
+        return "Degraded"
     if ready.status == TRUE:
         return "Serving"
-    if conditions["Degraded"].status == TRUE and scene.serving:
-        return "Degraded"
     if "Stalled" in conditions:
         return "Failed"
-    if scene.worst is not None:
-        return "Scheduling" if scene.worst.reason in _WAITS_FOR_ROOM else "Failed"
-    if scene.serving:
+    if observed.worst is not None:
+        return "Scheduling" if observed.worst.reason in _WAITS_FOR_ROOM else "Failed"
+    if observed.serving:
         return "Serving"
-    return _PHASE_OF_STAGE[scene.slowest.stage] if scene.slowest else "Pending"
+    return _PHASE_OF_STAGE[observed.slowest.stage] if observed.slowest else "Pending"
 
 
-def _addresses(scene: Scene) -> Mapping[str, Any]:
-    """What does not depend on pods; as it was where the spec does not tell."""
-    if scene.spec is None:
+def _addresses(observed: Observed) -> Mapping[str, Any]:
+    """URL and addresses. They do not depend on pods. If the spec is not valid, the old ones stay."""
+    if observed.spec is None:
         listed = [
             {"type": name_at(address, "type"), "value": clean(text_at(address, "value"), 512)}
-            for address in objects_at(scene.old, "addresses")[:8]
+            for address in objects_at(observed.old, "addresses")[:8]
         ]
-        return {"url": clean(text_at(scene.old, "url"), 512) or None, "addresses": listed or None}
-    serving = scene.spec.workload.serving
-    host = f"{child_name(scene.snapshot.key.name)}.{scene.snapshot.key.namespace}.svc"
+        return {"url": clean(text_at(observed.old, "url"), 512) or None, "addresses": listed or None}
+    serving = observed.spec.workload.serving
+    host = f"{child_name(observed.snapshot.key.name)}.{observed.snapshot.key.namespace}.svc"
     http = f"http://{host}:{serving.http_port}"
     listed = [{"type": "http", "value": http}] if serving.http else []
     listed += [{"type": "grpc", "value": f"{host}:{serving.grpc_port}"}] if serving.grpc else []
-    return {"url": f"{http}/v2/models/{scene.served}" if serving.http else None, "addresses": listed or None}
+    return {"url": f"{http}/v2/models/{observed.served}" if serving.http else None, "addresses": listed or None}
 
 
-def _shown(scene: Scene) -> PodView | None:
-    """What serves: the newest template's pods where one of them does, else those before; else what should."""
-    return next(iter(scene.serving_newest or scene.serving or scene.newest), None)
-
-
-def _current(scene: Scene) -> Object | None:
-    shown = _shown(scene)
+def _current(observed: Observed) -> Object | None:
+    shown = observed.shown
     if shown is None:
         return None
-    return _without_nothing({
-        "versions": versions_of(scene) or None,
+    return _without_none({
+        "versions": versions_of(observed) or None,
         "templateHash": shown.template_hash or None,
         "image": shown.image or None,
     })  # fmt: skip
 
 
-def _effective(scene: Scene) -> Object | None:
-    template = at(scene.deployment, "spec", "template", "spec")
+def _effective(observed: Observed) -> Object | None:
+    template = at(observed.deployment, "spec", "template", "spec")
     images = (clean(text_at(c, "image"), 512) for c in objects_at(template, "containers") if c.get("name") == SERVER)
     found = {
-        "format": scene.spec.model.format if isinstance(scene.spec, ModelSpec) else None,
-        "resourceName": scene.spec.workload.accelerator.resource_name if scene.spec else None,
+        "format": observed.spec.model.format if isinstance(observed.spec, ModelSpec) else None,
+        "resourceName": observed.spec.workload.accelerator.resource_name if observed.spec else None,
         "serverImage": next(images, None),
     }
-    if scene.spec is None:
-        found |= {key: name_at(scene.old, "effective", key) or None for key in ("format", "resourceName")}
-    return _without_nothing(found) or None
+    if observed.spec is None:
+        found |= {key: name_at(observed.old, "effective", key) or None for key in ("format", "resourceName")}
+    return _without_none(found) or None
 
 
-def _model(scene: Scene) -> Object | None:
-    """What the pods fetched: as the oldest that serves says it, else the oldest of all."""
-    for pod in (*scene.serving_newest, *scene.newest):
+def _model(observed: Observed) -> Object | None:
+    """The fetched model, as reported by the oldest pod that serves, else by the oldest pod."""
+    for pod in (*observed.serving_newest, *observed.newest):
         if pod.fetched:
-            named = (model for model in pod.fetched if model.name == scene.served)
+            named = (model for model in pod.fetched if model.name == observed.served)
             return _fetched_json(next(named, pod.fetched[0])) or None
-    shown = _shown(scene)
-    is_told_of = scene.is_same_template and shown is not None and shown.template_hash == scene.template_hash
-    if not is_told_of or not any(pod.stage >= Stage.FETCHED for pod in scene.newest):
+    shown = observed.shown
+    describes_these_pods = (
+        observed.is_same_template and shown is not None and shown.template_hash == observed.template_hash
+    )
+    if not describes_these_pods or not any(pod.stage >= Stage.FETCHED for pod in observed.newest):
         return None
-    # A kubelet forgets what an init container said when it forgets the container; the pods are still those.
-    old = at(scene.old, "model")
+    # A kubelet forgets an init container's message when it removes the container. The pods are still the same, so the
+    # old report stays.
+    old = at(observed.old, "model")
     digest = text_at(old, "digest")
     kept = FetchedModel(
         name="",
@@ -179,7 +194,7 @@ def _model(scene: Scene) -> Object | None:
 
 
 def _fetched_json(model: FetchedModel) -> Object:
-    return _without_nothing({"digest": model.digest, "sizeBytes": model.size_bytes, "fetchedAt": model.fetched_at})
+    return _without_none({"digest": model.digest, "sizeBytes": model.size_bytes, "fetchedAt": model.fetched_at})
 
 
 def _members_json(members: Sequence[Member] | None) -> list[Object] | None:
@@ -188,51 +203,58 @@ def _members_json(members: Sequence[Member] | None) -> list[Object] | None:
     return [{"name": member.name, **(_fetched_json(member.fetched) if member.fetched else {})} for member in members]
 
 
-def _ready_steps(scene: Scene, members: Sequence[Member] | None) -> str | None:
-    if members is None or not isinstance(scene.spec, EnsembleSpec):
+def _ready_steps(observed: Observed, members: Sequence[Member] | None) -> str | None:
+    if members is None or not isinstance(observed.spec, EnsembleSpec):
         return None
     ready = sum(len(member.steps) for member in members if member.state == MemberState.READY)
-    return f"{ready}/{len(scene.spec.steps)}"
+    return f"{ready}/{len(observed.spec.steps)}"
 
 
-def _placements(scene: Scene) -> Mapping[str, Any]:
-    placed = sorted({pod.name: pod.node for pod in scene.live if pod.node and pod.name}.items())
+def _placements(observed: Observed) -> Mapping[str, Any]:
+    placed = sorted({pod.name: pod.node for pod in observed.live if pod.node and pod.name}.items())
     listed = [{"pod": pod, "node": node} for pod, node in placed[:MAX_PLACEMENTS]]
     return {"placements": listed or None, "placementsTruncated": True if len(placed) > MAX_PLACEMENTS else None}
 
 
-def _last_failure(scene: Scene, now: str) -> Object | None:
-    """What is wrong now; else the newest that is known, kept after recovery."""
-    old = _old_failure(scene)
-    if scene.worst is not None:
-        return _failure_json(scene.worst, old, now)
-    past = [pod.past for pod in scene.live if pod.past is not None and pod.past.time is not None]
+def _last_failure(observed: Observed, now: str) -> Object | None:
+    """The current failure; if there is none, the newest known one, which is kept after recovery."""
+    old = _old_failure(observed)
+    if observed.worst is not None:
+        found = _failure_json(observed.worst, now)
+        # A container that fails repeatedly keeps the time of its first failure.
+        reported = {name_at(condition({"status": observed.old}, type_), "reason") for type_ in _FAILURE_CONDITIONS}
+        is_same = old is not None and {**old, "time": ""} == {**found, "time": ""}
+        return old if is_same and (found["reason"] in reported or observed.worst.time is None) else found
+    past = [pod.past for pod in observed.live if pod.past is not None and pod.past.time is not None]
     newest = max(past, key=lambda failure: (failure.time or "", failure.pod), default=None)
     if newest is not None and (newest.time or "") > text_at(old, "time"):
-        return _failure_json(newest, old, now)
+        return _failure_json(newest, now)
     return old
 
 
-def _failure_json(failure: Failure, old: Object | None, now: str) -> Object:
-    found = _without_nothing({
+_FAILURE_CONDITIONS = ("Ready", "Degraded")
+"""Conditions that carry the reason of the current failure."""
+
+
+def _failure_json(failure: Failure, now: str) -> Object:
+    return _without_none({
         "reason": str(failure.reason),
         "message": failure.message,
         "pod": failure.pod or None,
         "container": failure.container or None,
         "exitCode": failure.exit_code,
+        "time": failure.time or now,
     })  # fmt: skip
-    is_same = old is not None and {key: value for key, value in old.items() if key != "time"} == found
-    return {**found, "time": failure.time or (text_at(old, "time") if is_same else "") or now}
 
 
-def _old_failure(scene: Scene) -> Object | None:
-    """The last failure of the status before, as far as it is well-formed: anybody may have written there."""
-    old = at(scene.old, "lastFailure")
+def _old_failure(observed: Observed) -> Object | None:
+    """The last failure of the old status; malformed parts are dropped, because anybody may have written it."""
+    old = at(observed.old, "lastFailure")
     reason, time = name_at(old, "reason"), moment_at(old, "time")
     code = integer_at(old, "exitCode")
     if not reason or time is None:
         return None
-    return _without_nothing({
+    return _without_none({
         "reason": reason,
         "message": clean(text_at(old, "message")),
         "pod": name_at(old, "pod") or None,

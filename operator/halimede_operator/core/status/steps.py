@@ -1,4 +1,4 @@
-"""The steps of an ensemble, and the InferenceModels that they are made of."""
+"""The state of an ensemble's steps and of the InferenceModels that they use."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,11 +7,11 @@ from halimede_operator.core.api.spec import EnsembleSpec
 from halimede_operator.core.pods import FetchedModel
 from halimede_operator.core.reading import clean, condition, integer_at, text_at
 from halimede_operator.core.snapshot import Object
-from halimede_operator.core.status.scene import Scene
+from halimede_operator.core.status.observed import Observed
 
 
 class MemberState(StrEnum):
-    """Of an ensemble's model, worst first."""
+    """States of a member, worst first."""
 
     MISSING = "Missing"
     INVALID = "Invalid"
@@ -21,6 +21,8 @@ class MemberState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
+    """One InferenceModel that an ensemble uses."""
+
     name: str
     """Of the InferenceModel."""
     steps: tuple[str, ...]
@@ -29,18 +31,18 @@ class Member:
     fetched: FetchedModel | None
 
 
-def members_of(scene: Scene, spec: EnsembleSpec) -> tuple[Member, ...]:
-    """In the order in which the steps name them."""
+def members_of(observed: Observed, spec: EnsembleSpec) -> tuple[Member, ...]:
+    """The members of an ensemble, in the order in which the steps name them."""
     steps: dict[str, list[str]] = {}
     for step in spec.steps:
         steps.setdefault(step.model, []).append(step.name)
-    return tuple(_member(scene, name, tuple(names)) for name, names in steps.items())
+    return tuple(_member(observed, name, tuple(names)) for name, names in steps.items())
 
 
-def _member(scene: Scene, name: str, steps: tuple[str, ...]) -> Member:
-    object_ = scene.snapshot.members.get(name)
+def _member(observed: Observed, name: str, steps: tuple[str, ...]) -> Member:
+    object_ = observed.snapshot.members.get(name)
     served = text_at(object_, "spec", "model", "name") or name
-    pods = scene.serving or tuple(pod for pod in scene.newest if not pod.is_unknown)
+    pods = observed.serving or tuple(pod for pod in observed.newest if not pod.is_unknown)
     ready = [pod.versions(served) for pod in pods]
     is_ready = bool(ready) and bool(frozenset.intersection(*ready))
     fetched = (model for pod in pods for model in pod.fetched if model.name in {name, served})

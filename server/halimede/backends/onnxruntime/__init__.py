@@ -1,4 +1,4 @@
-"""The ONNX Runtime backend: ONNX models on CPUs, GPUs and the accelerators that the installed runtime has."""
+"""The ONNX Runtime backend: ONNX models on CPUs, GPUs and other accelerators that the installed runtime supports."""
 
 from halimede.backends.onnxruntime.backend import OnnxRuntimeBackend
 

@@ -1,4 +1,4 @@
-"""The backend's plug-in class and a loaded model."""
+"""The backend's plug-in class and the loaded model."""
 
 import logging
 import threading
@@ -42,7 +42,7 @@ class OnnxRuntimeBackend:
             return False
 
     def autocomplete(self, config: ModelConfig, source: ModelSource) -> ModelConfig:
-        """What the model file says of its tensors, and batching where it can. No session for what is complete."""
+        """Complete tensors and batching from the model file. A complete configuration needs no session."""
         tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
         is_given = all(each.data_type is not DataType.INVALID and (each.dims or each.reshape) for each in tensors)
         if config.input and config.output and is_given:
@@ -68,7 +68,7 @@ class OnnxRuntimeBackend:
 class OnnxModel:
     """One loaded version. Its sessions are safe to use from several threads.
 
-    CPU instances share a session where `plan_threads` lets them. GPU instances have one each: a session has one CUDA
+    CPU instances share a session if `plan_threads` allows it. GPU instances have one each: a session has one CUDA
     stream, and batches on the same stream run one after another.
     """
 
@@ -89,7 +89,7 @@ class OnnxModel:
         self._lock = threading.Lock()
         self._cpu_session: Any = None
         if cpu:
-            # Opened here, so that a model that cannot be loaded fails before its instances are started.
+            # Opened here, so that a model that cannot be loaded fails before its instances start.
             self._cpu_session = self._open(options.cpu, self._cpu_threads)
 
     def create_instance(self, placement: Placement) -> OnnxInstance:
@@ -110,7 +110,7 @@ class OnnxModel:
         device = placement.device
         if device is None:
             raise InferenceError(ErrorCode.INTERNAL, f"instance '{placement.name}' is of KIND_GPU and has no device")
-        # A process can open one MIG slice at most, which CUDA then calls 0.
+        # A process can open at most one MIG slice, which CUDA then numbers 0.
         number = "0" if device.kind is DeviceKind.MIG else str(device.index)
         providers = tuple(
             (name, options if name == CPU else {"device_id": number} | options) for name, options in self._options.gpu
@@ -124,7 +124,7 @@ class OnnxModel:
 
 
 def _usable_options(config: ModelConfig, model: str, cpu: int, gpu: int) -> OnnxOptions:
-    """The options for so many instances, whose providers are installed. INVALID_ARG, UNSUPPORTED."""
+    """The options for these numbers of instances, with installed providers only. INVALID_ARG, UNSUPPORTED."""
     options = read_options(config, model, on_gpu=gpu > 0)
     if gpu:
         check_available(options.gpu, model)
@@ -134,7 +134,7 @@ def _usable_options(config: ModelConfig, model: str, cpu: int, gpu: int) -> Onnx
 
 
 def _model_path(source: ModelSource) -> Path:
-    """The model file: the artifact, or `model.onnx` in it where it is a directory."""
+    """The model file: the artifact, or the `model.onnx` in it if it is a directory."""
     path = source.artifact / "model.onnx" if source.artifact.is_dir() else source.artifact
     if not path.is_file():
         raise InferenceError(
@@ -144,7 +144,7 @@ def _model_path(source: ModelSource) -> Path:
 
 
 def _files_beside(path: Path) -> str:
-    """A hint at the model files that are there under other names."""
+    """A hint that names model files with other names in the directory."""
     names = sorted(each.name for each in islice(path.parent.glob("*.onnx"), 100))
     if not names:
         return ""
@@ -153,7 +153,7 @@ def _files_beside(path: Path) -> str:
 
 
 def _instance_counts(config: ModelConfig, default_cpu_instances: int) -> tuple[int, int]:
-    """Instances on CPUs and on GPUs. KIND_AUTO was resolved before, so that what is left of it is the CPU."""
+    """Instances on CPUs and on GPUs. Any remaining KIND_AUTO is CPU, as the others were resolved before."""
     cpu = gpu = 0
     for group in config.instance_group:
         if group.kind is InstanceKind.KIND_GPU:
@@ -173,7 +173,7 @@ def _use_global_pool(source: ModelSource) -> bool:
 
 
 def _option(source: ModelSource, key: str, default: int) -> int:
-    """A `--backend-config` setting that is a number, at least 0."""
+    """A `--backend-config` setting with a number of at least 0."""
     text = source.options.get(key, str(default))
     if not text.isdecimal() or int(text) >= 2**31:
         raise InferenceError(

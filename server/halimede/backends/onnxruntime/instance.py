@@ -1,4 +1,4 @@
-"""Runs batches on a session, and translates what numpy and ONNX Runtime do not both know: strings and bfloat16."""
+"""Run batches on a session, and convert strings and bfloat16, which numpy and ONNX Runtime represent differently."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ FATAL_SEVERITY = 4
 
 
 class OnnxInstance:
-    """A TensorInstance over a session that other instances may be using too."""
+    """A TensorInstance over a session that other instances may share."""
 
     def __init__(self, session: Any, config: ModelConfig, arena_shrinkage: str) -> None:
         self._session = session
         self._input_types = {each.name: each.data_type for each in config.input}
         self._bfloat16_outputs = {each.name for each in config.output if each.data_type is DataType.BF16}
         self._options = runtime().RunOptions()
-        # What fails is raised and answered; a line on stderr for each would let clients flood the log.
+        # Failures are raised and sent to the client; a line on stderr for each would let clients flood the log.
         self._options.log_severity_level = FATAL_SEVERITY
         if arena_shrinkage:
             self._options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena_shrinkage)
@@ -48,19 +48,19 @@ class OnnxInstance:
         self._session = None
 
     def _value(self, name: str, array: NDArray[Any], rows: Sequence[int]) -> Any:
-        """The array as the session takes it: numpy's, or an OrtValue for what numpy has no type for."""
+        """The array in the session's form: numpy's, or an OrtValue for types that numpy does not have."""
         datatype = self._input_types[name]
         if datatype is DataType.BYTES:
             return _text(name, array, rows)
         if not array.flags.aligned:
-            # A view into the middle of a message; the kernels may rely on alignment.
+            # The array is a view at any offset of a message, but kernels may require alignment.
             array = array.copy()
         if datatype is DataType.BF16:
             return runtime().OrtValue.ortvalue_from_numpy_with_onnx_type(array, ONNX_BFLOAT16)
         return array
 
     def _run_values(self, feed: dict[str, Any], names: list[str]) -> dict[str, NDArray[Any]]:
-        """Run on OrtValues alone: 30 us more per call, and the only way to get at a bfloat16 output."""
+        """Run with OrtValues for all tensors: 30 us more per call, but the only way to get a bfloat16 output."""
         from_numpy = runtime().OrtValue.ortvalue_from_numpy
         values = {k: from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in feed.items()}
         results = self._session.run_with_ort_values(names, values, self._options)
@@ -71,7 +71,7 @@ class OnnxInstance:
 
 
 def _text(name: str, array: NDArray[Any], rows: Sequence[int]) -> NDArray[Any]:
-    """The strings of a BYTES input. ONNX Runtime would take `bytes` too, and read `b'x'` with its quotes."""
+    """The strings of a BYTES input. ONNX Runtime would accept `bytes` too, but read them as the text `b'x'`."""
     try:
         return _decoded(array)
     except UnicodeDecodeError as error:
@@ -103,7 +103,7 @@ def _no_text(name: str, error: UnicodeDecodeError) -> InferenceError:
 
 
 def _bits(value: Any) -> NDArray[Any]:
-    """A copy of a bfloat16 value's bits. The runtime has no other way out of it into numpy than its address."""
+    """A copy of a bfloat16 value's bits. The runtime can only pass it to numpy by its address."""
     bits = np.empty(value.shape(), dtype=np.uint16)
     if value.device_name() != "cpu" or value.tensor_size_in_bytes() != bits.nbytes:
         raise InferenceError(ErrorCode.INTERNAL, f"cannot read a bfloat16 output that lies on '{value.device_name()}'")

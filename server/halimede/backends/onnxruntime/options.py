@@ -1,4 +1,4 @@
-"""What a model's configuration says to ONNX Runtime: parameters, optimization level, execution accelerators. Pure."""
+"""Options for ONNX Runtime from a model's configuration: parameters, optimization level, accelerators. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,19 +12,19 @@ Provider = tuple[str, dict[str, str]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 OPENVINO, TENSORRT = "OpenVINOExecutionProvider", "TensorrtExecutionProvider"
 
-# Triton's numbers for ONNX Runtime's levels: 0 and unset are all, and 2 is none.
+# Triton's numbers for ONNX Runtime's levels: 0 and unset mean all, and 2 means none.
 GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
 
 BOOLEANS = {"0": False, "1": True, "false": False, "true": True}
 
-# Parameters of the CUDA provider: Triton's number (ONNX Runtime's own name is taken too), and what the provider takes.
+# Parameters of the CUDA provider: Triton's numbers (ONNX Runtime's names are accepted too) and the provider's values.
 CUDA_CHOICES: Mapping[str, Mapping[str, str]] = {
     "cudnn_conv_algo_search": {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"},
     "arena_extend_strategy": {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"},
     "do_copy_in_default_stream": {"0": "0", "1": "1"},
 }
 
-# Triton's names of the TensorRT accelerator's parameters; any other is passed on as it is (trt_…).
+# Triton's names for the TensorRT accelerator's parameters; others are passed on unchanged (trt_…).
 TENSORRT_NAMES = {
     "max_workspace_size_bytes": "trt_max_workspace_size",
     "int8_calibration_table_name": "trt_int8_calibration_table_name",
@@ -35,7 +35,7 @@ TENSORRT_PRECISIONS = {"FP32": {}, "FP16": {"trt_fp16_enable": "1"}, "INT8": {"t
 
 @dataclass(frozen=True, slots=True)
 class OnnxOptions:
-    """Thread counts are 0 where the configuration gives none. `cpu` and `gpu` are providers, most wanted first."""
+    """Thread counts are 0 if not configured. `cpu` and `gpu` are lists of providers, by descending preference."""
 
     intra_op_threads: int = 0
     inter_op_threads: int = 0
@@ -49,14 +49,14 @@ class OnnxOptions:
     gpu: tuple[Provider, ...] = field(default=((CUDA, {}), (CPU, {})))
 
     def providers(self, kind: str) -> tuple[Provider, ...]:
-        """The providers of an instance of this kind; KIND_MODEL runs where KIND_CPU does."""
+        """The providers of an instance of this kind; KIND_MODEL has those of KIND_CPU."""
         return self.gpu if kind == "GPU" else self.cpu
 
 
 def read_options(config: ModelConfig, model: str, *, on_gpu: bool) -> OnnxOptions:
-    """The options of `config`; INVALID_ARG names every parameter that cannot be used.
+    """The options in `config`; INVALID_ARG names every invalid parameter.
 
-    What is for GPUs is read only if an instance runs `on_gpu`.
+    Options for GPUs are read only if an instance runs `on_gpu`.
     """
     reader = _Reader(config)
     level = config.optimization.graph.level if config.optimization and config.optimization.graph else 0
@@ -85,7 +85,7 @@ def read_options(config: ModelConfig, model: str, *, on_gpu: bool) -> OnnxOption
 
 
 class _Reader:
-    """Reads parameters and collects what is wrong with them."""
+    """Reads parameters and collects the problems."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._parameters = {key: value.string_value for key, value in config.parameters.items()}
@@ -96,7 +96,7 @@ class _Reader:
 
     def count(self, key: str, most: int) -> int:
         text = self.text(key) or "0"
-        # int() takes no more than some thousands of digits, and other scripts' digits too.
+        # int() refuses thousands of digits, and accepts digits of other scripts.
         if not (text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and int(text) <= most):
             self.problems.append(f"parameter '{key}' is '{text}'; it must be a number from 0 to {most}")
             return 0
@@ -129,7 +129,7 @@ class _Reader:
                 case "cuda":
                     cuda |= each.parameters
                 case "gpu_io":
-                    # A hint to leave tensors on the GPU; here they come from and go to the host in any case.
+                    # It asks to keep tensors on the GPU, but here they always come from the host and return to it.
                     pass
                 case _:
                     self._unknown(each, "gpu", "tensorrt, cuda, gpu_io")

@@ -1,4 +1,4 @@
-"""Opens ONNX Runtime sessions and translates between them and the server: providers, signatures, errors."""
+"""Open ONNX Runtime sessions, and convert between them and the server: providers, signatures, errors."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from halimede.backends.onnxruntime.threads import ThreadPlan
 from halimede.core.types import DataType, ErrorCode, InferenceError
 
 ERROR_SEVERITY = 3
-"""ONNX Runtime's own log lines: errors and above."""
+"""Log level for ONNX Runtime's own log: errors and above."""
 
 TEXT_LIMIT = 1024
 
@@ -31,16 +31,16 @@ DATATYPES = {
     "tensor(string)": DataType.BYTES,
     "tensor(bfloat16)": DataType.BF16,
 }
-"""Datatype by the type's name in ONNX Runtime. Others (sequences, maps, 8-bit floats) have no name on the wire."""
+"""Datatype by ONNX Runtime's type name. Other types (sequences, maps, 8-bit floats) have no wire datatype."""
 
 _ERROR = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 
 
 @cache
 def runtime() -> Any:  # Any: onnxruntime has no types
-    """The onnxruntime module; UNSUPPORTED when it is not installed."""
-    # ONNX Runtime reports its use to its makers unless told not to, before it is loaded: a server of others' models
-    # asks first. Who wants it sets the variable to 0.
+    """The onnxruntime module; UNSUPPORTED if it is not installed."""
+    # ONNX Runtime sends telemetry unless this is set before it is loaded. A server that runs other people's models must
+    # not do that without consent; set the variable to 0 to allow it.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime  # type: ignore[import-untyped]  # the package has no types
@@ -54,12 +54,12 @@ def runtime() -> Any:  # Any: onnxruntime has no types
 
 @cache
 def start_global_pool(intra: int, inter: int) -> None:
-    """Let all sessions share one pool of threads; 0 is ONNX Runtime's own number. Before the first session only."""
+    """Make all sessions share one thread pool; 0 is ONNX Runtime's default. Call only before the first session."""
     runtime().set_global_thread_pool_sizes(intra, inter)
 
 
 def check_available(providers: tuple[Provider, ...], model: str) -> None:
-    """UNSUPPORTED, with the providers that there are, unless the installed runtime has all of `providers`."""
+    """UNSUPPORTED, with a list of the available providers, unless the runtime has all of `providers`."""
     available = runtime().get_available_providers()
     missing = [name for name, _ in providers if name not in available]
     if missing:
@@ -73,7 +73,7 @@ def check_available(providers: tuple[Provider, ...], model: str) -> None:
 def open_session(
     path: Path, model: str, options: OnnxOptions, threads: ThreadPlan | None, providers: tuple[Provider, ...]
 ) -> Any:
-    """A session that runs on all of `providers`. `threads` None is for the global pool."""
+    """A session that runs on all of `providers`. `threads` None means the global pool."""
     ort = runtime()
     settings = ort.SessionOptions()
     settings.log_severity_level = ERROR_SEVERITY
@@ -92,10 +92,10 @@ def open_session(
             settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
             settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
     if any(name == CUDA for name, _ in providers):
-        # Finds CUDA and cuDNN where pip put them.
+        # Finds CUDA and cuDNN libraries installed by pip.
         ort.preload_dlls()
     session = _create(path, settings, list(providers))
-    # The runtime only warns when a provider's libraries or its device are missing, and goes on without it.
+    # If a provider's libraries or device are missing, the runtime only warns, and continues without the provider.
     lost = [name for name, _ in providers if name not in session.get_providers()]
     if lost:
         raise InferenceError(
@@ -107,7 +107,7 @@ def open_session(
 
 
 def probe_session(path: Path, global_pool: bool) -> Any:
-    """A session to read the signature from: on the CPU, one thread, nothing optimised."""
+    """A session for reading the signature: on the CPU, one thread, no optimization."""
     ort = runtime()
     settings = ort.SessionOptions()
     settings.log_severity_level = ERROR_SEVERITY
@@ -120,7 +120,7 @@ def probe_session(path: Path, global_pool: bool) -> Any:
 
 
 def onnx_error(error: Exception) -> Exception:
-    """ONNX Runtime's error as an InferenceError in Triton's words; any other error as it is."""
+    """ONNX Runtime's error as an InferenceError in Triton's words; other errors unchanged."""
     match = _ERROR.match(str(error))
     if match is None:
         return error
@@ -131,7 +131,7 @@ def onnx_error(error: Exception) -> Exception:
 
 def _create(path: Path, settings: Any, providers: list[Provider]) -> Any:
     try:
-        # Its fallback prints to stdout and tries again with other providers than were asked for.
+        # The runtime's fallback prints to stdout and retries with other providers than those requested.
         return runtime().InferenceSession(str(path), settings, providers=providers, enable_fallback=0)
     except Exception as error:
         raise onnx_error(error) from error

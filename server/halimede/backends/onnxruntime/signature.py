@@ -1,4 +1,4 @@
-"""What an ONNX model says of its inputs and outputs, and the check of a configuration against it."""
+"""Read the inputs and outputs of an ONNX model, and check a configuration against them."""
 
 import logging
 import mmap
@@ -17,9 +17,8 @@ log = logging.getLogger(__name__)
 def read_signature(session: Any, path: Path, config: ModelConfig) -> ModelSignature:
     """The model's tensors, in its order.
 
-    An initializer that a caller may override is an input if the configuration names it. An output that is no tensor
-    (the map of a scikit-learn classifier) is left out unless the configuration names it: then, as for any such input,
-    INVALID_ARG.
+    An overridable initializer is an input if the configuration names it. An output that is not a tensor (the map of a
+    scikit-learn classifier) is ignored unless the configuration names it; then, as for any such input, INVALID_ARG.
     """
     configured = {each.name for each in config.input} | {each.name for each in config.output}
     overridable = [each for each in session.get_overridable_initializers() if each.name in configured]
@@ -30,7 +29,7 @@ def read_signature(session: Any, path: Path, config: ModelConfig) -> ModelSignat
             outputs.append(each)
         else:
             log.warning("model '%s': output '%s' is left out: it is a %s", config.name, each.name, each.type)
-    # The runtime gives a scalar and a tensor of unknown rank the same empty shape; the file knows better.
+    # The runtime reports the same empty shape for a scalar and for a tensor of unknown rank; the file does not.
     is_unsure = any(not each.shape for each in (*inputs, *outputs))
     unknown = tensors_without_rank(path) if is_unsure else frozenset()
     return ModelSignature(
@@ -40,7 +39,7 @@ def read_signature(session: Any, path: Path, config: ModelConfig) -> ModelSignat
 
 
 def check_model(config: ModelConfig, path: Path, session: Any) -> None:
-    """INVALID_ARG with every disagreement between the configuration and the model; UNSUPPORTED for what cannot run."""
+    """INVALID_ARG with every disagreement between configuration and model; UNSUPPORTED for types that cannot run."""
     problems = check_signature(config, read_signature(session, path, config))
     if problems:
         raise InferenceError(ErrorCode.INVALID_ARG, "; ".join(problem.message for problem in problems))
@@ -55,7 +54,7 @@ def check_model(config: ModelConfig, path: Path, session: Any) -> None:
 
 
 def tensors_without_rank(path: Path) -> frozenset[str]:
-    """The graph's inputs and outputs that have no shape at all. Weights are stepped over, not read."""
+    """The graph's inputs and outputs without any shape. Weights are skipped, not read."""
     names: set[str] = set()
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -63,13 +62,13 @@ def tensors_without_rank(path: Path) -> frozenset[str]:
                 for field in (11, 12):  # GraphProto.input, .output
                     names |= {name for info in _nested(data, *graph, field) if (name := _rankless(data, *info))}
     except (ValueError, IndexError):
-        # Not protobuf (the runtime's own ORT format): then only the runtime is asked.
+        # The file is not protobuf (but the runtime's own ORT format): use only what the runtime reports.
         return frozenset()
     return frozenset(names)
 
 
 def _rankless(data: mmap.mmap, start: int, stop: int) -> str:
-    """The name of a ValueInfoProto without a shape, "" of one that has one."""
+    """The name of a ValueInfoProto without a shape, "" if it has one."""
     name = "".join(data[a:b].decode() for a, b in _nested(data, start, stop, 1))
     for type_at in _nested(data, start, stop, 2):  # ValueInfoProto.type
         for tensor_at in _nested(data, *type_at, 1):  # TypeProto.tensor_type
@@ -79,7 +78,7 @@ def _rankless(data: mmap.mmap, start: int, stop: int) -> str:
 
 
 def _nested(data: mmap.mmap, start: int, stop: int, number: int) -> Iterator[tuple[int, int]]:
-    """Where the length-delimited fields of that number lie in a protobuf message."""
+    """The ranges of the length-delimited fields with that number in a protobuf message."""
     at = start
     while at < stop:
         key, at = _varint(data, at)
@@ -121,6 +120,6 @@ def _tensor(said: Any, unknown: frozenset[str], config: ModelConfig) -> TensorSi
         )
     if said.name in unknown and not said.shape:
         return TensorSignature(said.name, datatype, None)
-    # A symbolic dimension is its name or None.
+    # A symbolic dimension is reported as its name or None.
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in said.shape)
     return TensorSignature(said.name, datatype, shape)

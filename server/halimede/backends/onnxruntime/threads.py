@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlan:
-    """`intra` and `inter` are thread counts of one session; `spin` lets idle threads wait busily for work."""
+    """`intra` and `inter` are thread counts of one session; `spin` lets idle threads spin for work."""
 
     intra: int
     inter: int
@@ -18,14 +18,14 @@ class ThreadPlan:
 def plan_threads(
     cores: int, instances: int, *, intra: int = 0, inter: int = 0, parallel: bool = False, can_share: bool = True
 ) -> ThreadPlan:
-    """Threads for `instances` instances on `cores` cores; `intra` and `inter` are the configuration's, 0 for none.
+    """Threads for `instances` instances on `cores` cores; `intra` and `inter` are configured counts, 0 if not set.
 
-    Without a wish each instance gets its part of the cores. Threads beyond the cores must not spin: that slows all of
-    them down several times.
+    By default each instance gets an equal part of the cores. If there are more threads than cores they must not spin,
+    because that slows all of them down several times.
 
     The instances share one session, which runs any number of batches at once and holds the weights once, unless the
-    configuration asks for several threads per instance: a shared pool could not keep an instance to its number. The
-    pool of a shared session has what the instances would have had, as each caller's own thread computes too.
+    configuration asks for several threads per instance: a shared pool could not limit each instance. The pool of a
+    shared session is as large as the instances' own pools together; each caller's own thread computes too.
     """
     each = intra or max(1, cores // instances)
     spin = instances * each <= cores
@@ -35,7 +35,7 @@ def plan_threads(
 
 
 def available_cores() -> int:
-    """The cores that this process may use: its CPU affinity, less where a container has a quota."""
+    """The cores that this process may use: its CPU affinity, or fewer if a container has a quota."""
     cores = len(os.sched_getaffinity(0))
     try:
         return min(cores, quota_cores(Path("/sys/fs/cgroup/cpu.max").read_text()) or cores)
@@ -44,7 +44,7 @@ def available_cores() -> int:
 
 
 def quota_cores(cpu_max: str) -> int | None:
-    """Whole cores of a control group's `cpu.max` ("200000 100000" is 2), at least 1; None without a quota."""
+    """Whole cores in a cgroup's `cpu.max` ("200000 100000" is 2), at least 1; None without a quota."""
     quota, _, period = cpu_max.strip().partition(" ")
     if not quota.isdecimal() or not period.isdecimal():
         return None

@@ -1,4 +1,4 @@
-"""What the server asks of python models before it starts them; they are loaded and run by their worker processes."""
+"""The server's part of the python backend; worker processes load and run the models."""
 
 from pathlib import Path
 from typing import NoReturn
@@ -8,10 +8,10 @@ from halimede.core.config.model_config import ModelConfig
 
 
 class PythonBackend:
-    """`backend: "python"`, whose models are each a `model.py` of their own, or a backend that is one `model.py` itself.
+    """`backend: "python"`, whose models each have a `model.py`, or a backend that is itself one `model.py`.
 
-    `program` is that of such a backend (`<backend directory>/<name>/model.py`). It is run whatever a model's version
-    directory has, as Triton does: a `model.py` there is data of the model's.
+    `program` is that of such a backend (`<backend directory>/<name>/model.py`). It runs whatever files are in a model's
+    version directory, as in Triton: a `model.py` there is data of the model.
     """
 
     isolation = "process"
@@ -27,7 +27,7 @@ class PythonBackend:
         return 1
 
     def supports_gpu(self) -> bool:
-        """Always: whether a model uses the GPU that its instance is given is its own affair."""
+        """Always true: the model itself decides whether it uses the GPU of its instance."""
         return True
 
     def autocomplete(self, config: ModelConfig, source: ModelSource) -> NoReturn:

@@ -1,12 +1,12 @@
-"""The environments that python models bring along (`EXECUTION_ENV_PATH`): their interpreter and its variables.
+"""The environments of python models (`EXECUTION_ENV_PATH`): their interpreter and its variables.
 
-A path names a folder (a virtual environment, or a conda environment), the `bin/activate` in one, or a tar.gz as
-conda-pack makes it. An archive is unpacked once into a cache: an entry per path, inode, size and time of modification,
-which loads and servers of the same user share. An entry is complete when its `ready` file is there. Locks on
-`<entry>.lock` guard it: shared by whoever runs in it, exclusive to unpack or remove it; they end with their processes.
-An entry goes when another archive is unpacked, its own is gone or has changed, and nobody runs in it.
+A path names a directory (a virtual environment, or a conda environment), the `bin/activate` in one, or a tar.gz made by
+conda-pack. An archive is unpacked once into a cache with an entry per path, inode, size and modification time, which
+loads and servers of the same user share. An entry is complete if it has a `ready` file. Locks on `<entry>.lock` guard
+it: shared while processes run in it, exclusive to unpack or remove it; they end with their processes. When another
+archive is unpacked, an entry is removed if its archive is gone or has changed and no process runs in it.
 
-Nothing of an environment is sourced: its `activate` sets what is set here, and needs a shell.
+No script of an environment is run to set it up: its `activate` would set what is set here, and needs a shell.
 """
 
 import fcntl
@@ -60,29 +60,29 @@ NUMPY = re.compile(r"^numpy ((\d{1,4})\.(\d{1,4})\S{0,32})$", re.MULTILINE | re.
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """`environment` are the variables to set over the server's own. What runs in it is over before `close`."""
+    """`environment` are variables that override the server's own. Processes in it must end before `close`."""
 
     python: Path
     environment: Mapping[str, str]
     entry: Path | None = None
-    """Of the cache, where it was unpacked."""
+    """Its entry in the cache, if it was unpacked."""
 
     def close(self) -> None:
-        """Let the cache remove it. Called once; without it, it is there for as long as this process."""
+        """Let the cache remove it. Called once; without the call it stays for the lifetime of this process."""
         if self.entry is not None:
             LEASES.give_back(self.entry)
 
 
 class Leases:
-    """The shared locks that this process has on entries of the cache: one descriptor each, however many use it."""
+    """The shared locks of this process on cache entries: one descriptor each, with a count of its users."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._held: dict[Path, tuple[int, int]] = {}
-        """Descriptor and uses by entry."""
+        """Descriptor and number of users by entry."""
 
     def take(self, entry: Path, descriptor: int) -> None:
-        """Count one more use; the descriptor of the lock becomes ours."""
+        """Count one more user; takes ownership of the lock's descriptor."""
         with self._guard:
             mine, uses = self._held.get(entry, (descriptor, 0))
             self._held[entry] = (mine, uses + 1)
@@ -102,15 +102,15 @@ LEASES = Leases()
 
 
 def default_cache() -> Path:
-    """Where archives are unpacked: a folder of this user's in TMPDIR, else in /tmp."""
-    # One level: in a folder that all may write to, nobody can rename what is not theirs.
+    """Where archives are unpacked: a directory of this user in TMPDIR, else in /tmp."""
+    # One level, because in a world-writable sticky directory users cannot rename what they do not own.
     return Path(os.environ.get("TMPDIR") or "/tmp") / f"halimede-environments-{os.geteuid()}"  # noqa: S108
 
 
 def resolve_environment(path_text: str, model_directory: Path, cache: Path) -> Environment:
-    """The environment that a model's configuration names, unpacked and tried; this may take minutes.
+    """The environment that a model's configuration names, unpacked and tested; this may take minutes.
 
-    INVALID_ARG where it cannot be used, INTERNAL where it cannot be unpacked here. Messages name it by `path_text`.
+    INVALID_ARG if it cannot be used, INTERNAL if it cannot be unpacked here. Messages call it `path_text`.
     """
     try:
         if not path_text:
@@ -151,11 +151,11 @@ def _interpreter(root: Path, text: str) -> Path:
                 problem = f"'{root}' is on a file system that is mounted noexec, so its interpreter cannot run"
                 raise _wrong(text, f"{problem}; mount it with exec, or set TMPDIR to another place for archives")
             raise _wrong(text, f"its bin/{name} is not executable for the server's user")
-    raise _wrong(text, "it has no bin/python3; right is a virtual environment, or what conda-pack makes of one")
+    raise _wrong(text, "it has no bin/python3; expected a virtual environment, or what conda-pack makes of one")
 
 
 def _variables(root: Path) -> dict[str, str]:
-    """What the environment's `activate` would set."""
+    """The variables that the environment's `activate` would set."""
 
     def before(name: str, path: Path) -> str:
         others = os.environ.get(name)
@@ -170,7 +170,7 @@ def _variables(root: Path) -> dict[str, str]:
 
 
 def _check(python: Path, root: Path, variables: Mapping[str, str], text: str) -> None:
-    """Try the interpreter: what is wrong is said at the load, and not by a worker that dies."""
+    """Test the interpreter, so that an error is reported by the load and not by a worker that dies."""
     try:
         code, output = _run([str(python), "-I", "-c", CHECK], variables, CHECK_SECONDS)
     except OSError as error:
@@ -190,13 +190,13 @@ def _check(python: Path, root: Path, variables: Mapping[str, str], text: str) ->
 
 
 def _tail(output: str, root: Path, text: str) -> str:
-    """The last line that was said, with the environment called as the user calls it."""
+    """The last line of the output, with the environment's path replaced by the user's text for it."""
     lines = [line for line in output.replace(str(root), text).splitlines() if line.strip()]
     return lines[-1].strip()[:SHOWN_CHARACTERS] if lines else "it says nothing"
 
 
 def _unpacked(archive: Path, text: str, cache: Path) -> Path:
-    """The archive's entry in the cache, leased, which is made if it is not there."""
+    """The archive's entry in the cache, locked; unpacks the archive if there is no entry."""
     identity = _identity(archive)
     if identity is None:
         raise _wrong(text, "it is neither a folder nor a tar.gz")
@@ -210,8 +210,8 @@ def _unpacked(archive: Path, text: str, cache: Path) -> Path:
                 LEASES.take(entry, descriptor)
                 return entry
             try:
-                # Not waited for: who has unpacked it meanwhile keeps a shared lock for as long as it is used. While
-                # it is being unpacked, the shared lock of the next round is what waits.
+                # Do not block here: a process that has just unpacked it holds the shared lock as long as it uses it.
+                # If another process is still unpacking it, the next round blocks on the shared lock.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_linked(descriptor, lock) and not (entry / READY).is_file():
                     _remove_stale(cache, key)
@@ -231,7 +231,7 @@ def _unpack(archive: Path, text: str, entry: Path, identity: Sequence[object], l
     root = entry / "env"
     root.mkdir(parents=True)
     try:
-        # It holds the lock too: if this process is killed, nobody else unpacks beside it.
+        # The child holds the lock too: if this process is killed, no other process unpacks at the same time.
         command = [sys.executable, "-I", str(unpack.__file__), str(archive), str(root)]
         code, output = _run(command, {}, UNPACK_SECONDS, keep=(lock,))
         if code == unpack.ARCHIVE_AT_FAULT:
@@ -250,7 +250,7 @@ def _unpack(archive: Path, text: str, entry: Path, identity: Sequence[object], l
 
 
 def _set_prefix(root: Path, text: str) -> None:
-    """Let the environment write its new place into its scripts: they have the one in which it was packed."""
+    """Let the environment write its new path into its scripts, which have the path where it was packed."""
     command = [str(_interpreter(root, text)), str(root / "bin" / "conda-unpack")]
     code, output = _run(command, _variables(root), PREFIX_SECONDS)
     if code:
@@ -261,7 +261,7 @@ def _remove_stale(cache: Path, mine: str) -> None:
     for lock in cache.glob("*.lock"):
         if lock.stem == mine or _is_current(cache / lock.stem):
             continue
-        # What cannot be removed now (somebody runs in it, or removes it too) is looked at again another time.
+        # An entry that cannot be removed now (in use, or being removed) is tried again the next time.
         with suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -274,7 +274,7 @@ def _remove_stale(cache: Path, mine: str) -> None:
 
 
 def _is_current(entry: Path) -> bool:
-    """Whether the entry is complete and its archive as it was."""
+    """Whether the entry is complete and its archive unchanged."""
     try:
         identity = json.loads((entry / READY).read_text())
         return bool(identity == _identity(Path(identity[0])))
@@ -283,7 +283,7 @@ def _is_current(entry: Path) -> bool:
 
 
 def _identity(archive: Path) -> list[str | int] | None:
-    """What a file's content is known by; None where there is no such file."""
+    """The identity of a file's content; None if there is no such file."""
     try:
         found = os.stat(archive)
     except OSError:
@@ -297,13 +297,13 @@ def _make_cache(cache: Path) -> None:
     with suppress(FileExistsError):
         cache.mkdir(mode=0o700)
     found = cache.lstat()
-    # Others could put an interpreter of theirs into it.
+    # Else other users could put their own interpreter into it.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise PermissionError(0, "the folder for it belongs to somebody else, or others may write to it")
 
 
 def _open_lock(path: Path) -> int:
-    """A descriptor of the lock file, locked shared, and not of one that was removed meanwhile."""
+    """A descriptor of the lock file with a shared lock; retried if the file was removed meanwhile."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -326,7 +326,7 @@ def _is_linked(descriptor: int, path: Path) -> bool:
 def _run(
     command: Sequence[str], variables: Mapping[str, str], seconds: float, keep: tuple[int, ...] = ()
 ) -> tuple[int, str]:
-    """Exit code and output, of which the beginning is kept; all of its processes are killed when it takes too long."""
+    """Exit code and the beginning of the output; all of its processes are killed if it takes too long."""
     with subprocess.Popen(  # noqa: S603  # the interpreter that the model's configuration names
         command,
         env={**os.environ, **variables},

@@ -1,4 +1,4 @@
-"""Imports a model's file as its authors are used to: module names, search path, and what an error of it says."""
+"""Import a model's file with the module names and search path that authors expect, and report its errors."""
 
 import contextlib
 import importlib.util
@@ -18,23 +18,23 @@ _SPAWNED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spawned")
 
 
 class Faults:
-    """Turns what a model raises into errors: the cause for the caller, the traceback for the log."""
+    """Converts exceptions of a model to errors: the cause for the caller, the traceback for the log."""
 
     __slots__ = ("_directories", "_host", "_own", "_who")
 
     def __init__(self, spec: WorkerSpec, host: Host) -> None:
         self._host = host
         self._who = f"model '{spec.model}' version {spec.version} instance '{spec.instance}'"
-        # Frames have absolute paths, also where the repository was given as a relative one.
+        # Frames have absolute paths, also if the repository was given as a relative path.
         own = tuple(map(os.path.abspath, (os.path.dirname(spec.artifact), version_directory(spec), spec.repository)))
         self._own = [directory + "/" for directory in own]
         known = {*own, sys.prefix, *sys.path}
-        # The longest first: what lies in a directory below another loses as much of its path as is known.
+        # The longest first, so that of nested directories the longest known prefix is removed from a path.
         self._directories = sorted((path for path in known if len(path) > 1 and os.path.isabs(path)), key=len)[::-1]
 
     def log(self, doing: str, error: BaseException, note: str = "") -> str:
-        """Logs the traceback; the text of the cause. Both end with the note."""
-        # With no memory left, perhaps: the caller's error says the rest.
+        """Log the traceback; returns the text of the cause. Both end with the note."""
+        # Logging may fail, for example out of memory; the caller's error then has to be enough.
         with contextlib.suppress(Exception):
             self._host.log("ERROR", f"{self._who}: {doing} failed: {full_traceback(error, self._own)}{note}")
         cause = describe(error, self._directories)
@@ -46,7 +46,7 @@ class Faults:
             return error
         text = self.log(doing, error)
         if isinstance(error, PermissionError) and isinstance(error.filename, str):
-            # A file that the model opens itself. Nothing is denied where the model failed to write.
+            # The model itself opened this file. If it failed to write, nothing denies reading.
             problem = denied(Path(error.filename))
             text += f"; {problem}" if problem else ""
         return InferenceError(ErrorCode.INTERNAL, text)
@@ -86,7 +86,7 @@ def _import_model(spec: WorkerSpec) -> ModuleType:
         raise InferenceError(ErrorCode.INTERNAL, f"Python model file not found: model '{spec.model}' has no {file}")
     name = stem
     if _is_same(directory, version_directory(spec)):
-        # A package that only says where its modules are; `1` could not be found by a search without finding others.
+        # A package that only has a search path: a search for a package named `1` could find another one.
         package = ModuleType(str(spec.version))
         package.__path__ = [directory]
         package.__package__ = package.__name__
@@ -95,11 +95,11 @@ def _import_model(spec: WorkerSpec) -> ModuleType:
         name = f"{spec.version}.{stem}"
         sys.path += [directory, spec.repository]
     else:
-        # The code of a python-based backend, which several models share.
+        # The code of a python-based backend is shared by several models.
         sys.path.append(directory)
-    # As in Triton, but last: what lies in the folder that the server was started in hides nothing that is installed.
+    # As in Triton, but last, so that files in the server's working directory hide no installed module.
     sys.path.append(os.getcwd())
-    # For processes that the model spawns; this one has the module already.
+    # For processes that the model spawns; this process already has the module.
     sys.path.append(_SPAWNED)
     module_spec = importlib.util.spec_from_file_location(name, spec.artifact)
     if module_spec is None or module_spec.loader is None:

@@ -1,13 +1,13 @@
-"""Hosts one python model in its worker process.
+"""Host one python model in its worker process.
 
 | what the model does | what the batch's requests get |
 |---|---|
-| returns a list of responses | each its own |
-| raises, or returns what it must not | all that are still unanswered: the cause |
-| an element is None | what the request's sender sends; an error where it has none |
+| returns a list of responses | each request its own response |
+| raises, or returns something invalid | all requests without a response: the cause |
+| an element is None | what the request's sender sends; an error if the model did not get the sender |
 | decoupled | what the senders send |
 
-Whatever a model raises, SystemExit and KeyboardInterrupt too, is an error of its batch: the process goes on.
+Every exception of a model, including SystemExit and KeyboardInterrupt, is an error of its batch: the process continues.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from halimede.core.types import ErrorCode, InferenceError
 
 
 def make_runner(spec: WorkerSpec, host: Host) -> Runner:
-    """Import the model, make its object and initialize it. InferenceError with the cause of what fails."""
+    """Import the model, create its object and initialize it. InferenceError with the cause of a failure."""
     faults, session = _prepare(spec, host)
     found = model_class(spec, faults)
     try:
@@ -48,7 +48,7 @@ def make_runner(spec: WorkerSpec, host: Host) -> Runner:
 
 
 def complete_config(spec: WorkerSpec, host: Host) -> dict[str, Any]:
-    """The configuration as the model's `auto_complete_config` leaves it. InferenceError with the cause."""
+    """The configuration as completed by the model's `auto_complete_config`. InferenceError with the cause."""
     faults, _ = _prepare(spec, host)
     found = model_class(spec, faults)
     try:
@@ -61,7 +61,7 @@ def complete_config(spec: WorkerSpec, host: Host) -> dict[str, Any]:
                 ErrorCode.INTERNAL,
                 f"auto_complete_config function in model '{spec.model}' must return a valid pb.ModelConfig object.",
             )
-        # What is no JSON is found here, where the model's name is known.
+        # Values that are not JSON are found here, where the model's name is known.
         return dict(json.loads(json.dumps(completed.as_dict())))
     except BaseException as error:  # noqa: BLE001  a model may raise what it likes
         raise faults.error("auto_complete_config", error) from None
@@ -79,7 +79,7 @@ class PythonRunner:
         self._instance = spec.instance
         self._failed = f"Failed to process the request(s) for model instance '{spec.instance}', message: "
         self._execute: Callable[[list[ReceivedRequest]], Any] = model.execute
-        # Decorators that keep to the custom say what they wrap.
+        # Well-behaved decorators set the attribute that `unwrap` follows.
         self.is_async = inspect.iscoroutinefunction(inspect.unwrap(model.execute))
         self.answers_is_ready = callable(getattr(model, "is_ready", None))
 
@@ -91,7 +91,7 @@ class PythonRunner:
             failed_answer_read.set("")
         try:
             result = self._execute(received.copy())
-            # Told apart before a call is spent on it: nearly always it is a list.
+            # Check the type before calling a function: nearly always it is a list.
             if type(result) is not list and inspect.iscoroutine(result):
                 result = asyncio.run(result)
             return self._replies(received, result)
@@ -119,7 +119,7 @@ class PythonRunner:
                 self._report_released()
 
     async def is_ready(self) -> bool:
-        """What the model says; not ready where it cannot say."""
+        """The model's `is_ready`; False if it raises."""
         try:
             ready = self._model.is_ready()
             return bool(await ready if inspect.isawaitable(ready) else ready)
@@ -130,7 +130,7 @@ class PythonRunner:
             return False
 
     def close(self) -> None:
-        """`finalize`, where the model has it; its failure is logged."""
+        """Call `finalize` if the model has it; a failure is logged."""
         self._session.serves = False
         try:
             finalize = getattr(self._model, "finalize", None)
@@ -159,7 +159,7 @@ class PythonRunner:
         return replies
 
     def _reply_by_sender(self, request: ReceivedRequest, response: InferenceResponse | None) -> Reply:
-        """For a request whose sender the model has, or that it returned nothing for."""
+        """The reply for a request whose sender the model has, or for which it returned None."""
         if response is not None:
             returned = reply_of(response, wanted_outputs(request), self._session)
             reply = finish(request.get_response_sender(), returned)
@@ -181,7 +181,7 @@ class PythonRunner:
             )
         else:
             return None
-        # The model may still hold the request: what it sends from now on is refused.
+        # The model may still hold the request: responses that it sends from now on are refused.
         return finish(request.get_response_sender(), InferenceError(ErrorCode.INTERNAL, self._failed + text))
 
     def _fail(self, received: list[ReceivedRequest], error: BaseException) -> list[Reply]:
@@ -203,7 +203,7 @@ class PythonRunner:
 
 
 def _unchecked_error() -> str:
-    """The probable cause, where the model read outputs of a called model's error without checking for it."""
+    """The probable cause, if the model read outputs of a called model's error response without checking for it."""
     error = failed_answer_read.get()
     return f"the model read outputs of a response that is an error: {error}" if error else ""
 
@@ -212,7 +212,7 @@ _RETURNED = (InferenceResponse, type(None))
 
 
 class _Refused(Exception):
-    """The result of `execute` is not what it must be."""
+    """The result of `execute` is invalid."""
 
 
 def _checked(received: list[ReceivedRequest], result: Any) -> Sequence[InferenceResponse | None]:
@@ -240,7 +240,7 @@ def _prepare(spec: WorkerSpec, host: Host) -> tuple[Faults, Session]:
     faults = Faults(spec, host)
     config = json.loads(spec.config_json)
     outputs = tuple(output["name"] for output in config.get("output", ()))
-    # Whether it is one of the two words was checked by the server.
+    # The server has checked that it is one of the two words.
     strict = config.get("parameters", {}).get("STRICT_OUTPUTS", {}).get("string_value", "").lower() == "true"
     session = Session(host, version_directory(spec), spec.decoupled, outputs, strict_outputs=strict)
     install(session)

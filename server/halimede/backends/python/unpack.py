@@ -1,13 +1,13 @@
-"""Unpacks the archive of an environment, as a process of its own: `python unpack.py ARCHIVE DIRECTORY`.
+"""Unpack the archive of an environment, as a separate process: `python unpack.py ARCHIVE DIRECTORY`.
 
-A process, because it takes the interpreter for minutes and as much memory as an archive wants, neither of which a
-server has to spare. It imports the standard library only.
+A process, because unpacking occupies the interpreter for minutes and takes as much memory as the archive demands, and a
+server can spare neither. It imports only the standard library.
 
-Nothing is written outside of the directory, and nothing in it leads out: members and links go by their names alone, a
-member below a link is refused, and a link goes up before it goes down, or not at all. So where a name leads is where it
-seems to lead, whatever links it passes.
+Nothing is written outside of the directory, and nothing in it points outside: members and links are checked by their
+names, a member below a link is refused, and a link may have `..` only at its beginning. So a name resolves to the
+path that it spells, whatever links it passes.
 
-Ends with 0; with 1 where the archive is at fault, with 2 where the system is, and then says why in one line.
+Exits with 0; with 1 if the archive is invalid, or 2 if the system fails, and then prints the reason in one line.
 """
 
 import gzip
@@ -24,23 +24,23 @@ MAX_MEMBERS = 1_000_000
 MAX_MEMORY_BYTES = 4 << 30
 CHUNK_BYTES = 1 << 20
 MAX_TIME = 1 << 33
-"""Of modification, in seconds since the epoch: what every file system can hold."""
+"""Maximum modification time, in seconds since the epoch: every file system can store it."""
 
 ARCHIVE_AT_FAULT, SYSTEM_AT_FAULT = 1, 2
 
 
 class _Target:
-    """The directory that is filled."""
+    """The directory that is being filled."""
 
     def __init__(self, directory: Path, max_members: int) -> None:
         self._directory = directory
         self._left = max_members
         self._max_members = max_members
         self._folders = {""}
-        """Those that were made here, which are therefore no links."""
+        """Directories created here, which therefore are not links."""
 
     def add(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        """Write one member; ValueError where it must not be."""
+        """Write one member; ValueError if it is not allowed."""
         parts = _parts(member.name, member.name)
         if not parts:
             return
@@ -64,7 +64,7 @@ class _Target:
             raise ValueError(f"'{member.name}' is in it twice") from None
 
     def _enter(self, parts: list[str], name: str) -> None:
-        """Make the folder and those above it."""
+        """Create the directory and its parents."""
         for end in range(1, len(parts) + 1):
             folder = "/".join(parts[:end])
             if folder in self._folders:
@@ -85,7 +85,7 @@ class _Target:
             shutil.copyfileobj(source, target, CHUNK_BYTES)
             os.fchmod(descriptor, 0o600 | member.mode & 0o755)
             target.flush()
-            # Compiled modules are good only for sources of the time that is written in them.
+            # Compiled modules are valid only for the modification time of their source.
             seconds = min(max(0, int(member.mtime)), MAX_TIME)
             os.utime(descriptor, (seconds, seconds))
 
@@ -103,18 +103,18 @@ class _Target:
 
 
 def unpack(archive: Path, directory: Path, *, max_bytes: int = MAX_BYTES, max_members: int = MAX_MEMBERS) -> None:
-    """Unpack a tar.gz into an empty directory. ValueError: the archive is at fault; OSError: the system."""
+    """Unpack a tar.gz into an empty directory. ValueError if the archive is invalid, OSError if the system fails."""
     target = _Target(directory, max_members)
     left = max_bytes
     try:
-        # As a stream: the checksum at its end counts too, and nothing is read twice.
+        # As a stream, which also checks the checksum at the end and reads everything once.
         with gzip.open(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
             while (member := tar.next()) is not None:
                 left -= member.size
                 if left < 0:
                     raise ValueError(f"it has more than {max_bytes} bytes unpacked")
                 target.add(tar, member)
-                # It remembers all members, of which there may be a million.
+                # tarfile keeps a list of all members, and there may be a million.
                 tar.members.clear()  # type: ignore[attr-defined]  # the stubs do not have it
             while chunk := stream.read(CHUNK_BYTES):
                 left -= len(chunk)
@@ -138,7 +138,7 @@ def _check_link(member: tarfile.TarInfo, depth: int) -> None:
     up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
     if member.linkname.startswith("/") or up > depth or ".." in parts[up:]:
         raise ValueError(
-            f"'{member.name}' is a link to '{member.linkname}', which leads out of it; right is an environment with "
+            f"'{member.name}' is a link to '{member.linkname}', which leads out of it; expected an environment with "
             "copies, as conda-pack and `venv --copies` make them"
         )
 
@@ -151,7 +151,7 @@ def main(archive: str, directory: str) -> int:
         print(ascii(str(error))[1:-1])
         return ARCHIVE_AT_FAULT
     except OSError as error:
-        # Without the path, which is the server's.
+        # Without the path, because it is a path of the server.
         print(error.strerror or type(error).__name__)
         return SYSTEM_AT_FAULT
     return 0

@@ -1,6 +1,6 @@
-"""From what a model file says of its tensors to a configuration, and back: completion and the check at load.
+"""Complete a configuration from the tensors of a model file, and check at load that the two agree.
 
-A backend reads a `ModelSignature` from the file; the rules here are the same for every format that knows names,
+A backend reads a `ModelSignature` from the file; the rules here are the same for every format that has names,
 datatypes and shapes.
 """
 
@@ -32,13 +32,13 @@ class TensorSignature:
 
 @dataclass(frozen=True, slots=True)
 class ModelSignature:
-    """All tensors of a model file, in its order."""
+    """All tensors of a model file, in the file's order."""
 
     inputs: tuple[TensorSignature, ...]
     outputs: tuple[TensorSignature, ...]
 
     def can_batch(self) -> bool:
-        """Whether the first dimension of every input and output is left open, so that it can count rows."""
+        """Whether the first dimension of every input and output has any size, so that it can be the batch dimension."""
         tensors = (*self.inputs, *self.outputs)
         return bool(tensors) and all(tensor.shape is not None and tensor.shape[:1] == (-1,) for tensor in tensors)
 
@@ -49,10 +49,10 @@ _Tensor = TypeVar("_Tensor", ModelInput, ModelOutput)
 def complete(
     config: ModelConfig, signature: ModelSignature, *, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
 ) -> tuple[ModelConfig, tuple[str, ...]]:
-    """The configuration with what the model file says filled in, and notes for the log. `config.name` may be empty.
+    """The configuration completed from the model file, and notes for the log. `config.name` may be empty.
 
-    A configuration that gives all inputs and outputs is left alone: there alone a `max_batch_size` of 0 can mean that
-    the model shall not batch. INVALID_ARG when it asks for batching and the model cannot batch.
+    A configuration with all inputs and outputs is left unchanged: only then can a `max_batch_size` of 0 mean that the
+    model must not batch. INVALID_ARG if the configuration asks for batching and the model cannot batch.
     """
     name = clip(config.name)
     if _is_given(config.input) and _is_given(config.output):
@@ -104,7 +104,7 @@ def _is_given(tensors: Sequence[ModelInput | ModelOutput]) -> bool:
 
 
 def _spells_out_batch(config: ModelConfig, signature: ModelSignature) -> bool:
-    """Whether some tensor of the configuration has as many dims as in the file: then the first of them is the rows."""
+    """Whether a tensor in the configuration has as many dims as in the file: then its first dim is the batch."""
     ranks = {tensor.name: len(tensor.shape) for tensor in signature.inputs + signature.outputs if tensor.shape}
     tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
     return any(tensor.dims and len(_inner_dims(tensor)) == ranks.get(tensor.name) for tensor in tensors)
@@ -116,7 +116,7 @@ def _completed_tensors(
     if not given:
         return tuple(_completed_tensor(kind(name=said.name), said, batches) for said in signatures)
     by_name = {said.name: said for said in signatures}
-    # A tensor that the file does not have stays as it is, and the check at load names it.
+    # A tensor that the file does not have is kept, and the check at load reports it.
     return tuple(
         _completed_tensor(tensor, by_name[tensor.name], batches) if tensor.name in by_name else tensor
         for tensor in given
@@ -131,14 +131,14 @@ def _completed_tensor(tensor: _Tensor, said: TensorSignature, batches: bool) -> 
     dims = said.shape[1:] if batches else said.shape
     if dims:
         return replace(tensor, dims=dims)
-    # A configuration has no tensors without dims, so that a client sees one element where the model sees a scalar.
+    # A configuration cannot have a tensor without dims: clients see one element where the model has a scalar.
     return replace(tensor, dims=(1,), reshape=ModelTensorReshape())
 
 
 def check_signature(config: ModelConfig, signature: ModelSignature) -> tuple[Problem, ...]:
-    """Every way in which a complete configuration disagrees with the model file.
+    """Every disagreement between a complete configuration and the model file.
 
-    All inputs of the file must be configured, since the model cannot run without one; outputs may be left out.
+    All inputs of the file must be configured, because the model needs them to run; outputs may be omitted.
     """
     problems: list[Problem] = []
     if len(config.input) != len(signature.inputs):
@@ -227,12 +227,12 @@ def _dims_problem(config: ModelConfig, tensor: ModelInput | ModelOutput, shape: 
 
 
 def _agree(configured: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether every size that the configuration lets through is one that the model takes."""
+    """Whether the model accepts every size that the configuration accepts."""
     return all(want in (-1, dim) for dim, want in zip(configured, shape, strict=True))
 
 
 def _inner_dims(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
-    """The dims that the backend sees."""
+    """The tensor's dims as the backend sees them."""
     return tensor.dims if tensor.reshape is None else tensor.reshape.shape
 
 

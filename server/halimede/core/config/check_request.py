@@ -1,13 +1,13 @@
-"""Whether a request fits its model: the last look at what a client sent before it is queued.
+"""Check that a request fits its model: the last check of client data before the request is queued.
 
-A checker is made once per model version. The checks come in Triton's order, because the order decides which error a
+A checker is made once per model version. The checks run in Triton's order, because the order decides which error a
 client sees first: duplicates, requested outputs, the set of inputs, batch sizes, then each input's datatype, shape and
-bytes. Three things differ on purpose. Required inputs are looked for by name, where Triton compares counts and lets an
-optional input stand in for a required one. A batch of no rows is refused, where Triton takes it for one row. And every
-piece of a message that comes from the client is cut, so that a message stays below 4 KiB.
+bytes. Three differences are intended. Required inputs are looked up by name; Triton compares counts, so an optional
+input can stand in for a required one. A batch of zero rows is refused; Triton treats it as one row. Every part of a
+message that comes from the client is cut, so that a message stays below 4 KiB.
 
-Sizes that a client declares are Python integers and are compared with the bytes that are there; nothing is allocated
-by them.
+Sizes that a client declares are compared, as Python integers, with the bytes that arrived; nothing is allocated from
+them.
 """
 
 import struct
@@ -23,15 +23,15 @@ from halimede.core.types.error import clip, of_request
 from halimede.core.types.tensor import Buffer
 
 MAX_TENSOR_BYTES = 2**63 - 1
-"""The largest tensor that has addresses; numpy refuses a larger shape even where a zero dimension makes it empty."""
+"""The largest addressable tensor; numpy refuses a larger shape even if a zero dimension makes it empty."""
 
-# So few that they have addresses whatever the datatype.
+# Tensors with at most this many elements are addressable whatever the datatype.
 _SAFE_ELEMENTS = MAX_TENSOR_BYTES // 8
 
 _MAX_DIMS_TEXT = 256
 _MAX_NAMES_TEXT = 1024
 
-# Below so many elements a loop is faster than the set-up of numpy.
+# Below this number of elements a loop is faster than the set-up of numpy.
 _MIN_VECTOR_ELEMENTS = 16
 
 _BATCH_NOTE = (
@@ -41,22 +41,22 @@ _BATCH_NOTE = (
 )
 
 FRAMED_AT_ONCE = 64 << 10
-"""BYTES elements that `check` walks itself: about 5 ms of work."""
+"""Maximum number of BYTES elements that `check` walks itself: about 5 ms of work."""
 
 COMPARED_AT_ONCE = 1 << 20
-"""As FRAMED_AT_ONCE, for elements of one length, which are compared all at once."""
+"""The same for elements of equal length, which are compared in one vector operation."""
 
 _LENGTH = struct.Struct("<I").unpack_from
 
 
 @dataclass(slots=True)
 class Checked:
-    """What the scheduler needs of a request that fits: its rows (at least 1) and the bytes of its inputs.
+    """What the scheduler needs from a checked request: its rows (at least 1) and the bytes of its inputs.
 
-    Requests that are alike may share one, so that nobody changes it.
+    Similar requests may share one object, so it must not be modified.
 
     `compatible` is equal for requests of this model that may share a batch: the same inputs in the same shapes.
-    `needs_framing` says that BYTES tensors of very many elements are still to be walked, by `check_framing`.
+    `needs_framing` is set if BYTES tensors with very many elements still have to be walked, by `check_framing`.
     """
 
     batch_size: int
@@ -67,7 +67,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """`dims` are the client's, without the batch dimension; `reshape` is what the backend sees instead."""
+    """`dims` are the client's, without the batch dimension; `reshape` is the shape that the backend gets instead."""
 
     name: str
     datatype: DataType
@@ -78,7 +78,7 @@ class _Input:
 
 @dataclass(slots=True)
 class _Known:
-    """A request that fitted: name, datatype, shape and bytes of its inputs, its outputs, and what became of it."""
+    """A request that passed: name, datatype, shape and byte count of its inputs, its outputs, and the result."""
 
     inputs: list[tuple[str, DataType, tuple[int, ...], int]]
     outputs: tuple[str, ...]
@@ -87,14 +87,14 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Reshape:
-    """How an output of the backend (`inner`) is shown to the client (`outer`)."""
+    """How an output's shape in the backend (`inner`) maps to the shape for clients (`outer`)."""
 
     inner: tuple[int, ...]
     outer: tuple[int, ...]
 
 
 class RequestChecker:
-    """The rules of one model version, compiled."""
+    """The rules for requests of one model version, compiled."""
 
     __slots__ = (
         "_batches",
@@ -116,17 +116,18 @@ class RequestChecker:
     )
 
     def __init__(self, config: ModelConfig) -> None:
-        """`config` is complete and valid."""
+        """`config` must be complete and valid."""
         self._model = clip(config.name)
         self._max_batch_size = config.max_batch_size
         self._batches = config.max_batch_size > 0
         self._inputs = {tensor.name: _compile(tensor) for tensor in config.input}
         self._input_names = tuple(self._inputs)
         self._required = frozenset(tensor.name for tensor in config.input if not tensor.optional)
-        # Requests differ only in their rows: any two of them may share a batch.
+        # Requests can differ only in their number of rows: any two of them may share a batch.
         self._uniform = all(not tensor.optional and -1 not in tensor.dims for tensor in config.input)
         self._reshapes = any(tensor.reshape is not None for tensor in config.input)
-        # The last one that took the long way. Of BYTES the elements have to be looked at, and a reshape is to be done.
+        # The last request that took the full check. Requests with BYTES or reshaped inputs cannot use it: their
+        # elements have to be checked, or their shapes changed, each time.
         self._known: _Known | None = None
         self._remembers = not self._reshapes and all(each.data_type is not DataType.BYTES for each in config.input)
         self._output_names = frozenset(tensor.name for tensor in config.output)
@@ -139,7 +140,7 @@ class RequestChecker:
             if tensor.reshape is not None
         }
         self._sole: _Input | None = None
-        # Of a request with the one input.
+        # The result for the last request with one input.
         self._last = Checked(0, 0)
         self._row_bytes = 0
         if self._batches and self._uniform and len(self._inputs) == 1:
@@ -152,7 +153,7 @@ class RequestChecker:
         """Accept the request and give its inputs the shapes that the backend sees, or raise INVALID_ARG."""
         sole = self._sole
         inputs = request.inputs
-        # The common request, one input of fixed dims, in a few comparisons; in doubt the long way explains.
+        # The common request, one input of fixed dims, takes a few comparisons. If one fails, the full check explains.
         if sole is not None and len(inputs) == 1 and request.outputs in self._usual_outputs:
             tensor = inputs[0]
             shape = tensor.shape
@@ -176,13 +177,13 @@ class RequestChecker:
 
     @property
     def reshapes_outputs(self) -> bool:
-        """Whether `reshape_outputs` has anything to do."""
+        """Whether `reshape_outputs` has any effect."""
         return bool(self._output_reshapes)
 
     def reshape_outputs(self, outputs: list[Tensor], batch_size: int) -> None:
-        """Give the backend's outputs the shapes that the configuration shows to clients.
+        """Give the backend's outputs the shapes that clients see according to the configuration.
 
-        INTERNAL where an output with a `reshape` does not have the shape that it says.
+        INTERNAL if an output with a `reshape` does not have the configured shape.
         """
         if not self._output_reshapes:
             return
@@ -225,7 +226,7 @@ class RequestChecker:
             size += len(tensor.data)
         if rows < 1:
             raise _invalid(request, f"inference request batch-size must be >= 1 for '{self._model}'")
-        # After the last check, so that a refused request is left as it came.
+        # After the last check, so that a refused request is left unchanged.
         compatible = () if self._uniform or not self._batches else self._shapes(by_name)
         if self._reshapes:
             for tensor in request.inputs:
@@ -237,7 +238,7 @@ class RequestChecker:
         return checked
 
     def check_framing(self, request: InferenceRequest) -> None:
-        """Walk the elements that `check` left out, or raise INVALID_ARG. Takes long, and may run on any thread."""
+        """Check the elements that `check` skipped, or raise INVALID_ARG. Slow; may run on any thread."""
         for tensor in request.inputs:
             if tensor.datatype is DataType.BYTES and prod(tensor.shape) > FRAMED_AT_ONCE:
                 problem = _framing_problem(tensor.data, prod(tensor.shape), clip(tensor.name), self._model)
@@ -259,11 +260,11 @@ class RequestChecker:
         if least <= got <= most and self._required.issubset(given):
             return
         if least <= got <= most and any(name not in self._inputs for name in given):
-            return  # a name that the model does not know has an error of its own
+            return  # an unknown name has its own error
         expected = f"{most}" if least == most else f"number of inputs between {least} and {most}"
         noun = " inputs" if least == most else ""
         missing = [name for name in self._input_names if name in self._required and name not in given]
-        # Triton closes a bracket that it did not open when nothing is missing, and clients compare the text.
+        # If nothing is missing, Triton prints a closing bracket without an opening one, and clients compare the text.
         missing_text = f"[{_names_text(missing)}]" if missing else "]"
         raise _invalid(
             request,
@@ -273,7 +274,7 @@ class RequestChecker:
         )
 
     def _batch_size(self, request: InferenceRequest) -> int:
-        """The rows of the request, 1 where the model does not batch."""
+        """The number of rows of the request, 1 if the model does not batch."""
         if not self._batches:
             return 1
         rows = -1
@@ -296,11 +297,11 @@ class RequestChecker:
             raise _invalid(
                 request, f"inference request batch-size must be <= {self._max_batch_size} for '{self._model}'"
             )
-        # Every input is optional and none was sent: there is still one request to run.
+        # All inputs are optional and none was sent: the request still runs, with one row.
         return rows if rows >= 0 else 1
 
     def _check_input(self, request: InferenceRequest, tensor: Tensor, expected: _Input) -> bool:
-        """Raise for an input that does not fit; whether its framing is left to `check_framing`."""
+        """Raise for an input that does not fit; return whether its framing is left to `check_framing`."""
         datatype = tensor.datatype
         if datatype is not expected.datatype:
             got = "<invalid>" if datatype is DataType.INVALID else datatype.name
@@ -321,7 +322,7 @@ class RequestChecker:
                 f"{_dims_text(wanted)}, got {_dims_text(shape)}.{_BATCH_NOTE if self._batches else ''}",
             )
         elements = prod(shape)
-        # Of an empty tensor the bytes say nothing about the other dimensions, so these have to be looked at.
+        # The byte count of an empty tensor says nothing about its other dimensions, so check them here.
         if not 0 < elements <= _SAFE_ELEMENTS:
             if prod(dim or 1 for dim in shape) * (datatype.itemsize or 4) > MAX_TENSOR_BYTES:
                 raise _invalid(
@@ -330,7 +331,7 @@ class RequestChecker:
                     f"{_dims_text(shape)}, a tensor has at most {MAX_TENSOR_BYTES} bytes",
                 )
             if self._batches and shape[0] == 0:
-                # As Triton, which takes a batch of no rows for one row here; the batch size itself is refused later.
+                # As Triton, which treats a batch of zero rows as one row here; the batch size is refused later.
                 elements = prod(dims)
         if datatype is DataType.BYTES:
             if elements > FRAMED_AT_ONCE and len(tensor.data) >= 4 * elements:
@@ -353,7 +354,7 @@ class RequestChecker:
         )
 
     def _shapes(self, by_name: dict[str, Tensor]) -> tuple[tuple[int, ...] | None, ...]:
-        """The shape of every input without the rows, None for one that was left out, in the configuration's order."""
+        """The shape of every input without the rows, in the configuration's order; None for an omitted input."""
         return tuple([by_name[name].shape[1:] if name in by_name else None for name in self._input_names])
 
     def _reshape_input(self, tensor: Tensor) -> None:
@@ -377,12 +378,12 @@ def _invalid(request: InferenceRequest, message: str) -> InferenceError:
 
 
 def _fits(dims: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether these dims may be sent where `wanted` has -1 for any size."""
+    """Whether these dims match `wanted`, in which -1 accepts any size."""
     return len(dims) == len(wanted) and all(want in (got, -1) for got, want in zip(dims, wanted, strict=True))
 
 
 def _reshaped(pattern: Sequence[int], shape: Sequence[int], into: Sequence[int]) -> tuple[int, ...]:
-    """`into` with its variable dimensions taken, in order, from where `pattern` has them in `shape`."""
+    """`into` with its variable dimensions replaced, in order, by the sizes that `shape` has where `pattern` has -1."""
     variable = iter([got for want, got in zip(pattern, shape, strict=True) if want == -1])
     return tuple(next(variable) if dim == -1 else dim for dim in into)
 
@@ -393,13 +394,13 @@ def _first_duplicate(names: Iterable[str]) -> str:
 
 
 def _dims_text(dims: Sequence[int]) -> str:
-    # A dimension takes two characters or more, so that no more of them than this can be shown.
+    # A dimension takes two characters or more, so no more dimensions than this can be shown.
     text = ",".join(str(dim) for dim in dims[: _MAX_DIMS_TEXT // 2 + 1])
     return f"[{text}]" if len(text) <= _MAX_DIMS_TEXT else f"[{text[:_MAX_DIMS_TEXT]}...]"
 
 
 def _names_text(names: Iterable[str]) -> str:
-    """The names, quoted, with commas between, `...` where the list was cut."""
+    """The names, quoted, separated by commas; `...` if the list was cut."""
     shown: list[str] = []
     size = 0
     for name in names:
@@ -413,13 +414,13 @@ def _names_text(names: Iterable[str]) -> str:
 
 
 def _framing_problem(data: Buffer, expected: int, name: str, model: str) -> str | None:
-    """What is wrong with a BYTES tensor of `expected` elements, None when nothing is. The elements are not copied."""
+    """What is wrong with a BYTES tensor of `expected` elements, None if nothing is. The elements are not copied."""
     size = len(data)
     if expected >= _MIN_VECTOR_ELEMENTS and _has_equal_lengths(data, expected):
         return None
     at = 0
     try:
-        # Nothing but what leads to the next element: a tensor may have millions. Where it ends says whether all fits.
+        # The loop only steps to the next element, as a tensor may have millions; the final offset shows validity.
         for _ in range(expected):
             at += 4 + _LENGTH(data, at)[0]
     except struct.error:
@@ -428,7 +429,7 @@ def _framing_problem(data: Buffer, expected: int, name: str, model: str) -> str 
 
 
 def _has_equal_lengths(data: Buffer, expected: int) -> bool:
-    """Whether the elements all have one length, such as digests or images: compared all at once."""
+    """Whether all elements have one length, as digests or images often do: compared in one vector operation."""
     stride, rest = divmod(len(data), expected)
     if rest or stride < 4:
         return False
@@ -437,7 +438,7 @@ def _has_equal_lengths(data: Buffer, expected: int) -> bool:
 
 
 def _explain_framing(data: Buffer, expected: int, name: str, model: str) -> str:
-    """The first thing wrong with a BYTES tensor that is known to be wrong."""
+    """The first error in a BYTES tensor that is known to be invalid."""
     size = len(data)
     at = count = 0
     while at < size:

@@ -4,13 +4,13 @@ Texts are Triton's where it has one, with its missing quotation marks. A step de
 and on those that its condition names.
 """
 
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Sequence
 
 from halimede.core.config.condition import Condition, parse_condition
 from halimede.core.config.model_config import EnsembleStep, ModelConfig
 from halimede.core.types import InferenceError, Problem
 from halimede.core.types.error import clip
+from halimede_spec.dataflow import Flow, make_flow, makers, walk
 
 
 def check_dataflow(config: ModelConfig) -> list[Problem]:
@@ -20,28 +20,21 @@ def check_dataflow(config: ModelConfig) -> list[Problem]:
     return list(_problems(config, config.ensemble_scheduling.step))
 
 
-@dataclass(slots=True)
-class _Flow:
-    """`maker` is the step that makes a tensor; `users` are the steps that need it; `inputs` those of each step."""
-
-    maker: dict[str, int] = field(default_factory=dict)
-    users: dict[str, list[int]] = field(default_factory=dict)
-    inputs: list[tuple[str, ...]] = field(default_factory=list)
-
-
 def _problems(config: ModelConfig, steps: tuple[EnsembleStep, ...]) -> Iterator[Problem]:
     name = clip(config.name)
     given = {tensor.name for tensor in config.input}
     wanted = {tensor.name for tensor in config.output}
-    flow = _Flow()
+    maker = makers(given, [step.output_map.values() for step in steps])
     conditions: list[Condition | None] = []
+    made: set[str] = set()
     for i, step in enumerate(steps):
         conditions.append((yield from _condition(step, i, name)))
-        yield from _made(step, i, name, given, flow)
+        yield from _maps(step, i, name, given, made)
+    needs: list[tuple[str, ...]] = []
     for i, (step, condition) in enumerate(zip(steps, conditions, strict=True)):
         known = []
         for tensor in condition.tensors if condition is not None else ():
-            if tensor in given or tensor in flow.maker:
+            if tensor in given or tensor in maker:
                 known.append(tensor)
             else:
                 yield Problem(
@@ -49,9 +42,8 @@ def _problems(config: ModelConfig, steps: tuple[EnsembleStep, ...]) -> Iterator[
                     "tensors: it must be an input or stand in an output map",
                     f"ensemble_scheduling.step[{i}].when",
                 )
-        flow.inputs.append(tuple(dict.fromkeys([*step.input_map.values(), *known])))
-        for tensor in flow.inputs[i]:
-            flow.users.setdefault(tensor, []).append(i)
+        needs.append(tuple(dict.fromkeys([*step.input_map.values(), *known])))
+    flow = make_flow(given, maker, needs)
     for i, model_input in enumerate(config.input):
         if model_input.name and model_input.name not in flow.users:
             text = f"ensemble input '{clip(model_input.name)}' for ensemble {name}' is not used"
@@ -60,7 +52,7 @@ def _problems(config: ModelConfig, steps: tuple[EnsembleStep, ...]) -> Iterator[
         if output.name and output.name not in flow.maker and output.name not in flow.users:
             text = f"ensemble output '{clip(output.name)}' for ensemble {name}' is not used"
             yield Problem(text, f"output[{i}].name")
-    yield from _unwritten(config, flow, given)
+    yield from _unwritten(config, flow)
     for tensor, i in flow.maker.items():
         if tensor not in flow.users and tensor not in wanted:
             text = f"ensemble tensor '{clip(tensor)}' is unused in ensemble '{name}'"
@@ -81,7 +73,8 @@ def _condition(step: EnsembleStep, i: int, name: str) -> Generator[Problem, None
     return None
 
 
-def _made(step: EnsembleStep, i: int, name: str, given: set[str], flow: _Flow) -> Iterator[Problem]:
+def _maps(step: EnsembleStep, i: int, name: str, given: set[str], made: set[str]) -> Iterator[Problem]:
+    """Yields what is wrong with the maps of step `i`; `made`, which it completes, are the tensors of earlier steps."""
     for field_name, mapped in (("input_map", step.input_map), ("output_map", step.output_map)):
         for key, tensor in mapped.items():
             if not key or not tensor:
@@ -96,26 +89,25 @@ def _made(step: EnsembleStep, i: int, name: str, given: set[str], flow: _Flow) -
             yield Problem(
                 f"ensemble input '{clip(tensor)}' can not appear in an output map for ensemble '{name}' step {i}", where
             )
-        elif tensor in flow.maker:
+        elif tensor in made:
             yield Problem(
                 f"ensemble tensor '{clip(tensor)}' can appear in an output map only once for ensemble '{name}' step "
                 f"{i}",
                 where,
             )
         else:
-            flow.maker[tensor] = i
+            made.add(tensor)
 
 
-def _unwritten(config: ModelConfig, flow: _Flow, given: set[str]) -> Iterator[Problem]:
+def _unwritten(config: ModelConfig, flow: Flow) -> Iterator[Problem]:
     """The tensors that never come: what needs them, and the circles of steps that wait for one another."""
     name = clip(config.name)
-    ready = _ready(flow, given)
     causes: dict[str, str] = {}
     told: set[str] = set()
     for i, output in enumerate(config.output):
-        if output.name in ready or (output.name not in flow.maker and output.name not in flow.users):
+        if output.name in flow.written or (output.name not in flow.maker and output.name not in flow.users):
             continue
-        circle = _explain(output.name, flow, ready, causes)
+        circle = _explain(output.name, flow, causes)
         cause = causes[output.name]
         text = f"output '{clip(output.name)}' for ensemble '{name}' is not written"
         if cause != output.name:
@@ -125,9 +117,9 @@ def _unwritten(config: ModelConfig, flow: _Flow, given: set[str]) -> Iterator[Pr
         if circle:
             yield _circular(circle, flow, name)
     for tensor, users in flow.users.items():
-        if tensor in ready:
+        if tensor in flow.written:
             continue
-        circle = _explain(tensor, flow, ready, causes)
+        circle = _explain(tensor, flow, causes)
         if circle:
             yield _circular(circle, flow, name)
         elif tensor not in flow.maker and tensor not in told:
@@ -138,7 +130,7 @@ def _unwritten(config: ModelConfig, flow: _Flow, given: set[str]) -> Iterator[Pr
             )
 
 
-def _circular(circle: list[str], flow: _Flow, name: str) -> Problem:
+def _circular(circle: Sequence[str], flow: Flow, name: str) -> Problem:
     around = [*circle, circle[0]]
     shown = [f"'{clip(tensor)}'" for tensor in around[:_SHOWN]] + (["..."] if len(around) > _SHOWN else [])
     return Problem(
@@ -150,36 +142,18 @@ def _circular(circle: list[str], flow: _Flow, name: str) -> Problem:
 _SHOWN = 10
 
 
-def _ready(flow: _Flow, given: set[str]) -> set[str]:
-    """All tensors that there will be when every step runs that can."""
-    ready = set(given)
-    waits = [len(inputs) for inputs in flow.inputs]
-    made: list[list[str]] = [[] for _ in flow.inputs]
-    for tensor, maker in flow.maker.items():
-        made[maker].append(tensor)
-    # A step without inputs is a problem of its own; here it does not make others wait.
-    news = [*given, *(tensor for i, count in enumerate(waits) if count == 0 for tensor in made[i])]
-    ready.update(news)
-    while news:
-        for user in flow.users.get(news.pop(), ()):
-            waits[user] -= 1
-            if waits[user] == 0:
-                news += made[user]
-                ready.update(made[user])
-    return ready
-
-
-def _explain(tensor: str, flow: _Flow, ready: set[str], causes: dict[str, str]) -> list[str]:
+def _explain(tensor: str, flow: Flow, causes: dict[str, str]) -> Sequence[str]:
     """Add to `causes` why the tensor is not written: one that nobody makes, or one that waits for itself.
 
-    Returns a circle that was not known before, in the order of the flow; [] where there is none.
+    Returns a circle that was not known before, in the order of the flow; () where there is none.
     """
-    path: dict[str, None] = {}
-    while tensor in flow.maker and tensor not in causes and tensor not in path:
-        path[tensor] = None
-        tensor = next(needed for needed in flow.inputs[flow.maker[tensor]] if needed not in ready)
-    cause = causes.setdefault(tensor, tensor)
-    for passed in path:
+
+    def following(at: str) -> str | None:
+        return None if at in causes or at not in flow.maker else next(iter(flow.missing(flow.maker[at])))
+
+    way = walk(tensor, following)
+    end = way.circle[0] if way.circle else way.path[-1]
+    cause = causes.get(end, end)
+    for passed in way.path:
         causes[passed] = cause
-    passed_all = list(path)
-    return passed_all[passed_all.index(tensor) :][::-1] if tensor in path else []
+    return way.circle[::-1]

@@ -1,7 +1,7 @@
-"""Where each value of a complete configuration comes from: the configuration before and after each step is compared.
+"""Find the origin of each value of a complete configuration, by comparing the configuration before and after each step.
 
-A value belongs to the first step after which it stayed as it is. So the parts that complete a configuration need not
-keep account, and a backend that nobody here knows is explained as well as ours.
+A value is attributed to the first step after which it no longer changed. The code that completes a configuration
+therefore does not record origins, and this also works for third-party backends.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +14,12 @@ from halimede.core.config.write import Line, entry_path
 
 DEFAULT = "default"
 MAX_COMMENT_COLUMN = 60
-"""Comments stand below each other, but not to the right of this for the sake of one long line."""
+"""Comments are aligned, but at most at this column: one long line must not move all of them to the right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The configuration after one step of its making; what the step added comes from `origin`."""
+    """The configuration after one step of completion; `origin` names the source of what the step added."""
 
     origin: str
     config: ModelConfig
@@ -28,8 +28,8 @@ class Stage:
 def origins(stages: Sequence[Stage], locations: Mapping[str, tuple[int, int]]) -> dict[str, str]:
     """The origin of every value and message of the last stage, by path.
 
-    The first stage is what the file says, and `locations` has the places in it. What the file leaves at the protocol's
-    default is a default too.
+    The first stage is the configuration file, and `locations` has the positions in it. A value that the file leaves at
+    the protocol's default also counts as a default.
     """
     values = [dict(_values(stage.config, "")) for stage in stages]
     found: dict[str, str] = {}
@@ -46,13 +46,13 @@ def origins(stages: Sequence[Stage], locations: Mapping[str, tuple[int, int]]) -
 
 
 def explained(lines: Sequence[Line], by_path: Mapping[str, str]) -> list[str]:
-    """The lines with the origins of what they give as comments, below each other."""
+    """The lines with the origins of their values as aligned comments."""
     width = max((len(line.text) for line in lines if line.path and len(line.text) <= MAX_COMMENT_COLUMN), default=0)
     return [f"{line.text:<{width}}  # {by_path[line.path]}" if line.path else line.text for line in lines]
 
 
 def _values(message: Any, path: str) -> Iterator[tuple[str, str]]:  # Any: a message's dataclass
-    """Everything below the message by its path: a scalar or a list of them as text that tells it from any other."""
+    """Every value in the message by its path: a scalar or list of scalars, as text that is unique for the value."""
     kind: type = type(message)
     for target in message_type(kind).by_name.values():
         value = getattr(message, target.attribute)

@@ -1,4 +1,4 @@
-"""Which instances of a model to make, and on which devices."""
+"""The model instances to create, and the device of each."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,8 +15,9 @@ def completed_groups(
 ) -> tuple[ModelInstanceGroup, ...]:
     """The instance groups with names, kinds, counts and GPUs filled in, as the configuration dump shows them.
 
-    `default_count` is the backend's for "CPU", "GPU" or "MODEL"; `backend_gpu` says whether it can use a GPU at all.
-    INVALID_ARG where a group asks for a device that is not there. An ensemble has no groups.
+    `default_count` maps "CPU", "GPU" and "MODEL" to the backend's default number of instances; `backend_gpu` says
+    whether the backend can use a GPU at all. InferenceError INVALID_ARG if a group names a device that does not exist.
+    An ensemble has no groups.
     """
     if config.ensemble_scheduling is not None:
         return ()
@@ -33,13 +34,13 @@ def completed_groups(
 def plan_instances(
     config: ModelConfig, inventory: Inventory, *, default_count: Callable[[str], int], backend_gpu: bool
 ) -> tuple[Placement, ...]:
-    """Every instance to make, in order; arguments and errors as `completed_groups`, and a bound on their number.
+    """Every instance to create, in order. Arguments and errors are those of `completed_groups`; the total is limited.
 
-    `count` is per GPU. A group goes round its devices, so that the first instances are spread over all of them, and
-    numbers its instances through: names are unique, and on one device they are Triton's.
+    `count` is per GPU. The instances of a group are assigned to its devices in turn, so the first instances are spread
+    over all of them. They are numbered across the group: names are unique, and on one device they are Triton's.
     """
     groups = completed_groups(config, inventory, default_count=default_count, backend_gpu=backend_gpu)
-    # Before anything is made: a count is a number that somebody wrote.
+    # Checked before any instance is created: a user can write any number as a count.
     total = sum(group.count * max(1, len(group.gpus)) for group in groups)
     if total > MAX_INSTANCES:
         raise InferenceError(ErrorCode.INVALID_ARG, too_many_instances(config.name, total))
@@ -85,7 +86,7 @@ def _completed(
 
 
 def _resolved_kind(group: ModelInstanceGroup, inventory: Inventory, backend_gpu: bool) -> InstanceKind:
-    """What KIND_AUTO means here: GPUs if the backend can use them and all that the group names are there, else CPU."""
+    """Resolve KIND_AUTO: GPU if the backend can use GPUs and all GPUs that the group names exist, else CPU."""
     present = all(inventory.by_index(gpu) is not None for gpu in group.gpus)
     return InstanceKind.KIND_GPU if backend_gpu and inventory.devices and present else InstanceKind.KIND_CPU
 

@@ -1,4 +1,4 @@
-"""The types of all fields, compiled from the dataclasses of `model_config`: type hints say what may stand where."""
+"""The types of all fields, compiled from the type hints of the dataclasses in `model_config`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -29,7 +29,7 @@ class ValueType:
     high: int = 0
     members: Mapping[str, Enum] = field(default_factory=dict)
     numbers: Mapping[int, Enum] = field(default_factory=dict)
-    # Any: a dataclass of model_config, called with whatever its fields are.
+    # Any: a dataclass of model_config, called with its own fields.
     message: Any = None
 
 
@@ -37,7 +37,8 @@ class ValueType:
 class FieldType:
     """A field of a message. `step` is what it adds to a path: the value of a map entry adds nothing.
 
-    An `explicit` field knows whether it was set; of those in `oneof` only one may be. Only a map has an `entry`.
+    An `explicit` field records whether it was set. At most one of the fields in `oneof` may be set. Only a map has an
+    `entry`.
     """
 
     name: str
@@ -52,7 +53,7 @@ class FieldType:
 
 @dataclass(frozen=True, slots=True)
 class MessageType:
-    """`by_json` has each field under both names that JSON may use."""
+    """The schema of a message. `by_json` has each field under both of its JSON names."""
 
     name: str
     by_name: Mapping[str, FieldType]
@@ -61,7 +62,7 @@ class MessageType:
 
 @cache
 def message_type(message: type) -> MessageType:
-    """The schema of a message, from its dataclass."""
+    """Compile the schema of a message from its dataclass."""
     hints = get_type_hints(message, include_extras=True)
     oneofs: tuple[tuple[str, ...], ...] = getattr(message, "ONEOFS", ())
     group = {name: names for names in oneofs for name in names}

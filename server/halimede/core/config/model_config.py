@@ -1,9 +1,9 @@
-"""The model configuration, as data: every field of Triton's ModelConfig under the protocol's own name.
+"""The model configuration as data: every field of Triton's ModelConfig under its protocol name.
 
-Order of fields is the order in which `GET /v2/models/<m>/config` prints them. A field that holds a message is None
-when it was not set; a scalar that was not set has the protocol's default (0, "", False, the first enum member).
-`ONEOFS` names the groups of fields of which at most one may be set. `tests/unit` holds this file against
-`core/wire/protocol/model_config.proto`, field by field. `global_` is the protocol's `global`, a word that Python keeps.
+The order of the fields is the order in which `GET /v2/models/<m>/config` prints them. A message field that is not set
+is None; a scalar that is not set has the protocol's default (0, "", False, the first enum member). `ONEOFS` lists the
+groups of fields of which at most one may be set. A unit test compares this file with
+`core/wire/protocol/model_config.proto`, field by field. `global_` is the protocol's `global`, a keyword of Python.
 """
 
 from collections.abc import Mapping
@@ -316,7 +316,7 @@ class EnsembleStep:
     input_map: Mapping[str, str] = field(default_factory=dict)
     output_map: Mapping[str, str] = field(default_factory=dict)
     model_namespace: str = ""
-    # Halimede's own. None where it was not set, so that no tool of Triton's meets it in a configuration without.
+    # Halimede's own field. None if not set, so Triton's tools do not see it in configurations that do not use it.
     when: str | None = None
 
 

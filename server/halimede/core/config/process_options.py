@@ -1,4 +1,4 @@
-"""What a model's parameters say of the processes that its instances run in. Errors are INVALID_ARG and name them."""
+"""The model parameters that configure worker processes. Errors are INVALID_ARG and name the parameter."""
 
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import ErrorCode, InferenceError
@@ -8,17 +8,20 @@ THREAD, PROCESS = "thread", "process"
 
 ISOLATION = "ISOLATION"
 EXECUTION_TIMEOUT_MS = "EXECUTION_TIMEOUT_MS"
+BLS_TIMEOUT_MS = "BLS_TIMEOUT_MS"
 MAX_CONCURRENCY = "MAX_CONCURRENCY"
 INTRA_OP_THREAD_COUNT = "INTRA_OP_THREAD_COUNT"
 STRICT_OUTPUTS = "STRICT_OUTPUTS"
+SPIN = "SPIN"
 
 MOST_MILLISECONDS = 2**31 - 1
+DEFAULT_BLS_TIMEOUT_MS = 300_000
 MOST_CONCURRENCY = 64
 MOST_THREADS = 1024
 
 
 def isolation_of(config: ModelConfig, backend_isolation: str) -> str:
-    """Where the instances of a model run: what its parameter ISOLATION says, else as its backend has it."""
+    """Where the model's instances run: the value of its parameter ISOLATION, else the backend's default."""
     parameter = config.parameters.get(ISOLATION)
     if parameter is None:
         return backend_isolation
@@ -32,56 +35,73 @@ def isolation_of(config: ModelConfig, backend_isolation: str) -> str:
         raise _wrong(
             config,
             f"parameter '{ISOLATION}' is '{THREAD}', and instances of backend '{clip(config.backend)}' always run in "
-            f"processes of their own; right is '{PROCESS}', or none",
+            f"processes of their own; expected '{PROCESS}', or none",
         )
     return wanted
 
 
 def check_process_options(config: ModelConfig) -> None:
-    """Read everything below once, so that what is wrong is found before anything is started."""
+    """Read all options below once, so that errors are found before anything starts."""
     execution_timeout_ms(config)
+    bls_timeout_ms(config)
     max_concurrency(config)
     intra_op_threads(config, 1, 1)
     strict_outputs(config)
+    spins(config)
 
 
 def execution_timeout_ms(config: ModelConfig) -> int:
-    """How long an instance may take over a batch; 0 where there is no limit."""
+    """Time limit for a batch in milliseconds; 0 for no limit."""
     return _number(config, EXECUTION_TIMEOUT_MS, MOST_MILLISECONDS) or 0
 
 
+def bls_timeout_ms(config: ModelConfig) -> int:
+    """How long a call of the model's code may be queued at the called model; 0 where there is no limit."""
+    timeout_ms = _number(config, BLS_TIMEOUT_MS, MOST_MILLISECONDS, least=0)
+    return DEFAULT_BLS_TIMEOUT_MS if timeout_ms is None else timeout_ms
+
+
 def max_concurrency(config: ModelConfig) -> int:
-    """How many batches an instance takes at a time."""
+    """Maximum number of batches that an instance executes at a time."""
     return _number(config, MAX_CONCURRENCY, MOST_CONCURRENCY) or 1
 
 
 def intra_op_threads(config: ModelConfig, cpus: int, instances: int) -> int:
-    """How many threads the numeric libraries of an instance have: the processors are shared unless it says more."""
+    """Number of threads for an instance's numeric libraries: an equal share of the CPUs unless configured."""
     return _number(config, INTRA_OP_THREAD_COUNT, MOST_THREADS) or max(1, cpus // max(1, instances))
 
 
 def strict_outputs(config: ModelConfig) -> bool:
     """Whether outputs that differ from the configuration are refused."""
-    parameter = config.parameters.get(STRICT_OUTPUTS)
+    return _flag(config, STRICT_OUTPUTS, default=False)
+
+
+def spins(config: ModelConfig) -> bool:
+    """Whether the server and the processes of the model may spin for each other's next frame; see `core.spin`."""
+    return _flag(config, SPIN, default=True)
+
+
+def _flag(config: ModelConfig, key: str, *, default: bool) -> bool:
+    parameter = config.parameters.get(key)
     if parameter is None:
-        return False
+        return default
     wanted = parameter.string_value.lower()
     if wanted not in ("true", "false"):
-        text = f"parameter '{STRICT_OUTPUTS}' is '{clip(parameter.string_value)}'; it must be 'true' or 'false'"
+        text = f"parameter '{key}' is '{clip(parameter.string_value)}'; it must be 'true' or 'false'"
         raise _wrong(config, text)
     return wanted == "true"
 
 
-def _number(config: ModelConfig, key: str, most: int) -> int | None:
-    """The parameter, from 1 to `most`; None when it is not there."""
+def _number(config: ModelConfig, key: str, most: int, least: int = 1) -> int | None:
+    """The parameter's value, from `least` to `most`; None if it is not set."""
     parameter = config.parameters.get(key)
     if parameter is None:
         return None
     text = parameter.string_value
-    # int() takes other scripts' digits too, and no more than some thousands of any.
-    if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and 1 <= int(text) <= most:
+    # int() also accepts digits of other scripts, and refuses texts of thousands of digits.
+    if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and least <= int(text) <= most:
         return int(text)
-    raise _wrong(config, f"parameter '{key}' is '{clip(text)}'; it must be a number from 1 to {most}")
+    raise _wrong(config, f"parameter '{key}' is '{clip(text)}'; it must be a number from {least} to {most}")
 
 
 def _wrong(config: ModelConfig, what: str) -> InferenceError:

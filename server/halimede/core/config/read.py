@@ -1,15 +1,15 @@
-"""Configuration text into a ModelConfig, with every problem that the text has and the place of every field.
+"""Read configuration text into a ModelConfig, with every problem in the text and the position of every field.
 
-Rules are those of the protocol's own readers, text format for config.pbtxt and proto-JSON for JSON, except that enum
-numbers without a name are problems. Two rules of the text format surprise: a scalar may be given again after its
-default value (`max_batch_size: 0 max_batch_size: 4`), and of two equal map keys the last one wins.
+The rules are those of the protocol's own readers, text format for config.pbtxt and proto-JSON for JSON, except that
+enum numbers without a name are problems. Two rules of the text format are surprising: a scalar may be given again after
+its default value (`max_batch_size: 0 max_batch_size: 4`), and of two equal map keys the last one wins.
 
-config.yaml has the tree of the JSON form and is stricter: the protocol's own field names, enums by name, nothing twice.
-What a plain scalar of YAML means is decided by the field alone, never by how it looks: where a string is wanted it is
-the text as written (`no` is "no", `1.0` is "1.0"), and numbers are decimal (`010` and `1_000` are problems). A key
-without a value is an empty string or a problem: nobody need know whether it means "absent" or "empty".
+config.yaml has the tree of the JSON form and is stricter: only the protocol's own field names, enums by name, no
+duplicates. The field alone decides what a plain YAML scalar means, not its spelling: for a string field it is the text
+as written (`no` is "no", `1.0` is "1.0"), and numbers are decimal (`010` and `1_000` are problems). A key without a
+value is an empty string or a problem, so that it never has to be guessed whether it means "absent" or "empty".
 
-What cannot be read is left at its default, so that a validator can go on with the rest.
+A value that cannot be read is left at its default, so that a validator can continue with the rest.
 """
 
 import math
@@ -37,15 +37,15 @@ from halimede.core.config.text import (
 from halimede.core.types import Problem
 
 PROBLEM_LIMIT = 100
-"""A text with more problems gets these and a count of the rest: a JSON configuration may come from a client."""
+"""Maximum number of problems reported; the rest is counted, because a client may send a JSON configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedConfig:
-    """`config` is what could be read. `problems` are in the order of the text.
+    """`config` has every value that could be read. `problems` are in the order of the text.
 
-    `locations` has the line and column, from 1, of each field and list element that is there, by its path as in
-    Problem.path: `input`, `input[0].dims[1]`, `parameters["x"].string_value`.
+    `locations` maps the path of each field and list element in the text to its line and column, from 1. Paths are those
+    of Problem.path: `input`, `input[0].dims[1]`, `parameters["x"].string_value`.
     """
 
     config: ModelConfig
@@ -54,34 +54,34 @@ class ParsedConfig:
 
 
 def read_pbtxt(text: str | bytes) -> ParsedConfig:
-    """Reads a config.pbtxt."""
+    """Read a config.pbtxt."""
     return _read(*parse_pbtxt(text), _PBTXT)
 
 
 def read_json(text: str | bytes) -> ParsedConfig:
-    """Reads a configuration in proto-JSON, as a load request may carry it."""
+    """Read a configuration in proto-JSON, as in a load request."""
     return _read(*parse_json(text), _JSON)
 
 
 def read_yaml(text: str | bytes) -> ParsedConfig:
-    """Reads a config.yaml."""
-    # Imported here, so that a server whose configurations are all text format starts without the library.
+    """Read a config.yaml."""
+    # Imported here, so that a server whose configurations are all in text format does not load the library.
     from halimede.core.config.yaml_text import parse_yaml
 
     return _read(*parse_yaml(text), _YAML)
 
 
 def read_config(filename: str, text: str | bytes) -> ParsedConfig:
-    """Reads a configuration in the format that the suffix of its file says."""
+    """Read a configuration file; its suffix gives the format."""
     return read_yaml(text) if filename.endswith(".yaml") else read_pbtxt(text)
 
 
 def locate(problems: tuple[Problem, ...], locations: Mapping[str, tuple[int, int]]) -> tuple[Problem, ...]:
-    """The problems; one that has only a path gets the place of the longest part of it that is in the text."""
+    """The problems with positions: one that has only a path gets the position of its longest prefix in the text."""
     return tuple(problem if problem.line else _located(problem, locations) for problem in problems)
 
 
-# A step of a path: a field, a map key in quotes, or an index. A key that holds a quote ends the walk one step early.
+# A step of a path: a field, a map key in quotes, or an index. A key that contains a quote ends the walk one step early.
 _PATH_STEP = re.compile(r'\.?[^].["]+|\["[^"]*"\]|\[[^]"]*\]')
 
 
@@ -97,10 +97,11 @@ def _located(problem: Problem, locations: Mapping[str, tuple[int, int]]) -> Prob
 
 @dataclass(frozen=True, slots=True)
 class _Dialect:
-    """What a scalar means in a language, None where it does not mean that.
+    """Functions that interpret a scalar in one language; they return None for a scalar of another type.
 
-    `has_objects` says that maps are objects, lists are written as such, and nothing is given twice: JSON and YAML. The
-    keys of those maps are scalars of `key_kind`. `has_camel_names` is JSON's second spelling of field names.
+    `has_objects` is true for JSON and YAML: maps are objects, lists are written as lists, and nothing may be repeated.
+    The keys of those maps are scalars of `key_kind`. `has_camel_names` is true if a field also has a camelCase name, as
+    in JSON.
     """
 
     has_objects: bool
@@ -125,7 +126,7 @@ def _read(root: MessageNode, syntax_error: Problem | None, dialect: _Dialect) ->
 
 
 class _Reader:
-    """One text on its way to dataclasses: what is wrong with it, and where its fields are."""
+    """The reader of one text: it collects the problems and the positions of the fields."""
 
     def __init__(self, dialect: _Dialect) -> None:
         self.dialect = dialect
@@ -133,7 +134,7 @@ class _Reader:
         self.unlisted = 0
         self.locations: dict[str, tuple[int, int]] = {}
 
-    # Any: the values of a message are as various as its fields.
+    # Any: a message has values of many types.
     def message(self, message: MessageType, node: MessageNode, path: str) -> dict[str, Any]:
         """The arguments for the message's dataclass: the fields that the text sets."""
         known = message.by_json if self.dialect.has_camel_names else message.by_name
@@ -169,14 +170,14 @@ class _Reader:
         field_node: FieldNode,
         at: str,
     ) -> None:
-        """Reports a field that is given again: in JSON and YAML any, in text format one that has a value to lose."""
+        """Report a repeated field: in JSON and YAML always, in text format only if its first value would be lost."""
         first = given.get(target.attribute)
         if first is None:
             return
         if not self.dialect.has_objects:
             if target.repeated or target.entry or target.attribute not in values:
                 return
-            # repr, because -0.0 is a value and equal to the default.
+            # Compared by repr, because -0.0 equals the default but is a value of its own.
             if not target.explicit and repr(values[target.attribute]) == repr(target.value.zero):
                 return
         self._report(f"given twice, first in line {first.line}", at, field_node)
@@ -189,7 +190,7 @@ class _Reader:
         field_node: FieldNode,
         at: str,
     ) -> None:
-        """Reports a second member of a oneof, and lets it replace the first, as the protocol does."""
+        """Report a second member of a oneof; it replaces the first, as in the protocol."""
         for other in target.oneof:
             if other != target.name and values.pop(other, None) is not None:
                 choice = ", ".join(target.oneof)
@@ -225,7 +226,7 @@ class _Reader:
     def _add_members(
         self, key_type: ValueType, value_type: ValueType, entries: dict[object, object], node: Node, at: str
     ) -> None:
-        """An object as a map."""
+        """Read an object as a map."""
         if not isinstance(node, MessageNode):
             self._report_mismatch("an object", node, at)
             return
@@ -241,7 +242,7 @@ class _Reader:
                 entries[key] = value_type.zero if value is None else value
 
     def _entry_key(self, key_type: ValueType, entry: MessageNode) -> str:
-        """An entry's key as a path shows it; it is looked up ahead of the fields, whose paths need it."""
+        """The key of an entry as paths show it; it is read before the other fields, whose paths contain it."""
         for field_node in reversed(entry.fields):
             if field_node.name == "key" and isinstance(field_node.value, Scalar):
                 return self._path_key(key_type, field_node.value)
@@ -254,7 +255,7 @@ class _Reader:
         return f'"{key.text if _is_utf8(key.text) else printable(key.text)}"'
 
     def _value(self, target: ValueType, node: Node, path: str) -> object | None:
-        """One value; None, and a problem, where the node is none of this type."""
+        """One value; None, and a problem, if the node does not have this type."""
         if isinstance(node, MessageNode) and target.kind is Kind.MESSAGE:
             message: object = target.message(**self.message(message_type(target.message), node, path))
             return message
@@ -321,7 +322,7 @@ class _Reader:
 
     def _report_unknown(self, message: MessageType, field_node: FieldNode, path: str) -> None:
         name = printable(field_node.name)
-        # The comparison takes the square of the name's length, and no field has a name half as long.
+        # The comparison takes quadratic time in the length of the name, and all field names are much shorter.
         is_worth_it = len(name) < 100 and len(self.problems) < PROBLEM_LIMIT
         near = get_close_matches(name, message.by_name, n=3) if is_worth_it else []
         every = ", ".join(message.by_name) or "none"
@@ -331,7 +332,7 @@ class _Reader:
 
 
 def _elements(field_node: FieldNode) -> Iterator[tuple[Node, int, int]]:
-    """What one mention of a repeated field adds, each with its place: `a: 1` adds one element, `a: [1, 2]` two."""
+    """The elements that one occurrence of a repeated field adds, with positions: `a: 1` adds one, `a: [1, 2]` two."""
     if not isinstance(field_node.value, ListNode):
         yield field_node.value, field_node.line, field_node.column
         return
@@ -344,7 +345,7 @@ def _is_null(node: Node) -> bool:
 
 
 def _is_utf8(text: str) -> bool:
-    """False where a lone surrogate stands for a byte that was none, or was written as an escape."""
+    """False if the text has a lone surrogate: from an invalid byte, or written as an escape."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -422,7 +423,7 @@ def _json_enum_name(scalar: Scalar) -> str | None:
 
 
 def _decimal(digits: str) -> int:
-    """The number; one with more digits than any integer field holds is merely too large, since int() refuses some."""
+    """The number. Digits that no integer field can hold give a value that is too large, as int() refuses some."""
     return int(digits) if len(digits) <= 20 else 10**20
 
 

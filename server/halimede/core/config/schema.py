@@ -1,7 +1,7 @@
-"""Every field of the model configuration, described: type, default, meaning, and what this server does with it.
+"""A description of every field of the model configuration: type, default, meaning, and how this server treats it.
 
-The types are those of `model_config`, the treatments those of `support.TABLE`; the meanings are written here. The
-reference in the documentation is made from `descriptions()`, so that it cannot tell of fields that are not there.
+Types come from `model_config`, treatments from `support.TABLE`; the meanings are written here. The reference pages of
+the documentation are generated from `descriptions()`, so they cannot describe a field that does not exist.
 """
 
 from collections.abc import Mapping
@@ -65,11 +65,11 @@ from halimede.core.types import DataType
 class FieldDescription:
     """One field, under its name in a configuration file.
 
-    `type` is in words (`int32`, `list of ModelInput`, `map of string to string`, `InstanceKind`), and `default` is the
-    protocol's, as text format writes it: `unset` for a message or oneof member, `[]` and `{}` for lists and maps.
-    `values` are an enum's names. `message` is the name of the message that the field holds, "" for a plain value.
-    `oneof` are the fields, this one included, of which one may be set; () where there is no such rule. `why` completes
-    NO_EFFECT: the reason in a few words.
+    `type` is text (`int32`, `list of ModelInput`, `map of string to string`, `InstanceKind`). `default` is the
+    protocol's, in text format: `unset` for a message or oneof member, `[]` and `{}` for lists and maps. `values` are
+    an enum's names. `message` is the name of the field's message type, "" for a plain value. `oneof` lists the fields,
+    including this one, of which at most one may be set; () if there is no such rule. `why` gives the reason for
+    NO_EFFECT in a few words.
     """
 
     name: str
@@ -90,7 +90,7 @@ class MessageDescription:
 
 
 def descriptions() -> tuple[MessageDescription, ...]:
-    """All messages, ModelConfig first and each before those that it holds."""
+    """All messages, ModelConfig first and each before the messages of its fields."""
     waiting: list[type] = [ModelConfig]
     seen: dict[type, MessageDescription] = {}
     while waiting:
@@ -99,7 +99,7 @@ def descriptions() -> tuple[MessageDescription, ...]:
             continue
         types = message_type(message).by_name.values()
         seen[message] = MessageDescription(message.__name__, tuple(_described(message, target) for target in types))
-        # What a message holds comes right after it.
+        # The messages of its fields follow directly.
         waiting[:0] = [target.value.message for target in types if target.value.message is not None]
     return tuple(seen.values())
 

@@ -1,8 +1,8 @@
-"""What this server does with every field of a model configuration: one table, of which nothing may be missing.
+"""How this server treats every field of a model configuration: one table, which must be complete.
 
-A field that is honoured needs no words. A field without effect here is accepted with a note, because every answer is
-the same without it. A field that can change an answer, or that guards what may be loaded, and that is not there yet, is
-refused by name. What is at its default is never mentioned.
+HONOURED fields need no text. NO_EFFECT fields are accepted with a note, because responses are the same without them.
+NOT_YET fields could change a response, or restrict what may be loaded, but are not implemented: they are refused by
+name. A field that has its default value is never reported.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -62,7 +62,7 @@ from halimede.core.types import Problem
 
 
 class Treatment(Enum):
-    """HONOURED on a field that holds messages means: look at the fields of those."""
+    """HONOURED on a message field means that the fields of the message are checked one by one."""
 
     HONOURED = auto()
     NO_EFFECT = auto()
@@ -71,7 +71,7 @@ class Treatment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """`why` completes the note of a field without effect; `usual` is a value beside the default that needs no note."""
+    """`why` completes the note on a field without effect; `usual` is a value that needs no note."""
 
     treatment: Treatment
     why: str = ""
@@ -102,7 +102,7 @@ _RATES = _no_effect("there is no rate limiter yet: executions start without wait
 TABLE: Mapping[type, Mapping[str, Support]] = {
     ModelConfig: {
         **_all(HONOURED, "name", "platform", "backend", "version_policy", "max_batch_size", "input", "output"),
-        # What Triton shows of backends that are programs in Python, which is how ours are run.
+        # Triton shows this for backends that are Python programs; ours are run that way.
         "runtime": Support(Treatment.NOT_YET, usual="model.py"),
         **_all(NOT_YET, "batch_input", "batch_output", "sequence_batching"),
         **_all(HONOURED, "optimization", "dynamic_batching", "ensemble_scheduling"),
@@ -110,7 +110,7 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
         "cc_model_filenames": NOT_YET,
         "model_warmup": _WARMUP,
         **_all(HONOURED, "metric_tags", "parameters", "model_transaction_policy"),
-        # Honoured as far as their fields are: an empty message asks for nothing.
+        # Only their fields have an effect: an empty message requests nothing.
         **_all(HONOURED, "model_operations", "model_repository_agents", "response_cache", "model_metrics"),
     },
     ModelVersionPolicy: _all(HONOURED, "latest", "all", "specific"),
@@ -199,11 +199,11 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
     MetricIdentifier: _all(_METRICS, "family"),
     HistogramOptions: _all(_METRICS, "buckets"),
 }
-"""By message and field name. Below a field that is not honoured the entries repeat its treatment and are not read."""
+"""By message and field name. Entries below a field that is not honoured repeat its treatment and are not read."""
 
 
 def check_support(config: ModelConfig) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
-    """What the configuration asks for and does not get: refusals that end the load, and notes for the log."""
+    """Fields that are set but have no effect here: refusals, which fail the load, and notes for the log."""
     refusals: list[Problem] = []
     notes: list[Problem] = []
     for path, support in _findings(config, ""):
@@ -215,7 +215,7 @@ def check_support(config: ModelConfig) -> tuple[tuple[Problem, ...], tuple[Probl
 
 
 def check_devices(config: ModelConfig, kinds: Collection[str]) -> tuple[Problem, ...]:
-    """Notes on what the configuration asks of GPUs, where no instance runs on one. `kinds` are those of instances."""
+    """Notes on GPU settings if no instance runs on a GPU. `kinds` are the kinds of the instances."""
     accelerators = config.optimization.execution_accelerators if config.optimization is not None else None
     if accelerators is None or not accelerators.gpu_execution_accelerator or "GPU" in kinds:
         return ()
@@ -228,7 +228,7 @@ def _note(path: str, why: str) -> Problem:
 
 
 def _findings(message: Any, path: str) -> Iterator[tuple[str, Support]]:  # Any: dataclasses.fields wants one
-    """Every field below the message that is set and not honoured, with its path."""
+    """Every field in the message, at any depth, that is set and not honoured, with its path."""
     rules = TABLE[type(message)]
     for field in fields(message):
         value = getattr(message, field.name)

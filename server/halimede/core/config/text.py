@@ -1,12 +1,12 @@
-"""Text to nodes: protobuf text format (config.pbtxt) and JSON, read into the same small tree (YAML: `yaml_text`).
+"""Parse protobuf text format (config.pbtxt) and JSON into one small tree of nodes. `yaml_text` does the same for YAML.
 
-A node knows its place and nothing of the schema: a scalar keeps its text, because what `1` or `inf` means depends on
-the field that it stands in, and `core.config.read` decides that. A text that breaks the grammar gives one Problem, and
-the nodes before it. Lines and columns count characters from 1.
+A node knows its position but not the schema. A scalar keeps its text, because the meaning of `1` or `inf` depends on
+the field, and `core.config.read` decides it. A syntax error gives one Problem, and the nodes before the error. Lines
+and columns count characters from 1.
 
-Where the Python and the C++ parser of the text format differ, the C++ one is followed, since Triton uses it: a sign may
-stand apart from its number, `\\q` is no escape, a comment may hold any bytes, and Python's spellings of numbers (`+1`,
-`1_000`, `0b11`) are none.
+Where the Python and the C++ parser of the text format differ, this parser follows the C++ one, because Triton uses it:
+a sign may be separated from its number, `\\q` is not a valid escape, a comment may contain any bytes, and Python's
+number syntax (`+1`, `1_000`, `0b11`) is invalid.
 """
 
 import re
@@ -17,10 +17,10 @@ from halimede.core.types import Problem
 from halimede.core.types.error import clip
 
 MAX_DEPTH = 100
-"""How many messages, objects and lists may be open at once; the model configuration needs a tenth of that."""
+"""Maximum nesting of messages, objects and lists; the model configuration needs a tenth of that."""
 
 MAX_TOKENS = 200_000
-"""Names, values and brackets of one text: what 4 MiB of `1,` would become in memory is a hundred times as much."""
+"""Maximum number of names, values and brackets of one text: parsed, 4 MiB of `1,` take a hundred times the memory."""
 
 
 class ScalarKind(Enum):
@@ -28,14 +28,14 @@ class ScalarKind(Enum):
     NUMBER = "number"
     WORD = "word"
     PLAIN = "plain"
-    """Without quotes in YAML, which has neither numbers nor words of its own here."""
+    """An unquoted YAML scalar: this parser does not resolve YAML's numbers and words."""
 
 
 @dataclass(slots=True)
 class Scalar:
-    """`text` is the unescaped string, or the number or word as it was written, with its `-` where it has one.
+    """`text` is the unescaped string, or the number or word as written, with its `-` if it has one.
 
-    A byte that is not UTF-8 is a lone surrogate in `text`.
+    Each byte that is not UTF-8 becomes a lone surrogate in `text`.
     """
 
     kind: ScalarKind
@@ -60,7 +60,7 @@ class MessageNode:
 
 @dataclass(slots=True)
 class FieldNode:
-    """The place is that of the name. `colon` tells `dims: []` from `dims []`, which only messages may write."""
+    """The position is the name's. `colon` distinguishes `dims: []` from `dims []`, which only messages may use."""
 
     name: str
     value: "Node"
@@ -73,7 +73,7 @@ Node = Scalar | ListNode | MessageNode
 
 
 def parse_pbtxt(text: str | bytes) -> tuple[MessageNode, Problem | None]:
-    """The fields of a text-format message, and the syntax error that ended the reading, if any."""
+    """Parse a text-format message: its fields, and the syntax error at which parsing stopped, if any."""
     root = MessageNode([], 1, 1)
     tokens = _Tokens(_decode(text), _PBTXT)
     try:
@@ -84,7 +84,7 @@ def parse_pbtxt(text: str | bytes) -> tuple[MessageNode, Problem | None]:
 
 
 def parse_json(text: str | bytes) -> tuple[MessageNode, Problem | None]:
-    """The members of a JSON object, and the syntax error that ended the reading, if any."""
+    """Parse a JSON object: its members, and the syntax error at which parsing stopped, if any."""
     root = MessageNode([], 1, 1)
     tokens = _Tokens(_decode(text), _JSON)
     try:
@@ -98,8 +98,8 @@ def parse_json(text: str | bytes) -> tuple[MessageNode, Problem | None]:
     return root, None
 
 
-# Every character belongs to some group, so that matches follow each other without a gap. A number takes all that is
-# glued to it: `4name` is one wrong number. Quantifiers are possessive, which keeps a broken string linear.
+# Every character belongs to some group, so that matches follow each other without a gap. A number includes everything
+# directly attached to it: `4name` is one invalid number. Possessive quantifiers keep a broken string linear.
 _PBTXT = re.compile(
     r"""(?P<space>(?:[ \t\r\v\f\n]++|\#[^\n\0]*+)++)
     |(?P<word>[A-Za-z_][A-Za-z0-9_]*+)
@@ -123,9 +123,9 @@ _JSON = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?")
-"""A number as JSON writes it; to be used with fullmatch."""
+"""A JSON number; use it with fullmatch."""
 
-# `pair` is a character beyond the first 65536 as UTF-16 writes it, in two halves.
+# `pair` is a character above U+FFFF, escaped as two UTF-16 surrogates.
 _PAIR = r"(?P<pair>u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
 _PBTXT_ESCAPE = re.compile(
     rf"""\\(?:(?P<char>[abfnrtv\\'"?])
@@ -146,7 +146,7 @@ class _SyntaxError(Exception):
 
 
 class _Tokens:
-    """A cursor: the token that is next, as it was written, and its place. The end is a token with the text ""."""
+    """A cursor over the tokens: the text of the next token and its position. The end is a token with the text ""."""
 
     __slots__ = ("_left", "_line_start", "_matches", "column", "kind", "line", "text")
 
@@ -161,7 +161,7 @@ class _Tokens:
         self.advance()
 
     def advance(self) -> None:
-        """Goes to the next token; at the end it stays there."""
+        """Move to the next token; at the end, stay there."""
         for match in self._matches:
             kind, text = match.lastgroup or "", match.group()
             if kind != "space":
@@ -176,14 +176,14 @@ class _Tokens:
                 self._line_start = match.start() + text.rindex("\n") + 1
 
     def take(self, symbol: str) -> bool:
-        """Whether `symbol` was next; it is passed then."""
+        """Skip `symbol` if it is next; return whether it was."""
         if self.text != symbol:
             return False
         self.advance()
         return True
 
     def take_string(self, escape: re.Pattern[str]) -> bytes:
-        """The string that is next, unescaped."""
+        """Read the string that is next, and unescape it."""
         body, at, parts = self.text[1:-1], 0, []
         while (slash := body.find("\\", at)) >= 0:
             match = escape.match(body, slash)
@@ -198,7 +198,7 @@ class _Tokens:
         return b"".join(parts)
 
     def expected(self, what: str) -> _SyntaxError:
-        """The error that something else is next."""
+        """A syntax error: `what` was expected, but the next token is something else."""
         match self.kind:
             case "end":
                 found = "the end of the text"
@@ -211,7 +211,7 @@ class _Tokens:
         return _SyntaxError(f"expected {what}, found {found}", self.line, self.column)
 
     def check_depth(self, depth: int) -> None:
-        """Raises where the message or list that opens here would be too deep."""
+        """Raise a syntax error if the message or list that opens here is nested too deep."""
         if depth > MAX_DEPTH:
             raise _SyntaxError(f"nested more than {MAX_DEPTH} deep", self.line, self.column)
 
@@ -220,7 +220,7 @@ _CLOSER = {"{": "}", "<": ">"}
 
 
 def _pbtxt_fields(tokens: _Tokens, message: MessageNode, closer: str, depth: int) -> None:
-    """Reads fields into `message` up to `closer`, and passes it."""
+    """Read fields into `message` up to and including `closer`."""
     while tokens.text != closer:
         name, line, column = tokens.text, tokens.line, tokens.column
         if tokens.kind != "word":
@@ -287,7 +287,7 @@ def _pbtxt_scalar(tokens: _Tokens) -> Scalar:
 
 
 def _json_contents(tokens: _Tokens, node: Node, depth: int) -> None:
-    """Reads what `node` holds, from its opening bracket on; a scalar holds nothing."""
+    """Read the contents of `node`, from its opening bracket on; a scalar has none."""
     if isinstance(node, Scalar):
         return
     tokens.check_depth(depth)
@@ -316,7 +316,7 @@ def _json_contents(tokens: _Tokens, node: Node, depth: int) -> None:
 
 
 def _json_value(tokens: _Tokens) -> Node:
-    """A scalar, read; or an object or a list, still empty and with its bracket still to come."""
+    """Read a scalar; for an object or list, return an empty node and leave its bracket unread."""
     line, column = tokens.line, tokens.column
     if tokens.text == "{":
         return MessageNode([], line, column)
@@ -350,7 +350,7 @@ def _escaped(match: re.Match[str]) -> bytes:
 
 
 def _decode(text: str | bytes) -> str:
-    """Text in which every byte that is not UTF-8 is a lone surrogate, so that it can stand in a comment."""
+    """Decode UTF-8; each invalid byte becomes a lone surrogate, because comments may contain any bytes."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return raw.decode("utf-8", "surrogateescape")
 
@@ -360,6 +360,6 @@ def _encode(text: str) -> bytes:
 
 
 def printable(text: str) -> str:
-    """Somebody's text as an error may show it: clipped, and on one line, with what cannot be printed escaped."""
+    """User-supplied text for an error message: clipped, on one line, with unprintable characters escaped."""
     decoded = _encode(clip(text)).decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in decoded)

@@ -1,8 +1,8 @@
-"""The rules that a complete model configuration must keep, and the defaults that make it complete.
+"""The rules for a complete model configuration, and the defaults that complete one.
 
-`validate` returns every problem, never only the first; texts are Triton's where Triton has one. Whether this server can
-do what the configuration asks for is another question (`support`), and so is whether the model file agrees with it
-(`autocomplete.check_signature`).
+`validate` returns every problem, not only the first; texts are Triton's where Triton has one. Two other checks are
+elsewhere: whether this server supports what the configuration asks for (`support`), and whether the configuration
+agrees with the model file (`autocomplete.check_signature`).
 """
 
 import unicodedata
@@ -35,10 +35,10 @@ from halimede.core.types import DataType, Problem
 from halimede.core.types.error import clip
 
 MAX_INSTANCES = 256
-"""Instances of one model, all groups and devices together."""
+"""Maximum number of instances of one model, over all groups and devices."""
 
 MAX_RANK = 63
-"""Dimensions of one tensor without the batch dimension; numpy stops at 64."""
+"""Maximum number of dimensions of one tensor without the batch dimension; numpy's limit is 64."""
 
 DEFAULT_SEQUENCE_IDLE_MICROSECONDS = 1_000_000
 
@@ -47,9 +47,9 @@ _DIMS_RULE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 
 def validate(config: ModelConfig, directory_name: str | None = None) -> tuple[Problem, ...]:
-    """Every problem of a complete configuration, in the order of its fields; empty when there is none.
+    """Every problem of a complete configuration, in the order of its fields; empty if there is none.
 
-    `directory_name` is the model's directory, None where there is none to compare the name with.
+    `directory_name` is the name of the model's directory, None if there is none to compare with.
     """
     problems = [
         *_names(config, directory_name),
@@ -72,7 +72,8 @@ def validate(config: ModelConfig, directory_name: str | None = None) -> tuple[Pr
 def apply_defaults(config: ModelConfig, directory_name: str, default_model_filename: str = "") -> ModelConfig:
     """The configuration with Triton's defaults written out, as `GET /v2/models/<m>/config` shows them.
 
-    `default_model_filename` is the backend's. Instance groups depend on the machine: `instances.completed_groups`.
+    `default_model_filename` is the backend's. `instances.completed_groups` completes instance groups, which depend on
+    the machine.
     """
     version_policy = config.version_policy
     if version_policy is None or version_policy == ModelVersionPolicy():
@@ -85,7 +86,7 @@ def apply_defaults(config: ModelConfig, directory_name: str, default_model_filen
         sequence_batching=_sequence_batching_defaults(config),
     )
     if config.ensemble_scheduling is not None:
-        return completed  # has no model of its own: neither a file nor buffers
+        return completed  # an ensemble has no model of its own: neither a file nor buffers
     optimization = config.optimization or ModelOptimizationPolicy()
     return replace(
         completed,
@@ -122,7 +123,7 @@ def _sequence_batching_defaults(config: ModelConfig) -> ModelSequenceBatching | 
 
 
 def model_name_problem(name: str) -> str | None:
-    """Why this cannot be a model's name, None when it can: a name is one safe path component and one line of text."""
+    """Why this cannot be a model name, or None: a name must be one safe path component and one line of text."""
     if not name:
         return "a model name must not be empty"
     problem = None
@@ -138,12 +139,12 @@ def model_name_problem(name: str) -> str | None:
 
 
 def _unprintable(text: str) -> bool:
-    """Whether the text has a control character, or half of a surrogate pair (a name on disk that is not UTF-8)."""
+    """Whether the text contains a control character or a lone surrogate (from a file name that is not UTF-8)."""
     return any(unicodedata.category(c) in ("Cc", "Cs") for c in text)
 
 
 def _path_problem(path: str) -> str | None:
-    """Why this path may not be followed from a model's directory; links are the reader's affair."""
+    """Why a model's files may not have this path, or None. Links are checked when the file is read."""
     if path.startswith("/"):
         return "must not be an absolute path"
     if ".." in path.split("/"):
@@ -191,7 +192,7 @@ def _tensors(config: ModelConfig) -> Iterator[Problem]:
         ("output", config.output),
     )
     for kind, tensors in both:
-        # A python model may have none: it may be there for what its code does while it is loaded.
+        # A python model may have no tensors: its code may only do work while it is loaded.
         if not tensors and config.ensemble_scheduling is None and config.backend != "python":
             yield Problem(f"model configuration must contain at least one {kind}, none were specified", kind)
         seen: set[str] = set()
@@ -204,7 +205,7 @@ def _tensors(config: ModelConfig) -> Iterator[Problem]:
 
 
 def undeclared(config: ModelConfig) -> Iterator[str]:
-    """A warning of a python model whose complete configuration has no inputs, or no outputs."""
+    """Yield a warning if a complete configuration of a python model has no inputs, or no outputs."""
     missing = [kind for kind, tensors in (("inputs", config.input), ("outputs", config.output)) if not tensors]
     if missing and config.ensemble_scheduling is None:
         yield (
@@ -248,9 +249,9 @@ def _dims(dims: Sequence[int], called: str, path: str) -> Iterator[Problem]:
 
 
 def reshape_problem(dims: Sequence[int], shape: Sequence[int]) -> str | None:
-    """Why a tensor of `dims` cannot be seen as `shape`, None when it can.
+    """Why a tensor of shape `dims` cannot be reshaped to `shape`, None if it can.
 
-    Variable dimensions correspond in order, and the fixed ones around each must hold as many elements on both sides.
+    Variable dimensions correspond in order, and the fixed dimensions between them must have equal element counts.
     """
     ours, theirs = _runs(dims), _runs(shape)
     if len(ours) != len(theirs):
@@ -476,10 +477,10 @@ def _ensemble(config: ModelConfig) -> Iterator[Problem]:
             )
         for field, tensors in (("input_map", step.input_map), ("output_map", step.output_map)):
             if not tensors:
-                # The location is the step's: a missing map has none.
+                # The position is the step's, because a missing map has none.
                 yield Problem(f"must specify '{field}' in step {i} of ensemble '{name}'", where)
     if all(step.input_map and step.output_map for step in ensemble.step):
-        # A missing map leaves tensors unconnected: the data flow would only report the same problem again.
+        # A missing map leaves tensors unconnected: the dataflow check would report the same problem again.
         yield from check_dataflow(config)
 
 
@@ -513,12 +514,12 @@ def _instance_groups(config: ModelConfig) -> Iterator[Problem]:
 
 
 def too_many_instances(model_name: str, total: int) -> str:
-    """The text for a model that asks for more instances than a server lets one model have."""
+    """The error text for a model that has more instances than a server allows for one model."""
     return f"model {clip(model_name)} asks for {total} instances, at most {MAX_INSTANCES} are allowed"
 
 
 def group_name(model_name: str, position: int, group: ModelInstanceGroup) -> str:
-    """What a group of the configuration is called: its own name, else the model's with the group's position."""
+    """The display name of an instance group: its own name, else the model's name with the group's index."""
     return group.name or f"{model_name}_{position}"
 
 
@@ -534,7 +535,7 @@ def _files(config: ModelConfig) -> Iterator[Problem]:
 
 def _warmup(sample: ModelWarmup, path: str) -> Iterator[Problem]:
     if sample.batch_size == 0:
-        return  # Triton skips such a sample
+        return  # Triton ignores such a sample
     if not sample.inputs:
         yield Problem("a warmup sample must specify 'inputs'", f"{path}.inputs")
     for name, tensor in sample.inputs.items():

@@ -1,4 +1,4 @@
-"""Which versions of a model are served."""
+"""Selection of the versions of a model to serve."""
 
 from collections.abc import Iterable
 
@@ -8,10 +8,10 @@ from halimede.core.types.error import clip
 
 
 def select_versions(policy: ModelVersionPolicy | None, available: Iterable[int], model_name: str) -> tuple[int, ...]:
-    """The available versions that the policy picks, ascending; INVALID_ARG when that is none.
+    """The available versions that the policy selects, ascending; InferenceError INVALID_ARG if it selects none.
 
-    Latest means the greatest number, not the newest file; no policy means the latest one. A version that `specific`
-    names and that is not there is left out.
+    "Latest" means the greatest number, not the newest file; without a policy only the latest version is served.
+    Versions that `specific` lists but that do not exist are ignored.
     """
     versions = sorted(set(available))
     if policy is None or policy == ModelVersionPolicy():

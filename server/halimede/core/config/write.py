@@ -1,7 +1,7 @@
-"""The model configuration as text: as `GET /v2/models/<m>/config` prints it, and as a person would write it.
+"""Write the model configuration as text: in the form of `GET /v2/models/<m>/config`, or as a configuration file.
 
-Written as config.pbtxt or config.yaml it has the fields that are set, on lines that know what they give. Strings are
-always quoted, so that YAML reads none of them as something else.
+As config.pbtxt or config.yaml it has only the fields that are set, and each line knows the path of its field. Strings
+are always quoted, so that YAML does not read one as another type.
 """
 
 import dataclasses
@@ -23,22 +23,22 @@ from halimede.core.types import DataType
 def to_json(config: ModelConfig) -> bytes:
     """JSON in the order and with the defaults that Triton prints.
 
-    Every scalar, list and map of a message that is there is printed; messages and oneof members that are not set are
-    left out; 64-bit integers are numbers; maps are sorted by key.
+    Every scalar, list and map of a message that is set is printed; messages and oneof members that are not set are
+    omitted; 64-bit integers are numbers; maps are sorted by key.
     """
     return orjson.dumps(_plain(config))
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`path` is that of the field whose value or message the line gives; "" for one that only closes or encloses."""
+    """`path` is the path of the field whose value or message starts on the line; "" for a line of brackets only."""
 
     text: str
     path: str = ""
 
 
 def to_pbtxt(config: ModelConfig, given: Collection[str] = ()) -> tuple[Line, ...]:
-    """The configuration as config.pbtxt: all fields that are set, and of those at their default the `given` paths."""
+    """The configuration as config.pbtxt: all fields that are set, and those at their default whose path is `given`."""
     return tuple(_pbtxt_message(config, "", given))
 
 
@@ -49,7 +49,7 @@ def to_yaml(config: ModelConfig, given: Collection[str] = ()) -> tuple[Line, ...
 
 # Any, here and below: a message's dataclass, or what one of its fields holds.
 def _set_fields(message: Any, path: str, given: Collection[str] = ()) -> Iterator[tuple[FieldType, Any, str]]:
-    """Each field of the message that is set, with its value and its path; those at their default where `given`."""
+    """Each field of the message that is set, with value and path; fields at their default only if `given`."""
     kind: type = type(message)
     for target in message_type(kind).by_name.values():
         value = getattr(message, target.attribute)
@@ -59,14 +59,14 @@ def _set_fields(message: Any, path: str, given: Collection[str] = ()) -> Iterato
         elif target.explicit:
             is_set = value is not None
         else:
-            # repr, because -0.0 is a value and equal to the default.
+            # Compared by repr, because -0.0 equals the default but is a value of its own.
             is_set = at in given or repr(value) != repr(target.value.zero)
         if is_set:
             yield target, value, at
 
 
 def entry_path(path: str, key: object) -> str:
-    """The path of a map's entry."""
+    """The path of an entry of a map."""
     return f'{path}["{key}"]' if isinstance(key, str) else f"{path}[{key}]"
 
 
@@ -100,7 +100,7 @@ def _pbtxt_block(name: str, message: Any, path: str, given: Collection[str]) -> 
     if not inner:
         yield Line(f"{name} {{ }}", path)
         return
-    # What an element or an entry holds says where it is from; a message of its own may be from elsewhere than that.
+    # The contents of an element or entry show its origin. A singular message may have another origin than its contents.
     yield Line(f"{name} {{", "" if path.endswith("]") else path)
     yield from _indented(inner)
     yield Line("}")
@@ -181,7 +181,7 @@ def _scalar(value: object) -> str:
     return repr(value)
 
 
-# Beside what the languages ask for: what steers a terminal, or turns the direction of writing.
+# Beside the characters that the languages require: control characters for terminals, and bidirectional text marks.
 _PBTXT_ESCAPED = re.compile(r'["\\\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]')
 _YAML_ESCAPED = re.compile('["\\\\\x00-\x1f\x7f-\xa0\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff]')
 
@@ -216,7 +216,7 @@ def _plain(value: object) -> object:
 
 
 def _non_finite(value: float) -> str:
-    """JSON has no such numbers: the protocol's JSON writes them as strings."""
+    """JSON has no such numbers: proto-JSON writes them as strings."""
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"

@@ -1,8 +1,8 @@
-"""YAML to the nodes of `core.config.text`: the part of YAML that is plain data.
+"""Parse YAML into the nodes of `core.config.text`: only the part of YAML that is plain data.
 
-The library's parser gives events, and nothing is constructed from them: a scalar keeps its text, and `core.config.read`
-decides by the field what it means. Anchors, aliases, tags, further documents and keys that are no scalars are refused:
-they make a text mean what it does not say, or grow without bound.
+The library's parser gives events, and no objects are constructed from them: a scalar keeps its text, and
+`core.config.read` interprets it by its field. Anchors, aliases, tags, several documents and keys that are not scalars
+are refused: they can hide what a text means, or make it grow without bound.
 """
 
 import re
@@ -24,12 +24,12 @@ from halimede.core.config.text import (
 )
 from halimede.core.types import Problem
 
-# What YAML allows no text to contain, quoted or not; a byte order mark may only come first.
+# Characters that YAML forbids, quoted or not. A byte order mark is allowed only at the start.
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 
 
 def parse_yaml(text: str | bytes) -> tuple[MessageNode, Problem | None]:
-    """The fields of a YAML mapping, and the error that ended the reading, if any. No text at all has no fields."""
+    """Parse a YAML mapping: its fields, and the error at which parsing stopped, if any. An empty text has no fields."""
     tree = _Tree()
     try:
         for event in _events(_decoded(text)):
@@ -46,7 +46,7 @@ class _YamlError(Exception):
 
 
 def _decoded(text: str | bytes) -> str:
-    # Half a surrogate pair is no text, in whichever form it comes.
+    # A lone surrogate is invalid, whether the text is given as str or as bytes.
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     try:
         decoded = raw.decode()
@@ -65,7 +65,7 @@ def _error_at(before: str, message: str) -> _YamlError:
 
 def _events(text: str) -> Iterator[yaml.Event]:
     try:
-        # libyaml's parser alone: the one in Python takes minutes for 4 MiB, and reads some texts differently.
+        # Only libyaml's parser: the one in Python takes minutes for 4 MiB, and interprets some texts differently.
         yield from yaml.parse(text, Loader=yaml.CSafeLoader)
     except yaml.MarkedYAMLError as error:
         said = " ".join(part for part in (error.context, error.problem) if part)
@@ -79,8 +79,8 @@ def _place(mark: Any) -> tuple[int, int]:  # Any: the library has one class in P
 
 
 class _Tree:
-    """The tree as far as it was read. `_open` are the lists and objects that are not closed yet, `_keys` the key of
-    each that waits for its value."""
+    """The tree as read so far. `_open` are the lists and objects that are still open, `_keys` the pending key of
+    each."""
 
     def __init__(self) -> None:
         self.root = MessageNode([], 1, 1)
@@ -128,7 +128,7 @@ class _Tree:
             self._keys.append(None)
 
     def _put(self, node: Node) -> None:
-        """Puts the node where the next one belongs."""
+        """Add the node to the innermost open list or object."""
         if not self._open:
             is_nothing = isinstance(node, Scalar) and node.kind is ScalarKind.PLAIN and not node.text
             if node is not self.root and not is_nothing:

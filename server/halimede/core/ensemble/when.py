@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from halimede.core.config.condition import (
+from halimede.core.config.condition import Condition
+from halimede.core.types import DataType, ErrorCode, InferenceError, ParameterValue, Tensor
+from halimede.core.types.error import clip
+from halimede_spec.condition import (
     AllOf,
     AnyOf,
     Comparison,
-    Condition,
     Dimension,
     Element,
     Expression,
@@ -27,8 +29,6 @@ from halimede.core.config.condition import (
     Present,
     Truth,
 )
-from halimede.core.types import DataType, ErrorCode, InferenceError, ParameterValue, Tensor
-from halimede.core.types.error import clip
 
 MAX_TEXT_BYTES = 64 << 10
 """The longest element of a BYTES tensor that is compared."""

@@ -1,7 +1,7 @@
-"""The access log: what its line says of a request that ended, and which lines share a limit.
+"""The access log: the line for a finished request, and which lines share a rate limit.
 
-No header, no query and no body of a request is in a line, because any of them may hold a secret. What a client or a
-model chose (path, names, id, error) is cut here, and quoted where the line is rendered.
+A line has no header, query or body of the request, because each of them may hold a secret. Texts chosen by a client or
+a model (path, names, id, error) are cut here, and quoted where the line is rendered.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,11 +22,11 @@ class Protocol(Enum):
 
 @dataclass(slots=True)
 class Access:
-    """One request that ended.
+    """One finished request.
 
-    `kind` has the protocol and the status. `method` is HTTP's or the name of an RPC, `route` a path, "" for gRPC.
-    `duration_s` is None for a request of which not even the head could be read. `model` and `version` are as the client
-    asked, or as the server chose.
+    `kind` has the protocol and the status. `method` is the HTTP method or the name of an RPC, `route` a path, "" for
+    gRPC. `duration_s` is None if not even the head of the request could be read. `model` and `version` are those that
+    the client requested, or those that the server chose.
     """
 
     kind: LineKind
@@ -42,9 +42,9 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class AccessLog:
-    """Where a front end reports requests that failed, and with `successes` all requests.
+    """Where a front end reports failed requests, and with `successes` all requests.
 
-    `admits` is asked first, once for each request: at overload most lines are left out, and cost nothing more.
+    `admits` is called first, once for each request: at overload most lines are dropped, and cost nothing more.
     """
 
     admits: Callable[[LineKind], bool]
@@ -63,19 +63,19 @@ _GRPC_FAULTS_OF_SERVER = {
 
 
 def access_kind(protocol: Protocol, status: int, model: str = "", *, fails_late: bool = False) -> LineKind:
-    """The lines that share a limit: those of one protocol and status, for each model.
+    """The kind of a line: lines of the same protocol, status and model share a rate limit.
 
-    `status` is a number of the protocol. `model` is one that the server has found, else "": a client must not get a
-    limit of its own for each name that it makes up. `fails_late` is an answer in parts that failed after its status was
-    sent. The place of a line is its protocol and status, so that the count of lines that were left out has both.
+    `status` is a status code of the protocol. `model` is a model that the server found, else "": a client must not get
+    a limit of its own for each name that it invents. `fails_late` means that a streamed response failed after its
+    status was sent. The kind's file and line are protocol and status, so that the count of dropped lines has both.
     """
     is_fault = status in _GRPC_FAULTS_OF_SERVER if protocol is Protocol.GRPC else status >= 500 or fails_late
-    # A fault of the server or of a model is a warning; what clients do wrong is information.
+    # A fault of the server or of a model is a warning; a client's mistake is information.
     return LineKind(Severity.WARNING if is_fault else Severity.INFO, protocol.value, status, model)
 
 
 def access_line(access: Access, time_us: int, process: int) -> LogLine:
-    """The line of a request."""
+    """The log line of a request."""
     kind = access.kind
     model, version = clip(access.model, MAX_FIELD_BYTES), clip(access.version, MAX_FIELD_BYTES)
     request_id, error = clip(access.request_id, MAX_FIELD_BYTES), clip(access.error, MAX_ERROR_BYTES)

@@ -1,12 +1,12 @@
-"""Metrics that models make themselves, published on the server's page beside its own.
+"""Metrics that models declare, published on the server's page beside its own.
 
-An owner is one load of one model version: its instances share what it declares, and a restarted instance that declares
-the same again gets the same series, whose counts go on. Owners share too: a family is one on the page, and a series
-with the same labels is one, whoever declares it, so that several of them count together. It goes away with the last
-owner that holds it. An owner holds what it declared as often as it declared it.
+An owner is one load of one model version. Its instances share what it declares, and a restarted instance that declares
+the same again gets the same series, whose counts continue. Owners share too: a family appears once on the page, and a
+series with the same labels is one series whichever owner declares it, so several owners add to the same count. A series
+is removed with the last owner that holds it. An owner must delete a metric as often as it declared it.
 
-What Prometheus could not read is refused, and so is what would count wrongly for ever, such as a NaN. Texts begin as
-Triton's.
+Values that Prometheus cannot read are refused, and so are values that would make a count wrong for ever, such as NaN.
+Error texts begin like Triton's.
 """
 
 from bisect import bisect_left
@@ -25,15 +25,15 @@ MAX_FAMILIES = 5_000
 MAX_FAMILIES_OF_OWNER = 1_000
 MAX_SERIES = 50_000
 MAX_SERIES_OF_OWNER = 10_000
-"""Series as Prometheus counts them: each bucket of a histogram is one, and its sum and count are two more."""
+"""Series as Prometheus counts them: one for each bucket of a histogram, and one each for its sum and count."""
 MAX_NAME_LENGTH = 256
 MAX_DESCRIPTION_BYTES = 1_024
 MAX_LABELS_BYTES = 1_024
-"""Of all labels of a series together, as the page has them."""
+"""Maximum length of all labels of a series together, as they appear on the page."""
 MAX_BUCKETS = 256
 
 SERIES_PER_STEP = 1_000
-"""Lines between two turns of the event loop: a millisecond."""
+"""Maximum number of lines in one turn of the event loop: a millisecond."""
 
 OWN_PREFIX = "halimede_"
 OPERATIONS: Mapping[str, frozenset[str]] = {
@@ -41,7 +41,7 @@ OPERATIONS: Mapping[str, frozenset[str]] = {
     "GAUGE": frozenset({"increment", "set"}),
     "HISTOGRAM": frozenset({"observe"}),
 }
-"""What may be done to a metric of each kind."""
+"""The operations of each kind of metric."""
 
 _NAME = pattern(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = pattern(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -49,7 +49,8 @@ _LABEL = pattern(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 @dataclass(slots=True)
 class _Series:
-    """`value` is a histogram's sum. `counts` are the events in each bucket alone; both are empty but for histograms."""
+    """`value` is a histogram's sum. `counts` has the events in each single bucket; `counts` and `edges` are for
+    histograms only."""
 
     labels: str
     edges: tuple[float, ...]
@@ -84,7 +85,7 @@ class _HeldMetric:
 class _HeldFamily:
     family: _Family
     metric_ids: dict[str, int] = field(default_factory=dict)
-    """By the labels' text."""
+    """By label text."""
     holds: int = 1
 
 
@@ -97,12 +98,11 @@ class _Owner:
 
 
 class CustomMetrics:
-    """All metrics that models have made. Used on the event loop's thread alone.
+    """All metrics that models have declared. Used only on the event loop's thread.
 
-    Every method but `forget` and `render` raises InferenceError: INVALID_ARG for what cannot be, UNSUPPORTED for an
-    operation that a kind does not have, UNAVAILABLE where there is too much of it. What is declared and updated comes
-    from processes that nobody vouches for: values of any type are answered so. Ids are never used again, and are good
-    for their owner alone.
+    Every method but `forget` and `render` raises InferenceError: INVALID_ARG for invalid arguments, UNSUPPORTED for an
+    operation that the kind does not have, UNAVAILABLE above a limit. Arguments come from untrusted processes, so values
+    of any type get such an error. Ids are never reused, and are valid only for their owner.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class CustomMetrics:
         return f"<CustomMetrics families={len(self._families)} series={self._size} owners={len(self._owners)}>"
 
     def new_family(self, owner: str, name: str, description: str, kind: str) -> int:
-        """Declare a family; the id that the owner has for it. Of several descriptions the latest is shown."""
+        """Declare a family; returns the owner's id for it. If descriptions differ the latest is shown."""
         _check_family(name, description, kind)
         mine = self._owners.get(owner) or _Owner()
         family = self._families.get(name)
@@ -143,7 +143,7 @@ class CustomMetrics:
         return family_id
 
     def delete_family(self, owner: str, family: int) -> None:
-        """Take back one declaration; with an owner's last one its metrics of the family go too."""
+        """Undo one declaration; the owner's last one also removes its metrics of the family."""
         held = self._held_family(owner, family)
         held.holds -= 1
         if held.holds > 0:
@@ -156,9 +156,9 @@ class CustomMetrics:
             del self._owners[owner]
 
     def new_metric(self, owner: str, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
-        """Declare a series of a family; the id that the owner has for it. `buckets` are upper edges without +Inf.
+        """Declare a series of a family; returns the owner's id for it. `buckets` are upper edges without +Inf.
 
-        Kinds that have none take None and an empty list.
+        For kinds without buckets, `buckets` is None or an empty list.
         """
         held = self._held_family(owner, family)
         edges = _checked_edges(held.family.kind, buckets)
@@ -196,21 +196,21 @@ class CustomMetrics:
         return metric
 
     def delete_metric(self, owner: str, metric: int) -> None:
-        """Take back one declaration."""
+        """Undo one declaration."""
         held = self._held_metric(owner, metric, "delete")
         held.holds -= 1
         if held.holds == 0:
             self._drop_metric(self._owners[owner], metric)
 
     def update(self, owner: str, metric: int, operation: str, value: float) -> None:
-        """`operation` is increment, set or observe; `value` a finite number."""
+        """Update a metric: `operation` is increment, set or observe; `value` must be a finite number."""
         held = self._held_metric(owner, metric, operation)
         kind = held.family.kind
         if not isinstance(operation, str) or operation not in OPERATIONS[kind]:
             raise _unsupported(kind, operation)
         number = _finite(value)
         if number is None:
-            raise _invalid(f"metric '{held.family.name}': {operation} by {value!r:.40}; right is a finite number")
+            raise _invalid(f"metric '{held.family.name}': {operation} by {value!r:.40}; expected a finite number")
         series = held.series
         if operation == "set":
             series.value = number
@@ -227,21 +227,21 @@ class CustomMetrics:
             series.counts[bisect_left(series.edges, number)] += 1
 
     def value(self, owner: str, metric: int) -> float:
-        """What a counter or gauge is at."""
+        """The current value of a counter or gauge."""
         held = self._held_metric(owner, metric, "get")
         if held.family.kind == "HISTOGRAM":
             raise _unsupported(held.family.kind, "value")
         return held.series.value
 
     def series(self, family: str) -> Iterator[tuple[str, float]]:
-        """Labels, as the page has them, and values of a family of counters or gauges; nothing where there is none."""
+        """Labels, as on the page, and values of a family of counters or gauges; empty if there is no such family."""
         found = self._families.get(family)
         if found is None or found.kind == "HISTOGRAM":
             return iter(())
         return ((series.labels, series.value) for series in found.series.values())
 
     def forget(self, owner: str) -> None:
-        """The owner was unloaded: what it alone held goes. Nothing happens where it held nothing."""
+        """Remove what only this owner held, after it was unloaded. No effect if it held nothing."""
         mine = self._owners.pop(owner, None)
         if mine is None:
             return
@@ -251,10 +251,10 @@ class CustomMetrics:
             self._drop_family(mine, family)
 
     def render(self) -> Generator[None, None, list[bytes]]:
-        """The families as parts of a scrape, in steps of about a millisecond."""
+        """The families as parts of a scrape, in steps of about a millisecond each."""
         parts: list[bytes] = []
         lines = 0
-        # Copies: models declare and forget between two steps.
+        # Copies, because models may declare and forget metrics between two steps.
         for family in list(self._families.values()):
             text = FamilyText(family.name, family.kind.lower(), family.description)
             lines += 1
@@ -324,35 +324,35 @@ class CustomMetrics:
 
 def _check_family(name: str, description: str, kind: str) -> None:
     if not isinstance(kind, str) or kind not in OPERATIONS:
-        raise _invalid(f"Unsupported metric kind '{clip(str(kind))}'; right are {', '.join(OPERATIONS)}")
+        raise _invalid(f"Unsupported metric kind '{clip(str(kind))}'; expected {', '.join(OPERATIONS)}")
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         raise _invalid(
-            f"Invalid metric name '{clip(str(name))}'; right are at most {MAX_NAME_LENGTH} letters, digits, "
+            f"Invalid metric name '{clip(str(name))}'; expected at most {MAX_NAME_LENGTH} letters, digits, "
             "underscores and colons that do not begin with a digit"
         )
     if not isinstance(description, str) or not _fits(description, MAX_DESCRIPTION_BYTES):
         raise _invalid(
-            f"the description of metric family '{name}' is too long or no text; right are at most "
+            f"the description of metric family '{name}' is too long or no text; expected at most "
             f"{MAX_DESCRIPTION_BYTES} bytes of UTF-8"
         )
 
 
 def _checked_labels(kind: str, labels: Mapping[str, str]) -> str:
-    """The labels as the page has them."""
+    """The labels as they appear on the page."""
     if not isinstance(labels, Mapping):
         raise _invalid("Failed to create metric. Labels must be a dictionary.")
     for name, value in labels.items():
-        # Two underscores in front are Prometheus' own; a histogram's `le` is its bucket.
+        # Prometheus reserves two leading underscores, and `le` for the buckets of histograms.
         is_legal = isinstance(name, str) and len(name) <= MAX_NAME_LENGTH and _LABEL.fullmatch(name)
         if not is_legal or name.startswith("__"):
             raise _invalid(
-                f"Invalid label name '{clip(str(name))}'; right are at most {MAX_NAME_LENGTH} letters, digits and "
+                f"Invalid label name '{clip(str(name))}'; expected at most {MAX_NAME_LENGTH} letters, digits and "
                 "underscores that begin with neither a digit nor two underscores"
             )
         if kind == "HISTOGRAM" and name == "le":
             raise _invalid("Invalid label name 'le': it tells the buckets of a histogram apart")
         if not isinstance(value, str):
-            raise _invalid(f"the value of label '{name}' is of type {type(value).__name__}; right is text")
+            raise _invalid(f"the value of label '{name}' is of type {type(value).__name__}; expected text")
     text = label_text(labels)
     if not _fits(text, MAX_LABELS_BYTES):
         raise _invalid(f"the labels of a metric may have {MAX_LABELS_BYTES} bytes of UTF-8 together")
@@ -360,7 +360,7 @@ def _checked_labels(kind: str, labels: Mapping[str, str]) -> str:
 
 
 def _fits(text: str, size: int) -> bool:
-    """Whether the text has at most so many bytes, and is one at all: half of a surrogate pair is none."""
+    """Whether the text has at most `size` bytes and is valid Unicode (no lone surrogate)."""
     try:
         return len(text) <= size and len(text.encode()) <= size
     except UnicodeEncodeError:
@@ -382,7 +382,7 @@ def _checked_edges(kind: str, buckets: Sequence[float] | None) -> tuple[float, .
     for bucket in buckets:
         edge = _finite(bucket)
         if edge is None:
-            raise _invalid(f"bucket {bucket!r:.40} of a histogram; right are finite numbers, +Inf is added to them")
+            raise _invalid(f"bucket {bucket!r:.40} of a histogram; expected finite numbers, +Inf is added to them")
         edges.append(edge)
     if any(low >= high for low, high in pairwise(edges)):
         raise _invalid("Bucket Boundaries must be strictly sorted")
@@ -390,7 +390,7 @@ def _checked_edges(kind: str, buckets: Sequence[float] | None) -> tuple[float, .
 
 
 def _finite(value: object) -> float | None:
-    """The number as a float, None for what is no finite number."""
+    """The number as a float, None if it is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -8,10 +8,10 @@ Number = int | float
 
 
 class FamilyText:
-    """The lines of one family. It is announced even where it has no series.
+    """The lines of one family. The family is announced even if it has no series.
 
-    Samples take their labels as the text that `label_text` made, so that a model's labels are escaped once per scrape
-    and not once per line. `kind` is counter, gauge or histogram.
+    Samples take their labels as text from `label_text`, so that a model's labels are escaped once per scrape and not
+    once per line. `kind` is counter, gauge or histogram.
     """
 
     __slots__ = ("_lines", "_name")
@@ -29,7 +29,7 @@ class FamilyText:
     def histogram(self, labels: str, edges: Sequence[str], counts: Sequence[int], total: Number) -> None:
         """One series of a histogram family.
 
-        `edges` are the upper edges as text, the last one `+Inf`; `counts` are the events in each bucket alone, and
+        `edges` are the upper edges as text, the last one `+Inf`; `counts` has the events in each single bucket, and
         `total` is the sum of the events' values.
         """
         name = self._name
@@ -40,11 +40,11 @@ class FamilyText:
         self._lines.append(f"{name}_sum{braced} {number_text(total)}\n{name}_count{braced} {cumulative[-1]}\n")
 
     def to_bytes(self) -> bytes:
-        # A name read from a directory may hold bytes that are not UTF-8; one such name must not cost the whole scrape.
+        # A name from a directory may contain bytes that are not UTF-8; such a name must not fail the whole scrape.
         return "".join(self._lines).encode("utf-8", "replace")
 
     def take_bytes(self) -> bytes:
-        """The lines so far, which are not given again: for a family that is made in steps."""
+        """Return the lines so far and forget them: for a family that is rendered in steps."""
         taken = self.to_bytes()
         self._lines.clear()
         return taken
@@ -61,7 +61,7 @@ def edge_texts(edges_seconds: Iterable[Number]) -> tuple[str, ...]:
 
 
 def number_text(value: Number) -> str:
-    """A sample's value; what is integral is printed as an integer, as Triton does."""
+    """A sample's value; integral values are printed as integers, as in Triton."""
     if isinstance(value, int):
         return str(value)
     if isnan(value):

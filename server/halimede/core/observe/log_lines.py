@@ -1,8 +1,8 @@
-"""Log lines as values: how each format writes one, where it is cut, and how many of a kind are too many.
+"""Log lines as values: how each format renders them, how they are cut, and how floods are limited.
 
-One record is one line, whatever its text holds: what is not printable is written as an escape, so that a client's or a
-model's text can neither pass for a line of its own nor steer the terminal of whoever reads it. In the text formats a
-table and a traceback follow below their line, the traceback indented; in JSON they are fields.
+One record is one line, whatever its text contains. Unprintable characters are escaped, so that text from a client or a
+model can neither fake a line of its own nor control the terminal of a reader. In the text formats a table and a
+traceback follow below their line, the traceback indented; in JSON they are fields.
 """
 
 import json
@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 MAX_LINE_BYTES = 16 << 10
-"""No line without table and traceback is longer: container runtimes cut lines there, and half a JSON object is none."""
+"""Maximum length of a line without table and traceback: container runtimes cut longer lines, which breaks JSON."""
 MAX_MESSAGE_BYTES = 12 << 10
 MAX_FIELD_BYTES = 256
 MAX_TRACE_CHARS = 64 << 10
@@ -21,11 +21,11 @@ MAX_CELL_CHARS = 512
 MAX_TABLE_CHARS = 1 << 20
 
 LINES_PER_SECOND = 100
-"""Of one kind: see `FloodLimit`."""
+"""Maximum rate per kind of line: see `FloodLimit`."""
 MAX_KINDS = 1024
 
 _WIDEST = 12
-"""Bytes that one character takes at most: two escapes of six."""
+"""Maximum number of bytes for one character: two escapes of six."""
 _STEP = 512
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -37,10 +37,10 @@ class Severity(Enum):
     VERBOSE = "verbose"
 
 
-# Triton's, to which verbose messages are information.
+# Triton's letters; Triton logs verbose messages as information.
 _LETTERS = {Severity.ERROR: "E", Severity.WARNING: "W", Severity.INFO: "I", Severity.VERBOSE: "I"}
 
-# Collectors of logs know Python's names.
+# Python's names, which log collectors know.
 _JSON_LEVELS = {
     Severity.ERROR: "ERROR",
     Severity.WARNING: "WARNING",
@@ -50,7 +50,7 @@ _JSON_LEVELS = {
 
 
 class LogTable(NamedTuple):
-    """Cells are cut and rows are bounded already: see `make_table`."""
+    """A table whose cells and rows are already cut: see `make_table`."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -58,8 +58,8 @@ class LogTable(NamedTuple):
 
 @dataclass(slots=True)
 class LogLine:
-    """One record; nothing in it belongs to the code that logged it. `time_us` counts from 1970. Texts are cut already;
-    "" is none."""
+    """One record, independent of the code that logged it. `time_us` counts from 1970. Texts are already cut; "" means
+    none."""
 
     time_us: int
     severity: Severity
@@ -73,21 +73,21 @@ class LogLine:
     trace: str = ""
     table: LogTable | None = None
     fields: Mapping[str, str | float] = field(default_factory=dict)
-    """Further fields of the JSON format; the text formats have them in the message."""
+    """Additional fields in the JSON format; in the text formats the message contains them."""
 
 
 def render_default(line: LogLine) -> str:
-    """`I1121 07:50:51.767849 597 server.py:42] "text"`, the time in UTC; without a newline at its end."""
+    """`I1121 07:50:51.767849 597 server.py:42] "text"`, the time in UTC, without a newline at the end."""
     return _render_text(f"{_LETTERS[line.severity]}{_time(line):%m%d %H:%M:%S.%f}", line)
 
 
 def render_iso8601(line: LogLine) -> str:
-    """`2026-11-21T07:50:51Z I 597 server.py:42] "text"`, without a newline at its end."""
+    """`2026-11-21T07:50:51Z I 597 server.py:42] "text"`, without a newline at the end."""
     return _render_text(f"{_time(line):%Y-%m-%dT%H:%M:%SZ} {_LETTERS[line.severity]}", line)
 
 
 def render_json(line: LogLine) -> str:
-    """One JSON object, without a newline at its end. Fields that are none are left out."""
+    """One JSON object, without a newline at the end. Empty fields are omitted."""
     texts = {
         "message": line.message,
         "model": line.model,
@@ -115,19 +115,19 @@ def render_json(line: LogLine) -> str:
 
 
 def quote(text: str) -> str:
-    """A JSON string of printable characters alone, read back as it was but for lone surrogates: strict readers refuse
-    them even as escapes, so that their escapes become text."""
+    """A JSON string of printable characters only. It parses to the same text, except that lone surrogates become the
+    text of their escapes, because strict readers refuse them even as escapes."""
     if not text.isprintable():
         text = text.encode("utf-8", "backslashreplace").decode()
     return _printable(json.dumps(text, ensure_ascii=False))
 
 
 def clip(text: str, limit_bytes: int) -> str:
-    """`text`, or as much of it as takes `limit_bytes` within quotes, with a mark that says how much is missing."""
+    """`text`, cut if its quoted form is longer than `limit_bytes`; it ends with the number of missing characters."""
     if len(text) * _WIDEST <= limit_bytes:
         return text
     end, left = 0, limit_bytes
-    # In steps, so that no more is quoted than what fits: quoting a long text of escapes takes milliseconds.
+    # In steps, so that little more is quoted than fits: quoting a long text of escapes takes milliseconds.
     while (size := _quoted_bytes(step := text[end : end + _STEP])) <= left:
         end, left = end + len(step), left - size
         if end == len(text):
@@ -139,7 +139,7 @@ def clip(text: str, limit_bytes: int) -> str:
 
 
 def clip_trace(trace: str) -> str:
-    """A traceback without its middle when it is too long: its beginning says where, its end what."""
+    """A traceback, without its middle if it is too long: the beginning shows where, the end what."""
     missing = len(trace) - MAX_TRACE_CHARS
     if missing <= 0:
         return trace
@@ -148,7 +148,7 @@ def clip_trace(trace: str) -> str:
 
 
 def make_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> LogTable:
-    """A table of `rows` with each cell on one line; its last row says how many are missing when there are too many."""
+    """A table with each cell on one line; if there are too many rows, the last one says how many are missing."""
     cells = [tuple(_cell(each) for each in row) for row in rows]
     width = sum(max(map(len, column)) + 3 for column in zip(header, *cells, strict=True)) + 1
     most = max(1, MAX_TABLE_CHARS // width)
@@ -158,7 +158,7 @@ def make_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> LogTable
 
 
 class LineKind(NamedTuple):
-    """Lines of one kind come from one place in the code and are about one model."""
+    """Lines of one kind come from one place in the code and concern one model."""
 
     severity: Severity
     file: str
@@ -169,9 +169,9 @@ class LineKind(NamedTuple):
 class FloodLimit:
     """Lets `LINES_PER_SECOND` lines of a kind pass in each second and counts the others.
 
-    A model that fails at each request, or a client that errs at each, would fill the disk and push out what else there
-    is to say; models do not share a kind, so that none hides what another has to say. Verbose lines all pass: whoever
-    asks for them wants all. Of more kinds than `MAX_KINDS` in a second the models are no longer told apart.
+    Without a limit, a model or client that fails at each request would fill the disk and push out all other lines.
+    Models do not share a kind, so that none hides another's lines. Verbose lines all pass, because they were requested.
+    With more than `MAX_KINDS` kinds in a second, lines are no longer separated by model.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class FloodLimit:
         self._forget_at_s = 0.0
 
     def admit(self, kind: LineKind, now_s: float) -> bool:
-        """Whether this line is to be written; it is counted as suppressed otherwise."""
+        """Whether this line should be written; if not, it is counted as suppressed."""
         if kind.severity is Severity.VERBOSE:
             return True
         window = self._windows.get(kind)
@@ -200,12 +200,12 @@ class FloodLimit:
         return bool(self._suppressed)
 
     def take_suppressed(self) -> dict[LineKind, int]:
-        """How many lines of which kind were suppressed since the last call."""
+        """The number of suppressed lines of each kind since the last call."""
         taken, self._suppressed = self._suppressed, {}
         return taken
 
     def _forget(self, now_s: float) -> None:
-        """Forget the seconds that are over, not oftener than once in one: there may be a new kind with each line."""
+        """Forget past seconds, at most once a second, because every line may be of a new kind."""
         if now_s >= self._forget_at_s:
             self._forget_at_s = now_s + 1
             self._windows = {kind: window for kind, window in self._windows.items() if now_s < window.end_s}
@@ -223,13 +223,13 @@ def _time(line: LogLine) -> datetime:
 
 def _render_text(head: str, line: LogLine) -> str:
     head = f"{head} {line.process} {_printable(line.file)}:{line.line}] "
-    # Triton draws a table below its line's head, with an empty line after it.
+    # Triton puts a table below the head of its line, and an empty line after it.
     text = f"{head}{quote(line.message)}" if line.table is None else f"{head}\n{_drawn(line.table)}\n"
     return text + "".join(f"\n  {_printable(each)}" for each in line.trace.splitlines())
 
 
 def _drawn(table: LogTable) -> str:
-    """As Triton draws its tables, so that scripts find the same columns."""
+    """The table drawn as Triton draws tables, so that scripts find the same columns."""
     cells = [table.header, *(tuple(_printable(cell) for cell in row) for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
@@ -249,8 +249,8 @@ def _quoted_bytes(text: str) -> int:
 
 
 def _printable(text: str) -> str:
-    """`text` with JSON's escapes for what is not printable: controls, line and paragraph separators, marks that turn
-    the direction of writing, lone surrogates."""
+    """`text` with unprintable characters as JSON escapes: controls, line and paragraph separators, bidirectional text
+    marks, lone surrogates."""
     if text.isprintable():
         return text
     return "".join([each if each.isprintable() else json.dumps(each)[1:-1] for each in text])

@@ -1,8 +1,8 @@
-"""The metric families of the server. Names, types and help texts of `nv_*` are Triton's: dashboards are built on them.
+"""The server's metric families. Names, types and help texts of `nv_*` are Triton's, because dashboards depend on them.
 
-A family is announced even where it has no series, but for the one that decoupled models alone have; a value that is not
-known has no series. `halimede_*` are for autoscalers, which see a series only when it is there: each has one from the
-moment a model is loaded. There are no `nv_pinned_memory_pool_*`, because there is no such pool.
+A family is announced even if it has no series, except the one for decoupled models; unknown values have no series.
+`halimede_*` are for autoscalers, which need a series to exist: each has one from the moment a model is loaded. There
+are no `nv_pinned_memory_pool_*`, because this server has no such pool.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
 MODELS_PER_STEP = 32
-"""Models between two turns of the event loop: a millisecond."""
+"""Number of models rendered in one turn of the event loop: a millisecond."""
 PART_PER_STEP_BYTES = 64 << 10
 
 
@@ -37,7 +37,7 @@ class ModelSample:
 
 @dataclass(frozen=True, slots=True)
 class SystemSample:
-    """The machine, or the container that we live in. None where it is not known (yet). Utilization is from 0 to 1."""
+    """The machine, or the server's container. None if a value is unknown (yet). Utilization is from 0 to 1."""
 
     cpu_utilization: float | None
     memory_total_bytes: int | None
@@ -46,7 +46,7 @@ class SystemSample:
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One GPU; None where the driver does not say. Utilization is from 0 to 1, energy since the server started."""
+    """One GPU; None if the driver reports no value. Utilization is from 0 to 1, energy since the server start."""
 
     uuid: str
     utilization: float | None
@@ -59,7 +59,7 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class StateSample:
-    """What the repository index says of one model version; "" for the version of a model of which none is known."""
+    """The state of one model version in the repository index; `version` is "" if none is known."""
 
     model: str
     version: str
@@ -76,7 +76,7 @@ STATES = (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Name, type and help as they are published; unit, and what is counted when, for the reference."""
+    """Name, type and help as published; unit, and when it counts, for the reference pages."""
 
     name: str
     kind: str
@@ -93,7 +93,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class _Valued(Generic[S]):
-    """A family with one value per subject; None for a value that is not known."""
+    """A family with one value per subject; None for an unknown value."""
 
     family: Family
     value: Callable[[S], Number | None]
@@ -101,7 +101,7 @@ class _Valued(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Families that are about the same, for the reference."""
+    """Related families, for the reference pages."""
 
     title: str
     about: str
@@ -405,7 +405,7 @@ DROPPED = Family(
     "lines",
     "When a line is dropped.",
 )
-"""Families that are written in ways of their own."""
+"""Families with rendering code of their own."""
 
 GROUPS = (
     Group(
@@ -430,11 +430,11 @@ GROUPS = (
     ),
     Group("The server", "", (), (DROPPED,)),
 )
-"""All families of the page, for the reference."""
+"""All families of the page, for the reference pages."""
 
 
 def sample_names(name: str, kind: str) -> tuple[str, ...]:
-    """The names that a family's series have; `kind` in any case."""
+    """The names of a family's series; `kind` in upper or lower case."""
     if kind.lower() != "histogram":
         return (name,)
     return (name, f"{name}_bucket", f"{name}_sum", f"{name}_count")
@@ -443,7 +443,7 @@ def sample_names(name: str, kind: str) -> tuple[str, ...]:
 PAGE_NAMES = frozenset(
     name for group in GROUPS for family in group.families for name in sample_names(family.name, family.kind)
 )
-"""The names of all series that this page may have."""
+"""The names of all series that this page may contain."""
 
 _EDGES = edge_texts(edge / NS_PER_S for edge in BUCKET_EDGES_NS)
 _EDGES_MS = edge_texts(edge / NS_PER_MS for edge in FIRST_RESPONSE_EDGES_NS)
@@ -460,11 +460,11 @@ def render(
     first_responses: bool = True,
     custom: Generator[None, None, list[bytes]] | None = None,
 ) -> Generator[None, None, list[bytes]]:
-    """The body of a scrape in parts, made in steps of about a millisecond: of a thousand models it takes a while.
+    """The body of a scrape in parts, rendered in steps of about a millisecond, as a thousand models take long.
 
-    Each model is taken from `models`, and all of its values are read, within one step: they fit together. `system` is
-    None when the machine is not sampled; without `latencies` there are no `nv_*_duration_us`, without
-    `first_responses` there is no histogram of them. `custom` makes the parts that come after all others, in steps of
+    Each model is taken from `models` and all of its values are read within one step, so the values are consistent.
+    `system` is None if the machine is not sampled; without `latencies` there are no `nv_*_duration_us`, without
+    `first_responses` there is no histogram of them. `custom` renders the parts that come after all others, in steps of
     its own.
     """
     valued = [each for each in MODEL_FAMILIES if latencies or not each.family.name.endswith("_duration_us")]
@@ -531,9 +531,9 @@ def _labels(model: ModelSample) -> dict[str, str]:
 
 
 def _tag_label(tag: str) -> str:
-    """A tag's label: Triton's one leading underscore keeps it apart from ours; what no label may hold becomes one too.
+    """A tag's label: one leading underscore, as in Triton, avoids collisions; invalid characters become underscores.
 
-    Two leading underscores are Prometheus' own, and a scrape that has them is refused or loses them.
+    Prometheus reserves two leading underscores: it refuses a scrape that has them, or drops them.
     """
     legal = "".join([char if char.isascii() and char.isalnum() else "_" for char in tag])
     return "_" + legal.lstrip("_")

@@ -1,4 +1,4 @@
-"""Reads what native libraries print as lines of the log."""
+"""Convert the output of native libraries to log lines."""
 
 import re
 from typing import NamedTuple
@@ -12,8 +12,8 @@ _SEVERITIES = {
     "E": Severity.ERROR,
     "F": Severity.ERROR,
 }
-# `2026-11-23 05:08:17.547576949 [E:onnxruntime:, file.cc:572 Function] text`. Errors are coloured even in a pipe; the
-# code that ends the colour stands before the next line.
+# `2026-11-23 05:08:17.547576949 [E:onnxruntime:, file.cc:572 Function] text`. Errors have colour codes even in a pipe;
+# the code that ends the colour comes before the next line.
 _COLOURS = re.compile(r"(?:\x1b\[[0-9;]*m)+")
 _ONNX_RUNTIME = re.compile(r"\d{4}-\d\d-\d\d [\d:.]+ \[([VIWEF]):onnxruntime:[^,\]]*, ([^ :]+:\d+) [^\]]*\] (.*)")
 
@@ -25,7 +25,7 @@ class NativeLine(NamedTuple):
 
 
 def read_native_line(text: str, place: str) -> NativeLine | None:
-    """The line of the log for a printed line, at `place` unless it is ONNX Runtime's; None if it is only colour."""
+    """The log line for a printed line; `place` is used unless ONNX Runtime gives one. None for colour codes only."""
     plain = _COLOURS.sub("", text)
     match = _ONNX_RUNTIME.fullmatch(plain)
     if match is not None:

@@ -1,4 +1,4 @@
-"""Counters of one model version. Plain integers in one place, changed by the event loop's thread alone."""
+"""Counters of one model version: plain integers in one place, changed only on the event loop's thread."""
 
 from bisect import bisect_left
 
@@ -17,24 +17,24 @@ BUCKET_EDGES_NS = tuple(
     round(ms * 1_000_000)
     for ms in (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
 )
-"""Upper edges of the duration histograms, from the fastest cached answer to a long generation."""
+"""Upper edges of the duration histograms, from the fastest cached response to a long generation."""
 
 FIRST_RESPONSE_EDGES_NS = tuple(sorted({*BUCKET_EDGES_NS, 2_000_000_000}))
-"""The same with all edges that Triton has for first responses."""
+"""The same, plus the edges that Triton uses for first responses."""
 
 MAX_RESPONSE_INDICES = 1024
-"""Answers of a request that have figures of their own; all after them share the last."""
+"""Maximum number of responses of a request with statistics of their own; all later ones share the last."""
 
 
 class ModelStats:
-    """What happened to the requests of one model version since it was loaded.
+    """Counters for the requests of one model version since it was loaded.
 
     Durations are sums in nanoseconds, per successful request: each request of a batch adds the whole compute time of
-    its batch, as Triton counts, so that `perf_analyzer` and dashboards divide them by the number of successes. The
-    `*_buckets` count successes by duration, one count per edge of BUCKET_EDGES_NS and one above them all.
+    its batch, as in Triton, because `perf_analyzer` and dashboards divide them by the number of successes. The
+    `*_buckets` count successes by duration, one count per edge of BUCKET_EDGES_NS and one above all edges.
 
     `first_response_buckets` count the requests of a decoupled model by the time from their acceptance to their first
-    answer with outputs, of which `first_response_ns` is the sum; empty for any other model.
+    response with outputs, and `first_response_ns` is the sum of these times; empty for any other model.
     """
 
     __slots__ = (
@@ -81,8 +81,8 @@ class ModelStats:
         self.first_response_buckets = [0] * (len(FIRST_RESPONSE_EDGES_NS) + 1) if decoupled else []
         self.first_response_ns = 0
         self.worker_restarts = 0
-        # Per total batch size, at most max_batch_size of them: executions, and what they took for input, compute and
-        # output.
+        # By total batch size, at most max_batch_size entries: number of executions, and their times for input, compute
+        # and output.
         self._batches: dict[int, list[int]] = {}
         self._responses: list[ResponseStatistics] = []
 
@@ -100,7 +100,7 @@ class ModelStats:
         output_ns: int,
         last_inference_ms: int,
     ) -> None:
-        """A request of `batch_size` rows was answered. `last_inference_ms` is wall-clock time since the epoch."""
+        """Record a successful request of `batch_size` rows. `last_inference_ms` is wall-clock time since the epoch."""
         self.success_count += 1
         self.inference_count += batch_size
         self.request_ns += request_ns
@@ -113,7 +113,7 @@ class ModelStats:
         self.queue_buckets[bisect_left(BUCKET_EDGES_NS, queue_ns)] += 1
 
     def record_execution(self, rows: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """An instance ran a batch of `rows` rows in all."""
+        """Record that an instance executed a batch of `rows` rows in total."""
         self.execution_count += 1
         batch = self._batches.get(rows)
         if batch is None:
@@ -124,12 +124,12 @@ class ModelStats:
         batch[3] += output_ns
 
     def record_failure(self, reason: FailureReason, request_ns: int) -> None:
-        """A request was answered with an error."""
+        """Record a request that was answered with an error."""
         self.failures[reason] += 1
         self.fail_ns += request_ns
 
     def record_response(self, index: int, outcome: ResponseOutcome, infer_ns: int, output_ns: int) -> None:
-        """A request got its answer number `index`, which counts from 0; nothing is kept of models not decoupled."""
+        """Record response number `index`, from 0, of a request; no effect unless the model is decoupled."""
         if not self.decoupled:
             return
         index = min(index, MAX_RESPONSE_INDICES - 1)
@@ -142,7 +142,7 @@ class ModelStats:
                 _add(response.compute_infer, infer_ns)
                 _add(response.compute_output, output_ns)
                 _add(response.success, ns)
-            # Without outputs all of it is compute.
+            # Without outputs all time is compute time.
             case ResponseOutcome.FAIL:
                 _add(response.compute_infer, ns)
                 _add(response.fail, ns)
@@ -153,13 +153,13 @@ class ModelStats:
                 _add(response.cancel, ns)
 
     def record_first_response(self, ns: int) -> None:
-        """A request got its first answer with outputs, so long after it was accepted; ignored if not decoupled."""
+        """Record the time from a request's acceptance to its first response with outputs; ignored if not decoupled."""
         if self.decoupled:
             self.first_response_buckets[bisect_left(FIRST_RESPONSE_EDGES_NS, ns)] += 1
             self.first_response_ns += ns
 
     def snapshot(self) -> ModelStatistics:
-        """The statistics as the statistics calls answer them: a copy that later events leave as it is."""
+        """The statistics for the statistics APIs: a copy that later events do not change."""
         count = self.success_count
         return ModelStatistics(
             name=self.name,
@@ -181,7 +181,7 @@ class ModelStats:
 
 
 def outcome_of(response: InferenceResponse) -> ResponseOutcome:
-    """What one answer of a decoupled model counts as."""
+    """How one response of a decoupled model is counted."""
     if response.error is not None:
         return ResponseOutcome.CANCEL if response.error.code is ErrorCode.CANCELLED else ResponseOutcome.FAIL
     return ResponseOutcome.EMPTY if response.is_empty else ResponseOutcome.SUCCESS

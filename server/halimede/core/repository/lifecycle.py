@@ -10,8 +10,6 @@ from enum import Enum
 from halimede.core.types import ErrorCode, InferenceError, ModelReadyState
 
 MAX_REASON_CHARACTERS = 4096
-FIRST_RETRY_PAUSE_SECS = 0.25
-LONGEST_RETRY_PAUSE_SECS = 8.0
 
 
 class Event(Enum):
@@ -58,9 +56,3 @@ def reason(event: Event, cause: InferenceError | None = None) -> str:
         case _:
             text = ""
     return text if len(text) <= MAX_REASON_CHARACTERS else text[:MAX_REASON_CHARACTERS] + "..."
-
-
-def retry_pause_secs(attempt: int) -> float:
-    """How long to wait after the load attempt of this number, from 1, has failed: twice as long each time, bounded."""
-    doublings = min(attempt - 1, 16)
-    return min(FIRST_RETRY_PAUSE_SECS * 2.0**doublings, LONGEST_RETRY_PAUSE_SECS)

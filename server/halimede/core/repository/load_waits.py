@@ -7,6 +7,8 @@ a new wait, so that it is looked for before one begins.
 from collections import defaultdict
 from collections.abc import Iterable
 
+from halimede.core.graph import path
+
 
 class LoadWaits:
     """Names of models that wait, and for what. One may wait for another several times over."""
@@ -29,17 +31,4 @@ class LoadWaits:
 
     def path(self, waiting: str, name: str) -> tuple[str, ...]:
         """How `waiting` waits for `name`: both, with those between them; () where it does not."""
-        before: dict[str, str] = {}
-        pending = [waiting]
-        while pending:
-            at = pending.pop()
-            for other in self._waits.get(at, ()):
-                if other == name:
-                    way = [name, at]
-                    while way[-1] != waiting:
-                        way.append(before[way[-1]])
-                    return tuple(reversed(way))
-                if other not in before:
-                    before[other] = at
-                    pending.append(other)
-        return ()
+        return path(waiting, name, lambda at: self._waits.get(at, ()))

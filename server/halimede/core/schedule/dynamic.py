@@ -1,42 +1,61 @@
-"""The dynamic batcher: batches from a queue, given to free instances."""
+"""The dynamic batcher: batches from a queue, given to free slots."""
 
 from collections import deque
+from collections.abc import Sequence
 
-from halimede.core.schedule.actions import Action, Execute, Fail
+from halimede.core.schedule.actions import Action, Execute, Fail, Slot
+from halimede.core.schedule.expected_batch import ExpectedBatch
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.queue import BatchQueue
-from halimede.core.schedule.scheduler import Pending
+from halimede.core.schedule.scheduler import Outcome, Pending
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
 
 
 class DynamicBatchScheduler:
-    """A `Scheduler` over one `BatchQueue`. It starts with the instances 0 to `instances` - 1, all free.
+    """A `Scheduler` over one `BatchQueue`. It starts with one free slot of each of the instances 0 to `instances` - 1.
 
-    Expired requests are dealt with first, so that what is late at the same moment as an instance gets free is rejected.
+    Expired requests are dealt with first, so that what is late at the same moment as a slot gets free is rejected.
+
+    Its requests are independent of one another, so that those which a dead worker has not read are executed once more.
     """
+
+    follows_outcomes = False
 
     def __init__(self, policy: BatchPolicy, instances: int = 0) -> None:
         self._queue = BatchQueue(policy)
         self.max_batch_size = policy.max_batch_size
         self.may_expire = self._queue.may_expire
         # Free longest first: a model's instances on several devices take turns, and none is left cold.
-        self._free: deque[int] = deque(range(instances))
-        self._busy: set[int] = set()
+        self._free: deque[Slot] = deque(Slot(instance) for instance in range(instances))
+        self._busy: dict[Slot, int] = {}
+        """Slots that run a batch, and its number of requests."""
+        self._executing = 0
+        """The requests of all slots."""
+        self._expected = ExpectedBatch(policy.max_batch_size)
 
     def __repr__(self) -> str:
-        running, instances = len(self._busy), len(self._busy) + len(self._free)
-        return f"<{type(self).__name__} queue={self.queued} running={running}/{instances}>"
+        running, slots = len(self._busy), len(self._busy) + len(self._free)
+        return f"<{type(self).__name__} queue={self.queued} running={running}/{slots}>"
 
-    def enqueue(self, pending: Pending, now_ns: int) -> None:
-        self._queue.push(pending, now_ns, bool(self._free))
-
-    def try_start(self, batch_size: int) -> int | None:
-        if not self._free or self._queue.would_hold(batch_size):
+    def enqueue(self, pending: Pending, now_ns: int) -> int | None:
+        """See `Scheduler`. Where more requests are expected, a turn later, or as soon as they are there."""
+        free = self._free
+        self._queue.push(pending, now_ns, bool(free))
+        if not free:
             return None
-        instance = self._free.popleft()
-        self._busy.add(instance)
-        return instance
+        expected = self._expected.requests
+        if expected == 1:
+            return 1
+        return 0 if len(self._queue.queued) >= expected else 2
+
+    def try_start(self, batch_size: int) -> Slot | None:
+        if self._expected.requests > 1 or not self._free or self._queue.would_hold(batch_size):
+            return None
+        slot = self._free.popleft()
+        self._busy[slot] = 1
+        self._executing += 1
+        return slot
 
     def poll(self, now_ns: int) -> list[Action]:
         queue, free = self._queue, self._free
@@ -46,9 +65,10 @@ class DynamicBatchScheduler:
                 error = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
                 actions.append(Fail(key, error, FailureReason.REJECTED))
         while free and (keys := queue.pop_ready(now_ns)):
-            instance = free.popleft()
-            self._busy.add(instance)
-            actions.append(Execute(instance, keys))
+            slot = free.popleft()
+            self._busy[slot] = len(keys)
+            self._executing += len(keys)
+            actions.append(Execute(slot, keys))
         return actions
 
     def wake_at(self) -> int | None:
@@ -62,22 +82,38 @@ class DynamicBatchScheduler:
     def try_cancel(self, key: int) -> bool:
         return self._queue.try_remove(key)
 
-    def completed(self, instance: int) -> bool:
-        """See `Scheduler`. Ignored from an instance that was removed meanwhile."""
-        if instance in self._busy:
-            self._busy.remove(instance)
-            self._free.append(instance)
-        return bool(self._queue.queued)
+    def completed(
+        self,
+        slot: Slot,
+        took_ns: int,
+        outcomes: Sequence[Outcome] = (),  # noqa: ARG002  it follows none
+    ) -> int | None:
+        """See `Scheduler`. Ignored from a slot that was removed meanwhile."""
+        queued = len(self._queue.queued)
+        if slot in self._busy:
+            self._expected.note(queued + self._executing, len(self._busy) + len(self._free), took_ns)
+            self._leave(slot)
+            self._free.append(slot)
+        if not queued:
+            return None
+        return 0 if 1 < self._expected.requests <= queued else 1
 
-    def add_instance(self, instance: int) -> None:
-        if instance not in self._free:
-            self._busy.discard(instance)
-            self._free.append(instance)
+    def add_slot(self, slot: Slot) -> None:
+        if slot not in self._free:
+            self._leave(slot)
+            self._free.append(slot)
 
-    def remove_instance(self, instance: int) -> None:
-        if instance in self._free:
-            self._free.remove(instance)
-        self._busy.discard(instance)
+    def remove_slot(self, slot: Slot, unread: Sequence[Sequence[Pending]], now_ns: int) -> list[int]:
+        if slot in self._free:
+            self._free.remove(slot)
+        self._leave(slot)
+        for batch in reversed(unread):
+            self._queue.push_back(batch, now_ns)
+        return [pending.key for batch in unread for pending in batch]
+
+    def _leave(self, slot: Slot) -> None:
+        """The slot runs nothing any more."""
+        self._executing -= self._busy.pop(slot, 0)
 
     def drain(self) -> list[int]:
         return self._queue.clear()

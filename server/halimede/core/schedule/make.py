@@ -8,7 +8,7 @@ from halimede.core.schedule.scheduler import Scheduler
 
 
 def make_scheduler(config: ModelConfig, instances: int = 0) -> Scheduler:
-    """The scheduler that a complete, validated configuration asks for, with the instances 0 to `instances` - 1."""
+    """The scheduler that a complete, validated configuration asks for. It begins with a slot of so many instances."""
     if config.dynamic_batching is None:
         return DefaultScheduler(from_config(config), instances)
     return DynamicBatchScheduler(from_config(config), instances)

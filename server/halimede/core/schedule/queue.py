@@ -1,6 +1,6 @@
 """The queue of one priority level: forms batches, keeps deadlines and bounds.
 
-Batches are decided when a request arrives, never when an instance looks for work. Of the instances the queue knows only
+Batches are decided when a request arrives, never when an instance looks for work. Of the slots the queue knows only
 whether one is free at an arrival. The queue is a FIFO of closed batches and one open batch at its tail:
 
 - An arriving request closes the open batch when the two do not fit: more than max_batch_size rows together, or not
@@ -19,7 +19,7 @@ no other batch is ready.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -113,6 +113,20 @@ class BatchQueue:
 
         deadline = self._deadline(pending, now_ns) if self.may_expire else None
         self.queued[pending.key] = Queued(pending, now_ns, deadline, batch)
+
+    def push_back(self, requests: Sequence[Pending], now_ns: int) -> None:
+        """Take back a batch that did not run: it is closed, and before all others.
+
+        Its requests have no deadline, which they kept when they left for an instance, and the bounds refuse none.
+        """
+        if not requests:
+            return
+        batch = Batch([each.key for each in requests], sum(each.batch_size for each in requests), ())
+        self._closed[batch] = None
+        self._closed.move_to_end(batch, last=False)
+        self._size_bytes += sum(each.size_bytes for each in requests)
+        for pending in requests:
+            self.queued[pending.key] = Queued(pending, now_ns, None, batch)
 
     def pop_ready(self, now_ns: int) -> tuple[int, ...]:
         """Take the next batch that is ready, as keys; empty when none is."""

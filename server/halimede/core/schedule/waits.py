@@ -1,14 +1,14 @@
 """Which calls wait for which batches: finds the call that nobody will ever answer.
 
 A model's code may call other models while its batch holds an instance. A call that only instances could serve whose own
-batches wait for it, directly or through other calls, would wait for ever. Such a circle can only be closed by a new
-call, or by what turns out to wait for one: one look as that happens finds them all.
+batches wait for it, directly or through other calls, would wait for ever. Only a new call can close such a circle: one
+look when a call is made finds them all.
 
 What holds a call up ends when all calls that it waits for are answered. A call that runs is answered when all that
 holds it up can end; one that is queued, when all that holds up one of its model's instances can.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -33,17 +33,19 @@ Place = Held | Queued | None
 class WaitGraph:
     """The calls that are under way, by what waits for them. `place_of` says where a request is, by ticket."""
 
-    __slots__ = ("_calls", "_place_of", "_waiters", "late")
+    __slots__ = ("_calls", "_place_of", "_waiters")
 
     def __init__(self, place_of: Callable[[int], Place]) -> None:
         self._place_of = place_of
         self._calls: dict[Hashable, set[int]] = {}
         self._waiters: dict[int, Hashable] = {}
-        self.late: dict[int, Hashable] = {}
-        """Calls of which it turned out later what waits for them, with what they were added with."""
 
     def __len__(self) -> int:
         return len(self._waiters)
+
+    def tickets(self) -> Iterable[int]:
+        """Of all calls under way, in the order in which they were made."""
+        return self._waiters
 
     def add(self, ticket: int, waiter: Hashable) -> None:
         """From now on `waiter` waits for this call."""
@@ -55,28 +57,10 @@ class WaitGraph:
         waiter = self._waiters.pop(ticket, None)
         if waiter is None:
             return
-        if self.late:
-            self.late.pop(ticket, None)
         calls = self._calls[waiter]
         calls.discard(ticket)
         if not calls:
             del self._calls[waiter]
-
-    def hold_up(self, ticket: int, waiter: Hashable) -> None:
-        """It is `waiter` that waits for this call, until `let_go`; ignored when the call is not known."""
-        before = self.late.get(ticket, self._waiters.get(ticket))
-        if before is None:
-            return
-        self.remove(ticket)
-        self.add(ticket, waiter)
-        self.late[ticket] = before
-
-    def let_go(self, ticket: int) -> None:
-        """What was held up by this call goes on."""
-        before = self.late.get(ticket)
-        if before is not None:
-            self.remove(ticket)
-            self.add(ticket, before)
 
     def is_stuck(self, ticket: int) -> bool:
         """Whether nothing that can happen will answer this call."""

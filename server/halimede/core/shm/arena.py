@@ -1,22 +1,22 @@
-"""Where the blocks of an arena lie: arithmetic over segments of memory that somebody else maps.
+"""Allocation of blocks in an arena: arithmetic over shared memory segments, which other code maps.
 
-One process allocates in an arena, so that nothing is shared but the bytes themselves: there is no lock that a dead
-process could hold, and when the owner dies the arena goes with it. Segments are only ever added. Standard library only,
-for any CPython from 3.10 on.
+Only one process allocates in an arena, so processes share nothing but the bytes themselves: there is no lock that a
+dead process could hold, and when the owner dies the arena goes with it. Segments are only added, never removed.
+Standard library only, for any CPython from 3.10 on.
 """
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 ALIGNMENT = 4096
-"""Bytes: a page, so that no two blocks share one: a block that is lent may become its borrower's own page by page."""
+"""Bytes: a page. No two blocks share one, because a borrowed block may become the borrower's own page by page."""
 
 FIRST_SEGMENT_BYTES = 1 << 20
 
 
 @dataclass
 class _Segment:
-    """Free ranges by offset, never touching one another, and the sizes of the blocks that are in use."""
+    """Free ranges by offset, merged so that no two are adjacent, and the sizes of the blocks in use."""
 
     size: int
     free: list[tuple[int, int]] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Arena:
         self._limit_bytes = limit_bytes
         self._segments: dict[int, _Segment] = {}
         self.size_bytes = 0
-        """Of all segments."""
+        """Total size of all segments."""
 
     def __repr__(self) -> str:
         blocks = sum(len(segment.used) for segment in self._segments.values())
@@ -43,25 +43,25 @@ class Arena:
 
     @property
     def free_bytes(self) -> int:
-        """Of the largest free range."""
+        """Size of the largest free range."""
         return max((length for segment in self._segments.values() for _, length in segment.free), default=0)
 
     def growth(self, size_bytes: int) -> int:
-        """The size of a segment to add so that a block of this size fits; 0 when the limit does not allow one.
+        """The size of a segment to add so that a block of this size fits; 0 if the limit does not allow one.
 
-        Segments double the arena, and the last one is all that is left, so that there are few of them.
+        Each segment doubles the arena, and the last one takes all that is left, so that there are few of them.
         """
         needed = _aligned(size_bytes)
         room = (self._limit_bytes - self.size_bytes) // ALIGNMENT * ALIGNMENT
         return min(max(needed, self.size_bytes, FIRST_SEGMENT_BYTES), room) if needed <= room else 0
 
     def add(self, segment: int, size_bytes: int) -> None:
-        """A segment of that number is there. Its size is a multiple of ALIGNMENT."""
+        """Add the segment with this number. Its size must be a multiple of ALIGNMENT."""
         self._segments[segment] = _Segment(size_bytes, [(0, size_bytes)])
         self.size_bytes += size_bytes
 
     def allocate(self, size_bytes: int) -> tuple[int, int] | None:
-        """Segment and offset of a block of at least that size, first fit; None when nothing is large enough."""
+        """Segment and offset of a block of at least this size, first fit; None if no free range is large enough."""
         size = _aligned(size_bytes)
         for number, segment in self._segments.items():
             for at, (offset, length) in enumerate(segment.free):
@@ -76,7 +76,7 @@ class Arena:
         return None
 
     def free(self, segment: int, offset: int) -> bool:
-        """Give a block back; False when there is none there."""
+        """Free a block; False if there is no block at this offset."""
         found = self._segments.get(segment)
         size = found.used.pop(offset, 0) if found is not None else 0
         if found is None or not size:
@@ -92,7 +92,7 @@ class Arena:
         return True
 
     def holding(self, segment: int, offset: int, size_bytes: int) -> int | None:
-        """The offset of the block in use that has all of this range in it; None when there is none."""
+        """The offset of the block in use that contains this whole range; None if there is none."""
         found = self._segments.get(segment)
         if found is None or offset < 0:
             return None

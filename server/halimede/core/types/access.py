@@ -1,6 +1,6 @@
-"""Restricted APIs: which calls need a header with a shared secret, as in Triton.
+"""Restricted APIs: calls that need a header with a shared secret, as in Triton.
 
-The comparison takes the same time wherever the values differ.
+Secrets are compared in constant time.
 """
 
 import hmac
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class ApiCategory(Enum):
-    """What `--http-restricted-api` and `--grpc-restricted-protocol` can restrict, by Triton's names."""
+    """API categories that `--http-restricted-api` and `--grpc-restricted-protocol` can restrict, by Triton's names."""
 
     HEALTH = "health"
     METADATA = "metadata"
@@ -25,13 +25,13 @@ class ApiCategory(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A header, its name in lower case, and the value that it must have."""
+    """A header that requests must have: its name in lower case, and its required value."""
 
     header: str
     value: str = field(repr=False)
 
     def is_given(self, value: bytes | str | None) -> bool:
-        """Whether a request's value of the header is the right one; None when it has no such header."""
+        """Whether this value of the header is the right one; `value` is None if the request has no such header."""
         if value is None:
             return False
         given = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
@@ -39,4 +39,4 @@ class Secret:
 
 
 Restrictions = Mapping[ApiCategory, Secret]
-"""Categories that are not in it are open."""
+"""The secret of each restricted category; all other categories are open."""

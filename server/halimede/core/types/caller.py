@@ -1,15 +1,38 @@
-"""Who asks for an inference from inside the server: a step of an ensemble, or a model's own code."""
+"""The origin of an inference from inside the server: a step of an ensemble, or a call by a model's code (BLS)."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 MAX_DEPTH = 32
-"""Calls that may lie within one another: a model that calls itself, or an ensemble of ensembles, ends there."""
+"""Maximum nesting of calls; stops a model that calls itself, and a cycle of ensembles."""
+
+
+class RunningBatch(NamedTuple):
+    """A batch that runs: by its model, and by its first request, which runs once."""
+
+    model: str
+    version: str
+    first: int
+
+
+class Answers(NamedTuple):
+    """What the requests of a batch get, while it runs or afterwards: its instance does not wait for that."""
+
+    batch: RunningBatch
+
+
+class Beside(NamedTuple):
+    """The code of an instance beside its batches: the server does not know which requests wait for it."""
+
+    model: str
+    version: str
+    ordinal: int
 
 
 @dataclass(slots=True)
 class Computed:
-    """What calls have taken to compute, in nanoseconds."""
+    """Total compute time of the calls, in nanoseconds."""
 
     input_ns: int = 0
     infer_ns: int = 0
@@ -23,17 +46,22 @@ class Computed:
 
 @dataclass(slots=True)
 class Caller:
-    """`depth` is how many calls lie within one another with this one, 1 for the first.
+    """`depth` is the nesting level of this call, 1 for the first.
 
-    `waiter` is what cannot go on before the answer: the batch of the model whose code calls, the answers to a batch's
-    requests, or the ticket of an ensemble's request that one of these waits for, directly or through others; where
-    nobody knows which, the code of the instance as such. None where no model's code waits: the steps of an ensemble
-    that a client called.
+    `waiter` identifies what blocks until the call is answered: the batch of the calling model, the responses to a
+    batch's requests, or the ticket of an ensemble's request for which one of these waits, directly or through others;
+    if that is unknown, the instance whose code calls. None if no model's code waits: the steps of an ensemble that a
+    client called.
 
-    `computed` adds up what successful calls took: the statistics of an ensemble have the sums of its steps. None where
-    they are not needed.
+    `model` is the model whose code waits, "" if none does; each call for it, also a step of an ensemble that it
+    calls, may be queued for `queue_timeout_ns`, 0 for no limit.
+
+    `computed` adds up the compute times of successful calls: the statistics of an ensemble are the sums of its steps.
+    None if they are not needed.
     """
 
     depth: int
     waiter: Hashable = None
     computed: Computed | None = field(default=None, compare=False)
+    model: str = ""
+    queue_timeout_ns: int = 0

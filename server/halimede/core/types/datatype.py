@@ -1,4 +1,4 @@
-"""The tensor datatypes, under their names on the wire (`FP32`, `BYTES`) and in a configuration (`TYPE_FP32`)."""
+"""The tensor datatypes, with their names on the wire (`FP32`, `BYTES`) and in configurations (`TYPE_FP32`)."""
 
 from enum import Enum
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class DataType(Enum):
-    """A tensor's element type. `number` is the protocol's, `itemsize` is in bytes and 0 where elements vary (BYTES)."""
+    """A tensor's element type. `number` is the protocol's; `itemsize` is in bytes, 0 for variable sizes (BYTES)."""
 
     INVALID = (0, 0, "O")
     BOOL = (1, 1, "?")
@@ -39,9 +39,9 @@ class DataType(Enum):
     def __repr__(self) -> str:
         return self.name
 
-    # Enum's own hashes the name, in Python: members are keys on the way of every request.
+    # Enum's own __hash__ hashes the name, in Python code, and datatypes are dict keys in the path of every request.
     __hash__ = object.__hash__
 
 
 FROM_WIRE: dict[str, DataType] = {t.name: t for t in DataType if t is not DataType.INVALID}
-"""Datatype by its wire name; a name that is not here is not a datatype."""
+"""Datatype by its wire name; all other names are invalid."""

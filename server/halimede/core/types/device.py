@@ -1,4 +1,4 @@
-"""Devices, and where a model instance goes."""
+"""Devices, and the placement of model instances on them."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -13,7 +13,7 @@ class DeviceKind(Enum):
 class Device:
     """One accelerator that a process can open: a whole GPU, or a MIG slice of one.
 
-    `index` is the number by which `instance_group.gpus` names it; `uuid` is what `CUDA_VISIBLE_DEVICES` takes.
+    `index` is its number in `instance_group.gpus`; `uuid` is its name in `CUDA_VISIBLE_DEVICES`.
     """
 
     kind: DeviceKind
@@ -26,9 +26,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One model instance to create: `kind` is CPU, GPU or MODEL (AUTO is resolved before), `device` only for GPU.
+    """One model instance to create: `kind` is CPU, GPU or MODEL (AUTO is already resolved), `device` is set for GPU.
 
-    `name` is what logs and errors call it (`digits_0_1`); `ordinal` counts the instances of the model from 0.
+    `name` is its name in logs and errors (`digits_0_1`); `ordinal` counts the instances of the model from 0.
     """
 
     name: str

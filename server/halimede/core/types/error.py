@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class ErrorCode(Enum):
-    """Triton's error codes, under its names; the value is how a load error prints one (`Internal: …`)."""
+    """Triton's error codes, under its names; the value is how load errors print the code (`Internal: …`)."""
 
     UNKNOWN = "Unknown"
     INTERNAL = "Internal"
@@ -18,7 +18,7 @@ class ErrorCode(Enum):
 
 
 class InferenceError(Exception):
-    """What went wrong, for the caller: a code and a text that says what, which one, and what would be right."""
+    """An error for the caller: a code, and a text that says what is wrong, where, and what would be right."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -37,10 +37,10 @@ class InferenceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong in a file that a person wrote.
+    """One problem in a file that a user wrote.
 
     `path` names the field (`dynamic_batching.preferred_batch_size[1]`), "" for the file as a whole. `line` and `column`
-    count from 1 and are 0 where no place is known.
+    count from 1; they are 0 if the position is unknown.
     """
 
     message: str
@@ -56,14 +56,14 @@ CLIENT_TEXT_LIMIT = 256
 
 
 def of_request(request_id: str, message: str) -> str:
-    """The text of an error that Triton's core, not its front end, finds with a request: it names the request."""
+    """The text of an error that Triton reports from its core and not from its front end: it names the request."""
     return f"[request id: {clip(request_id) or '<id_unknown>'}] {message}"
 
 
 def clip(text: str) -> str:
-    """Client data as an error may repeat it: cut at 256 bytes of UTF-8, `...` where it was cut.
+    """Client data for an error message: cut at 256 bytes of UTF-8, with `...` if it was cut.
 
-    Longer texts overflow the trailer of a gRPC status, and the client then sees another error than the one sent.
+    A longer text overflows the trailer of a gRPC status, and the client then sees a different error.
     """
     raw = text.encode("utf-8", "replace")
     if len(raw) <= CLIENT_TEXT_LIMIT:

@@ -1,4 +1,4 @@
-"""How full a language model's cache of keys and values is, as its backend's metrics say."""
+"""The usage of a language model's key-value cache, from its backend's metrics."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""One inference, asked and answered. Plain slots dataclasses: one of each is made per request on the hot path."""
+"""Inference requests and responses. Plain slots dataclasses, because the hot path makes one of each per request."""
 
 from dataclasses import dataclass, field
 
@@ -10,12 +10,12 @@ ParameterValue = bool | int | float | str
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """What a client asks of a model.
+    """An inference request to a model.
 
-    `model_version` is the decimal text of the request, "" for the highest ready version. `outputs` names the wanted
-    outputs, empty for all. `timeout_us` is time in the queue, 0 for the model's own; `priority` 0 is the model's
-    default. `parameters` holds what is left after the reserved ones went to fields of their own. `wants_one`: a model
-    that may answer otherwise than once, a decoupled one, is not asked.
+    `model_version` is decimal text, "" for the highest ready version. `outputs` names the requested outputs, empty for
+    all. `timeout_us` limits the time in the queue, 0 for the model's default; `priority` 0 is the model's default.
+    `parameters` has all request parameters except the reserved ones, which have fields of their own. `wants_one` means
+    that the caller needs exactly one response: decoupled models refuse such a request.
     """
 
     model_name: str
@@ -34,9 +34,9 @@ class InferenceRequest:
 
 @dataclass(slots=True)
 class InferenceResponse:
-    """One answer. A request gets exactly one with `final` set; only decoupled models send others before it.
+    """One response. A request gets exactly one with `final` set; only decoupled models send others before it.
 
-    `error` set means that there are no outputs. `model_version` is the version that ran, "" where none was reached.
+    If `error` is set there are no outputs. `model_version` is the version that ran, "" if no version was reached.
     """
 
     model_name: str
@@ -49,5 +49,5 @@ class InferenceResponse:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing but, if it is final, that a decoupled model's answers are over."""
+        """Whether it has no content; an empty final response ends the responses of a decoupled model."""
         return not self.outputs and not self.parameters and self.error is None

@@ -1,11 +1,11 @@
-"""What the server says of itself and of its repository."""
+"""Metadata of the server, and the entries of its repository index."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class ModelReadyState(Enum):
-    """A model version's state, under the names that the repository index prints."""
+    """The state of a model version, with the names of the repository index."""
 
     UNKNOWN = "UNKNOWN"
     LOADING = "LOADING"
@@ -22,10 +22,22 @@ class ServerMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """The health of a model version's worker processes. `failure` is "" if none died recently."""
+
+    failure: str = ""
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelIndexEntry:
-    """One line of the repository index: a model that was never loaded has neither version nor state."""
+    """One entry of the repository index; a model that was never loaded has neither version nor state.
+
+    `workers` is None if the instances run on threads.
+    """
 
     name: str
     version: str = ""
     state: ModelReadyState | None = None
     reason: str = ""
+    workers: WorkerHealth | None = None

@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class FailureReason(Enum):
-    """Why a request failed, as the `reason` label of `nv_inference_request_failure` says it."""
+    """Why a request failed: the `reason` label of `nv_inference_request_failure`."""
 
     REJECTED = "REJECTED"
     CANCELED = "CANCELED"
@@ -14,7 +14,7 @@ class FailureReason(Enum):
 
 
 class ResponseOutcome(Enum):
-    """What one answer of a decoupled model was. EMPTY says only that there are no more answers."""
+    """The outcome of one response of a decoupled model. EMPTY is a final response without content."""
 
     SUCCESS = "success"
     FAIL = "fail"
@@ -32,7 +32,7 @@ class Duration:
 class InferStatistics:
     """Sums per request, as Triton defines them: each request of a batch adds the whole compute time of its batch.
 
-    success counts cache hits too, and queue counts what success counts; compute_* count success minus cache hits.
+    success includes cache hits, and queue counts the same requests; compute_* count success minus cache hits.
     """
 
     success: Duration = field(default_factory=Duration)
@@ -57,9 +57,9 @@ class BatchStatistics:
 
 @dataclass(slots=True)
 class ResponseStatistics:
-    """Sums over the answers with one index, of all requests: each answer is one of the last four.
+    """Sums over the responses with one index, of all requests; each response counts as one of the last four fields.
 
-    compute_infer counts all but cancel, compute_output what success counts.
+    compute_infer counts all but cancel, compute_output the same responses as success.
     """
 
     compute_infer: Duration = field(default_factory=Duration)
@@ -74,7 +74,7 @@ class ResponseStatistics:
 class ModelStatistics:
     """`last_inference_ms` is a wall-clock time since the epoch; inference_count is a sum of batch sizes.
 
-    `responses` are by the answer's index in its request; empty but for decoupled models.
+    `responses` are indexed by a response's position in its request; empty unless the model is decoupled.
     """
 
     name: str

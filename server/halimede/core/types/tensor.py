@@ -1,8 +1,8 @@
-"""A tensor as it travels: name, datatype, shape and its bytes in wire layout.
+"""A tensor as it is transferred: name, datatype, shape and its bytes in wire layout.
 
 Wire layout is little-endian and row-major; a BYTES tensor is the concatenation, in row-major order, of a 4-byte
-little-endian length and the bytes of each element. One layout everywhere (HTTP binary, gRPC raw, shared memory, worker
-channel, cache key) means that a tensor is never converted on its way; numpy views are made where a model needs them.
+little-endian length and the bytes of each element. HTTP binary data, gRPC raw contents, shared memory, worker channel
+and cache key all use this layout, so a tensor is never converted on the way; models get numpy views of it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(slots=True)
 class Tensor:
-    """`data` is in wire layout and as long as datatype and shape say (BYTES: as its elements say)."""
+    """`data` is in wire layout, with the length that datatype and shape give (BYTES: that its elements give)."""
 
     name: str
     datatype: DataType
@@ -40,7 +40,7 @@ class Tensor:
 
 
 def tensor_from_array(name: str, datatype: DataType, array: NDArray[Any]) -> Tensor:
-    """A tensor over the array's own memory where that is contiguous and little-endian, else over a copy.
+    """A tensor over the array's own memory if that is contiguous and little-endian, else over a copy.
 
     The array's dtype must be the datatype's own; object arrays (BYTES) hold `bytes` or `str` (UTF-8).
     """
@@ -56,7 +56,7 @@ _LONG_COPY_BYTES = 256 << 10
 
 
 def concatenate(parts: Sequence[Buffer]) -> Buffer:
-    """The parts' bytes in a row, copied."""
+    """All parts' bytes, copied into one buffer."""
     if sum(map(len, parts)) < _LONG_COPY_BYTES:
         return b"".join(parts)
     # numpy copies without the interpreter lock, bytes.join with it: 64 MiB would stop the event loop for 30 ms.
@@ -64,7 +64,7 @@ def concatenate(parts: Sequence[Buffer]) -> Buffer:
 
 
 _JOINED_AT_ONCE = 64 << 10
-"""Joining, and freeing, more parts than this in one call would keep every other thread waiting for milliseconds."""
+"""Maximum number of parts per join: joining, and freeing, more in one call blocks other threads for milliseconds."""
 
 
 def join_bytes(elements: Iterable[bytes | str]) -> bytes:
@@ -83,7 +83,7 @@ def join_bytes(elements: Iterable[bytes | str]) -> bytes:
 
 
 def split_bytes(data: Buffer) -> list[bytes]:
-    """The elements of a BYTES tensor. The layout was checked when the tensor came in; ValueError where it is broken."""
+    """The elements of a BYTES tensor. The layout was checked on arrival; ValueError if it is broken anyway."""
     view = memoryview(data)
     elements: list[bytes] = []
     at, end = 0, len(view)

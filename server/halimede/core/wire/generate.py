@@ -1,12 +1,12 @@
-"""`generate` and `generate_stream`: requests and answers as flat JSON objects, by the model's own names.
+"""`generate` and `generate_stream`: requests and responses as flat JSON objects with the model's own names.
 
-A member with the name of an input is that input: a value, or a list of them. Its datatype is the configuration's, and
-so is its shape, as far as the number of values leaves a choice. Every other member is a parameter of the request; those
-in the object `parameters` count as if they stood beside it, and `id` is the request's id. No name is reserved: what is
-called `priority` or `timeout` is the model's to read, as in Triton, whose texts these are. An object may repeat a name:
-then its first value counts, but an input that comes twice is an error.
+A member with the name of an input is that input: a value, or a list of values. Its datatype is the configuration's, and
+so is its shape, as far as the number of values leaves a choice. Every other member is a parameter of the request;
+members of the object `parameters` count as if they were top-level members, and `id` is the request's id. No name is
+reserved: the model reads `priority` or `timeout` itself, as in Triton, whose error texts these are. If an object
+repeats a name its first value counts, but a repeated input is an error.
 
-A document of at most `SMALL_JSON_BYTES` is parsed at once, a larger one in slices.
+A document of at most `SMALL_JSON_BYTES` is parsed at once, a larger one in steps.
 """
 
 import json
@@ -65,9 +65,9 @@ NOT_ONE_RESPONSE = InferenceError(
 )
 
 LOAD_FORMATS = (b"text", b"json")
-"""What `endpoint-load-metrics-format` may say."""
+"""The valid values of `endpoint-load-metrics-format`."""
 
-# What stands for these tokens in a document that is parsed without them; null stands for NaN.
+# Placeholders for these tokens in a document that is parsed without them; null stands for NaN.
 _INFINITY = [None]
 _MINUS_INFINITY = [None, None]
 
@@ -76,7 +76,7 @@ _MINUS_INFINITY = [None, None]
 
 
 def decode_generate(view: ModelView, body: Buffer, version: str = "") -> InferenceRequest:
-    """The request in a body. INVALID_ARG for what is wrong."""
+    """Decode the request in a body. INVALID_ARG for an invalid one."""
     return run(decode_generate_steps(view, body, version))
 
 
@@ -96,7 +96,7 @@ def decode_small(view: ModelView, body: Buffer, version: str = "") -> InferenceR
     try:
         document = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        # JSON has no such tokens, but Triton takes them in data.
+        # JSON has no such tokens, but Triton accepts them in data.
         if b"NaN" in raw or b"Infinity" in raw:
             return run(decode_large_steps(view, raw, version))
         document = load_json(raw)
@@ -104,7 +104,7 @@ def decode_small(view: ModelView, body: Buffer, version: str = "") -> InferenceR
 
 
 class _Repeating(dict[str, Any]):
-    """An object in which names are repeated: the first value of each, and all members in order as `pairs`."""
+    """An object with repeated names: the first value of each, and all members in order as `pairs`."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(reversed(pairs))
@@ -112,11 +112,11 @@ class _Repeating(dict[str, Any]):
 
 
 def _with_repeated(text: bytes, document: Any) -> Any:
-    """The document that `text` was parsed to, parsed again where its objects may repeat names."""
+    """The document parsed from `text`, parsed again if its objects may repeat names."""
     if not isinstance(document, dict):
         return document
     names = len(document) + sum(len(value) for value in document.values() if isinstance(value, dict))
-    # Each member has a colon. Strings may have some too.
+    # Each member has a colon. Strings may contain colons too.
     if text.count(b":") == names:
         return document
     return json.loads(text, object_pairs_hook=_object, parse_int=_number)
@@ -128,13 +128,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _number(digits: str) -> int | float:
-    """As orjson has it: what is no 64-bit integer is a double."""
+    """As orjson does: a number that is not a 64-bit integer becomes a double."""
     value = int(digits) if len(digits) <= 20 else float(digits)
     return value if -(2**63) <= value < 2**64 else float(value)
 
 
 def _members(document: dict[str, Any], inputs: Mapping[str, ModelInput]) -> Iterable[tuple[str, Any]]:
-    """The members that count: of those with the same name the first, and every one with an input's name."""
+    """The members that count: the first of each name, but every one with an input's name."""
     if not isinstance(document, _Repeating):
         return document.items()
     seen: set[str] = set()
@@ -153,7 +153,7 @@ def decode_large_steps(
     block_bytes: int = BLOCK_BYTES,
     skeleton_limit: int = MAX_SKELETON_BYTES,
 ) -> Steps[InferenceRequest]:
-    """Decode a document in steps, with the verdict of `decode_small`.
+    """Decode a document in steps, with the same result as `decode_small`.
 
     Beside its inputs and white space it may have `skeleton_limit` bytes.
     """
@@ -163,7 +163,7 @@ def decode_large_steps(
     yield 0
     source = _Placed(memoryview(body), layout, block_bytes, skeleton_limit - len(text), has_tokens)
     request = yield from _read_steps(document, view, version, source)
-    # A member that stands there twice counts once, and must be JSON the other time too.
+    # A repeated member counts once, but its other value must be valid JSON too.
     for place in set(range(len(layout.spans))) - source.used:
         source.parse(place)
     return request
@@ -173,9 +173,9 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|-?Infinity|NaN|null', re.DOTALL)
 
 
 def _without_tokens(skeleton: bytes) -> tuple[bytes, bool]:
-    """The skeleton with what stands for NaN, Infinity and -Infinity, and whether it had any.
+    """The skeleton with placeholders for NaN, Infinity and -Infinity, and whether it had any of them.
 
-    The arrays were taken out of it, and null is an error wherever it may be: both are free to stand for them.
+    Lists and null can be placeholders: the arrays were already taken out, and null is an error in any place.
     """
     if b"NaN" not in skeleton and b"Infinity" not in skeleton:
         return skeleton, False
@@ -205,9 +205,9 @@ class _Parsed:
 
 @dataclass(slots=True)
 class _Placed:
-    """Values of a document whose arrays and long strings lie elsewhere: a list of one number says where.
+    """Values of a document whose arrays and long strings were taken out; a list of one number refers to a span.
 
-    `room` is how many bytes of them may yet be parsed in one step, `used` are those that were read.
+    `room` is how many bytes of spans may still be parsed in one step, `used` are the spans that were read.
     """
 
     body: memoryview
@@ -218,7 +218,7 @@ class _Placed:
     used: set[int] = field(default_factory=set)
 
     def count_steps(self, value: Any) -> Steps[int]:
-        """How many values there are, without looking into lists in lists."""
+        """The number of values, counting a nested list as one."""
         place = _place(value)
         if place is None or (commas := self.layout.commas[place]) is None:
             return 1
@@ -240,7 +240,7 @@ class _Placed:
         return (yield from pack_steps(name, datatype, count, self.body, self.layout, span, self.block_bytes))
 
     def plain(self, value: Any) -> Any:
-        """A value that is no input's: a long string is put back; an array has no use there, whatever is in it."""
+        """A value that is not an input's: a long string is restored; an array stays out, as no array is valid there."""
         place = _place(value)
         if place is None or self.layout.commas[place] is not None:
             return value
@@ -248,7 +248,7 @@ class _Placed:
         return self.parse(place)
 
     def parse(self, place: int) -> Any:
-        """An array or a long string as it stands there, for which there must be room."""
+        """Parse the array or long string of a span; there must be room for it."""
         first, last = self.layout.spans[place]
         self.room -= last - first
         if self.room < 0:
@@ -264,7 +264,7 @@ class _Placed:
 
 
 def _place(value: Any) -> int | None:
-    """Which span stands where this is in a skeleton."""
+    """The index of the span that this value of a skeleton stands for, None if it is not a placeholder."""
     if type(value) is list and type(value[0]) is int:
         place: int = value[0]
         return place
@@ -302,7 +302,7 @@ def _nested_steps(reader: "_Reader", members: Any) -> Steps[None]:
 
 @dataclass(slots=True)
 class _Reader:
-    """A request that its members are put into."""
+    """Builds a request from its members."""
 
     request: InferenceRequest
     inputs: dict[str, ModelInput]
@@ -327,17 +327,17 @@ class _Reader:
         except InferenceError as error:
             if not isinstance(value, list):
                 raise
-            # A list is meant for an input.
+            # A list is probably meant for an input.
             names = ", ".join(f"'{clip(name)}'" for name in self.inputs)
             text = f"{error.message} The inputs of model '{self.request.model_name}' are {clip(names)}."
             raise InferenceError(error.code, text) from None
 
 
 def tensor_shape(declared: ModelInput, batches: bool, count: int) -> tuple[int, ...]:
-    """The shape of an input that has so many values. INVALID_ARG where there is none.
+    """The shape of an input with `count` values. INVALID_ARG if no shape fits.
 
-    Fixed dimensions must divide the number; what is left is the innermost open dimension, of which the batch's is the
-    outermost, and the other open ones are 1.
+    `count` must be divisible by the fixed dimensions. The quotient becomes the innermost variable dimension, and the
+    other variable ones are 1; the batch dimension counts as the outermost variable one.
     """
     dims = (-1, *declared.dims) if batches else declared.dims
     fixed = prod(dim for dim in dims if dim >= 0)
@@ -363,9 +363,10 @@ def _invalid(message: str) -> InferenceError:
 
 
 def encode_generate_steps(response: InferenceResponse) -> Steps[list[Buffer]]:
-    """A response that has no error, as a JSON object with its members in alphabetical order, in chunks.
+    """Encode a response without error as a JSON object with its members in alphabetical order, in chunks.
 
-    An output of one element is its value, any other the flat list of its values. INVALID_ARG for what JSON cannot say.
+    An output of one element is a single value, any other output a flat list. INVALID_ARG for values that JSON cannot
+    represent.
     """
     members: dict[str, list[Buffer]] = {
         key: [parameters_json(response, value)] for key, value in response.parameters.items()
@@ -387,7 +388,7 @@ def encode_generate_steps(response: InferenceResponse) -> Steps[list[Buffer]]:
 
 
 def _unwrapped(chunks: list[Buffer]) -> list[Buffer]:
-    """An array of one element without its brackets, which are the first character and the last."""
+    """An array of one element without its brackets, the first and the last character."""
     if len(chunks) == 1:
         return [chunks[0][1:-1]]
     return [chunks[0][1:], *chunks[1:-1]]

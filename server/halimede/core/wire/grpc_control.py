@@ -1,4 +1,4 @@
-"""Control messages: what the server and its models are, their configuration and statistics, load and unload."""
+"""gRPC control messages: metadata of the server and its models, configuration, statistics, load and unload."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -30,7 +30,7 @@ def encode_server_metadata(metadata: ServerMetadata) -> ProtoMessage:
 
 
 def encode_model_metadata(view: ModelView) -> ProtoMessage:
-    """A ModelMetadataResponse; shapes have the batch dimension in front, as -1, if the model batches."""
+    """A ModelMetadataResponse; if the model batches, shapes begin with the batch dimension, as -1."""
     config = view.config
     message = _ModelMetadataResponse(name=view.name, versions=view.versions, platform=config.platform or config.backend)
     batch = (-1,) if config.max_batch_size > 0 else ()
@@ -41,7 +41,7 @@ def encode_model_metadata(view: ModelView) -> ProtoMessage:
 
 
 def encode_model_config(config: ModelConfig) -> ProtoMessage:
-    """A ModelConfigResponse: what was not set in the configuration is absent from the message."""
+    """A ModelConfigResponse: fields that the configuration does not set are absent from the message."""
     message = _ModelConfigResponse()
     _copy_fields(config, message.config)
     return message
@@ -76,7 +76,7 @@ def encode_index(entries: Sequence[ModelIndexEntry]) -> ProtoMessage:
 
 
 def check_repository_name(message: ProtoMessage) -> None:
-    """UNSUPPORTED when a repository request names the repository: models are told apart by name alone."""
+    """UNSUPPORTED if a repository request names a repository: models are identified by name alone."""
     if message.repository_name:
         raise InferenceError(ErrorCode.UNSUPPORTED, "'repository_name' specification is not supported")
 
@@ -100,7 +100,7 @@ def decode_load_parameters(message: ProtoMessage) -> dict[str, str | bytes]:
 
 
 def decode_unload_dependents(message: ProtoMessage) -> bool:
-    """Whether a RepositoryModelUnloadRequest asks to unload the models that its model depends on, too."""
+    """Whether a RepositoryModelUnloadRequest asks to unload the models that its model depends on as well."""
     if "unload_dependents" not in message.parameters:
         return False
     parameter = message.parameters["unload_dependents"]
@@ -112,7 +112,7 @@ def decode_unload_dependents(message: ProtoMessage) -> bool:
 
 
 def _copy_fields(data: object, message: ProtoMessage) -> None:
-    """A dataclass into the message whose fields have the same names (`global_` is the protocol's `global`)."""
+    """Copy a dataclass into the message, whose fields have the same names (`global_` is the protocol's `global`)."""
     for field in fields(data):  # type: ignore[arg-type]  # every caller passes a dataclass
         value = getattr(data, field.name)
         name = field.name.removesuffix("_")
@@ -133,7 +133,7 @@ def _copy_fields(data: object, message: ProtoMessage) -> None:
 def _copy_map(entries: Mapping[object, object], target: ProtoMessage) -> None:
     for key, value in entries.items():
         if is_dataclass(value):
-            # Reading the key makes the entry, also for a message without fields.
+            # Reading the key creates the entry, also for a message without fields.
             _copy_fields(value, target[key])
         else:
             target[key] = value

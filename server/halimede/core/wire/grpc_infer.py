@@ -1,8 +1,8 @@
-"""ModelInfer and ModelStreamInfer messages to and from requests and responses.
+"""Convert ModelInfer and ModelStreamInfer messages to requests, and responses to messages.
 
 Inputs come either all in `raw_input_contents`, one entry per input in order, or each in its own typed `contents`;
-outputs always leave in `raw_output_contents`. Whether the tensors fit the model is not asked here. Client data that an
-error repeats is clipped.
+outputs always leave in `raw_output_contents`. This module does not check whether the tensors fit the model. Client data
+in error texts is clipped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,9 +30,9 @@ from halimede.core.wire.raw_tensor import shape_text
 STATUS_MESSAGE_LIMIT = 4096
 ELEMENTS_PER_PIECE = 64 << 10
 MAX_ENTRIES = 4096
-"""Inputs, outputs or parameters of one request."""
+"""Maximum number of inputs, outputs or parameters of one request."""
 
-# The field of `contents` that a datatype's elements come in; FP16 and BF16 have none.
+# The field of `contents` for the elements of each datatype; FP16 and BF16 have none.
 _CONTENTS_FIELD = {
     DataType.BOOL: "bool_contents",
     DataType.INT8: "int_contents",
@@ -61,7 +61,7 @@ _FIELD_DATATYPE = {
 
 @dataclass(slots=True)
 class InferCall:
-    """A decoded request, and how its answers are to be encoded. `classes` is the number of classes wanted by output."""
+    """A decoded request, and how to encode its responses. `classes` is the number of classes by output."""
 
     request: InferenceRequest
     classes: dict[str, int]
@@ -69,10 +69,10 @@ class InferCall:
 
 
 def status_message(text: str) -> str:
-    """The text cut so that it takes at most 4 KiB as a gRPC status message.
+    """The text, cut so that it takes at most 4 KiB as a gRPC status message.
 
-    The message travels percent-encoded in the trailers, and a client that gets too many bytes of them shows an error of
-    its own instead of this one.
+    The message is sent percent-encoded in the trailers, and a client that gets trailers of too many bytes shows an
+    error of its own instead.
     """
     raw = text.encode("utf-8", "replace")
     size = 0
@@ -84,7 +84,7 @@ def status_message(text: str) -> str:
 
 
 def decode_infer(message: ProtoMessage) -> InferCall:
-    """The request in a ModelInferRequest; INVALID_ARG for what no model would take, UNSUPPORTED for shared memory."""
+    """Decode a ModelInferRequest; INVALID_ARG if no model could accept it, UNSUPPORTED for shared memory."""
     for field in ("inputs", "outputs", "parameters"):
         if len(getattr(message, field)) > MAX_ENTRIES:
             raise _invalid(f"request has {len(getattr(message, field))} {field}, at most {MAX_ENTRIES} are taken")
@@ -136,14 +136,14 @@ def decode_infer(message: ProtoMessage) -> InferCall:
 
 
 def encode_infer(response: InferenceResponse, view: ModelView, classes: Mapping[str, int]) -> ProtoMessage:
-    """The ModelInferResponse of a response without error; INVALID_ARG for classes of an output that has none."""
+    """Encode a response without error as ModelInferResponse; INVALID_ARG for classes of an output without labels."""
     message = ModelInferResponse()
     _fill(message, response, view, classes)
     return message
 
 
 def encode_stream_infer(response: InferenceResponse, view: ModelView, classes: Mapping[str, int]) -> ProtoMessage:
-    """As `encode_infer`, inside a ModelStreamInferResponse and saying whether it is the last one."""
+    """As `encode_infer`, in a ModelStreamInferResponse that states whether it is the last one."""
     message = ModelStreamInferResponse()
     inner = message.infer_response
     _fill(inner, response, view, classes)
@@ -152,7 +152,7 @@ def encode_stream_infer(response: InferenceResponse, view: ModelView, classes: M
 
 
 def encode_empty_final(response: InferenceResponse) -> ProtoMessage:
-    """The ModelStreamInferResponse that says only that a decoupled model's answers are over."""
+    """A ModelStreamInferResponse without content that ends the responses of a decoupled model."""
     message = ModelStreamInferResponse()
     inner = message.infer_response
     inner.model_name = response.model_name
@@ -164,12 +164,12 @@ def encode_empty_final(response: InferenceResponse) -> ProtoMessage:
 def encode_stream_error(
     request_id: str, error: InferenceError, executed_by: str = "", *, final: bool = True
 ) -> ProtoMessage:
-    """The ModelStreamInferResponse that says an error; `executed_by` names the model if the request reached it.
+    """A ModelStreamInferResponse with an error; `executed_by` names the model if the request reached it.
 
-    Decoupled models alone may go on after an error: then it is not `final`.
+    Only decoupled models may continue after an error: then it is not `final`.
     """
     message = ModelStreamInferResponse()
-    # An empty text would make a client take this for an answer.
+    # With an empty text a client would treat this as a successful response.
     message.error_message = status_message(error.message) or error.code.value
     inner = message.infer_response
     inner.id = request_id
@@ -224,7 +224,7 @@ def _read_parameters(call: InferCall, parameters: Mapping[str, ProtoMessage]) ->
         match key:
             case "sequence_id":
                 if kind == "int64_param":
-                    # Ids are unsigned: a client puts those of 2^63 and more into this field as negative numbers.
+                    # Ids are unsigned, but this field is signed: ids from 2^63 on arrive as negative numbers.
                     request.sequence_id = parameter.int64_param % 2**64
                 elif kind == "string_param":
                     request.sequence_id = parameter.string_param
@@ -245,7 +245,7 @@ def _read_parameters(call: InferCall, parameters: Mapping[str, ProtoMessage]) ->
             case "triton_enable_empty_final_response":
                 call.wants_empty_final = _flag(key, parameter, kind)
             case "binary_data_output":
-                pass  # asks for what every answer here is
+                pass  # asks for the form that every response here has
             case _ if key.startswith("triton_"):
                 raise _invalid(
                     "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys"
@@ -297,7 +297,7 @@ def _explicit_contents(tensor: ProtoMessage, datatype: DataType, model: str) -> 
         return join_bytes(elements)  # type: ignore[arg-type]  # the field was checked: it holds bytes
     field_type = _FIELD_DATATYPE[expected or ""]
     array = np.empty(len(elements), field_type.dtype)
-    # In pieces, because each is one call that keeps every other thread waiting.
+    # In pieces, because each conversion is one call that blocks all other threads.
     for at in range(0, len(elements), ELEMENTS_PER_PIECE):
         array[at : at + ELEMENTS_PER_PIECE] = elements[at : at + ELEMENTS_PER_PIECE]
     if datatype is not field_type:

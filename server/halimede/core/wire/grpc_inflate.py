@@ -1,8 +1,8 @@
-"""Compressed gRPC messages, inflated with a bound.
+"""Inflate compressed gRPC messages, with a size limit.
 
-grpc hands on a message as it came and does not say whether it is compressed: its first bytes do. No request begins like
-gzip's format, whose first byte names a wire type that protobuf does not have, or like zlib's, whose first byte names a
-field 15 that no request has.
+grpc passes on a message as it arrived and does not report whether it is compressed, so the first bytes have to show it.
+No request begins like gzip's format, whose first byte is a wire type that protobuf does not have, or like zlib's, whose
+first byte is a field 15 that no request has.
 """
 
 import zlib
@@ -12,18 +12,18 @@ from halimede.core.types.error import clip
 
 _PIECE_BYTES = 256 << 10
 _ZLIB_WINDOW = 0x78
-"""zlib's first byte with the window of 32 KiB, which every gRPC library uses."""
+"""zlib's first byte for a window of 32 KiB, which every gRPC library uses."""
 
 
 def is_compressed(raw: bytes) -> bool:
-    """Whether the message is in gzip's format or, for gRPC's `deflate`, in zlib's."""
+    """Whether the message is in gzip's format or in zlib's (gRPC's `deflate`)."""
     if raw[:2] == b"\x1f\x8b":
         return True
     return len(raw) > 1 and raw[0] == _ZLIB_WINDOW and (raw[0] << 8 | raw[1]) % 31 == 0
 
 
 class Inflating:
-    """A compressed message that is inflated step by step. `content` is what there is of it."""
+    """A compressed message, inflated in steps. `content` is the part inflated so far."""
 
     def __init__(self, raw: bytes) -> None:
         self.content = bytearray()
@@ -31,7 +31,7 @@ class Inflating:
         self._rest = memoryview(raw)
 
     def advance(self, most: int) -> bool:
-        """Inflate to the end, or until there is more than `most`; whether it is the end. INTERNAL for broken data."""
+        """Inflate until the end, or to more than `most` bytes; returns whether it ended. INTERNAL for broken data."""
         stream = self._stream
         while not stream.eof and len(self.content) <= most:
             pending = self._rest[:_PIECE_BYTES]
@@ -52,5 +52,5 @@ class Inflating:
 
 
 def _broken(reason: str) -> InferenceError:
-    # INTERNAL is what gRPC's specification of compression asks for.
+    # gRPC's specification of compression asks for INTERNAL.
     return InferenceError(ErrorCode.INTERNAL, f"the compressed message cannot be inflated: {reason}")

@@ -101,18 +101,24 @@ def _duration(duration: Duration) -> dict[str, int]:
 
 
 def index_json(entries: Sequence[ModelIndexEntry]) -> bytes:
-    """The body of `POST /v2/repository/index`; members that say nothing are left out."""
+    """The body of `POST /v2/repository/index`; members that say nothing are left out.
+
+    `workers` is an extension, of versions that have worker processes: `{}` while all is well with them.
+    """
     return orjson.dumps([_index_entry(entry) for entry in entries])
 
 
-def _index_entry(entry: ModelIndexEntry) -> dict[str, str]:
-    members = {"name": entry.name}
+def _index_entry(entry: ModelIndexEntry) -> dict[str, object]:
+    members: dict[str, object] = {"name": entry.name}
     if entry.version:
         members["version"] = entry.version
     if entry.state is not None:
         members["state"] = entry.state.value
     if entry.reason:
         members["reason"] = entry.reason
+    if entry.workers is not None:
+        failure, out_of_memory = entry.workers.failure, entry.workers.out_of_memory
+        members["workers"] = {"failure": failure, "out_of_memory": out_of_memory} if failure else {}
     return members
 
 

@@ -1,9 +1,9 @@
-"""JSON documents whose members are the data (`generate`): where their arrays and long strings are.
+"""Find the arrays and long strings in JSON documents whose members are the data (`generate`).
 
-As `json_tensor.scan_steps`, with another rule of what is taken out of the document: every array that lies in no other
-array, and every string longer than a block that is the value of a member. `[n]` in the skeleton stands for spans[n],
-and since all arrays are taken out, a list there is always ours. The span of a string is the one that an array of it
-alone would have: what lies between the two ends.
+It works as `json_tensor.scan_steps`, but takes other parts out of the document: every array that is not inside another
+array, and every string longer than a block that is the value of a member. `[n]` in the skeleton stands for spans[n];
+because all arrays are taken out, every list in the skeleton is such a placeholder. A string's span covers the same
+range that an array with only this string would have: everything between the two ends.
 """
 
 from bisect import bisect_right
@@ -31,22 +31,23 @@ from halimede.core.wire.json_tensor import (
 
 _OPENING, _CLOSING = b"["[0], b"]"[0]
 _LONGEST_GAP = 64
-"""White space between a member's name and a string that may be taken out."""
+"""Maximum white space between a member's name and a string that may be taken out."""
 
 
 @dataclass(slots=True)
 class MemberLayout(Layout):
-    """`commas[n]` are those directly in spans[n], None where that is a string."""
+    """`commas[n]` is the number of commas directly in spans[n], None if that is a string."""
 
     commas: list[int | None] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Scan:
-    """The state between two blocks. `opened` is the outermost array that is open, -1 for none; `depth` is in brackets,
-    `arrays` in square ones alone, `base` is the depth just inside of `opened`, and `commas` are its own so far.
+    """The state between two blocks.
 
-    `string_at` is where a member's value began that is a string and has not ended, -1 for none.
+    `opened` is the position of the outermost open array, -1 for none; `depth` counts all open brackets, `arrays` only
+    square ones; `base` is the depth just inside of `opened`, and `commas` counts its own commas so far. `string_at` is
+    where an unfinished string that is a member's value began, -1 for none.
     """
 
     view: memoryview
@@ -86,7 +87,7 @@ class _Scan:
         if self.string_at < 0 or tokens.quotes is None:
             return
         end = start + tokens.quotes[0] + 1
-        # Whatever is shorter is parsed with the rest.
+        # A shorter string is parsed with the rest.
         if end - self.string_at > block_bytes:
             self._take_out(self.string_at, end, (self.string_at - 1, end), None)
         self.string_at = -1
@@ -95,7 +96,7 @@ class _Scan:
         if not tokens.in_string or tokens.quotes is None or self.opened >= 0:
             return
         at = start + tokens.quotes[1]
-        # A member's name may be as long, and is none of ours.
+        # A string not after a colon is a member's name, which may be as long but is not taken out.
         if bytes(self.view[max(0, at - _LONGEST_GAP) : at]).rstrip(JSON_SPACE).endswith(b":"):
             self.string_at = at
 
@@ -111,7 +112,8 @@ class _Scan:
         self.arrays = int(arrays[-1])
         is_comma = tokens.kind == COMMA
         direct = np.cumsum(is_comma & (arrays == 1))
-        # Where outermost arrays open in this block, and the depth in each; one that was open comes first.
+        # The positions at which outermost arrays open in this block, and the depth in each; an array that was already
+        # open comes first.
         begun, bases = [-1], [self.base]
         for edge in np.flatnonzero((opens & (arrays == 1)) | (closes & (arrays == 0))).tolist():
             at = start + int(tokens.at[edge])
@@ -125,7 +127,7 @@ class _Scan:
         if self.opened >= 0:
             self.commas += int(direct[-1])
         places = np.flatnonzero(is_comma & (arrays >= 1))
-        # As in `cut`: the first one too where it ends what is longer than a block.
+        # As in `cut`: also take the first comma if it ends an element longer than a block.
         chosen = [] if not places.size else [int(places[-1])] if self.was_cut else [int(places[0]), int(places[-1])]
         for i in dict.fromkeys(chosen):
             self.layout.cut_at.append(start + int(tokens.at[i]))
@@ -141,7 +143,7 @@ class _Scan:
 def scan_members_steps(
     text: Buffer, block_bytes: int = BLOCK_BYTES, skeleton_limit: int = MAX_SKELETON_BYTES
 ) -> Steps[MemberLayout]:
-    """Find the arrays and long strings of a document. Errors are those of `scan_steps`."""
+    """Find the arrays and long strings of a document. Raises the errors of `scan_steps`."""
     view = memoryview(text)
     scan = _Scan(view, Skeleton(view, skeleton_limit))
     for start in range(0, len(view), block_bytes):

@@ -1,13 +1,14 @@
-"""Tensors as JSON numbers and strings, in slices: no step of the generators here takes more than a few milliseconds.
+"""Tensors as JSON numbers and strings, read and written in steps of at most a few milliseconds each.
 
 A large document is never parsed whole. `scan_steps` finds every array that is a member of an object in an array of the
-root object (`inputs[i].data` is one, `inputs[i].shape` another) and puts `[n]` in its place, where n counts them. Since
-*all* arrays in such places are taken out, a list there in the parsed skeleton is always ours and never the client's.
+root object (`inputs[i].data` is one, `inputs[i].shape` another) and replaces it by `[n]`, where n counts them. Because
+*all* arrays in such places are taken out, every list there in the parsed skeleton is a placeholder and never the
+client's.
 
-An array is then cut at commas that are outside of strings. A piece that begins inside d arrays and ends inside e of
-them is parsed as a document of its own, d opening brackets before it and e closing ones behind. That accepts just the
-valid arrays if two things are looked at beside: a piece after a comma begins with a value, one before a comma ends with
-one. One parser does small and large documents, so that both get the same verdict.
+An array is then cut at commas outside of strings. A piece that begins inside d arrays and ends inside e arrays is
+parsed as a document of its own, with d opening brackets before it and e closing ones after it. This accepts exactly the
+valid arrays if two more conditions are checked: a piece after a comma begins with a value, and a piece before a comma
+ends with one. The same parser reads small and large documents, so that both get the same result.
 """
 
 import codecs
@@ -30,27 +31,27 @@ from halimede.core.wire.raw_tensor import LENGTH_BYTES, elements
 
 MAX_DEPTH = 100
 BLOCK_BYTES = 32 << 10
-"""Block of the scan. A piece of an array is at most two of these, but for an element that is longer by itself."""
+"""Block size of the scan. A piece of an array is at most two blocks long, unless a single element is longer."""
 
 MAX_SKELETON_BYTES = 256 << 10
-"""What a large document may have beside the data of its inputs and white space: this part is parsed in one step."""
+"""Maximum size of a large document without its input data and white space: this part is parsed in one step."""
 
 MAX_NUMBER_BYTES = 64 << 10
-"""The longest element that is not a string."""
+"""Maximum length of an element that is not a string."""
 
 PRINT_ELEMENTS = 32 << 10
-"""Numbers printed in one step."""
+"""Maximum count of numbers printed in one step."""
 
 T = TypeVar("T")
 Steps = Generator[int, None, T]
-"""Work in slices: iterate, and give others a turn between; the result is the generator's return value.
+"""Work in steps: iterate, and let other tasks run between steps; the result is the generator's return value.
 
-A slice yields how many bytes more the work holds, or is about to hold. Slices that add little yield 0.
+A step yields the number of bytes that the work additionally holds, or is about to hold; 0 if it adds little.
 """
 
 
 def run(steps: Steps[T]) -> T:
-    """Do all steps at once."""
+    """Execute all steps at once."""
     while True:
         try:
             next(steps)
@@ -65,7 +66,7 @@ def malformed(message: str, at: int) -> InferenceError:
 
 
 def load_json(text: Buffer, offset: int = 0) -> Any:
-    """Parse one step's worth of JSON; `offset` is where it begins in the document, for the error."""
+    """Parse one step's part of the JSON; `offset` is its position in the document, for the error."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -76,21 +77,22 @@ def load_json(text: Buffer, offset: int = 0) -> Any:
 
 
 def check_depth(text: bytes) -> None:
-    """Raise INVALID_ARG if the small document nests deeper than the limit, before anything is parsed."""
-    # What opens must close, or it does not parse; most documents are too short to nest so deep.
+    """Raise INVALID_ARG if the small document is nested deeper than the limit, before it is parsed."""
+    # Every opening bracket needs a closing one, so most documents are too short to be nested that deep.
     if len(text) > 2 * MAX_DEPTH and text.count(b"[") + text.count(b"{") > MAX_DEPTH:
         run(scan_steps(text))
 
 
-# ---- Reading: where the arrays are
+# ---- Reading: finding the arrays
 
 
 @dataclass(slots=True)
 class Layout:
-    """What a scan found. `spans` are the arrays taken out, from `[` to `]`; `[n]` in the skeleton stands for spans[n].
+    """The result of a scan. `spans` are the removed arrays, from `[` to `]`; `[n]` in the skeleton stands for spans[n].
 
-    `cut_at` are commas where arrays may be cut, ascending; `cut_depth` is the number of brackets open there, the span's
-    own included. Braces count too: a piece that ends inside an object does not parse, and data has no objects anyway.
+    `cut_at` are commas at which arrays may be cut, ascending; `cut_depth` is the number of brackets open there,
+    including the span's own. Braces count too: a piece that ends inside an object does not parse, and valid data has no
+    objects anyway.
     """
 
     skeleton: bytes = b""
@@ -101,9 +103,9 @@ class Layout:
 
 @dataclass(slots=True)
 class Skeleton:
-    """What is left of a document: `parts` are all that was added, `size` are its bytes, and `begin` is what comes next.
+    """The rest of a document: `parts` are the texts added so far, `size` is their length, `begin` is where to continue.
 
-    The text at `begin` may be in a string, and there behind a backslash.
+    The text at `begin` may be inside a string, and there after a backslash.
     """
 
     view: memoryview
@@ -115,13 +117,13 @@ class Skeleton:
     escaped: bool = False
 
     def add(self, end: int, in_string: bool = False, escaped: bool = False) -> None:
-        """Add what comes before `end`, where the text is in a string or not. INVALID_ARG for too large a skeleton."""
+        """Add the text up to `end`, which may be inside a string. INVALID_ARG if the skeleton becomes too large."""
         text = _squeezed(bytes(self.view[self.begin : end]), self.in_string, self.escaped)
         self._append(text, end)
         self.in_string, self.escaped = in_string, escaped
 
     def replace(self, begin: int, end: int, placeholder: bytes) -> None:
-        """Add what comes before `begin`, and then the placeholder for what is between the two."""
+        """Add the text up to `begin`, and then the placeholder for the text between `begin` and `end`."""
         self.add(begin)
         self._append(placeholder, end)
 
@@ -134,7 +136,7 @@ class Skeleton:
 
 
 def _squeezed(text: bytes, in_string: bool, escaped: bool) -> bytes:
-    """The text with one character for each run of white space outside of its strings; it may begin in one."""
+    """The text with one character for each run of white space outside of its strings; it may begin inside a string."""
     if _SPACE_RUN.search(text) is None:
         return text
     at = 0
@@ -155,12 +157,13 @@ _KIND[list(b",")] = COMMA
 _KIND[list(b"[{")] = OPEN
 _KIND[list(b"]}")] = CLOSE
 
-# root object, array, object: an array opened inside is the fourth level.
+# Root object, array, object: an array opened inside these is on the fourth level.
 _SPAN_DEPTH = 4
 
 
 def scan_steps(text: Buffer, block_bytes: int = BLOCK_BYTES, skeleton_limit: int = MAX_SKELETON_BYTES) -> Steps[Layout]:
-    """Find the arrays of a document. INVALID_ARG: nested too deep, brackets that do not match, too large a skeleton."""
+    """Find the arrays of a document. INVALID_ARG if it is nested too deep, brackets do not match, or the skeleton is
+    too large."""
     view = memoryview(text)
     layout = Layout()
     skeleton = Skeleton(view, skeleton_limit)
@@ -205,7 +208,7 @@ def scan_steps(text: Buffer, block_bytes: int = BLOCK_BYTES, skeleton_limit: int
 
 
 def skeleton_error(limit: int) -> InferenceError:
-    """The error for a large document with too much beside the data of its inputs."""
+    """The error for a large document with too much content beside the data of its inputs."""
     return InferenceError(
         ErrorCode.INVALID_ARG,
         f"the request JSON has more than {limit} bytes beside the 'data' of its inputs and white space;"
@@ -214,7 +217,7 @@ def skeleton_error(limit: int) -> InferenceError:
 
 
 def array_steps(view: memoryview, opened: int, closed: int, limit: int, block_bytes: int) -> Steps[bytes]:
-    """An array that is no data, with its white space shortened up to its first string. INVALID_ARG if too long."""
+    """An array that is not data, with its white space shortened up to its first string. INVALID_ARG if too long."""
     text = bytearray()
     has_strings = False
     for start in range(opened, closed + 1, block_bytes):
@@ -229,12 +232,12 @@ def array_steps(view: memoryview, opened: int, closed: int, limit: int, block_by
 
 
 def has_brackets(block: bytes) -> bool:
-    """Whether a block without strings has brackets, or a backslash, which is an error there."""
+    """Whether a block without strings contains brackets, or a backslash, which is an error there."""
     return b"]" in block or b"[" in block or b"}" in block or b"{" in block or b"\\" in block
 
 
 def ends_escaped(block: bytes, escaped: bool) -> bool:
-    """Whether the byte after this block is escaped: a run of backslashes before it is of odd length."""
+    """Whether the byte after this block is escaped, because an odd number of backslashes precedes it."""
     run_bytes = len(block) - len(block.rstrip(b"\\"))
     if escaped and run_bytes == len(block):
         run_bytes -= 1
@@ -243,9 +246,9 @@ def ends_escaped(block: bytes, escaped: bool) -> bool:
 
 @dataclass(slots=True)
 class Tokens:
-    """Brackets and commas outside of strings, the depth after each, and how the block ends.
+    """Brackets and commas outside of strings, the depth after each, and the state at the end of the block.
 
-    `quotes` are the first and the last that begin or end a string.
+    `quotes` are the first and the last quotation mark that begins or ends a string.
     """
 
     at: NDArray[np.intp]
@@ -257,7 +260,7 @@ class Tokens:
 
 
 def tokenize(block: bytes, depth: int, in_string: bool, escaped: bool) -> Tokens:
-    """The tokens of a block that begins `depth` deep, and perhaps in a string or behind a backslash."""
+    """The tokens of a block that begins at this depth, possibly in a string or after a backslash."""
     kind = _KIND[np.frombuffer(block, np.uint8)]
     at = np.flatnonzero(kind)
     kind = kind[at]
@@ -288,7 +291,7 @@ def tokenize(block: bytes, depth: int, in_string: bool, escaped: bool) -> Tokens
 
 
 def checked_depth(tokens: Tokens, start: int, depth: int) -> int:
-    """The depth after a block that begins at `start`, `depth` deep. INVALID_ARG where it nests too deep or wrongly."""
+    """The depth after a block at `start` that begins at `depth`. INVALID_ARG if it is nested too deep or wrongly."""
     if not tokens.at.size:
         return depth
     if int(tokens.depth.max()) > MAX_DEPTH:
@@ -299,11 +302,12 @@ def checked_depth(tokens: Tokens, start: int, depth: int) -> int:
 
 
 def cut(layout: Layout, block: bytes, start: int, depth: int, last_block_was_cut: bool) -> bool:
-    """Note where a block without strings and brackets may be cut, `depth` deep in an array; whether it may be."""
+    """Add the commas at which a block without strings and brackets may be cut; return whether there are any."""
     last = block.rfind(b",")
     if last < 0:
         return False
-    # After blocks without a comma the first one ends the long element, so that it is alone in its piece.
+    # Also cut at the first comma if the blocks before it had none: it ends a long element, which so becomes a piece of
+    # its own.
     first = last if last_block_was_cut else block.find(b",")
     for at in (first, last) if first != last else (last,):
         layout.cut_at.append(start + at)
@@ -322,7 +326,7 @@ def _cut_tokens(layout: Layout, tokens: Tokens, start: int, last_block_was_cut: 
     return True
 
 
-# ---- Reading: what is in an array
+# ---- Reading: the contents of an array
 
 _FLOATS = (DataType.FP32, DataType.FP64)
 _UNSIGNED = (DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64)
@@ -330,7 +334,7 @@ JSON_SPACE = b" \t\n\r"
 
 
 def pack(name: str, datatype: DataType, count: int, values: list[Any]) -> Buffer:
-    """The parsed array of input `name` in wire layout; INVALID_ARG unless it has `count` elements of the datatype."""
+    """Pack the parsed array of input `name` in wire layout; INVALID_ARG unless it has `count` such elements."""
     values = _flatten(values)
     if len(values) != count:
         raise _wrong_count()
@@ -349,14 +353,14 @@ def pack_steps(
     span: tuple[int, int],
     block_bytes: int = BLOCK_BYTES,
 ) -> Steps[Buffer]:
-    """As `pack`, of the array at `span` in the text that was scanned with blocks of this size."""
+    """As `pack`, for the array at `span` in the text, which was scanned with blocks of this size."""
     opened, closed = span
-    # An element takes a character and a comma, so nothing is made that was not sent.
+    # An element takes a character and a comma, so memory is never allocated for more elements than could be sent.
     if count > (closed - opened) // 2:
         raise _wrong_count()
     view = memoryview(text)
     is_bytes = datatype is DataType.BYTES
-    # Room for all strings, which are never longer than their JSON: growing a buffer would copy it all in one step.
+    # Room for all strings, which are never longer than their JSON: a growing buffer would be copied whole in one step.
     size = LENGTH_BYTES * (count + 1) + closed - opened if is_bytes else count * datatype.itemsize
     yield size
     numbers = np.empty(0 if is_bytes else count, datatype.dtype)
@@ -406,10 +410,10 @@ def pack_steps(
 
 
 def _load_piece(text: bytes, datatype: DataType, offset: int) -> list[Any]:
-    """The elements of a piece, flat. Triton takes the tokens NaN, Infinity and -Infinity for floats; JSON has none."""
+    """The elements of a piece, flat. Triton accepts the tokens NaN, Infinity and -Infinity as floats; JSON not."""
     if datatype not in _FLOATS or (b"NaN" not in text and b"Infinity" not in text):
         return _flatten(load_json(text, offset))
-    # null, true and false are errors in float data, so these words are free to stand for the tokens in between.
+    # null, true and false are errors in float data, so these words can stand for the tokens during parsing.
     if b"null" in text or b"true" in text or b"false" in text:
         raise _wrong_kind(datatype)
     text = text.replace(b"-Infinity", b"false").replace(b"Infinity", b"true").replace(b"NaN", b"null")
@@ -420,7 +424,7 @@ def _load_piece(text: bytes, datatype: DataType, offset: int) -> list[Any]:
 
 
 def _flatten(values: list[Any]) -> list[Any]:
-    """All that is in nested lists, in order: the nesting need not match the shape. Depth was checked."""
+    """All elements of nested lists, in order: the nesting need not match the shape. The depth was already checked."""
     if list not in set(map(type, values)):
         return values
     flat: list[Any] = []
@@ -461,7 +465,7 @@ _KINDS: dict[DataType, set[type]] = {
 
 def _to_array(name: str, datatype: DataType, values: list[Any]) -> NDArray[Any]:
     try:
-        # A double that is beyond FP32 becomes infinite, as in Triton.
+        # A double outside the range of FP32 becomes infinite, as in Triton.
         with np.errstate(over="ignore"):
             return np.array(values, datatype.dtype)
     except OverflowError:
@@ -501,9 +505,9 @@ def _wrong_kind(datatype: DataType) -> InferenceError:
 def _lone_element_steps(
     view: memoryview, start: int, stop: int, block_bytes: int
 ) -> Steps[tuple[bytes, tuple[int, int] | None]]:
-    """The text between two commas that is longer than blocks: brackets, white space and one element.
+    """The text between two commas that is longer than a block: brackets, white space and one element.
 
-    Returns it with white space squeezed and a string in it emptied, and from where to where that string goes.
+    Returns it with white space shortened and its string emptied, and the range of that string's contents.
     """
     first = last = None
     for at in range(start, stop, block_bytes):
@@ -520,7 +524,7 @@ def _lone_element_steps(
 
 
 def _string_chunks(view: memoryview, start: int, stop: int, block_bytes: int) -> Iterator[bytes]:
-    """The bytes that the inside of a JSON string stands for, a block of it at a time."""
+    """The decoded bytes of a JSON string's contents, one block at a time."""
     while start < stop:
         end = start + block_bytes
         end = _string_cut(view, start, end) if end < stop else stop
@@ -530,7 +534,7 @@ def _string_chunks(view: memoryview, start: int, stop: int, block_bytes: int) ->
 
 
 def _squeeze_steps(view: memoryview, start: int, stop: int, block_bytes: int) -> Steps[bytes]:
-    """The text with each run of white space as a blank or two; it must then be no longer than a number may be."""
+    """The text with each run of white space as one or two blanks; INVALID_ARG if it is then too long for a number."""
     squeezed = bytearray()
     for at in range(start, stop, block_bytes):
         squeezed += _SPACES.sub(b" ", view[at : min(at + block_bytes, stop)])
@@ -541,7 +545,7 @@ def _squeeze_steps(view: memoryview, start: int, stop: int, block_bytes: int) ->
 
 
 def _string_cut(view: memoryview, start: int, end: int) -> int:
-    """The last place up to `end` where a string may be cut: outside of characters, escapes and surrogate pairs."""
+    """The last position up to `end` at which a string may be cut: not in a character, escape or surrogate pair."""
     for _ in range(3):
         if view[end] & 0xC0 != 0x80:
             break
@@ -558,7 +562,7 @@ def _string_cut(view: memoryview, start: int, end: int) -> int:
 
 
 def _starts_escape(text: bytes, backslash: int) -> bool:
-    """Whether this backslash begins an escape, and is not itself the second half of one."""
+    """Whether this backslash begins an escape and is not the second character of one."""
     before = text[:backslash]
     return (len(before) - len(before.rstrip(b"\\"))) % 2 == 0
 
@@ -573,8 +577,8 @@ _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 def print_steps(tensor: Tensor) -> Steps[list[Buffer]]:
     """The elements of an output as one flat JSON array, in chunks.
 
-    Floats are printed as doubles, with the tokens NaN, Infinity and -Infinity as in Triton. INVALID_ARG when a BYTES
-    element is not UTF-8, which JSON cannot say.
+    Floats are printed as doubles, with the tokens NaN, Infinity and -Infinity as in Triton. INVALID_ARG if a BYTES
+    element is not UTF-8, which JSON cannot represent.
     """
     if tensor.datatype is DataType.BYTES:
         return (yield from _print_strings_steps(tensor))
@@ -591,17 +595,17 @@ def print_steps(tensor: Tensor) -> Steps[list[Buffer]]:
 
 
 def _print_numbers(numbers: NDArray[Any]) -> bytes:
-    # Tensors lie in a request body at any offset, and the printer reads aligned memory only.
+    # Tensors may begin at any offset of a request body, but the printer reads only aligned memory.
     if numbers.dtype.kind != "f":
         return orjson.dumps(np.require(numbers, requirements="A"), option=orjson.OPT_SERIALIZE_NUMPY)
-    # A signaling NaN is cast with a warning.
+    # Casting a signaling NaN gives a warning.
     with np.errstate(invalid="ignore"):
         doubles = numbers.astype(np.float64)
     text = orjson.dumps(doubles, option=orjson.OPT_SERIALIZE_NUMPY)
     strange = numbers[~np.isfinite(numbers)]
     if not strange.size:
         return text
-    # The printer says null for each of these.
+    # The printer writes null for each of these.
     pieces = text.split(b"null")
     tokens = [b"NaN" if isnan(value) else b"Infinity" if value > 0 else b"-Infinity" for value in strange.tolist()]
     return b"".join(chain.from_iterable(zip(pieces, tokens, strict=False))) + pieces[-1]

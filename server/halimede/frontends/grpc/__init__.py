@@ -1,5 +1,5 @@
 import os
 
-# grpc writes lines of its own form past the server's log, one for each handshake that fails: any client could fill a
-# disk. It reads this when it is imported.
+# Without this, grpc writes lines in its own format past the server's log, one for each failed handshake, so any client
+# could fill a disk. grpc reads it when it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

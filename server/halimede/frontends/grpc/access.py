@@ -1,6 +1,6 @@
-"""Which category restricts each method (`--grpc-restricted-protocol`), by the method's path.
+"""The API category of each method, by the method's path (`--grpc-restricted-protocol`).
 
-Reflection is metadata: it tells nothing of the models, but all of the protocol, which is what that category hides.
+Reflection belongs to metadata: it does not expose the models, but it exposes the whole protocol.
 """
 
 from halimede.core.types import ApiCategory
@@ -38,4 +38,4 @@ CATEGORIES: dict[str, ApiCategory] = {
     f"/{HEALTH}/Watch": ApiCategory.HEALTH,
     **{f"/{service}/ServerReflectionInfo": ApiCategory.METADATA for service in REFLECTIONS},
 }
-"""Every method that is served."""
+"""All served methods."""

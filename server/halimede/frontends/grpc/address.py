@@ -1,5 +1,5 @@
-"""Looks at an address before grpc binds it: grpc says neither why it failed nor that it got only some of a name's
-addresses, and it takes a unix socket away from a server that listens on it.
+"""Check an address before grpc binds it. grpc reports neither why binding failed nor that it bound only some addresses
+of a name, and it takes a unix socket away from a server that listens on it.
 
 Errors are OSError `failed to start GRPC service: …`.
 """
@@ -15,12 +15,12 @@ _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 def cannot_listen(target: str, cause: str = "") -> OSError:
-    """The error of an address that cannot be bound, for a cause that may be unknown."""
+    """The error for an address that cannot be bound; `cause` is "" if unknown."""
     return OSError(f"failed to start GRPC service: cannot listen on '{target}'{cause and f': {cause}'}")
 
 
 def check_tcp(address: str, port: int, target: str, *, reuse_port: bool) -> None:
-    """Raise unless the machine has an address of the name, and each that it has is free."""
+    """Raise unless the machine has an address of this name, and all of those that it has are free."""
     try:
         places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -34,7 +34,7 @@ def check_tcp(address: str, port: int, target: str, *, reuse_port: bool) -> None
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 probe.bind(place)
         except OSError as error:
-            # In a container without IPv6, `localhost` has an address that is not there.
+            # In a container without IPv6, `localhost` resolves to an address that does not exist.
             if error.errno in _NOT_HERE:
                 absent += 1
                 continue
@@ -44,7 +44,7 @@ def check_tcp(address: str, port: int, target: str, *, reuse_port: bool) -> None
 
 
 def check_unix(target: str) -> None:
-    """Raise unless `unix:<path>` is free; a socket on which nobody listens any more is removed."""
+    """Raise unless `unix:<path>` is free; a stale socket, on which no process listens, is removed."""
     path = target.removeprefix(UNIX)
     if not path:
         raise cannot_listen(target, "a path must follow")

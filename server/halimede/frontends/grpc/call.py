@@ -1,4 +1,4 @@
-"""What every RPC handler needs: its answer to an error, and an end to waiting when the server drains."""
+"""Common parts of all RPC handlers: error statuses, and an end to waits when the server drains."""
 
 import asyncio
 import logging
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 
 RECEIVE_SECS = 5.0
-"""How long draining waits for requests that are on their way; a client may never send the rest of its own."""
+"""How long draining waits for requests whose transfer has begun; a client may never send the rest."""
 
 
 class Drain:
-    """Ends the waits that only the client would end, so that an idle stream does not hold up the exit."""
+    """Ends waits that depend only on the client, so that an idle stream does not delay the exit."""
 
     def __init__(self) -> None:
         self.started = False
@@ -44,7 +44,7 @@ class Drain:
         self._has_given_up = False
 
     def start(self) -> None:
-        """Every open scope raises TimeoutError, and every later one at its first wait. May be called again."""
+        """Make every open scope raise TimeoutError, and every later one at its first wait. May be called again."""
         if self.started:
             return
         self.started = True
@@ -59,11 +59,11 @@ class Drain:
                 task.cancel()
 
     async def receive(self, context: Context) -> bytes:
-        """The message of a call that has one. INVALID_ARG when the call ends without one, UNAVAILABLE when draining
-        cannot wait for it.
+        """The message of a call that has one. INVALID_ARG if the call ends without one, UNAVAILABLE if draining cannot
+        wait for it.
 
-        grpc's own handlers of unary calls leave a call without a message unanswered, and the client waiting, for ever.
-        So ours are those of streams, which are the same on the wire, and read by this.
+        grpc's own handlers of unary calls leave a call without a message unanswered, so the client waits for ever.
+        Therefore ours are handlers of streams, which are the same on the wire, and this method reads the message.
         """
         task = asyncio.current_task()
         self._receiving.add(task)
@@ -81,7 +81,7 @@ class Drain:
 
     @asynccontextmanager
     async def scope(self) -> AsyncIterator[None]:
-        """Waits inside raise TimeoutError out of the scope once draining has started."""
+        """Once draining has started, waits inside the scope raise TimeoutError."""
         async with asyncio.timeout_at(0 if self.started else None) as scope:
             self._scopes.add(scope)
             try:
@@ -92,7 +92,7 @@ class Drain:
 
 async def abort(context: Context, error: InferenceError) -> NoReturn:
     """End the call with the error's status, by an exception that grpc catches."""
-    # The caller keeps the error, and the traceback keeps the caller, with the message that it has received.
+    # The caller keeps the error, and its traceback would keep the caller's frame with the received message alive.
     error.__traceback__ = None
     status = grpc.StatusCode.RESOURCE_EXHAUSTED if isinstance(error, MessageTooLarge) else _STATUS[error.code]
     await context.abort(status, status_message(error.message))
@@ -104,22 +104,22 @@ async def write(context: Context, message: bytes) -> None:
     try:
         await context.write(message)
     except grpc.aio.InternalError:
-        # The client went while this was on its way; grpc is about to cancel the call, which is no fault to report.
+        # The client disconnected during the write; grpc is about to cancel the call, which is not a fault to report.
         raise asyncio.CancelledError from None
 
 
 def shutting_down() -> InferenceError:
-    """How calls end that draining cuts short."""
+    """The error of calls that draining cuts short."""
     return InferenceError(ErrorCode.UNAVAILABLE, "GRPC server is shutting down and has stopped accepting new requests.")
 
 
 def internal_error(what: str) -> InferenceError:
-    """The answer to an exception that nobody foresaw: the log has it, the client does not."""
+    """The error for an unexpected exception: the log has its details, the client does not get them."""
     return InferenceError(ErrorCode.INTERNAL, f"{what} failed by an internal error; the server's log has the cause")
 
 
 def parse_small(name: str, request: ProtoClass, raw: bytes) -> ProtoMessage:
-    """The message of a call that is no inference; INVALID_ARG for one that would take the loop long to parse."""
+    """Parse the message of a call other than inference; INVALID_ARG if parsing would block the loop for long."""
     if len(raw) > MAX_CONTROL_BYTES:
         raise control_too_large(name, len(raw))
     if is_compressed(raw):
@@ -132,9 +132,9 @@ def parse_small(name: str, request: ProtoClass, raw: bytes) -> ProtoMessage:
 
 @dataclass(slots=True)
 class Call:
-    """What the access log says of a call, beside how it ended; filled in as it becomes known.
+    """A call's data for the access log, except its status; filled in as it becomes known.
 
-    `found` is whether an inference's model was found. Only then do the call's failures have a share of lines by model.
+    `found` means that an inference's model was found. Only then do the call's failures have a rate limit per model.
     """
 
     access_log: AccessLog | None
@@ -146,7 +146,7 @@ class Call:
     found: bool = False
 
     def note(self, context: Context, status: int, error: str = "") -> None:
-        """Tell the access log that the call, or one request of its stream, ended."""
+        """Report to the access log that the call, or one request of its stream, has ended."""
         log = self.access_log
         if log is None or not (status or log.successes):
             return
@@ -159,21 +159,21 @@ class Call:
 
 
 Behaviour = Callable[[Call, Context], Awaitable[bytes | None]]
-"""Serves one call; what it returns is sent as its last message."""
+"""Serves one call; its result is sent as the last message."""
 
 
 def answered_once(method: str, behaviour: Behaviour, access_log: AccessLog | None) -> MethodHandler:
-    """The handler of a method that answers with one message."""
+    """The handler of a method that sends one response message."""
     return grpc.stream_unary_rpc_method_handler(_noted(method, behaviour, access_log))
 
 
 def answered_in_parts(method: str, behaviour: Behaviour, access_log: AccessLog | None) -> MethodHandler:
-    """The handler of a method that writes its messages by itself."""
+    """The handler of a method that writes its messages itself."""
     return grpc.stream_stream_rpc_method_handler(_noted(method, behaviour, access_log))
 
 
 def refused(method: str, status: grpc.StatusCode, text: str, access_log: AccessLog | None) -> MethodHandler:
-    """A handler that takes no call."""
+    """A handler that refuses every call."""
 
     async def refuse(_call: Call, context: Context) -> None:
         await context.abort(status, text)
@@ -197,14 +197,14 @@ def _noted(
             call.note(context, context.code().value[0], context.details())
             raise
         except grpc.aio.InternalError:
-            # Our status came too late; what grpc told the client is not known here.
+            # grpc ended the call before our status; the status that it sent is not known here.
             call.note(context, grpc.StatusCode.CANCELLED.value[0], _ENDED_BY_GRPC)
             raise
         except asyncio.CancelledError:
             if not is_probe:
                 call.note(context, *_end_of_cancelled(context))
             raise
-        # What a probe asks again and again is no news.
+        # Probes repeat at intervals, so their success is not logged.
         if not is_probe:
             call.note(context, 0)
         return answer
@@ -220,8 +220,8 @@ def _end_of_cancelled(context: Context) -> tuple[int, str]:
 
 
 def _client(context: Context) -> str:
-    """`ipv6:%5B::1%5D:5000` as `[::1]:5000`; a unix socket's peer has no address, and grpc
-    knows none of a call that it ended."""
+    """`ipv6:%5B::1%5D:5000` as `[::1]:5000`; "" for a unix socket, whose peer has no address, and for a call that grpc
+    itself ended."""
     kind, _, address = context.peer().partition(":")
     return unquote(address) if kind in {"ipv4", "ipv6"} else str(kind) or "unknown"
 
@@ -233,7 +233,7 @@ def unary(
     drain: Drain,
     access_log: AccessLog | None,
 ) -> MethodHandler:
-    """The handler of a unary RPC that is one question and one answer; `answer` raises InferenceError to refuse."""
+    """The handler of a unary RPC with one request and one response; `answer` raises InferenceError to refuse."""
     name = method.rpartition("/")[2]
 
     async def handle(call: Call, context: Context) -> bytes:
@@ -253,7 +253,7 @@ def unary(
 
 
 def _tell_model(call: Call, question: ProtoMessage) -> None:
-    """Control calls name their model by one of two forms, if they are about one."""
+    """Note the model of a control call, which names it in one of two fields if it concerns one."""
     fields = question.DESCRIPTOR.fields_by_name
     if "model_name" in fields:
         call.model = question.model_name

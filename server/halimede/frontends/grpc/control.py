@@ -34,13 +34,13 @@ _NOT_AVAILABLE = {
 
 
 class Control:
-    """The answers to control requests over one server."""
+    """The handlers of control RPCs over one server."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
 
     def answers(self) -> dict[str, Answer]:
-        """What answers each RPC, by its name."""
+        """The handler of each RPC, by its name."""
         answers: dict[str, Answer] = {name: _not_available(name, what) for name, what in _NOT_AVAILABLE.items()}
         answers |= {
             "SystemSharedMemoryStatus": _no_regions("system", "SystemSharedMemoryStatus"),
@@ -70,7 +70,7 @@ class Control:
         try:
             is_ready = await self._server.is_model_ready(request.name, request.version)
         except InferenceError as error:
-            # A caller that waits for a model asks before it is known: tritonclient's `is_model_ready` is to say no.
+            # Clients poll `is_model_ready` of tritonclient before the model is known, and it must return False.
             if error.code is not ErrorCode.NOT_FOUND:
                 raise
             is_ready = False
@@ -86,7 +86,7 @@ class Control:
         return encode_model_config(self._server.model(request.name, request.version).config)
 
     async def _model_statistics(self, request: ProtoMessage) -> ProtoMessage:
-        # A version without a name is ignored, as Triton does.
+        # A version without a name is ignored, as in Triton.
         return encode_statistics(self._server.statistics(request.name, request.version if request.name else ""))
 
     async def _repository_index(self, request: ProtoMessage) -> ProtoMessage:
@@ -105,7 +105,7 @@ class Control:
 
 
 def _no_regions(kind: str, name: str) -> Answer:
-    """Nothing can be registered, so that nothing is listed."""
+    """The response of a status RPC: no regions can be registered, so the list is empty."""
     response = message_class(f"inference.{name}Response")
 
     async def status(request: ProtoMessage) -> ProtoMessage:
@@ -117,7 +117,7 @@ def _no_regions(kind: str, name: str) -> Answer:
 
 
 def _unregistered(name: str) -> Answer:
-    """Nothing is left to unregister, whatever the request names."""
+    """The response of an unregister RPC: nothing can be registered, so it always succeeds."""
     response = message_class(f"inference.{name}Response")
 
     async def unregister(_request: ProtoMessage) -> ProtoMessage:

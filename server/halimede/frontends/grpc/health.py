@@ -1,4 +1,4 @@
-"""grpc.health.v1.Health: whether to send requests here."""
+"""grpc.health.v1.Health: whether clients should send requests to this server."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from halimede.runtime.server import Server
 
 SERVICES = ("", "inference.GRPCInferenceService")
 
-# The façade tells nobody when readiness changes, so one look again and again serves all watches.
+# The server does not report changes of readiness, so all watches share one poll.
 _LOOK_AGAIN_SECS = 0.25
 
 _Request = message_class("grpc.health.v1.HealthCheckRequest")
@@ -25,7 +25,7 @@ class Health:
         self._drain = drain
         self._watches = 0
         self._seen: int | None = None
-        # Set, and replaced, when a look sees another status.
+        # Set, and replaced, when a poll finds another status.
         self._changed = asyncio.Event()
         self._next_look: asyncio.TimerHandle | None = None
 
@@ -34,7 +34,7 @@ class Health:
         return int(_Response.SERVING if is_serving else _Response.NOT_SERVING)
 
     async def check(self, request: ProtoMessage) -> ProtoMessage:
-        """The status of one service; NOT_FOUND for one that is not here."""
+        """The status of one service; NOT_FOUND if there is no such service."""
         if request.service not in SERVICES:
             raise InferenceError(
                 ErrorCode.NOT_FOUND, f"unknown service '{clip(request.service)}', expected one of {list(SERVICES)}"
@@ -42,7 +42,7 @@ class Health:
         return _Response(status=self._status())
 
     async def watch(self, _call: Call, context: Context) -> None:
-        """The status now and whenever it changes, until the client or the server goes."""
+        """Send the status now and whenever it changes, until the client disconnects or the server drains."""
         try:
             service = parse_small("Watch", _Request, await self._drain.receive(context)).service
         except InferenceError as error:
@@ -59,7 +59,7 @@ class Health:
         await abort(context, failure)
 
     def _look(self) -> None:
-        """Look, and again for as long as anybody watches: a client may hold a hundred watches on each connection."""
+        """Poll, and repeat as long as there are watches: a client may have a hundred of them on each connection."""
         status = self._status()
         if status != self._seen:
             self._seen = status
@@ -72,9 +72,9 @@ class Health:
         try:
             async with self._drain.scope():
                 while True:
-                    # Taken first: what changes during the write is then not waited for.
+                    # Taken before the write, so that a change during the write is not missed.
                     changed = self._changed
-                    # What was seen last, and not what is: of a change between two looks all watches hear alike.
+                    # The polled status, not the current one, so that all watches get the same sequence of changes.
                     status = self._seen if service in SERVICES else _Response.SERVICE_UNKNOWN
                     if status != sent:
                         await write(context, _Response(status=status).SerializeToString())

@@ -1,10 +1,9 @@
-"""ModelInfer and ModelStreamInfer."""
+"""The inference RPCs, ModelInfer and ModelStreamInfer."""
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -26,20 +25,21 @@ from halimede.core.wire.protocol import ProtoMessage
 from halimede.core.wire.status_map import GRPC_STATUS
 from halimede.frontends.grpc.call import Call, Context, Drain, abort, internal_error, shutting_down, write
 from halimede.frontends.grpc.messages import MAX_ON_LOOP_BYTES, Messages
+from halimede.frontends.stream_session import Slot, StreamLimits, StreamSession
 from halimede.runtime.server import Server
 
 MAX_UNANSWERED = 256
-"""Requests of one stream that are being answered and answers that wait to be sent, before no more requests are read."""
+"""Maximum number of unanswered requests plus unsent responses of one stream; at the limit it is not read further."""
 
 MAX_UNSENT_BYTES = 128 << 20
-"""Answers of one stream that may wait to be sent before no more requests are read."""
+"""Maximum size of unsent responses of one stream; at the limit no more requests are read."""
 
 MAX_STREAMED_BYTES = 2 * MAX_UNSENT_BYTES
-"""Answers of one stream that may wait to be sent when a decoupled model adds to them: above it the stream is ended. A
-model waits for its client long before, but each of many requests has a model that may send some ahead."""
+"""Maximum size of unsent responses of one stream when a decoupled model adds to them: above it the stream is ended.
+Each model waits for its client long before, but a stream may have many requests, with some responses ahead for each."""
 
 MAX_TYPED_ON_LOOP_BYTES = 256 << 10
-"""As MAX_ON_LOOP_BYTES, for typed contents and classes: each element is an object on its way."""
+"""As MAX_ON_LOOP_BYTES, for typed contents and classes: each element is converted as an object."""
 
 Parameters = dict[str, ParameterValue]
 
@@ -57,7 +57,7 @@ def _encode(response: InferenceResponse, view: ModelView, classes: dict[str, int
 
 
 class Infer:
-    """The two inference RPCs over one server."""
+    """The handlers of the two inference RPCs over one server."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Infer:
     async def _infer(self, noted: Call, raw: bytes, forwarded: Parameters, context: Context) -> bytes:
         server = self._server
         view, call = await self._read(noted, raw, context)
-        # The request has what it needs of the message; a large one would be held twice while the model runs.
+        # The request refers to what it needs of the message; keeping a large one would double its memory.
         del raw
         if forwarded:
             _add_forwarded(call.request, forwarded)
@@ -102,7 +102,7 @@ class Infer:
             server.cancel(ticket)
             raise
         if not response.final:
-            # The model has become decoupled since it was looked up.
+            # The model has become decoupled since the lookup.
             server.cancel(ticket)
             raise InferenceError(ErrorCode.INTERNAL, "expected a single response, got more")
         noted.version = response.model_version or noted.version
@@ -127,7 +127,7 @@ class Infer:
                 )
             call = await _decode(message, opened.size_bytes)
         if opened.held_bytes:
-            # The call is done when its answer is sent.
+            # The call is done when its response is sent.
             context.add_done_callback(partial(self._release, opened.held_bytes))
         return view, call
 
@@ -152,41 +152,22 @@ class Infer:
 
 
 @dataclass(slots=True, eq=False)
-class _Slot:
-    """One request of a stream. `ready` are its answers that have to wait for those of earlier requests. `error` is the
-    first one of them, for the access log."""
+class _Request:
+    """One request of a stream. `error` is its first one, for the access log."""
 
     request_id: str
     noted: Call
+    slot: "Slot[bytes | InferenceError]"
     error: InferenceError | None = None
-    is_decoupled: bool = False
-    ticket: int = 0
-    ready: "list[_Answer]" = field(default_factory=list)
-    is_done: bool = False
-    held_bytes: int = 0
-    """See `Messages.open`; until its last answer is sent."""
-
-
-@dataclass(slots=True)
-class _Answer:
-    """A message to send, or the error to end the stream with.
-
-    Once it is sent it is acknowledged to its request, so that a decoupled model is only so far ahead of what its client
-    takes; None for a final answer, after which nobody waits. A final answer releases `held_bytes`.
-    """
-
-    content: bytes | InferenceError
-    of: _Slot | None
-    held_bytes: int = 0
 
 
 class _InferStream:
-    """One ModelStreamInfer call.
+    """One ModelStreamInfer call; its answers are messages, or the error to end the stream with.
 
-    Answers of decoupled models leave as they come, all others in the order of their requests. A failed request is
-    answered by a message that says so and the stream goes on, unless the call's metadata asks for the real status: then
-    the first error ends the stream. However it ends, what is still being computed is cancelled. All state changes on
-    the loop between awaits.
+    Responses of decoupled models are sent as they arrive, all others in the order of their requests. A failed request
+    gets a message with its error and the stream continues, unless the call's metadata asks for the real status: then
+    the first error ends the stream. However it ends, requests that are still executing are cancelled. All state changes
+    on the loop between awaits.
     """
 
     def __init__(
@@ -205,29 +186,26 @@ class _InferStream:
         self._context = context
         self._messages = messages
         self._forwarded = forwarded
-        self._max_unanswered = max_unanswered
+        self._session: StreamSession[bytes | InferenceError] = StreamSession(
+            server, StreamLimits(max_unanswered, MAX_UNSENT_BYTES, MAX_STREAMED_BYTES)
+        )
         self._errors_end_it = ("triton_grpc_error", "true") in tuple(context.invocation_metadata() or ())
         self._outcome: asyncio.Future[InferenceError | None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
-        self._ordered: deque[_Slot] = deque()
-        self._tickets: set[int] = set()
-        self._unanswered = 0
-        self._unsent: deque[_Answer] = deque()
-        self._unsent_bytes = 0
         self._held_bytes = 0
         self._is_read = False
         self._farewell: InferenceError | None = None
 
     async def run(self) -> None:
-        """Return when the client has closed its side and all is answered; raise what the stream is to end with."""
+        """Return when the client has closed its side and all requests are answered; raise the stream's final error."""
         reading = asyncio.create_task(self._ending_on_error(self._read()))
         writing = asyncio.create_task(self._ending_on_error(self._write()))
         try:
             await asyncio.wait((self._outcome,))
             self._let_go()
             reading.cancel()
-            # A write that has begun must end before the status can be sent, however slowly the client reads.
+            # A write that has begun must end before the status can be sent, even if the client reads slowly.
             await asyncio.wait((reading, writing))
             if (error := self._outcome.result()) is not None:
                 raise error
@@ -239,13 +217,10 @@ class _InferStream:
             self._release(self._held_bytes)
 
     def _let_go(self) -> None:
-        """Nothing more is read, answered or sent. May be called again."""
+        """Stop reading, executing and sending. May be called again."""
         self._outcome.cancel()
-        for ticket in tuple(self._tickets):
-            self._server.cancel(ticket)
-        self._tickets.clear()
-        self._ordered.clear()
-        self._unsent.clear()
+        self._session.end()
+        self._session.cancel()
         self._changed.set()
 
     def _release(self, held_bytes: int) -> None:
@@ -266,37 +241,34 @@ class _InferStream:
         try:
             async with self._drain.scope():
                 while True:
-                    while self._is_full():
+                    while self._session.is_full:
                         self._room.clear()
                         await self._room.wait()
                     raw = await self._context.read()
                     if raw is grpc.aio.EOF:
                         break
                     await self._accept(raw)
-                    # The next one may be long in coming, and this one large.
+                    # Release it now: it may be large, and the next one may arrive much later.
                     del raw
         except TimeoutError:
-            # Draining: what was read is still answered.
+            # Draining: requests that were read are still answered.
             self._farewell = shutting_down()
         self._is_read = True
         self._changed.set()
 
-    def _is_full(self) -> bool:
-        return self._unanswered + len(self._unsent) >= self._max_unanswered or self._unsent_bytes > MAX_UNSENT_BYTES
-
     async def _write(self) -> None:
+        session = self._session
         while True:
-            while self._unsent:
-                answer = self._unsent.popleft()
+            while session.unsent:
+                answer = session.take()
                 if isinstance(answer.content, InferenceError):
                     raise answer.content
-                self._unsent_bytes -= len(answer.content)
                 await write(self._context, answer.content)
-                self._release(answer.held_bytes)
-                if answer.of is not None:
-                    self._server.acknowledge(answer.of.ticket)
+                if answer.is_final:
+                    self._release(answer.slot.held_bytes)
+                session.sent(answer, has_room=True)
                 self._room.set()
-            if self._outcome.done() or (self._is_read and not self._unanswered):
+            if self._outcome.done() or (self._is_read and session.is_idle):
                 break
             self._changed.clear()
             await self._changed.wait()
@@ -307,124 +279,107 @@ class _InferStream:
             self._outcome.set_result(error)
 
     async def _accept(self, raw: bytes) -> None:
-        slot: _Slot | None = None
+        noted: Call | None = None
+        is_decoupled = False
         try:
             async with self._messages.open(raw) as opened:
                 message = opened.message
-                slot = _Slot(message.id, self._noted(message))
+                noted = self._noted(message)
                 view = self._server.model(message.model_name, message.model_version)
-                slot.noted.found = True
-                slot.is_decoupled = _is_decoupled(view)
+                noted.found = True
+                is_decoupled = _is_decoupled(view)
                 call = await _decode(message, opened.size_bytes)
         except InferenceError as error:
-            if slot is None:
+            if noted is None:
                 # It could not be read at all, and ends the stream.
                 raise
-            self._admit(slot)
-            self._put(slot, self._failure(slot, error), is_final=True)
+            request = self._open(noted, is_decoupled)
+            self._put(request, self._failure(request, error), is_final=True)
             return
-        slot.held_bytes = opened.held_bytes
+        request = self._open(noted, is_decoupled)
+        request.slot.held_bytes = opened.held_bytes
         self._held_bytes += opened.held_bytes
         if self._forwarded:
             _add_forwarded(call.request, self._forwarded)
-        self._admit(slot)
-        slot.ticket = self._server.infer(call.request, partial(self._on_response, slot, view, call))
-        if not slot.is_done:
-            self._tickets.add(slot.ticket)
+        ticket = self._server.infer(call.request, partial(self._on_response, request, view, call))
+        self._session.started(request.slot, ticket)
 
     def _noted(self, message: ProtoMessage) -> Call:
         call = self._call
         return Call(call.access_log, call.method, monotonic(), message.model_name, message.model_version, message.id)
 
-    def _admit(self, slot: _Slot) -> None:
-        self._unanswered += 1
-        if not slot.is_decoupled:
-            self._ordered.append(slot)
+    def _open(self, noted: Call, is_decoupled: bool) -> _Request:
+        return _Request(noted.request_id, noted, self._session.open(is_ordered=not is_decoupled))
 
-    def _on_response(self, slot: _Slot, view: ModelView, call: InferCall, response: InferenceResponse) -> None:
-        if response.final:
-            self._tickets.discard(slot.ticket)
-        if not self._outcome.done():
-            self._put(slot, self._encode(slot, view, call, response), response.final)
+    def _on_response(self, request: _Request, view: ModelView, call: InferCall, response: InferenceResponse) -> None:
+        if self._outcome.done():
+            if response.final:
+                self._session.finished(request.slot)
+            return
+        try:
+            self._put(request, self._encode(request, view, call, response), response.final)
+        except InferenceError as error:
+            self._end(error)
 
     def _encode(
-        self, slot: _Slot, view: ModelView, call: InferCall, response: InferenceResponse
+        self, request: _Request, view: ModelView, call: InferCall, response: InferenceResponse
     ) -> bytes | InferenceError | None:
         executed_by = response.model_name if response.model_version else ""
-        slot.noted.version = response.model_version or slot.noted.version
+        request.noted.version = response.model_version or request.noted.version
         if response.error is not None:
-            return self._failure(slot, response.error, executed_by, response.final)
+            return self._failure(request, response.error, executed_by, response.final)
         try:
-            if slot.is_decoupled and response.final and response.is_empty:
+            if not request.slot.is_ordered and response.final and response.is_empty:
                 return _raw(encode_empty_final(response)) if call.wants_empty_final else None
             return _raw(encode_stream_infer(response, view, call.classes))
         except InferenceError as error:
-            return self._failure(slot, error, executed_by, response.final)
+            return self._failure(request, error, executed_by, response.final)
         except Exception:
             log.exception("ModelStreamInfer could not encode a response of '%s'", view.name)
-            return self._failure(slot, internal_error("ModelStreamInfer"), executed_by, response.final)
+            return self._failure(request, internal_error("ModelStreamInfer"), executed_by, response.final)
 
     def _failure(
-        self, slot: _Slot, error: InferenceError, executed_by: str = "", final: bool = True
+        self, request: _Request, error: InferenceError, executed_by: str = "", final: bool = True
     ) -> bytes | InferenceError:
-        slot.error = slot.error or error
+        request.error = request.error or error
         if self._errors_end_it:
             return error
-        return _raw(encode_stream_error(slot.request_id, error, executed_by, final=final))
+        return _raw(encode_stream_error(request.request_id, error, executed_by, final=final))
 
-    def _put(self, slot: _Slot, answer: bytes | InferenceError | None, is_final: bool) -> None:
-        """Queue an answer (None: there is nothing to say), and all that had to wait for it."""
-        slot.is_done = is_final
+    def _put(self, request: _Request, content: bytes | InferenceError | None, is_final: bool) -> None:
+        """Queue an answer (None: there is nothing to say). CANCELLED where the client has left too much unread."""
+        slot = request.slot
         if is_final:
-            self._note(slot)
-        if answer is not None:
-            slot.ready.append(_Answer(answer, None if is_final else slot, slot.held_bytes if is_final else 0))
+            self._note(request)
+        if content is not None:
+            size = len(content) if isinstance(content, bytes) else 0
+            self._session.put(slot, content, size, is_final=is_final)
         elif is_final:
             self._release(slot.held_bytes)
-        if slot.is_decoupled:
-            self._flush(slot)
-        while self._ordered:
-            head = self._ordered[0]
-            self._flush(head)
-            if not head.is_done:
-                break
-            self._ordered.popleft()
+            self._session.put_end(slot)
         self._changed.set()
         self._room.set()
 
-    def _note(self, slot: _Slot) -> None:
-        error = slot.error
+    def _note(self, request: _Request) -> None:
+        error = request.error
         status, text = (0, "") if error is None else (GRPC_STATUS[error.code], error.message)
-        slot.noted.note(self._context, status, text)
-
-    def _flush(self, slot: _Slot) -> None:
-        for answer in slot.ready:
-            if slot.is_decoupled and self._unsent_bytes > MAX_STREAMED_BYTES:
-                message = f"the client left {MAX_STREAMED_BYTES >> 20} MiB of responses unread on this stream"
-                self._end(InferenceError(ErrorCode.CANCELLED, message))
-                return
-            self._unsent.append(answer)
-            if isinstance(answer.content, bytes):
-                self._unsent_bytes += len(answer.content)
-        slot.ready.clear()
-        if slot.is_done:
-            self._unanswered -= 1
+        request.noted.note(self._context, status, text)
 
 
 def _resolve(answer: "asyncio.Future[InferenceResponse]", response: InferenceResponse) -> None:
-    # After a cancel the real answer still comes, to nobody.
+    # After a cancel the real response still arrives, and is dropped.
     if not answer.done():
         answer.set_result(response)
 
 
 def _from_metadata(forwarding: Forwarding, context: Context) -> Parameters:
-    # Binary values are no text, and a parameter is one.
+    # Parameters are text, so binary values are skipped.
     texts = [(name, value) for name, value in context.invocation_metadata() if isinstance(value, str)]
     return forwarding.parameters(texts)
 
 
 def _add_forwarded(request: InferenceRequest, forwarded: Parameters) -> None:
-    # What the message says goes before what metadata of the same name say.
+    # Parameters in the message take precedence over metadata of the same name.
     request.parameters = {**forwarded, **request.parameters}
 
 

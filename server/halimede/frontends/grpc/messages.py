@@ -1,4 +1,4 @@
-"""ModelInferRequests as they come: inflated and parsed, large ones on threads and few at a time."""
+"""Open incoming ModelInferRequests: inflate and parse them, large ones on threads and few at a time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,20 +11,20 @@ from halimede.core.wire.grpc_inflate import Inflating, is_compressed
 from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage, parse
 
 MAX_ON_LOOP_BYTES = 1 << 20
-"""Messages of more bytes than this are read, and made, on a thread."""
+"""Messages of more bytes than this are parsed, and serialized, on a thread."""
 
 MAX_INFLATED_ON_LOOP_BYTES = 256 << 10
-"""As MAX_ON_LOOP_BYTES, for what a compressed message becomes."""
+"""As MAX_ON_LOOP_BYTES, for the inflated size of a compressed message."""
 
 LARGE_AT_ONCE = 2
-"""Large messages that are read or made at a time, over all calls: each takes several times its size meanwhile."""
+"""Large messages parsed or serialized at a time, over all calls: each takes several times its size meanwhile."""
 
 MAX_INFLATED_BYTES = 256 << 20
-"""What the compressed messages of all calls may become that are not answered yet; further ones wait, compressed."""
+"""Maximum inflated size of the compressed messages of all unanswered calls; further ones wait, compressed."""
 
 
 class MessageTooLarge(InferenceError):
-    """A message above `--grpc-max-input-size`, which gRPC has a status of its own for."""
+    """A message above `--grpc-max-input-size`, for which gRPC has a status of its own."""
 
     def __init__(self, size: int | str, max_bytes: int) -> None:
         super().__init__(
@@ -49,7 +49,7 @@ class Opened:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """A small message counts nowhere."""
+        """Nothing to do: a small message is not counted."""
 
 
 class Messages:
@@ -63,10 +63,10 @@ class Messages:
         self._room = asyncio.Event()
 
     def open(self, raw: bytes) -> AbstractAsyncContextManager[Opened]:
-        """The message, which is to be decoded inside, where a large one counts as one that is read.
+        """Open the message, which must be decoded inside the context, as a large one counts as being parsed there.
 
-        Whoever leaves without an error has to `release` its `held_bytes` once it is answered. MessageTooLarge, or
-        INTERNAL for what is no message.
+        On leaving without an error, the caller must `release` its `held_bytes` once the request is answered.
+        MessageTooLarge, or INTERNAL for an invalid message.
         """
         if len(raw) <= self._small_bytes and not is_compressed(raw):
             return Opened(parse(ModelInferRequest, raw), len(raw))
@@ -91,7 +91,7 @@ class Messages:
 
     @asynccontextmanager
     async def _inflate(self, inflating: Inflating) -> AsyncIterator[Opened]:
-        # Its size is not known yet. One is let in whatever it may become.
+        # Its size is not known yet, so count the maximum. One message is always admitted.
         held = self._max_bytes
         while self._inflated_bytes and self._inflated_bytes + held > MAX_INFLATED_BYTES:
             self._room.clear()
@@ -115,6 +115,6 @@ class Messages:
         return Opened(parse(ModelInferRequest, inflating.content), size_bytes, size_bytes)
 
     def release(self, held_bytes: int) -> None:
-        """The request that held so much is answered."""
+        """Release the bytes of a request that is answered."""
         self._inflated_bytes -= held_bytes
         self._room.set()

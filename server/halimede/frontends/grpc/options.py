@@ -1,32 +1,32 @@
-"""What a gRPC server can be told of its transport; times are milliseconds, as in Triton's flags."""
+"""Transport options of a gRPC server; times are milliseconds, as in Triton's flags."""
 
 from dataclasses import dataclass
 
 MAX_CONCURRENT_STREAMS = 128
-"""Calls at a time on one connection; a client's further ones wait at the client."""
+"""Maximum number of concurrent calls on one connection; further ones wait in the client."""
 
 MAX_CONNECTIONS = 10_000
-"""Above it a new connection is closed at once."""
+"""Above this number a new connection is closed at once."""
 
 MAX_METADATA_BYTES = 16 << 10
-"""Of one call. gRPC's default for it is a range, 8 to 16 KiB, in which calls are refused at random."""
+"""Maximum metadata of one call. gRPC's default is a range, 8 to 16 KiB, in which calls are refused at random."""
 
 MAX_PENDING_CALLS = 10_000
-"""Calls that may wait for the event loop to take them. Above it grpc ends calls at random, above twice as many all, and
-as CANCELLED, which no client tries again: its own limit of 1,000 is reached by a burst while the loop is busy."""
+"""Maximum number of calls that wait for the event loop. Above it grpc ends calls at random, and above twice as many all
+of them, with CANCELLED, which no client retries. A burst while the loop is busy would reach its default of 1,000."""
 
 HANDSHAKE_TIMEOUT_MS = 10_000
-"""A new connection that has not finished TLS and the HTTP/2 preface by then is closed."""
+"""A new connection is closed if it has not finished TLS and the HTTP/2 preface within this time."""
 
 MAX_SENT_BYTES = 2**31 - 1
-"""The largest answer: what protobuf can carry, as in Triton. Not clients but models decide how large answers are."""
+"""The largest response: protobuf's limit, as in Triton. Models decide the size of responses, not clients."""
 
 _LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM contents. With `root_cert` a client must show a certificate that it signed (mutual TLS)."""
+    """PEM contents. With `root_cert` a client must present a certificate that it signed (mutual TLS)."""
 
     server_cert: bytes
     server_key: bytes
@@ -35,8 +35,8 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """All defaults except the message size are gRPC's own. `compression_level` is none, low, medium or high; an age
-    of None is no limit."""
+    """All defaults except the message size are gRPC's own. `compression_level` is none, low, medium or high; an age of
+    None means no limit."""
 
     reuse_port: bool = False
     max_message_bytes: int = 64 << 20
@@ -52,23 +52,23 @@ class Transport:
 
 
 def channel_arguments(transport: Transport) -> list[tuple[str, int]]:
-    """The transport as grpc's channel arguments, and the limits that are the same for every server."""
+    """The transport as grpc's channel arguments, plus the limits that every server has."""
     arguments = {
-        # Without the wish for it, two servers on one port would share its connections at random.
+        # grpc's own default would let two servers on one port share its connections at random.
         "grpc.so_reuseport": int(transport.reuse_port),
-        # grpc's refusal cannot name our flag. So up to twice the limit is received, refused by us before it is parsed;
-        # from there on grpc refuses a message by its announced length.
+        # grpc's own refusal cannot name our flag. So we receive up to twice the limit and refuse it before parsing;
+        # above that, grpc refuses a message by its announced length.
         "grpc.max_receive_message_length": min(2 * transport.max_message_bytes, MAX_SENT_BYTES),
         "grpc.max_send_message_length": MAX_SENT_BYTES,
-        # `messages` and `call` inflate, counted: grpc would inflate up to the limit in all calls at once.
+        # `messages` and `call` inflate with a common limit: grpc would allow each call the full limit at once.
         "grpc.per_message_decompression": 0,
         "grpc.default_compression_level": _LEVELS[transport.compression_level],
         "grpc.keepalive_time_ms": transport.keepalive_time,
         "grpc.keepalive_timeout_ms": transport.keepalive_timeout,
-        # grpc's server heeds its keepalive timeout only as that of pings, which is a minute unless it is told.
+        # grpc's server uses its keepalive timeout only as the ping timeout, which is a minute unless it is set.
         "grpc.http2.ping_timeout_ms": transport.keepalive_timeout,
         "grpc.keepalive_permit_without_calls": int(transport.keepalive_permit_without_calls),
-        # The argument of grpc's RECV_PING_INTERVAL option, whose name lacks the word.
+        # The channel argument of grpc's RECV_PING_INTERVAL option; its name lacks that word.
         "grpc.http2.min_ping_interval_without_data_ms": transport.http2_min_recv_ping_interval_without_data,
         "grpc.http2.max_ping_strikes": transport.http2_max_ping_strikes,
         "grpc.max_connection_age_ms": transport.max_connection_age,

@@ -1,4 +1,4 @@
-"""Server reflection: the services here and their descriptors, for tools such as grpcurl."""
+"""Server reflection: the server's services and their descriptors, for tools such as grpcurl."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,14 +19,14 @@ _INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT.value[0]
 
 
 class Reflection:
-    """ServerReflectionInfo over the services of the given names."""
+    """ServerReflectionInfo for the services with the given names."""
 
     def __init__(self, services: Iterable[str], drain: Drain) -> None:
         self._services = tuple(services)
         self._drain = drain
 
     async def info(self, _call: Call, context: Context) -> None:
-        """Answers each request of the stream by one response, until the client closes its side."""
+        """Send one response for each request of the stream, until the client closes its side."""
         try:
             async with self._drain.scope():
                 while (raw := await context.read()) is not grpc.aio.EOF:
@@ -40,7 +40,7 @@ class Reflection:
         await abort(context, failure)
 
     def answer(self, request: ProtoMessage) -> ProtoMessage:
-        """The response to one request; what is not found is said inside it."""
+        """The response to one request; errors such as "not found" are part of the response."""
         response = _Response(valid_host=request.host, original_request=request)
         try:
             match request.WhichOneof("message_request"):
@@ -69,12 +69,12 @@ def _file_of(symbol: str) -> Any:  # a FileDescriptor, of protobuf's own types
     try:
         return POOL.FindFileContainingSymbol(symbol)
     except KeyError:
-        # The pool looks for types and services there, not for methods.
+        # The pool finds types and services by that call, but not methods.
         return POOL.FindMethodByName(symbol).containing_service.file
 
 
 def _add_file(response: ProtoMessage, file: Any) -> None:  # a FileDescriptor: its stub has no `dependencies`
-    """The file after all that it imports, so that a client can build them in order."""
+    """Add the file after all files that it imports, so that a client can build them in order."""
     for dependency in file.dependencies:
         _add_file(response, dependency)
     response.file_descriptor_response.file_descriptor_proto.append(file.serialized_pb)

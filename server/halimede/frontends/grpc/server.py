@@ -26,6 +26,7 @@ from halimede.frontends.grpc.call import (
     unary,
 )
 from halimede.frontends.grpc.control import Control
+from halimede.frontends.grpc.goaway import send_away
 from halimede.frontends.grpc.health import Health
 from halimede.frontends.grpc.infer import MAX_UNANSWERED, Infer
 from halimede.frontends.grpc.options import Transport, channel_arguments
@@ -42,11 +43,14 @@ _NO_LIMIT_SECS = 365 * 24 * 3600.0
 
 QUIET_SECS = 0.05
 LONGEST_REFUSAL_SECS = 1.0
-"""A stop refuses calls until none has come for so long, and for so long at most, before it stops grpc."""
+"""Before a stop stops grpc, it refuses calls until none has arrived for some time, at most for this long."""
 
 
 class GrpcServer:
-    """One listening port: `bind`, `start`, then `drain` or `stop`. Make it while the event loop is running."""
+    """One listening port: `bind`, `start`, perhaps `send_away`, then `drain` or `stop`.
+
+    Make it while the event loop is running.
+    """
 
     def __init__(
         self,
@@ -57,12 +61,13 @@ class GrpcServer:
         max_response_pool_size: int = MAX_UNANSWERED,
         access_log: AccessLog | None = None,
     ) -> None:
-        """Calls of a `restricted` category need its secret in their metadata. Metadata whose names `forward` matches
-        become parameters of the call's requests. A stream is not read on while `max_response_pool_size` of its
-        requests or answers wait."""
+        """Calls of a `restricted` category need its secret in their metadata. Metadata whose names match `forward`
+        become parameters of the call's requests. A stream is not read further while `max_response_pool_size` of its
+        requests or responses wait."""
         self._drain = Drain()
         self._transport = transport
         self._is_started = False
+        self._port = 0
         forwarding = None if forward is None else Forwarding(forward, restricted)
         infer = Infer(server, self._drain, transport.max_message_bytes, forwarding, max_response_pool_size)
         handlers = _method_handlers(server, infer, self._drain, access_log)
@@ -70,13 +75,13 @@ class GrpcServer:
         methods = _RestrictedMethods(handlers, secrets, access_log) if secrets else _Methods(handlers, access_log)
         self._methods = methods
         self._grpc = grpc.aio.server(
-            # Who wants no verbose lines pays nothing for them.
+            # Without verbose logging, calls pay nothing for it.
             handlers=(_LoggedMethods(methods) if log.isEnabledFor(logging.DEBUG) else methods,),
             options=channel_arguments(transport),
         )
 
     def bind(self, address: str, port: int) -> int:
-        """Take the port (0: any free one) and return it; 0 for an address `unix:<path>`, which has none.
+        """Bind the port (0: any free one) and return it; 0 for an address `unix:<path>`, which has none.
 
         Connections are accepted, and wait until `start`. OSError `failed to start GRPC service: Socket
         '<address>:<port>' already in use`, or with another cause.
@@ -87,7 +92,8 @@ class GrpcServer:
             return 0
         target = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         check_tcp(address, port, target, reuse_port=self._transport.reuse_port)
-        return self._add_port(target)
+        self._port = self._add_port(target)
+        return self._port
 
     def _add_port(self, target: str) -> int:
         tls = self._transport.tls
@@ -99,31 +105,37 @@ class GrpcServer:
             raise cannot_listen(target) from None
 
     async def start(self) -> None:
-        """Serve."""
+        """Start to serve."""
         self._is_started = True
         await self._grpc.start()
 
-    async def drain(self) -> None:
-        """Refuse calls, say NOT_SERVING, close the port, and return when the last call in flight is answered.
+    async def send_away(self) -> None:
+        """Continue to serve, and tell clients to connect elsewhere, until cancelled. No effect with TLS or a unix
+        socket."""
+        if self._port and self._transport.tls is None:
+            await send_away(self._port)
 
-        What reaches grpc once it is stopped, before the client has heard of that, ends as a bare CANCELLED, which no
-        client tries elsewhere: so those who call are sent away first.
+    async def drain(self) -> None:
+        """Refuse calls, report NOT_SERVING, close the port, and return when the last call in flight is answered.
+
+        Calls that reach grpc after it is stopped, before the client has learnt of the stop, end as a bare CANCELLED,
+        which no client retries elsewhere. So calls are first refused for a while.
         """
         self._drain.start()
         await self._methods.refuse_until_quiet()
         await self.stop(_NO_LIMIT_SECS)
 
     async def stop(self, grace_secs: float) -> None:
-        """As `drain`, but calls that are in flight after the grace are cut off. May be called while draining."""
+        """As `drain`, but cut off calls that are still in flight after the grace. May be called while draining."""
         self._drain.start()
         if not self._is_started:
-            # grpc gives a bound port back only if it has served.
+            # grpc releases a bound port only if it has served.
             await self.start()
         await self._grpc.stop(grace_secs)
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no types
-    """grpc asks it once per call who handles the method."""
+    """grpc's lookup of method handlers, called once per call."""
 
     def __init__(self, handlers: dict[str, MethodHandler], access_log: AccessLog | None) -> None:
         self._handlers = handlers
@@ -131,13 +143,13 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no
         self._refused = 0
 
     async def refuse_until_quiet(self) -> None:
-        """From now on all calls but those of health are refused; returns when hardly any come any more."""
+        """Refuse all calls except health checks from now on; return when hardly any call arrives any more."""
 
         async def refuse(_call: Call, context: Context) -> None:
             self._refused += 1
             await abort(context, shutting_down())
 
-        # In place of the handlers, so that a call pays nothing for it before.
+        # Replaces the handlers, so that calls before the drain pay nothing for this check.
         self._handlers = {
             method: (
                 handler if method.startswith(f"/{HEALTH}/") else answered_in_parts(method, refuse, self._access_log)
@@ -156,12 +168,12 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no
         handler = self._handlers.get(method)
         if handler is not None:
             return handler
-        # In grpc's own words; by itself it would answer so without a trace.
+        # With grpc's own text; grpc itself would answer the same without a line in the access log.
         return refused(method, grpc.StatusCode.UNIMPLEMENTED, "Method not found!", self._access_log)
 
 
 class _LoggedMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no types
-    """Says of every call what it is, in Triton's words."""
+    """Logs the name of every call, in Triton's words."""
 
     def __init__(self, methods: _Methods) -> None:
         self._methods = methods
@@ -174,7 +186,7 @@ class _LoggedMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio sh
 
 
 class _RestrictedMethods(_Methods):
-    """As _Methods, but some calls are refused for want of a secret, before anything of them is read."""
+    """As _Methods, but refuses restricted calls without their secret, before any message is read."""
 
     def __init__(
         self, handlers: dict[str, MethodHandler], secrets: dict[str, Secret], access_log: AccessLog | None
@@ -196,7 +208,7 @@ class _RestrictedMethods(_Methods):
 def _method_handlers(
     server: Server, infer: Infer, drain: Drain, access_log: AccessLog | None
 ) -> dict[str, MethodHandler]:
-    """Every method's handler, by the method's path. They take and give bytes: bad ones are answered by our own text."""
+    """The handler of every method, by path. Handlers take and return bytes, so that invalid ones get our own errors."""
     health = Health(server, drain)
     reflection = Reflection((INFERENCE, HEALTH, *REFLECTIONS), drain)
     once = {f"/{INFERENCE}/ModelInfer": infer.model_infer}

@@ -1,4 +1,4 @@
-"""Certificates, looked at before grpc sees them: grpc says of a bad one only that the port could not be bound."""
+"""Check certificates before grpc uses them: grpc reports a bad one only as a port that could not be bound."""
 
 import os
 import ssl
@@ -16,7 +16,7 @@ _ROOT = "--grpc-root-cert"
 
 
 def server_credentials(tls: Tls) -> Any:  # grpc's opaque object
-    """grpc's form of it; OSError that names the flag whose file is at fault."""
+    """grpc's credentials object; OSError that names the flag of a faulty file."""
     with _as_file(tls.server_cert) as cert, _as_file(tls.server_key) as key, _as_file(tls.root_cert or b"") as root:
         _check_certificates(_CERT, cert)
         _check_key(cert, key)
@@ -31,7 +31,7 @@ def server_credentials(tls: Tls) -> Any:  # grpc's opaque object
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    # ssl reads these from files alone, and a key is not to be written to a disk.
+    # ssl reads these only from files, but a key must not be written to a disk.
     descriptor = os.memfd_create("pem")
     try:
         with os.fdopen(descriptor, "wb", closefd=False) as file:
@@ -50,7 +50,7 @@ def _check_certificates(flag: str, path: str) -> None:
 
 def _check_key(cert: str, key: str) -> None:
     def refuse_password() -> str:
-        # Without this the terminal would be asked.
+        # Without this callback the terminal would be asked for a password.
         raise _fault(_KEY, "the key is encrypted, and only a key without a password can be used")
 
     try:

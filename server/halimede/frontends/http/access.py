@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from halimede.core.observe.access_lines import Access, Protocol, access_kind
+from halimede.core.observe.access_lines import Access, AccessLog, Protocol, access_kind
 from halimede.core.observe.log_lines import LineKind
 from halimede.core.types import ApiCategory, Buffer
 from halimede.frontends.http.framing import Head
@@ -14,6 +14,53 @@ CLIENT_LEFT = 499
 """The status of a request whose connection ended before its answer: no client sees it. The number is nginx's."""
 
 _ANSWERS_OF_HEALTH = {200, 400, 503}
+_NO_STATUS = 1000
+
+
+class RequestLog:
+    """One listener's requests on their way to the access log.
+
+    Answers of status `noted_from` and above are to be noted: none, until there is a log to `report_to`.
+    """
+
+    def __init__(self, protocol: Protocol) -> None:
+        self.noted_from = _NO_STATUS
+        self._protocol = protocol
+        self._log: AccessLog | None = None
+
+    def report_to(self, log: AccessLog) -> None:
+        self._log = log
+        self.noted_from = 0 if log.successes else 400
+
+    def note(
+        self,
+        head: Head | None,
+        status: int,
+        duration_s: float | None,
+        peer: object,
+        *,
+        model: str = "",
+        version: str = "",
+        request_id: str = "",
+        failure: str = "",
+        chunks: Sequence[Buffer] = (),
+    ) -> None:
+        """Report a request that ended; `head` is None where none could be read.
+
+        `model` is the model that was found for it. The error is `failure`, or in the answer's `chunks`.
+        """
+        log = self._log
+        if log is None:
+            return
+        kind = kind_of(self._protocol, head, status, model, fails_late=status < 400 and bool(failure))
+        if kind is None or not log.admits(kind):
+            return
+        error = failure or (error_of(chunks) if status >= 400 else "")
+        client = client_of(peer)
+        access = access_of(
+            kind, self._protocol, head, duration_s, client, version=version, request_id=request_id, error=error
+        )
+        log.note(access)
 
 
 def kind_of(

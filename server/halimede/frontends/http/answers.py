@@ -5,8 +5,9 @@ from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, Inf
 from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.http_control import error_json
 from halimede.core.wire.status_map import HTTP_STATUS
+from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Head
-from halimede.frontends.http.protocol import JSON, RETRY_LATER, Exchange
+from halimede.frontends.http.outbox import JSON, RETRY_LATER
 
 IN_STEPS_ABOVE = 64 << 10
 """JSON of more bytes than this is read, and tensors of more bytes are written as JSON, in steps."""

@@ -26,7 +26,8 @@ from halimede.frontends.http.answers import (
     size_of,
 )
 from halimede.frontends.http.compression import IDENTITY
-from halimede.frontends.http.protocol import JSON, Exchange
+from halimede.frontends.http.exchange import Exchange
+from halimede.frontends.http.outbox import JSON
 from halimede.frontends.http.sse import EventCall
 from halimede.frontends.http.steps import StepQueue
 from halimede.runtime.server import Server

@@ -28,7 +28,8 @@ from halimede.frontends.http.answers import (
     respond_infer_error,
 )
 from halimede.frontends.http.compression import CODINGS, IDENTITY, choose_coding, compress_steps, decompress_steps
-from halimede.frontends.http.protocol import JSON, Exchange
+from halimede.frontends.http.exchange import Exchange
+from halimede.frontends.http.outbox import JSON
 from halimede.frontends.http.sse import EventCall
 from halimede.frontends.http.steps import StepQueue, Steps
 from halimede.runtime.server import Server

@@ -4,17 +4,19 @@ import asyncio
 import resource
 import socket
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 from halimede.core.observe.access_lines import AccessLog, Protocol
-from halimede.core.types import Buffer
 from halimede.core.wire.http_control import error_json
 from halimede.frontends.http.accept import MORE_FILES, Acceptor, turn_away
-from halimede.frontends.http.access import access_of, client_of, error_of, kind_of
-from halimede.frontends.http.framing import CLOSE, Head, HeadReader, Limits
-from halimede.frontends.http.protocol import INTERNAL_ERROR, JSON, RETRY_LATER, Connection, Exchange, answer_head
+from halimede.frontends.http.access import RequestLog
+from halimede.frontends.http.exchange import Exchange
+from halimede.frontends.http.framing import CLOSE, Limits
+from halimede.frontends.http.outbox import JSON, RETRY_LATER, answer_head
+from halimede.frontends.http.protocol import INTERNAL_ERROR, Connection
+from halimede.frontends.http.shared import Shared
 from halimede.frontends.http.sockets import SocketFile, bind, bound_port
 
 # The numbers that the library of Triton's HTTP server gives to methods: its verbose lines have them.
@@ -26,9 +28,6 @@ DRAIN_WRITE_STALL_S = 5.0
 COMPLAINT_S = 10.0
 """How often at most a fault that every connection would repeat is logged."""
 
-_BUFFER_BYTES = 64 << 10
-_NONE = 1000
-
 
 async def _turns(count: int) -> None:
     """Let the event loop look at its sockets."""
@@ -36,11 +35,15 @@ async def _turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
+def _stall_order(connection: Connection) -> tuple[bool, float]:
+    return connection.send_deadline.order()
+
+
 class Listener:
     """Gives every whole request to `handle`, which answers it at once or later.
 
-    Order of use: `serve` (or `start`), `drain`, `close`. `buffer` is where every connection receives: it is filled and
-    used up within one callback of the transport, so one is enough for all.
+    Order of use: `serve` (or `start`), perhaps `send_away`, `drain`, `close`. `shared` is what its connections share,
+    `requests` is the access log as they see it.
     """
 
     def __init__(
@@ -56,18 +59,8 @@ class Listener:
     ) -> None:
         """`keep_names`: heads have `sent_headers`."""
         self.handle = handle
-        self.max_body = max_body
-        self.limits = limits
-        self.is_draining = False
-        self.held_bytes = 0
-        self.unsent_bytes = 0
-        self.heads = HeadReader(keep_names=keep_names)
-        self.buffer = bytearray(_BUFFER_BYTES)
-        self.view = memoryview(self.buffer)
-        # Answers of this status and above are reported to the access log: none, unless `log_access` was called.
-        self.noted_from = _NONE
-        self._access_log: AccessLog | None = None
-        self._protocol = protocol
+        self.shared = Shared(limits, max_body, keep_names=keep_names)
+        self.requests = RequestLog(protocol)
         self._service = service
         self._log = log
         self._connections: set[Connection] = set()
@@ -100,8 +93,7 @@ class Listener:
 
     def log_access(self, access_log: AccessLog) -> None:
         """Report requests to the access log from now on."""
-        self._access_log = access_log
-        self.noted_from = 0 if access_log.successes else 400
+        self.requests.report_to(access_log)
 
     async def start(self, address: str, port: int, reuse_port: bool = False) -> int:
         """Bind and serve; the bound port, 0 for a unix socket. See `sockets.bind`."""
@@ -115,23 +107,28 @@ class Listener:
         loop = asyncio.get_running_loop()
         self._file = SocketFile.of(sock)
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._max_descriptor = open_files - self.limits.spare_descriptors
+        self._max_descriptor = open_files - self.shared.limits.spare_descriptors
         self._acceptor = Acceptor(sock, self._take, self._on_shortage)
-        self._sweep_timer = loop.call_later(self.limits.sweep_s, self._sweep, loop)
+        self._sweep_timer = loop.call_later(self.shared.limits.sweep_s, self._sweep, loop)
+
+    def send_away(self) -> None:
+        """Serve on, and close each connection with its next answer, so that its client connects elsewhere."""
+        self.shared.is_leaving = True
 
     async def drain(self) -> None:
         """Stop accepting, close idle connections at once, and return when every other one is answered and closed.
 
         Has no deadline of its own: cancel it, then `close`.
         """
-        self.is_draining = True
+        self.shared.is_leaving = self.shared.is_draining = True
         # A client that stalls in the middle of its request or of its answer does not hold the exit for long.
-        self.limits = replace(
-            self.limits,
+        limits = self.shared.limits
+        self.shared.limits = replace(
+            limits,
             head_timeout_s=DRAIN_STALL_S,
             body_progress_s=DRAIN_STALL_S,
             body_progress_bytes=DRAIN_PROGRESS_BYTES,
-            write_timeout_s=min(self.limits.write_timeout_s, DRAIN_WRITE_STALL_S),
+            write_timeout_s=min(limits.write_timeout_s, DRAIN_WRITE_STALL_S),
             sweep_s=DRAIN_STALL_S / 4,
         )
         # What has reached this machine is taken in first, connections that wait to be accepted and requests that wait
@@ -147,7 +144,7 @@ class Listener:
 
     async def close(self) -> None:
         """Close every connection now and end every task. Also after `drain`; a second call does nothing."""
-        self.is_draining = True
+        self.shared.is_leaving = self.shared.is_draining = True
         self._stop_accepting()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
@@ -168,6 +165,13 @@ class Listener:
             self._file = None
         if self._acceptor is not None:
             self._acceptor.close()
+
+    def begin(self, exchange: Exchange) -> None:
+        """Give a request to `handle`."""
+        try:
+            self.handle(exchange)
+        except Exception as error:  # noqa: BLE001 -- whatever it was, the client gets an answer
+            self.fail(exchange, error)
 
     def spawn(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that answers `exchange`; `close` ends it."""
@@ -194,8 +198,9 @@ class Listener:
     # The acceptor's calls.
 
     def _take(self, sock: socket.socket) -> None:
-        if len(self._connections) + len(self._expected) >= self.limits.max_connections:
-            turn_away(sock, self._refusal(f"{self.limits.max_connections} connections are open, as many as are served"))
+        most = self.shared.limits.max_connections
+        if len(self._connections) + len(self._expected) >= most:
+            turn_away(sock, self._refusal(f"{most} connections are open, as many as are served"))
         elif sock.fileno() >= self._max_descriptor:
             # The kernel gives out the lowest number that is free, so that this one says how many are taken.
             turn_away(sock, self._on_shortage(f"only the spare file descriptors are left; {MORE_FILES}"))
@@ -236,36 +241,6 @@ class Listener:
 
     # The connections' calls.
 
-    def note(
-        self,
-        head: Head | None,
-        status: int,
-        duration_s: float | None,
-        peer: object,
-        *,
-        model: str = "",
-        version: str = "",
-        request_id: str = "",
-        failure: str = "",
-        chunks: Sequence[Buffer] = (),
-    ) -> None:
-        """Report a request that ended to the access log; `head` is None where none could be read.
-
-        `model` is the model that was found for it. The error is `failure`, or in the answer's `chunks`.
-        """
-        log = self._access_log
-        if log is None:
-            return
-        kind = kind_of(self._protocol, head, status, model, fails_late=status < 400 and bool(failure))
-        if kind is None or not log.admits(kind):
-            return
-        error = failure or (error_of(chunks) if status >= 400 else "")
-        client = client_of(peer)
-        access = access_of(
-            kind, self._protocol, head, duration_s, client, version=version, request_id=request_id, error=error
-        )
-        log.note(access)
-
     def admit(self, connection: Connection) -> None:
         """Register a new connection."""
         self._expected.discard(connection)
@@ -279,25 +254,29 @@ class Listener:
 
     def shed(self) -> None:
         """Give up answers until no more than `max_unsent_bytes` wait, first those that moved longest ago."""
+        shared = self.shared
+        most = shared.limits.max_unsent_bytes
+        if shared.unsent_bytes <= most:
+            return
         given_up = 0
-        for connection in sorted((each for each in self._connections if each.unsent), key=Connection.stall_order):
-            if self.unsent_bytes <= self.limits.max_unsent_bytes:
+        for connection in sorted((each for each in self._connections if each.outbox.unsent_bytes), key=_stall_order):
+            if shared.unsent_bytes <= most:
                 break
             connection.abort()
             given_up += 1
         if given_up:
             self.complain(
-                f"{given_up} connections closed: more than {self.limits.max_unsent_bytes} bytes of answers waited for "
-                "clients that do not read"
+                f"{given_up} connections closed: more than {most} bytes of answers waited for clients that do not read"
             )
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
+        limits = self.shared.limits
         for connection in tuple(self._connections):
             connection.sweep(now)
-        if len(self._connections) > self.limits.max_connections * 9 // 10:
+        if len(self._connections) > limits.max_connections * 9 // 10:
             for connection in tuple(self._connections):
-                connection.close_if_idle_since(now - self.limits.crowded_idle_s)
-        if self.unsent_bytes > self.limits.max_unsent_bytes:
-            self.shed()
-        self._sweep_timer = loop.call_later(self.limits.sweep_s, self._sweep, loop)
+                if connection.receive_deadlines.is_idle_since(now - limits.crowded_idle_s):
+                    connection.close_if_idle()
+        self.shed()
+        self._sweep_timer = loop.call_later(limits.sweep_s, self._sweep, loop)

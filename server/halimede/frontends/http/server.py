@@ -21,11 +21,12 @@ from halimede.core.wire.http_control import (
 )
 from halimede.core.wire.shared_memory import unknown_region
 from halimede.frontends.http.answers import respond_error, respond_infer_error
+from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.generate import GenerateHandler
 from halimede.frontends.http.infer import InferHandler
 from halimede.frontends.http.listener import Listener
-from halimede.frontends.http.protocol import JSON, PLAIN_TEXT, Exchange
+from halimede.frontends.http.outbox import JSON, PLAIN_TEXT
 from halimede.frontends.http.routes import Action, Route, resolve
 from halimede.frontends.http.steps import StepQueue
 from halimede.runtime.server import Server

@@ -7,7 +7,6 @@ unsent.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -16,8 +15,9 @@ from halimede.core.wire.json_tensor import Steps, run
 from halimede.core.wire.sse import MEDIA_TYPE, error_event, event
 from halimede.core.wire.status_map import HTTP_STATUS
 from halimede.frontends.http.answers import IN_STEPS_ABOVE, respond_infer_error, retry_fields, size_of
-from halimede.frontends.http.protocol import Exchange, Stream
+from halimede.frontends.http.exchange import Exchange, Stream
 from halimede.frontends.http.steps import StepQueue
+from halimede.frontends.stream_session import Answer, StreamSession
 from halimede.runtime.server import Server
 
 # Proxies are asked not to keep an answer, nor to collect it before they pass it on.
@@ -55,78 +55,70 @@ class EventCall:
         self._is_decoupled = is_decoupled
         self._sends_empty_final = sends_empty_final
         self._sends_errors = sends_errors
-        self._is_accepted = False
         self._fields = fields
         self._on_crash = on_crash
         self._stream: Stream | None = None
-        self._ticket = 0
-        # Answers that wait for room, or for the one before them to be encoded.
-        self._waiting: deque[InferenceResponse] = deque()
-        self._waiting_bytes = 0
+        self._session: StreamSession[InferenceResponse] = StreamSession(server)
+        self._slot = self._session.open(is_ordered=False)
         self._is_encoding = False
-        self._unacknowledged = 0
-        self._has_final = False
-        self._is_over = False
 
     def start(self, request: InferenceRequest) -> None:
         self._exchange.request_id = request.id
-        self._ticket = self._server.infer(request, self._take)
-        self._is_accepted = True
-        if not self._is_over:
+        self._session.started(self._slot, self._server.infer(request, self._take))
+        if not self._session.is_over:
             (self._stream or self._exchange).on_gone = self._end
+            self._acknowledge()
 
     def _take(self, response: InferenceResponse) -> None:
-        self._has_final = response.final
-        if self._is_over:
+        self._session.put(self._slot, response, size_of(response), is_final=response.final)
+        if self._session.is_over:
             return
         if response.model_version:
             (self._stream or self._exchange).version = response.model_version
-        self._waiting.append(response)
-        self._waiting_bytes += size_of(response)
         self._go_on()
 
     def _go_on(self) -> None:
         """Send what waits, as far as there is room, and give others their turn after a step's worth of it."""
+        session = self._session
         sent_bytes = 0
         try:
             self._acknowledge()
-            while self._waiting and self._has_room() and not self._is_encoding:
+            while session.unsent and self._has_room() and not self._is_encoding:
                 if sent_bytes > IN_STEPS_ABOVE:
                     asyncio.get_running_loop().call_soon(self._go_on)
                     break
-                response = self._waiting.popleft()
-                size = size_of(response)
-                self._waiting_bytes -= size
-                sent_bytes += size
-                self._pass_on(response, size)
+                answer = session.take()
+                sent_bytes += answer.size_bytes
+                self._pass_on(answer)
         except Exception as error:  # noqa: BLE001 -- it must fail this request, not the batch that it was part of
             self._crash(error)
         if self._stream is not None:
-            self._stream.hold(self._waiting_bytes)
+            self._stream.hold(session.unsent_bytes)
 
     def _has_room(self) -> bool:
         return self._stream is None or self._stream.has_room
 
-    def _pass_on(self, response: InferenceResponse, size: int) -> None:
+    def _pass_on(self, answer: Answer[InferenceResponse]) -> None:
+        response = answer.content
         if response.error is not None:
             self._fail(response.error)
             return
         # A model that is not decoupled may have answered with nothing; of any other that is the end.
         is_end = response.final and response.is_empty and (self._is_decoupled or self._stream is not None)
         if is_end and not self._sends_empty_final:
-            self._send((), is_last=True)
+            self._send(answer, ())
             return
-        if size <= IN_STEPS_ABOVE:
+        if answer.size_bytes <= IN_STEPS_ABOVE:
             try:
                 json = run(self._encode(response))
             except InferenceError as error:
                 self._fail(error)
             else:
-                self._send(event(json), is_last=response.final)
+                self._send(answer, event(json))
             return
         self._is_encoding = True
         work = self._stream or self._exchange
-        self._steps.run(work, self._encode_steps(response), partial(self._encoded, response.final), self._fail)
+        self._steps.run(work, self._encode_steps(response), partial(self._encoded, answer), self._fail)
 
     def _encode_steps(self, response: InferenceResponse) -> Steps[list[Buffer]]:
         try:
@@ -137,34 +129,32 @@ class EventCall:
             self._crash(error)
             return []
 
-    def _encoded(self, is_last: bool, json: list[Buffer]) -> None:
-        if self._is_over:
+    def _encoded(self, answer: Answer[InferenceResponse], json: list[Buffer]) -> None:
+        if self._session.is_over:
             return
         self._is_encoding = False
-        self._send(event(json), is_last=is_last)
+        self._send(answer, event(json))
         self._go_on()
 
-    def _send(self, part: "list[Buffer] | tuple[()]", *, is_last: bool) -> None:
+    def _send(self, answer: Answer[InferenceResponse], part: "list[Buffer] | tuple[()]") -> None:
         stream = self._stream
         if stream is None:
             stream = self._stream = self._exchange.stream(200, _FIELDS + self._fields())
             stream.on_room = self._go_on
-        stream.send(part, is_last=is_last)
-        if is_last:
+        stream.send(part, is_last=answer.is_final)
+        self._session.sent(answer, has_room=stream.has_room)
+        if answer.is_final:
             self._end()
-            return
-        self._unacknowledged += 1
-        self._acknowledge()
 
     def _acknowledge(self) -> None:
-        if self._unacknowledged and self._has_room():
-            self._server.acknowledge(self._ticket, self._unacknowledged)
-            self._unacknowledged = 0
+        if self._session.unacknowledged and self._has_room():
+            self._session.acknowledge()
 
     def _fail(self, error: InferenceError) -> None:
-        if self._is_over:
+        if self._session.is_over:
             return
-        if self._stream is None and not (self._sends_errors and self._is_accepted):
+        is_accepted = self._slot.ticket != 0
+        if self._stream is None and not (self._sends_errors and is_accepted):
             respond_infer_error(self._exchange, error)
             self._end()
             return
@@ -181,14 +171,9 @@ class EventCall:
 
     def _end(self) -> None:
         """The client has gone, or knows all that it will be told."""
-        if self._is_over:
+        if self._session.is_over:
             return
-        self._is_over = True
-        self._waiting.clear()
-        self._waiting_bytes = 0
-        if not self._has_final:
+        self._session.end()
+        if not self._slot.has_ended:
             # Not here: the server may be in the middle of handing out an answer.
-            asyncio.get_running_loop().call_soon(self._cancel)
-
-    def _cancel(self) -> None:
-        self._server.cancel(self._ticket)
+            asyncio.get_running_loop().call_soon(self._session.cancel)

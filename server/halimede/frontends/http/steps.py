@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from halimede.core.types import InferenceError
-from halimede.frontends.http.protocol import Exchange
+from halimede.frontends.http.exchange import Exchange
 
 T = TypeVar("T")
 Steps = Generator[int | None, None, T]

@@ -22,20 +22,16 @@ from contextlib import suppress
 from contextvars import ContextVar
 
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
-from halimede.workers import frames
 from halimede.workers.child.channel import Channel, ServerGoneError
-from halimede.workers.child.joins import waits_for
-from halimede.workers.frames import Kind, Locate, Place
+from halimede.workers.frames.calls import decode_call_answer, encode_infer
+from halimede.workers.frames.kinds import CALL, MAX_CALLS, TAKEN, Kind, encode_frame
+from halimede.workers.frames.tensors import Locate, Place
 
 batch_of_task: ContextVar[int] = ContextVar("batch_of_task", default=0)
 """The batch that this task, or the main thread, executes; 0 on the threads that a model starts."""
 
 TAKEN_TOGETHER = 8
 """Answers that are acknowledged at once, at most, while more of them wait to be received."""
-
-FIRST_LOOK_SECS = 0.01
-LONGEST_LOOK_SECS = 1.0
-"""When whoever waits on a thread looks first whether batches wait for it, and how long at most until it looks again."""
 
 _forks = 0
 """How many forks lie between this process and the one that loaded this module."""
@@ -101,19 +97,8 @@ class Calls:
         self._waiting_for_room: list[_Waiter] = []
         self._forks = _forks
         self._is_gone = False
-        self._main = 0
-        self._runs_loop = False
-        self._is_decoupled = False
-        self.executing = 0
-        """The batch that runs on the main thread, 0 for none; where that runs a loop always 0."""
         channel.on_call_answer = self._on_answer
         channel.on_gone = self._on_gone
-
-    def serve(self, *, runs_loop: bool, is_decoupled: bool) -> None:
-        """This thread is the one that runs all batches, perhaps on a loop."""
-        self._main = threading.get_ident()
-        self._runs_loop = runs_loop
-        self._is_decoupled = is_decoupled
 
     def __repr__(self) -> str:
         return f"<Calls {len(self._under_way)} under way>"
@@ -138,7 +123,7 @@ class Calls:
             request = record.request
             if request is None:
                 return True
-            if len(self._under_way) >= frames.MAX_CALLS:
+            if len(self._under_way) >= MAX_CALLS:
                 return False
             record.request = None
             number = self._last = self._last % 0xFFFFFFFF + 1
@@ -146,7 +131,7 @@ class Calls:
                 number = self._last = self._last % 0xFFFFFFFF + 1
             self._under_way[number] = record
         try:
-            frame = frames.encode_infer(number, record.batch, request, self._place, self._take_wanted)
+            frame = encode_infer(number, record.batch, request, self._place, self._take_wanted)
         except BaseException as error:
             del self._under_way[number]
             self._wake_for_room()
@@ -175,22 +160,7 @@ class Calls:
         if record.request is not None and not self._send_at_last(record):
             self._channel.wait_for(self._has_room)
             return
-        if self._runs_loop or (self._is_decoupled and not record.batch):
-            self._wait_and_tell(record)
-        else:
-            self._channel.wait_for(record.has_news)
-
-    def _wait_and_tell(self, record: _Record) -> None:
-        """Wait where the server cannot know whether batches wait too; if so, it is told."""
-        pause_secs = FIRST_LOOK_SECS
-        while not self._channel.wait_briefly(record.has_news, pause_secs):
-            batch = self.executing
-            thread = threading.get_ident()
-            holds_up = thread == self._main or ((batch or self._runs_loop) and waits_for(self._main, thread))
-            if holds_up and batch == self.executing:
-                self._channel.send(frames.frame(Kind.HELD_UP, frames.HELD_UP.pack(record.number, batch)))
-            # Again and again: what waits may begin to later, and end and begin anew.
-            pause_secs = min(2 * pause_secs, LONGEST_LOOK_SECS)
+        self._channel.wait_for(record.has_news)
 
     async def wait_async(self, record: _Record) -> None:
         """The same, without blocking the running loop."""
@@ -206,7 +176,7 @@ class Calls:
                 self._wake_for_room()
 
     def _has_room(self) -> bool:
-        return len(self._under_way) < frames.MAX_CALLS
+        return len(self._under_way) < MAX_CALLS
 
     async def _wait_on_loop(self, waiters: list[_Waiter], has_come: Callable[[], bool]) -> None:
         loop = asyncio.get_running_loop()
@@ -239,7 +209,7 @@ class Calls:
                 if tells:
                     record.untold = 0
             if tells:
-                self._channel.send(frames.frame(Kind.TAKEN, frames.TAKEN.pack(record.number, count)))
+                self._channel.send(encode_frame(Kind.TAKEN, TAKEN.pack(record.number, count)))
         return response
 
     def cancel(self, record: _Record) -> None:
@@ -254,7 +224,7 @@ class Calls:
 
     def _send_cancel(self, record: _Record) -> None:
         if record.number and not record.has_ended:
-            self._channel.send(frames.frame(Kind.CANCEL_CALL, frames.CALL.pack(record.number)))
+            self._channel.send(encode_frame(Kind.CANCEL_CALL, CALL.pack(record.number)))
 
     def _end(self, record: _Record, error: InferenceError) -> None:
         """Answer what is not sent."""
@@ -268,11 +238,11 @@ class Calls:
         record.is_dropped = True
         record.answers.clear()
         if record.number and not record.has_ended:
-            self._channel.send_later(frames.frame(Kind.CANCEL_CALL, frames.CALL.pack(record.number)))
+            self._channel.send_later(encode_frame(Kind.CANCEL_CALL, CALL.pack(record.number)))
 
     def _on_answer(self, body: memoryview) -> None:
         # Decoded all the same when nobody wants it: its blocks are given back by what looks at them.
-        number, response = frames.decode_call_answer(body, self._locate)
+        number, response = decode_call_answer(body, self._locate)
         record = self._under_way.get(number)
         if record is None:
             return

@@ -12,7 +12,6 @@ for as long as it does (`reading_on`).
 import asyncio
 import json
 import os
-import select
 import socket
 import threading
 import time
@@ -21,10 +20,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from halimede.core.spin import SPIN_NS
 from halimede.core.types import Buffer, ErrorCode, InferenceError
-from halimede.core.watching import WATCH_NS
-from halimede.workers import frames
-from halimede.workers.frames import HEADER, Kind
+from halimede.workers.frames.control import decode_blocks, error_from_json
+from halimede.workers.frames.kinds import (
+    BORROWED,
+    CALL,
+    CALL_ANSWER,
+    CREDIT,
+    EXECUTE,
+    FORGET,
+    HEADER,
+    KEY,
+    MAPPED,
+    MAX_CALLS,
+    MAX_CONTROL_BYTES,
+    RESULT,
+    SEGMENT,
+    Kind,
+    encode_frame,
+)
 
 _RECEIVE_BYTES = 256 << 10
 _DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * 8)
@@ -102,8 +117,8 @@ class Channel:
         """Gets the body of each CALL_ANSWER, from whoever reads."""
         self.on_gone: Callable[[], None] = _nothing
         """The server is gone, and a loop has noticed."""
-        self.expects_more = False
-        """Whether `receive` looks for the next frame for a while before it sleeps."""
+        self.spins = False
+        """Whether `receive` spins for the next frame before it blocks."""
         self.open: dict[int, OpenRequest] = {}
         """Requests that are not answered finally, by key. Added by whoever decodes them."""
         self.cancelled_early: dict[int, None] = {}
@@ -120,8 +135,8 @@ class Channel:
             if self._reading.acquire(blocking=False):
                 try:
                     if not inbox:
-                        if self.expects_more:
-                            self._watch()
+                        if self.spins:
+                            self._spin()
                         if not inbox:
                             self._read(0)
                 finally:
@@ -132,9 +147,9 @@ class Channel:
                 self.wait_for(lambda: bool(inbox))
         return inbox.popleft()
 
-    def _watch(self) -> None:
-        """Look for work for WATCH_NS, letting others have the processor. Held by `_reading`."""
-        until = time.monotonic_ns() + WATCH_NS
+    def _spin(self) -> None:
+        """Look for work for SPIN_NS, letting others have the processor. Held by `_reading`."""
+        until = time.monotonic_ns() + SPIN_NS
         while not self._inbox and time.monotonic_ns() < until:
             os.sched_yield()
             self._read(socket.MSG_DONTWAIT)
@@ -191,23 +206,23 @@ class Channel:
         """Ask the server and wait for its answer; and before that while it has as many calls of ours as it takes.
         InferenceError."""
         asked = json.dumps([method, arguments]).encode()
-        size = frames.CALL.size + len(asked)
-        if size > frames.MAX_CONTROL_BYTES:
-            text = f"{method}: its arguments take {size} bytes, at most {frames.MAX_CONTROL_BYTES} are taken"
+        size = CALL.size + len(asked)
+        if size > MAX_CONTROL_BYTES:
+            text = f"{method}: its arguments take {size} bytes, at most {MAX_CONTROL_BYTES} are taken"
             raise InferenceError(ErrorCode.INVALID_ARG, text)
         calling = self._calling
         while (number := self._begin_call()) is None:
-            self.wait_for(lambda: len(calling) < frames.MAX_CALLS)
-        self.send(frames.frame(Kind.CALL, frames.CALL.pack(number) + asked))
+            self.wait_for(lambda: len(calling) < MAX_CALLS)
+        self.send(encode_frame(Kind.CALL, CALL.pack(number) + asked))
         self.wait_for(lambda: number in self._results)
         went_well, value = self._results.pop(number)
         if not went_well:
-            raise frames.error_from_json(value)
+            raise error_from_json(value)
         return value
 
     def _begin_call(self) -> int | None:
         with self._news:
-            if len(self._calling) >= frames.MAX_CALLS:
+            if len(self._calling) >= MAX_CALLS:
                 return None
             self._calls = number = (self._calls + 1) & 0xFFFFFFFF
             self._calling.add(number)
@@ -262,34 +277,6 @@ class Channel:
                     self._tell()
             else:
                 self._wait_for_news(lambda: has_come() or not self._reading.locked())
-
-    def wait_briefly(self, has_come: Callable[[], bool], limit_secs: float) -> bool:
-        """As `wait_for`, for so long at most; whether it has come. ServerGoneError."""
-        until = time.monotonic() + limit_secs
-        readable = select.poll()
-        readable.register(self._socket, select.POLLIN)
-        while not has_come():
-            left_secs = until - time.monotonic()
-            if left_secs <= 0:
-                return False
-            if self._reading.acquire(blocking=False):
-                try:
-                    if not has_come() and readable.poll(left_secs * 1000):
-                        self._read(socket.MSG_DONTWAIT)
-                finally:
-                    self._reading.release()
-                if self._waiting or self._loop is not None:
-                    self._tell()
-            else:
-                with self._news:
-                    self._waiting += 1
-                    try:
-                        # Not after what was told between the look and this; the limit is as in `_wait_for_news`.
-                        if not has_come() and self._reading.locked():
-                            self._news.wait(min(left_secs, 0.1))
-                    finally:
-                        self._waiting -= 1
-        return True
 
     @contextmanager
     def reading_on(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
@@ -419,16 +406,16 @@ class Channel:
             rest = rest[got:]
 
     def _dispatch(self, number: int, body: memoryview) -> None:
-        if number == frames.EXECUTE:
+        if number == EXECUTE:
             self._inbox.append((_EXECUTE, body))
             return
-        if number == frames.CALL_ANSWER:
+        if number == CALL_ANSWER:
             self.on_call_answer(body)
             return
         kind = _KINDS[number]
         match kind:
             case Kind.CANCEL:
-                (key,) = frames.KEY.unpack(body)
+                (key,) = KEY.unpack(body)
                 if key not in self.open:
                     # Over already, or its batch has come in the same breath and is not decoded.
                     self.cancelled_early[key] = None
@@ -438,7 +425,7 @@ class Channel:
                 if request is not None:
                     request.cancelled = True
             case Kind.CREDIT:
-                key, count = frames.CREDIT.unpack(body)
+                key, count = CREDIT.unpack(body)
                 request = self.open.get(key)
                 if request is not None and request.unacknowledged is not None:
                     # Whoever sends counts at the same time.
@@ -446,26 +433,26 @@ class Channel:
                         for _ in range(min(count, len(request.unacknowledged))):
                             request.unacknowledged_bytes -= request.unacknowledged.popleft()
             case Kind.RELEASE:
-                self._on_release(frames.decode_blocks(body))
+                self._on_release(decode_blocks(body))
             case Kind.SEGMENT:
-                number, arena = frames.SEGMENT.unpack(body)
+                number, arena = SEGMENT.unpack(body)
                 self._take_segment(number, arena)
             case Kind.FORGET:
-                self._on_forget(*frames.FORGET.unpack(body))
+                self._on_forget(*FORGET.unpack(body))
             case Kind.RESULT:
-                number, went_well = frames.RESULT.unpack_from(body)
-                self._results[number] = bool(went_well), json.loads(bytes(body[frames.RESULT.size :]))
+                number, went_well = RESULT.unpack_from(body)
+                self._results[number] = bool(went_well), json.loads(bytes(body[RESULT.size :]))
                 self._calling.discard(number)
             case _:
                 self._inbox.append((kind, body))
 
     def _take_segment(self, number: int, arena: int) -> None:
-        if arena != frames.BORROWED:
+        if arena != BORROWED:
             self._on_segment(number, arena, self._descriptors.popleft())
             return
         # The kernel drops a descriptor that this process has no number left for. What is borrowed can be copied.
         is_mapped = bool(self._descriptors) and self._on_segment(number, arena, self._descriptors.popleft())
-        self.send_later(frames.frame(Kind.MAPPED, frames.MAPPED.pack(number, is_mapped)))
+        self.send_later(encode_frame(Kind.MAPPED, MAPPED.pack(number, is_mapped)))
 
 
 def _nothing() -> None:

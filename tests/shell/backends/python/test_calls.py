@@ -1,4 +1,4 @@
-"""Requests that a model makes to other models: what is asked, and what the model gets for it."""
+"""Calls of a model to other models: the requests that are sent, and the results that the model gets."""
 
 import asyncio
 import gc
@@ -64,7 +64,7 @@ def said(response: InferenceResponse) -> list | str:
     return [tensor.as_numpy().tolist() for tensor in response.output_tensors()]
 
 
-def test_all_that_a_request_says_is_asked(host):
+def test_request_is_sent_with_all_of_its_fields(host):
     whole = request(
         request_id="r1",
         correlation_id="c",
@@ -101,7 +101,7 @@ def test_all_that_a_request_says_is_asked(host):
     ]
 
 
-def test_a_request_tells_what_it_is_made_of(host):
+def test_request_returns_its_fields(host):
     tensor = Tensor("IN", np.zeros(1))
     whole = request(inputs=(tensor,), correlation_id="s", flags=1, timeout=np.int64(7), parameters={"a": 1})
     assert get_input_tensor_by_name(whole, "IN") is tensor
@@ -110,7 +110,7 @@ def test_a_request_tells_what_it_is_made_of(host):
     assert (whole.parameters(), whole.requested_output_names(), whole.is_cancelled()) == ('{"a":1}', {"OUT"}, False)
 
 
-def test_flags_that_are_set_later_are_asked(host):
+def test_flags_set_after_construction_are_sent(host):
     later = request()
     later.set_flags(1)
     later.exec()
@@ -141,13 +141,13 @@ def test_flags_that_are_set_later_are_asked(host):
         ({"parameters": {1: 1}}, TritonModelException, "Expect parameters keys to have type str, found type <class 'int'>"),
     ],
 )  # fmt: skip
-def test_what_a_request_cannot_say_is_refused_as_it_is_made(host, changes, error, text):
+def test_invalid_request_arguments_are_refused_by_the_constructor(host, changes, error, text):
     with pytest.raises(error, match=text):
         request(**changes)
 
 
 @pytest.mark.parametrize("how", ["exec", "async_exec"])
-def test_decoupled_is_a_truth(host, how):
+def test_decoupled_argument_must_be_a_bool(host, how):
     async def ask(decoupled):
         return getattr(request(), how)(decoupled)
 
@@ -155,7 +155,7 @@ def test_decoupled_is_a_truth(host, how):
         asyncio.run(ask("no"))
 
 
-def test_a_response_has_views_of_what_came_and_its_parameters(host):
+def test_response_has_views_of_received_outputs_and_parameters(host):
     memory = bytearray(np.array([2, 3], np.float32).tobytes())
     out = CoreTensor("OUT", DataType.FP32, (2,), memoryview(memory))
     host.infers = lambda _: [answer(out, parameters={"a": 1})]
@@ -167,7 +167,7 @@ def test_a_response_has_views_of_what_came_and_its_parameters(host):
     assert tensor._core.data is out.data
 
 
-def test_an_output_goes_on_as_it_is(host):
+def test_output_is_passed_on_without_a_copy(host):
     out = CoreTensor("OUT", DataType.BF16, (2,), memoryview(b"\0\1\2\3"))
     host.infers = lambda _: [answer(out)]
     [tensor] = request().exec().output_tensors()
@@ -195,7 +195,7 @@ def test_an_output_goes_on_as_it_is(host):
         ),
     ],
 )  # fmt: skip
-def test_what_goes_wrong_is_the_responses_error(host, given, text):
+def test_failure_of_a_call_is_the_error_of_its_response(host, given, text):
     host.infers = lambda _: [given]
     response = request().exec()
     assert response.has_error()
@@ -209,7 +209,7 @@ def test_what_goes_wrong_is_the_responses_error(host, given, text):
     assert [said(each) for each in request().exec(decoupled=True)] == [text]
 
 
-def test_what_cannot_be_sent_is_an_error_of_the_response_too(host):
+def test_unsendable_call_gives_a_response_with_an_error(host):
     def refuse(_):
         raise InferenceError(ErrorCode.INVALID_ARG, "too many inputs")
 
@@ -224,7 +224,7 @@ def test_what_cannot_be_sent_is_an_error_of_the_response_too(host):
     assert asyncio.run(ask()) == text
 
 
-def test_a_call_says_whether_it_wants_one_answer(host):
+def test_call_states_whether_it_wants_exactly_one_response(host):
     host.infers = lambda _: [answer(fp32("OUT", [1]))]
 
     async def ask(decoupled):
@@ -236,7 +236,7 @@ def test_a_call_says_whether_it_wants_one_answer(host):
     assert [core.wants_one for core in host.inferred] == [True, True, False, False]
 
 
-def test_responses_are_iterated_as_they_come_and_again_from_the_beginning(host):
+def test_second_iteration_starts_at_the_first_response(host):
     came = []
 
     def model(_):
@@ -301,7 +301,7 @@ def kept_calls(host: FakeHost) -> list[FakeCall]:
     return calls
 
 
-def test_a_cancelled_iterator_still_gives_what_comes_and_its_end(host):
+def test_cancelled_iterator_still_yields_responses_until_the_end(host):
     host.infers = lambda _: several(2)
     calls = kept_calls(host)
     responses = request().exec(decoupled=True)
@@ -312,7 +312,7 @@ def test_a_cancelled_iterator_still_gives_what_comes_and_its_end(host):
     responses.cancel()
 
 
-def test_an_iterator_that_is_dropped_lets_go_of_its_call(host):
+def test_dropped_iterator_cancels_its_call(host):
     host.infers = lambda _: several(2)
     calls = kept_calls(host)
     responses = request().exec(decoupled=True)
@@ -323,7 +323,7 @@ def test_an_iterator_that_is_dropped_lets_go_of_its_call(host):
     assert watched() is None
 
 
-def test_a_finished_iterator_lets_go_of_its_call(host):
+def test_finished_iterator_releases_its_call(host):
     host.infers = lambda _: several(2)
     calls = kept_calls(host)
     responses = request().exec(decoupled=True)
@@ -345,7 +345,7 @@ class Slow(FakeCall):
         return self.receive()
 
 
-def test_futures_are_on_their_way_before_they_are_awaited_and_wait_together(host):
+def test_async_calls_are_sent_before_they_are_awaited(host):
     async def ask():
         gate = asyncio.Event()
         host.infer = lambda core: host.inferred.append(core) or Slow(core, gate)
@@ -375,7 +375,7 @@ def test_a_cancelled_future_cancels_its_call(host, first_steps, decoupled):
     assert asyncio.run(ask())
 
 
-def test_a_future_that_nobody_keeps_goes_on(host):
+def test_unreferenced_future_still_completes(host):
     async def ask():
         gate, came = asyncio.Event(), asyncio.Event()
 
@@ -412,7 +412,7 @@ def tell(what):
 """
 
 
-def test_only_while_a_model_serves_it_may_ask_others(tmp_path):
+def test_model_may_call_others_only_while_it_is_loaded(tmp_path):
     host = FakeHost(infers=lambda _: [answer(fp32("OUT", [1]))])
     code = (
         ASK
@@ -433,7 +433,7 @@ def test_only_while_a_model_serves_it_may_ask_others(tmp_path):
     assert len(host.inferred) == 1
 
 
-def test_a_model_may_ask_on_behalf_of_each_request_of_a_batch_and_pass_outputs_on(tmp_path):
+def test_model_calls_for_each_request_and_passes_outputs_on(tmp_path):
     host = FakeHost(infers=lambda core: [answer(CoreTensor("OUT", DataType.FP32, (1, 2), core.inputs[0].data))])
     code = body(
         """
@@ -451,7 +451,7 @@ def test_a_model_may_ask_on_behalf_of_each_request_of_a_batch_and_pass_outputs_o
     assert replies[0].outputs[0].data is host.inferred[0].inputs[0].data
 
 
-def test_the_error_of_a_response_may_be_the_models_own(tmp_path):
+def test_error_of_a_called_model_can_be_returned_as_own_error(tmp_path):
     host = FakeHost(infers=lambda _: [failed(ErrorCode.UNAVAILABLE, "busy")])
     code = body(
         """
@@ -462,7 +462,7 @@ def test_the_error_of_a_response_may_be_the_models_own(tmp_path):
     assert runner_of(tmp_path, code, host).execute([asked()]) == [InferenceError(ErrorCode.UNAVAILABLE, "busy")]
 
 
-def test_a_request_that_came_can_be_asked_again_and_goes_to_the_model_itself(tmp_path):
+def test_received_request_can_be_executed_again_by_its_model(tmp_path):
     host = FakeHost(infers=lambda core: [answer(core.inputs[0])])
     code = body("requests[0].set_flags(2)\nrequests[0].exec()\nreturn [pb.InferenceResponse([])]")
     hosted = asked(3, id="x", parameters={"a": 1}, sequence_id=4, sequence_start=True)

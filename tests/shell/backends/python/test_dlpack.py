@@ -1,4 +1,4 @@
-"""DLPack both ways: with numpy, with ourselves, with torch where it is installed."""
+"""DLPack import and export: with numpy, with our own tensors, and with torch if it is installed."""
 
 import gc
 import sys
@@ -59,7 +59,7 @@ def test_memory_lives_as_long_as_the_last_tensor_over_it():
     assert alive() is None
 
 
-def test_a_capsule_that_nobody_takes_frees_its_memory():
+def test_unconsumed_capsule_frees_its_memory():
     memory = Memory(8)
     alive = weakref.ref(memory)
     capsule = Tensor("T", np.frombuffer(memory)).to_dlpack()
@@ -79,13 +79,13 @@ def test_bfloat16_keeps_its_bits_from_capsule_to_output():
         tensor.as_numpy()
 
 
-def test_bfloat16_is_told_to_the_consumer_as_such():
+def test_consumer_sees_bfloat16_as_bfloat16():
     # numpy knows no bfloat16 and says so, which it would not of 16-bit integers.
     with pytest.raises((BufferError, RuntimeError)):
         np.from_dlpack(bf16_input())
 
 
-def test_memory_that_must_not_be_written_to_is_copied_for_the_consumer():
+def test_read_only_memory_is_copied_for_the_consumer():
     data = b"12345678"
     read = np.from_dlpack(tensor_of(CoreTensor("IN", DataType.FP32, (2,), data)))
     assert read.tobytes() == data
@@ -137,13 +137,13 @@ class Elsewhere:
         (Elsewhere(8), "DLPack tensor is on a device of type 8; only CPU and CUDA are supported."),
     ],
 )
-def test_what_cannot_be_taken_is_told(source, text):
+def test_unsupported_sources_are_refused_with_a_reason(source, text):
     with pytest.raises(TritonModelException) as caught:
         Tensor.from_dlpack("T", source)
     assert text in str(caught.value)
 
 
-def test_bytes_have_no_dlpack_and_names_are_wanted():
+def test_bytes_tensor_has_no_dlpack_and_a_name_is_required():
     with pytest.raises(TritonModelException, match="DLPack does not have support for string tensors"):
         Tensor("T", np.array([b"x"], object)).to_dlpack()
     with pytest.raises(TritonModelException, match="Tensor name cannot be an empty string"):

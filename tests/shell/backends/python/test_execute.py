@@ -1,4 +1,4 @@
-"""What a batch's requests get for what the model does with them."""
+"""The responses that a batch's requests get for each behaviour of the model."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ def test_each_request_gets_its_own_response_in_order(tmp_path):
     assert [values(reply) for reply in replies] == [{"OUT": [[1.0, 5.0]]}, {"OUT": [[1.0, 7.0]]}]
 
 
-def test_an_output_is_sent_from_the_memory_that_the_model_gave(tmp_path):
+def test_output_is_sent_from_the_models_own_memory(tmp_path):
     memory = bytearray(16)
     request = asked(0, Tensor("IN", DataType.FP32, (1, 4), memoryview(memory)))
     [reply] = runner_of(tmp_path, body(ECHO)).execute([request])
@@ -61,7 +61,7 @@ return [pb.InferenceResponse([pb.Tensor(n, one) for n in ("OTU", "OUT")]) for r 
 UNKNOWN = "unexpected inference output 'OTU'; the model has OUT, MORE"
 
 
-def test_output_with_an_unknown_name_is_left_out_and_warned_of_once(tmp_path):
+def test_undeclared_output_is_dropped_with_one_warning(tmp_path):
     host = FakeHost()
     runner = runner_of(tmp_path, body(TWO_NAMES), host)
     for _ in range(2):
@@ -70,7 +70,7 @@ def test_output_with_an_unknown_name_is_left_out_and_warned_of_once(tmp_path):
     assert host.logs == [("WARNING", f"{UNKNOWN}: it is left out of the answer")]
 
 
-def test_unrequested_output_has_no_warning(tmp_path):
+def test_unrequested_output_is_dropped_without_warning(tmp_path):
     host = FakeHost()
     runner = runner_of(tmp_path, body(TWO_NAMES.replace("OTU", "MORE")), host)
     assert [list(values(reply)) for reply in runner.execute([asked(outputs=("OUT",))])] == [["OUT"]]
@@ -152,7 +152,7 @@ def test_parameters_go_with_the_outputs(tmp_path):
     assert reply.parameters == {"a": 1, "b": "x", "c": True, "d": 0.5}
 
 
-def test_an_error_response_fails_its_request_alone_with_its_code_and_bare_text(tmp_path):
+def test_error_response_fails_only_its_own_request(tmp_path):
     code = body(
         """
         ones = pb.Tensor("OUT", np.ones(1, np.float32))
@@ -193,7 +193,7 @@ def test_an_error_response_fails_its_request_alone_with_its_code_and_bare_text(t
         ("return [pb.InferenceResponse(None)] * 2", "TypeError: InferenceResponse(): 'output_tensors' must be a list of Tensor, not NoneType"),
     ],
 )  # fmt: skip
-def test_what_goes_wrong_fails_the_whole_batch_with_the_cause_and_the_next_one_runs(tmp_path, line, text):
+def test_exception_fails_the_batch_and_the_next_one_runs(tmp_path, line, text):
     runner = runner_of(tmp_path, body(f"if len(requests) == 1:\n    {ECHO}\n{line}"))
     first, second = runner.execute([asked(), asked()])
     # A RecursionError's text goes on with what was called, in some Pythons.
@@ -230,17 +230,17 @@ def test_a_failed_batch_holds_none_of_its_requests_memory(tmp_path):
         assert alive() is None
 
 
-def test_an_error_that_is_raised_keeps_its_code(tmp_path):
+def test_raised_triton_error_keeps_its_code(tmp_path):
     code = body("raise pb.TritonError('try later', pb.TritonError.UNAVAILABLE)")
     assert runner_of(tmp_path, code).execute([asked()]) == [failure("TritonError: try later", ErrorCode.UNAVAILABLE)]
 
 
-def test_a_model_that_empties_the_list_it_was_given_still_answers_all(tmp_path):
+def test_model_may_modify_the_request_list(tmp_path):
     code = body("n = len(requests); requests.clear(); raise ValueError(n)")
     assert runner_of(tmp_path, code).execute([asked(), asked()]) == [failure("ValueError: 2")] * 2
 
 
-def test_none_for_a_request_whose_sender_was_never_asked_for_fails_it_at_once(tmp_path):
+def test_none_without_a_sender_fails_the_request(tmp_path):
     host = FakeHost()
     runner = runner_of(
         tmp_path, "kept = []\n" + body("kept.extend(requests); return [pb.InferenceResponse([]), None]"), host
@@ -254,7 +254,7 @@ def test_none_for_a_request_whose_sender_was_never_asked_for_fails_it_at_once(tm
     assert host.answers == []
 
 
-def test_a_request_cannot_be_put_off_to_be_run_again(tmp_path):
+def test_rescheduling_a_request_is_refused(tmp_path):
     code = body("requests[0].set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)\nreturn [None]")
     [error] = runner_of(tmp_path, code).execute([asked()])
     assert "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE" in error.message
@@ -265,7 +265,7 @@ SEND = "requests[0].get_response_sender().send(pb.InferenceResponse([pb.Tensor('
 
 @pytest.mark.parametrize("flags", [0, 1])
 @pytest.mark.parametrize("result", ["None", "[None]", "[pb.InferenceResponse([])]"])
-def test_a_model_that_is_not_decoupled_may_answer_once_by_its_sender(tmp_path, flags, result):
+def test_non_decoupled_model_may_send_one_response(tmp_path, flags, result):
     host = FakeHost()
     replies = runner_of(tmp_path, body(SEND.format(flags) + f"return {result}"), host).execute([asked(3)])
     assert replies == [None]
@@ -273,7 +273,7 @@ def test_a_model_that_is_not_decoupled_may_answer_once_by_its_sender(tmp_path, f
     assert (key, values(answer), final) == (3, {"OUT": [1.0]}, True)
 
 
-def test_a_sender_that_was_not_used_yields_to_the_response_that_is_returned(tmp_path):
+def test_returned_response_is_used_if_the_sender_was_not(tmp_path):
     host = FakeHost()
     code = "senders = []\n" + body(
         "senders.append(requests[0].get_response_sender()); return [pb.InferenceResponse([])]"
@@ -283,7 +283,7 @@ def test_a_sender_that_was_not_used_yields_to_the_response_that_is_returned(tmp_
     assert host.answers == []
 
 
-def test_what_a_request_was_sent_stands_when_the_batch_fails_afterwards(tmp_path):
+def test_sent_response_stays_valid_if_the_batch_fails_later(tmp_path):
     host = FakeHost()
     replies = runner_of(tmp_path, body(SEND.format(1) + "raise ValueError('late')"), host).execute([asked(1), asked(2)])
     assert replies == [None, failure("ValueError: late")]
@@ -300,7 +300,7 @@ def test_what_a_request_was_sent_stands_when_the_batch_fails_afterwards(tmp_path
         ("s.send(r); s.send(flags=1); s.send(flags=1)", "Unable to send response. Response sender has been closed."),
     ],
 )  # fmt: skip
-def test_a_sender_says_what_may_not_be_sent(tmp_path, lines, text):
+def test_sender_refuses_invalid_responses(tmp_path, lines, text):
     host = FakeHost()
     code = "said = []\n" + body(
         f"""
@@ -317,7 +317,7 @@ def test_a_sender_says_what_may_not_be_sent(tmp_path, lines, text):
     assert len(host.answers) == (1 if "send(r" in lines and "flags=5" not in lines else 0)
 
 
-def test_a_decoupled_model_sends_what_it_likes_and_then_the_end(tmp_path):
+def test_decoupled_model_sends_any_responses_and_then_the_end(tmp_path):
     code = body(
         """
         sender = requests[0].get_response_sender()
@@ -341,7 +341,7 @@ def test_a_decoupled_model_sends_what_it_likes_and_then_the_end(tmp_path):
     assert host.logs == [("WARNING", "Unable to send response. Response sender has been closed.")]
 
 
-def test_a_sender_works_after_execute_returned_and_its_request_is_gone(tmp_path):
+def test_sender_works_after_execute_and_without_its_request(tmp_path):
     code = body(
         """
         def work(sender):
@@ -360,7 +360,7 @@ def test_a_sender_works_after_execute_returned_and_its_request_is_gone(tmp_path)
     assert [(key, final) for key, _, final in host.answers] == [(9, True)]
 
 
-def test_of_many_threads_that_end_a_request_one_succeeds_and_nothing_follows_it(tmp_path):
+def test_only_one_of_many_threads_can_end_a_request(tmp_path):
     host = FakeHost()
     runner = runner_of(
         tmp_path, "senders = []\n" + body("senders.append(requests[0].get_response_sender())"), host, decoupled=True
@@ -387,7 +387,7 @@ def test_of_many_threads_that_end_a_request_one_succeeds_and_nothing_follows_it(
     assert set(refused) == {"Unable to send response. Response sender has been closed."}
 
 
-def test_a_decoupled_failure_ends_the_requests_that_are_not_ended_and_closes_their_senders(tmp_path):
+def test_decoupled_failure_ends_open_requests_and_senders(tmp_path):
     code = "kept = []\n" + body(
         """
         kept.extend(requests)
@@ -417,7 +417,7 @@ class SlowClient(FakeHost):
         super().respond(request, reply, final)
 
 
-def test_a_failure_does_not_wait_for_a_thread_that_waits_for_its_client_and_still_comes_last(tmp_path):
+def test_failure_does_not_wait_for_a_blocked_sender(tmp_path):
     code = "threads = []\n" + body(
         """
         sender = requests[0].get_response_sender()
@@ -458,14 +458,14 @@ def test_only_requested_outputs_go_through_a_sender_too(tmp_path):
     assert [list(values(reply)) for _, reply, _ in host.answers] == [["MORE"], ["OUT", "MORE"]]
 
 
-def test_a_server_that_refuses_an_answer_is_heard_by_the_model(tmp_path):
+def test_servers_refusal_of_a_response_is_raised_in_the_model(tmp_path):
     host = FakeHost(refuses=InferenceError(ErrorCode.UNAVAILABLE, "the server is gone"))
     code = body("requests[0].get_response_sender().send(flags=1)")
     assert runner_of(tmp_path, code, host, decoupled=True).execute([asked()])[0] is None
     assert "TritonModelException: Unable to send response. the server is gone" in host.logs[0][1]
 
 
-def test_a_model_sees_that_its_client_has_gone(tmp_path):
+def test_model_sees_that_its_client_disconnected(tmp_path):
     code = body(
         """
         seen = [q() for r in requests for q in (r.is_cancelled, r.get_response_sender().is_cancelled)]
@@ -486,7 +486,7 @@ def test_a_coroutine_is_awaited(tmp_path):
     assert values(asyncio.run(runner.execute_async([asked(6)]))[0]) == {"OUT": [[1.0, 6.0]]}
 
 
-def test_a_decorated_coroutine_function_is_known_as_one(tmp_path):
+def test_decorated_coroutine_function_is_recognized(tmp_path):
     code = (
         "import functools\ndef timed(f):\n    @functools.wraps(f)\n    def inner(*a): return f(*a)\n    return inner\n"
     )
@@ -495,7 +495,7 @@ def test_a_decorated_coroutine_function_is_known_as_one(tmp_path):
     assert values(asyncio.run(runner.execute_async([asked(6)]))[0]) == {"OUT": [[1.0, 6.0]]}
 
 
-def test_a_coroutine_that_nobody_could_foresee_is_awaited_too(tmp_path):
+def test_coroutine_returned_by_a_plain_function_is_awaited(tmp_path):
     code = "async def work(requests): " + ECHO + "\n" + body("return work(requests)")
     runner = runner_of(tmp_path, code)
     assert not runner.is_async
@@ -503,7 +503,7 @@ def test_a_coroutine_that_nobody_could_foresee_is_awaited_too(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["raise SystemExit(3)", "raise asyncio.CancelledError(3)", "raise KeyError(3)"])
-def test_whatever_a_coroutine_raises_is_its_batchs_error(tmp_path, line):
+def test_exception_of_a_coroutine_is_the_error_of_its_batch(tmp_path, line):
     runner = runner_of(tmp_path, ASYNC + body("await asyncio.sleep(0)\n" + line, "async def"))
     name = line[6:-3].removeprefix("asyncio.")
     assert asyncio.run(runner.execute_async([asked(), asked()])) == [failure(f"{name}: 3")] * 2
@@ -537,18 +537,18 @@ def test_batches_of_a_decoupled_coroutine_overlap(tmp_path):
     ("how", "line", "ready"),
     [("def", "return True", True), ("async def", "return 0", False), ("def", "raise SystemExit", False)],
 )
-def test_a_model_may_say_whether_it_is_ready(tmp_path, how, line, ready):
+def test_model_may_report_its_readiness(tmp_path, how, line, ready):
     code = body("return []") + f"    {how} is_ready(self):\n        {line}\n"
     runner = runner_of(tmp_path, code)
     assert runner.answers_is_ready
     assert asyncio.run(runner.is_ready()) is ready
 
 
-def test_a_model_need_not_say_whether_it_is_ready(tmp_path):
+def test_model_without_is_ready_does_not_report_readiness(tmp_path):
     assert not runner_of(tmp_path, body("return []")).answers_is_ready
 
 
-def test_a_request_tells_what_the_client_said(tmp_path):
+def test_received_request_returns_the_clients_fields(tmp_path):
     code = body(
         """
         for r in requests:

@@ -1,4 +1,4 @@
-"""How a model's file is imported, and what a load that fails says."""
+"""The import of a model's file, and the errors of failed loads."""
 
 import json
 import subprocess
@@ -56,7 +56,7 @@ def seen(model):
     assert seen(tmp_path, code) == ["1.model", "1", "1.helper", "inner", "beside", "inner"]
 
 
-def test_what_lies_where_the_server_was_started_is_found_after_all_else(tmp_path, monkeypatch):
+def test_working_directory_is_last_on_the_search_path(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "workdir_module.py").write_text("name = __name__")
     (tmp_path / "here" / "numpy.py").write_text("raise ImportError('hidden')")
@@ -70,7 +70,7 @@ def seen(model):
     assert seen(tmp_path, code) == ["workdir_module", [1]]
 
 
-def test_a_directory_named_like_the_version_elsewhere_does_not_stand_in_its_place(tmp_path, monkeypatch):
+def test_other_directory_named_like_the_version_is_not_imported(tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "1").mkdir(parents=True)
     (elsewhere / "1" / "model.py").write_text("wrong")
@@ -94,7 +94,7 @@ def test_initialize_gets_strings_and_the_whole_configuration_as_json(tmp_path):
     }
 
 
-def test_code_shared_by_models_lies_elsewhere_and_the_models_directory_is_still_its_own(tmp_path):
+def test_shared_backend_code_keeps_each_models_own_directory(tmp_path):
     backend = tmp_path / "backends" / "shared"
     backend.mkdir(parents=True)
     (backend / "helper.py").write_text("name = __name__")
@@ -151,7 +151,7 @@ EXECUTE = "    def execute(self, requests): return []\n"
         ("raise ValueError('caf\\udce9')", "ValueError: caf?"),
     ],
 )
-def test_a_load_that_fails_says_its_cause_alone(tmp_path, code, text):
+def test_failed_load_reports_only_its_cause(tmp_path, code, text):
     assert said(tmp_path, code) == text
 
 
@@ -187,7 +187,7 @@ def test_an_import_error_names_no_directory(tmp_path):
     )
 
 
-def test_a_file_that_is_missing_or_no_python_is_told_by_name(tmp_path):
+def test_missing_or_invalid_file_is_reported_by_name(tmp_path):
     write(tmp_path, "")
     for file, text in (
         ("none.py", "Python model file not found: model 'm' has no none.py"),
@@ -216,7 +216,7 @@ def test_a_configuration_is_completed_by_the_model_without_initializing_it(tmp_p
     assert completed["input"][1] == {"name": "X", "data_type": "TYPE_INT8", "dims": [2]}
 
 
-def test_a_model_that_completes_nothing_leaves_the_configuration_as_it_is(tmp_path):
+def test_model_without_auto_complete_keeps_the_configuration(tmp_path):
     spec = write(tmp_path, "class TritonPythonModel:\n" + EXECUTE)
     assert complete_config(spec, FakeHost()) == json.loads(spec.config_json)
 
@@ -231,7 +231,7 @@ def test_a_model_that_completes_nothing_leaves_the_configuration_as_it_is(tmp_pa
         ("c.as_dict()['x'] = np.int64(1); return c", "TypeError: Object of type int64 is not JSON serializable"),
     ],
 )
-def test_a_completion_that_fails_says_its_cause(tmp_path, line, text):
+def test_failed_completion_reports_its_cause(tmp_path, line, text):
     with pytest.raises(InferenceError) as caught:
         complete_config(write(tmp_path, COMPLETE.format(line)), FakeHost())
     assert (caught.value.code, caught.value.message) == (ErrorCode.INTERNAL, text)
@@ -244,7 +244,7 @@ def test_a_long_traceback_is_logged_by_its_end(tmp_path):
     assert host.logs[0][1].endswith("xend\n")
 
 
-def test_the_host_of_models_needs_numpy_alone():
+def test_hosting_code_imports_only_numpy():
     script = (
         "import sys; before = set(sys.modules); import halimede.backends.python.runner;"
         "print(*sorted({m.partition('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
@@ -297,7 +297,7 @@ def test_the_native_names_have_a_module_of_their_own(tmp_path):
     assert runner_of(tmp_path, code).is_async is False
 
 
-def test_close_finalizes_and_what_that_raises_is_only_logged(tmp_path):
+def test_error_in_finalize_is_only_logged(tmp_path):
     host = FakeHost()
     final = "    def finalize(self): pb.Logger.log_info('finalized'); raise SystemExit('late')\n"
     runner_of(tmp_path, body("return []") + final, host).close()

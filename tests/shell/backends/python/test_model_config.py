@@ -1,4 +1,4 @@
-"""What a model may add to its configuration, and how the helpers look into one."""
+"""What a model may add to its configuration, and the helpers that read a configuration."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def config(**fields) -> ModelConfig:
     return ModelConfig(json.dumps({"name": "m", "max_batch_size": 4, "input": [], "output": [], **fields}))
 
 
-def test_what_is_open_is_filled_in():
+def test_unset_values_are_filled_in():
     made = config(input=[{"name": "A", "data_type": "TYPE_INVALID", "dims": [], "optional": False}])
     made.set_max_batch_size(8)
     made.add_input({"name": "A", **FP32})
@@ -37,7 +37,7 @@ def test_what_is_open_is_filled_in():
     }
 
 
-def test_what_is_said_already_may_be_said_again():
+def test_configured_values_may_be_repeated():
     made = config(
         output=[{"name": "C", **FP32}], dynamic_batching={"x": 1}, model_transaction_policy={"decoupled": False}
     )
@@ -105,7 +105,7 @@ def test_what_is_said_already_may_be_said_again():
         ),
     ],
 )
-def test_what_contradicts_the_configuration_is_refused(change, text):
+def test_contradiction_of_the_configuration_is_refused(change, text):
     made = config(
         input=[{"name": "X", "optional": False, **FP32}],
         output=[{"name": "Y", **FP32}],

@@ -1,4 +1,4 @@
-"""What models ask of the server and tell it: metrics, models, lines of the log."""
+"""Calls of models to the server: metrics, load and unload, log lines."""
 
 import gc
 
@@ -72,7 +72,7 @@ def test_a_counter_counts_a_gauge_is_set_and_a_histogram_observes(host):
         ),
     ],
 )
-def test_a_metric_refuses_what_its_kind_does_not_do(host, kind, operation, arguments, text):
+def test_metric_refuses_operations_of_other_kinds(host, kind, operation, arguments, text):
     family = MetricFamily("f", "", kind)
     metric = family.Metric(buckets=[1.0] if kind is HISTOGRAM else None)
     with pytest.raises(TritonModelException) as caught:
@@ -106,7 +106,7 @@ def test_a_familys_arguments_are_checked(host, arguments):
     assert host.calls == []
 
 
-def test_a_number_is_wanted_of_an_update(host):
+def test_update_requires_a_number(host):
     family = MetricFamily("f", "", GAUGE)
     gauge = family.Metric()
     for wrong in ("1", None, [1]):
@@ -114,7 +114,7 @@ def test_a_number_is_wanted_of_an_update(host):
             gauge.set(wrong)
 
 
-def test_what_the_server_says_against_a_family_is_raised(host):
+def test_servers_refusal_of_a_family_is_raised(host):
     host.results["metric_family_new"] = InferenceError(ErrorCode.INVALID_ARG, "the name is taken")
     with pytest.raises(TritonModelException, match=r"^Error when creating MetricFamily: the name is taken$"):
         MetricFamily("f", "", COUNTER)
@@ -122,7 +122,7 @@ def test_what_the_server_says_against_a_family_is_raised(host):
     assert [method for method, _ in host.calls] == ["metric_family_new"]
 
 
-def test_metrics_stay_without_their_objects_and_go_with_their_familys(host):
+def test_metrics_live_as_long_as_the_object_of_their_family(host):
     family = MetricFamily("f", "", COUNTER)
     family.Metric({"a": "1"}).increment(1)
     metric = family.Metric()
@@ -137,7 +137,7 @@ def test_metrics_stay_without_their_objects_and_go_with_their_familys(host):
     assert ("metric_family_delete", {"id": 1}) in host.calls
 
 
-def test_a_family_that_a_batch_drops_is_gone_at_its_end(tmp_path):
+def test_family_dropped_in_a_batch_is_deleted_at_its_end(tmp_path):
     host = FakeHost()
     code = body(
         """
@@ -151,7 +151,7 @@ def test_a_family_that_a_batch_drops_is_gone_at_its_end(tmp_path):
     assert [method for method, _ in host.calls] == ["metric_family_new", "metric_new", "metric_family_delete"]
 
 
-def test_a_batch_does_not_fail_when_the_server_keeps_a_family(tmp_path):
+def test_failed_deletion_of_a_family_does_not_fail_the_batch(tmp_path):
     host = FakeHost(results={"metric_family_delete": InferenceError(ErrorCode.UNAVAILABLE, "busy")})
     code = body('pb.MetricFamily("f", "", pb.MetricFamily.COUNTER)\nreturn [pb.InferenceResponse([])]')
     [reply] = runner_of(tmp_path, code, host).execute([asked()])
@@ -159,7 +159,7 @@ def test_a_batch_does_not_fail_when_the_server_keeps_a_family(tmp_path):
     assert "the removal of a metric family failed" in host.logs[0][1]
 
 
-def test_models_are_loaded_unloaded_and_asked_for(host):
+def test_models_are_loaded_unloaded_and_checked_for_readiness(host):
     load_model("a")
     load_model("b", config="{}", files={"file:1/model.onnx": b"\0\xff"})
     unload_model(model_name="a", unload_dependents=True)
@@ -176,7 +176,7 @@ def test_models_are_loaded_unloaded_and_asked_for(host):
     assert get_model_dir() == "/models/m/1"
 
 
-def test_what_the_server_says_against_a_load_is_raised(host):
+def test_servers_refusal_of_a_load_is_raised(host):
     host.results["load_model"] = InferenceError(ErrorCode.NOT_FOUND, "failed to load 'x'")
     with pytest.raises(TritonModelException, match=r"^Failed to load model: failed to load 'x'$"):
         load_model("x")

@@ -1,4 +1,4 @@
-"""Whatever array a model makes, what is sent has exactly the bytes that its datatype and shape say."""
+"""For any array of a model, the sent tensor has exactly the bytes that datatype and shape give."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tensors of models: what arrays they take, what they send, what they show; and the helpers around them."""
+"""Tensors of models: accepted arrays, sent bytes, properties, and helper functions."""
 
 import ml_dtypes
 import numpy as np
@@ -29,7 +29,7 @@ def sent(array) -> CoreTensor:
 
 @pytest.mark.parametrize("dtype", NUMERIC)
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0), (3,), (2, 3)])
-def test_an_array_is_sent_as_it_is(dtype, shape):
+def test_contiguous_array_is_sent_without_a_copy(dtype, shape):
     array = (np.arange(np.prod(shape, dtype=int)) % 2).astype(dtype).reshape(shape)
     core = sent(array)
     assert core.shape == shape
@@ -39,7 +39,7 @@ def test_an_array_is_sent_as_it_is(dtype, shape):
 
 
 @pytest.mark.parametrize("number", ["longlong", "ulonglong", "long", "ulong", "intc"])
-def test_every_name_of_an_integer_is_known(number):
+def test_all_integer_dtypes_are_supported(number):
     array = np.arange(3, dtype=number)
     assert sent(array).array().tolist() == [0, 1, 2]
 
@@ -57,7 +57,7 @@ def test_every_name_of_an_integer_is_known(number):
         np.arange(6, dtype=">i4")[:0],
     ],
 )
-def test_an_array_in_another_order_is_copied_and_means_the_same(array):
+def test_non_contiguous_array_is_copied_with_equal_elements(array):
     core = sent(array)
     assert core.shape == array.shape
     assert core.array().tolist() == array.tolist()
@@ -98,18 +98,18 @@ def test_objects_and_strings_are_sent_as_bytes(array, elements):
         np.zeros(1, ml_dtypes.bfloat16),
     ],
 )
-def test_a_type_that_no_tensor_has_is_refused_by_name(array):
+def test_unsupported_dtype_is_refused_by_name(array):
     with pytest.raises(TritonModelException, match=r"^NumPy dtype is not supported. Tensor 'OUT' has "):
         Tensor("OUT", array)
 
 
-def test_text_that_is_no_utf8_is_refused_by_name():
+def test_text_that_is_not_utf8_is_refused_by_name():
     with pytest.raises(TritonModelException, match="Tensor 'OUT' has text that UTF-8 cannot hold"):
         Tensor("OUT", np.array(["\udce9"], object))
 
 
 @pytest.mark.parametrize("wrong", [[1.0], 1, None, "x", np.float32(1), np.ma.masked_array([1.0], [True])])
-def test_what_is_no_array_is_a_type_error(wrong):
+def test_non_array_is_a_type_error(wrong):
     with pytest.raises(TypeError):
         Tensor("OUT", wrong)
 
@@ -124,7 +124,7 @@ def test_a_tensors_name_is_a_text_and_not_empty():
     assert Tensor(b"x", np.zeros(1)).name() == "x"
 
 
-def test_an_input_is_a_view_that_may_be_written_to_where_its_memory_may():
+def test_input_is_a_view_and_writable_if_its_memory_is():
     memory = bytearray(8)
     tensor = tensor_of(CoreTensor("IN", DataType.FP32, (2, 1), memoryview(memory)))
     array = tensor.as_numpy()
@@ -142,7 +142,7 @@ def test_an_input_of_bytes_is_an_array_of_bytes_objects():
     assert array.tolist() == [[b"a"], [b""]]
 
 
-def test_bfloat16_is_no_matter_for_numpy():
+def test_bfloat16_input_has_no_numpy_array():
     tensor = tensor_of(CoreTensor("IN", DataType.BF16, (1,), b"12"))
     with pytest.raises(TritonModelException, match="BF16 and cannot be converted to NumPy"):
         tensor.as_numpy()
@@ -186,7 +186,7 @@ def test_a_response_keeps_its_outputs_when_the_list_is_used_again():
         (([], None, {"a": None}), TritonModelException, "Expect parameters values to have type bool/int/float/str, found"),
     ],
 )  # fmt: skip
-def test_a_response_refuses_what_it_cannot_carry(arguments, error, text):
+def test_response_refuses_invalid_arguments(arguments, error, text):
     with pytest.raises(error, match=text):
         InferenceResponse(*arguments)
 

@@ -1,4 +1,4 @@
-"""`spec.podTemplate`: what may be laid over pods, and what may not."""
+"""`spec.podTemplate`: what it may change in pods, and what it may not."""
 
 from typing import Any
 
@@ -22,6 +22,12 @@ def problems_of(template: Json) -> list[tuple[str, str]]:
     [
         {"metadata": {"labels": {"team": "search", "example.com/tier": ""}}},
         {"metadata": {"annotations": {"example.com/notes": "any text: at all\n"}}},
+        {
+            "spec": {
+                "automountServiceAccountToken": False,
+                "volumes": [{"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}],
+            }
+        },
         {"spec": {"hostNetwork": False, "restartPolicy": "Always", "dnsPolicy": "None", "hostAliases": []}},
         {"spec": {"securityContext": {"runAsUser": 1000, "fsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}}},
         {"spec": {"volumes": [{"name": "scratch", "emptyDir": {}}, {"name": "ca", "configMap": {"name": "ca"}}]}},
@@ -34,14 +40,19 @@ def problems_of(template: Json) -> list[tuple[str, str]]:
                         "securityContext": {"capabilities": {"drop": ["ALL"]}, "privileged": False},
                         "ports": [{"name": "debug", "containerPort": 9999}],
                     },
-                    {"name": "log", "image": "example.com/log:1", "env": [{"name": "LEVEL", "value": "1"}]},
+                    {
+                        "name": "log",
+                        "image": "example.com/log:1",
+                        "env": [{"name": "LEVEL", "value": "1"}],
+                        "resources": {"limits": {"memory": "1Gi", "example.com/fuse": 1}},
+                    },
                 ],
                 "initContainers": [{"name": "fetch", "resources": {"limits": {"memory": "2Gi"}}}],
             }
         },
     ],
 )
-def test_what_is_the_users(template: Json) -> None:
+def test_allowed_overlays_are_kept(template: Json) -> None:
     spec, problems = parse(Kind.INFERENCE_MODEL, model(podTemplate=template), PLATFORM)
     assert problems == ()
     assert spec is not None
@@ -70,6 +81,8 @@ def container(**fields: Any) -> Json:
         ({"spec": {"hostPID": True}}, "spec.hostPID"),
         ({"spec": {"hostIPC": True}}, "spec.hostIPC"),
         ({"spec": {"hostIPC": 0}}, "spec.hostIPC"),
+        ({"spec": {"automountServiceAccountToken": True}}, "spec.automountServiceAccountToken"),
+        ({"spec": {"resourceClaims": [{"name": "gpu"}]}}, "spec.resourceClaims"),
         ({"spec": {"nodeName": "node-1"}}, "spec.nodeName"),
         ({"spec": {"serviceAccountName": "admin"}}, "spec.serviceAccountName"),
         ({"spec": {"serviceAccount": "admin"}}, "spec.serviceAccount"),
@@ -78,6 +91,13 @@ def container(**fields: Any) -> Json:
         ({"spec": {"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}}, "spec.volumes[0].hostPath"),
         ({"spec": {"volumes": [{"name": "nfs", "nfs": {}}]}}, "spec.volumes[0].nfs"),
         ({"spec": {"volumes": "root"}}, "spec.volumes"),
+        (
+            {"spec": {"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "1Qx"}}]}},
+            "spec.volumes[0].emptyDir.sizeLimit",
+        ),
+        ({"spec": {"terminationGracePeriodSeconds": 1.5}}, "spec.terminationGracePeriodSeconds"),
+        ({"spec": {"terminationGracePeriodSeconds": 10**25}}, "spec.terminationGracePeriodSeconds"),
+        (container(resources={"limits": {"memory": "12Mib"}}), "spec.containers[0].resources.limits[memory]"),
         ({"spec": {"securityContext": {"runAsUser": 0}}}, "spec.securityContext.runAsUser"),
         ({"spec": {"securityContext": {"runAsNonRoot": False}}}, "spec.securityContext.runAsNonRoot"),
         ({"spec": {"securityContext": {"sysctls": [{}]}}}, "spec.securityContext.sysctls"),
@@ -110,6 +130,27 @@ def container(**fields: Any) -> Json:
             container(securityContext={"capabilities": {"drop": []}}),
             "spec.containers[0].securityContext.capabilities.drop",
         ),
+        (
+            container(resources={"limits": {"cpu": "1", "nvidia.com/gpu": 1}}),
+            "spec.containers[0].resources.limits[nvidia.com/gpu]",
+        ),
+        (
+            container(resources={"requests": {"nvidia.com/mig-1g.10gb": 1}}),
+            "spec.containers[0].resources.requests[nvidia.com/mig-1g.10gb]",
+        ),
+        (
+            container(resources={"limits": {"example.com/fpga": 1}}),
+            "spec.containers[0].resources.limits[example.com/fpga]",
+        ),
+        (container(resources={"claims": [{"name": "gpu"}]}), "spec.containers[0].resources.claims"),
+        (
+            {"spec": {"containers": [{"name": "log", "resources": {"limits": {"nvidia.com/gpu": 1}}}]}},
+            "spec.containers[0].resources.limits[nvidia.com/gpu]",
+        ),
+        (
+            {"spec": {"initContainers": [{"name": "fetch", "resources": {"limits": {"nvidia.com/gpu": 1}}}]}},
+            "spec.initContainers[0].resources.limits[nvidia.com/gpu]",
+        ),
         (container(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]), "spec.containers[0].env[0].name"),
         (container(ports=[{"name": "http", "containerPort": 80}]), "spec.containers[0].ports[0].name"),
         (container(ports=[{"containerPort": 8001}]), "spec.containers[0].ports[0].containerPort"),
@@ -122,7 +163,7 @@ def container(**fields: Any) -> Json:
         ),
     ],
 )
-def test_what_is_not(template: Json, path: str) -> None:
+def test_forbidden_overlays_are_refused(template: Json, path: str) -> None:
     assert [where for where, _ in problems_of(template)] == [path]
 
 
@@ -163,7 +204,7 @@ def nested(depth: int) -> Any:
         ("scheduling", "spec.scheduling.affinity.podAffinity"),
     ],
 )
-def test_what_is_deep_is_refused_whatever_its_depth(part: str, path: str) -> None:
+def test_a_deep_overlay_is_refused_at_any_depth(part: str, path: str) -> None:
     def told(depth: int) -> Json:
         deep = {"podTemplate": {"spec": nested(depth)}, "scheduling": {"affinity": {"podAffinity": nested(depth)}}}
         object_ = model()
@@ -178,7 +219,7 @@ def test_what_is_deep_is_refused_whatever_its_depth(part: str, path: str) -> Non
         )
 
 
-def test_what_has_too_much_in_it_is_refused() -> None:
+def test_an_overlay_with_too_many_values_is_refused() -> None:
     def told(values: int) -> list[tuple[str, str]]:
         return problems_of({"spec": {"hostAliases": [{} for _ in range(values - 1)]}})
 
@@ -186,7 +227,7 @@ def test_what_has_too_much_in_it_is_refused() -> None:
     assert told(50_000) == [("spec", "must not have more than 8192 values in all, got 50000")]
 
 
-def test_a_list_or_a_map_that_is_too_long_is_refused_and_its_rest_is_not_read() -> None:
+def test_a_long_list_or_map_is_refused_and_its_rest_is_not_read() -> None:
     variables = [1] * 5000
     annotations = {f"{n}": 1 for n in range(5000)}
     _, problems = parse(

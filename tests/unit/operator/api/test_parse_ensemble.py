@@ -1,4 +1,4 @@
-"""ModelEnsembles: objects to specs, and whether the steps fit together."""
+"""Parsing of ModelEnsembles into specs, and the checks that their steps fit together."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def problems_of(example: Json) -> list[tuple[str, str]]:
     return [(problem.path, problem.message) for problem in problems]
 
 
-def test_three_steps() -> None:
+def test_an_ensemble_of_three_steps_is_parsed() -> None:
     told = changed(
         ensemble(),
         {"spec.maxBatchSize": 8, "spec.steps[1].modelRef.version": 2, "spec.steps[2].when": "tok.ids.present"},
@@ -84,7 +84,7 @@ def test_three_steps() -> None:
         ({"spec.placement": {"mode": "Distributed"}}, "spec.placement.mode", None),
     ],
 )
-def test_what_does_not_fit(changes: Json, path: str, message: str | None) -> None:
+def test_steps_that_do_not_fit_together_are_refused(changes: Json, path: str, message: str | None) -> None:
     example = ensemble()
     if "spec.inputs[1]" in changes:
         example["spec"]["inputs"].append(None)
@@ -94,7 +94,7 @@ def test_what_does_not_fit(changes: Json, path: str, message: str | None) -> Non
         assert found[path] == message
 
 
-def test_an_input_that_no_step_uses() -> None:
+def test_an_unused_input_is_refused() -> None:
     told = ensemble()
     told["spec"]["inputs"].append({"name": "LANG", "dataType": "BYTES", "shape": [1]})
     assert problems_of(told) == [("spec.inputs[1]", "is not used: no step has request.LANG as an input")]
@@ -102,7 +102,7 @@ def test_an_input_that_no_step_uses() -> None:
     assert problems_of(told) == []
 
 
-def test_a_step_that_nothing_needs() -> None:
+def test_an_unused_step_is_refused() -> None:
     told = ensemble()
     told["spec"]["steps"].append(
         {"name": "extra", "modelRef": {"name": "x"}, "inputs": {"a": "tok.ids"}, "outputs": {"b": "b", "c": "c"}}
@@ -114,7 +114,7 @@ def test_a_step_that_nothing_needs() -> None:
     assert problems_of(told) == []
 
 
-def test_one_tensor_has_one_name() -> None:
+def test_one_tensor_as_two_outputs_is_refused() -> None:
     told = ensemble()
     told["spec"]["outputs"].append({**told["spec"]["outputs"][0], "name": "AGAIN"})
     assert problems_of(told) == [
@@ -130,13 +130,13 @@ def test_one_tensor_has_one_name() -> None:
         ({"spec.steps[0].when": "bert.hidden.present"}, "bert needs tok needs bert"),
     ],
 )
-def test_steps_that_wait_for_themselves(changes: Json, circle: str) -> None:
+def test_steps_that_depend_on_themselves_are_refused(changes: Json, circle: str) -> None:
     assert problems_of(changed(ensemble(), changes)) == [
         ("spec.steps[1].inputs", f"must not wait for itself: {circle}")
     ]
 
 
-def test_steps_are_held_against_each_other_while_pods_have_problems_of_their_own() -> None:
+def test_steps_are_checked_even_if_pod_settings_have_problems() -> None:
     told = changed(ensemble(), {"spec.replicas": -1, "spec.steps[1].inputs[ids]": "tok.idz"})
     assert [path for path, _ in problems_of(told)] == [
         "spec.replicas",
@@ -145,19 +145,19 @@ def test_steps_are_held_against_each_other_while_pods_have_problems_of_their_own
     ]
 
 
-def test_order_in_the_list_means_nothing() -> None:
+def test_the_order_of_steps_has_no_meaning() -> None:
     told = ensemble()
     told["spec"]["steps"].reverse()
     assert problems_of(told) == []
 
 
-def test_too_many_steps() -> None:
+def test_too_many_steps_are_refused() -> None:
     told = ensemble()
     told["spec"]["steps"] *= 11
     assert ("spec.steps", "must have at most 32 entries, got 33") in problems_of(told)
 
 
-def test_messages_do_not_list_everything() -> None:
+def test_messages_list_a_limited_number_of_names() -> None:
     told = changed(ensemble(), {"spec.steps[0].outputs": {f"o{i}": f"o{i}" for i in range(64)}})
     ((_, message), *_) = problems_of(told)
     assert message.endswith(

@@ -1,4 +1,4 @@
-"""InferenceModels: objects to specs."""
+"""Parsing of InferenceModels into specs."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def problems_of(example: Json, platform: Platform = PLATFORM) -> list[tuple[str,
     return [(problem.path, problem.message) for problem in problems]
 
 
-def test_five_lines_are_enough() -> None:
+def test_a_minimal_model_gets_all_defaults() -> None:
     nothing_changed = Model(
         name="bert",
         uri="s3://models/bert",
@@ -53,7 +53,7 @@ def test_five_lines_are_enough() -> None:
     assert spec_of(model()) == ModelSpec(nothing_changed, Workload())
 
 
-def test_everything_that_can_be_said() -> None:
+def test_every_field_of_a_model_is_parsed() -> None:
     spec = FULL_MODEL["spec"]
     assert spec_of(FULL_MODEL) == ModelSpec(
         model=Model(
@@ -137,7 +137,7 @@ def test_a_version_policy(policy: Json, config: Json) -> None:
         ("metadata.name", "Bert", None),
     ],
 )
-def test_what_is_no_such_thing_is_told_by_place_and_value(path: str, value: Any, message: str | None) -> None:
+def test_a_problem_has_the_path_and_the_value(path: str, value: Any, message: str | None) -> None:
     base = changed(model(), {"spec.accelerator": {"type": "GPU"}})
     found = problems_of(changed(base, {path: value}))
     assert [where for where, _ in found] == [path]
@@ -145,7 +145,7 @@ def test_what_is_no_such_thing_is_told_by_place_and_value(path: str, value: Any,
         assert found[0][1] == message
 
 
-def test_all_problems_are_told_at_once_each_with_its_place() -> None:
+def test_all_problems_are_reported_at_once_with_their_paths() -> None:
     broken = changed(
         model(),
         {
@@ -167,7 +167,7 @@ def test_all_problems_are_told_at_once_each_with_its_place() -> None:
     ]
 
 
-def test_a_spec_and_problems_are_never_there_together() -> None:
+def test_parse_returns_either_a_spec_or_problems() -> None:
     assert parse(Kind.INFERENCE_MODEL, {}, PLATFORM) == (
         None,
         (
@@ -178,12 +178,12 @@ def test_a_spec_and_problems_are_never_there_together() -> None:
     )
 
 
-def test_null_is_the_same_as_nothing_and_what_is_not_known_is_left_alone() -> None:
+def test_null_means_absent_and_unknown_fields_are_ignored() -> None:
     told = changed(model(), {"spec.replicas": None, "spec.model.name": None, "spec.autoscaling": {"provider": "KEDA"}})
     assert spec_of(told) == spec_of(model())
 
 
-def test_only_the_schemes_that_the_platform_allows() -> None:
+def test_only_schemes_allowed_by_the_platform_are_accepted() -> None:
     restricted = Platform(server_image="s", gpu_server_image="g", schemes=frozenset({"s3", "pvc"}))
     assert problems_of(changed(model(), {"spec.model.uri": "https://example.com/bert"}), restricted) == [
         ("spec.model.uri", "must have a scheme that is allowed here (pvc, s3), got 'https://example.com/bert'")
@@ -202,13 +202,13 @@ def test_only_the_schemes_that_the_platform_allows() -> None:
         ("file:///", False),
     ],
 )
-def test_files_of_the_node_are_within_the_folders_that_the_platform_allows(uri: str, is_allowed: bool) -> None:
+def test_file_uris_must_be_below_an_allowed_folder(uri: str, is_allowed: bool) -> None:
     platform = Platform("s", "g", schemes=frozenset({"file"}), file_roots=("/srv/models", "/data"))
     _, problems = parse(Kind.INFERENCE_MODEL, changed(model(), {"spec.model.uri": uri}), platform)
     assert (problems == ()) is is_allowed
 
 
-def test_files_of_the_node_are_for_nobody_by_default() -> None:
+def test_file_uris_are_refused_by_default() -> None:
     ((path, message),) = problems_of(changed(model(), {"spec.model.uri": "file:///srv/models/bert"}))
     assert path == "spec.model.uri"
     assert message.startswith("must have a scheme that is allowed here (azure, gs, http, https, pvc, s3)")
@@ -217,7 +217,7 @@ def test_files_of_the_node_are_for_nobody_by_default() -> None:
     assert message == "must be within a folder that is allowed here (none), got 'file:///srv/models/bert'"
 
 
-def test_nobody_runs_as_the_operator() -> None:
+def test_service_accounts_are_refused_in_the_operators_namespace() -> None:
     told = changed(model(), {"spec.serviceAccountName": "halimede-operator"})
     assert spec_of(told).workload.service_account_name == "halimede-operator"
     assert problems_of(changed(told, {"metadata.namespace": PLATFORM.operator_namespace})) == [
@@ -254,7 +254,7 @@ def test_nobody_runs_as_the_operator() -> None:
         ({"spec.podTemplate": {"metadata": {"labels": {}}, "spec": {}}}, Workload()),
     ],
 )
-def test_what_is_said_of_pods(changes: Json, workload: Workload) -> None:
+def test_pod_settings_become_the_workload(changes: Json, workload: Workload) -> None:
     assert spec_of(changed(model(), changes)).workload == workload
 
 
@@ -274,7 +274,7 @@ def test_what_is_said_of_pods(changes: Json, workload: Workload) -> None:
         ({"spec.model.versionPolicy": {"specific": [2, 2]}}, "spec.model.versionPolicy.specific[1]"),
     ],
 )
-def test_what_the_schema_alone_does_not_or_did_not_see(changes: Json, path: str) -> None:
+def test_problems_that_the_schema_does_not_find_are_reported(changes: Json, path: str) -> None:
     assert path in [where for where, _ in problems_of(changed(model(), changes))]
 
 
@@ -299,20 +299,20 @@ def test_blocks_of_addresses(block: str, hole: str, is_good: bool) -> None:
     assert (problems == ()) is is_good
 
 
-def test_a_kind_that_has_lost_its_model() -> None:
+def test_a_model_without_spec_model_has_a_problem() -> None:
     assert problems_of(changed(model(), {"spec.model": ABSENT})) == [
         ("spec.model.uri", "is required: where the model's files are, for instance s3://models/bert")
     ]
 
 
 @pytest.mark.parametrize("path", ["spec.replicas", "spec.cache.sizeLimit", "spec.resources.limits[cpu]"])
-def test_a_number_too_long_to_be_written_is_told_too(path: str) -> None:
+def test_a_number_with_too_many_digits_is_a_problem(path: str) -> None:
     ((where, message),) = problems_of(changed(model(), {path: 10**5000}))
     assert where == path
     assert message.endswith("got a number that is too large")
 
 
-def test_a_password_is_not_repeated() -> None:
+def test_a_password_in_a_uri_is_not_in_the_message() -> None:
     ((_, message),) = problems_of(changed(model(), {"spec.model.uri": "https://me:secret@example.com/bert.onnx"}))
     assert message.startswith("must not carry a user or a password")
     assert "secret@" not in message
@@ -328,7 +328,7 @@ def test_a_password_is_not_repeated() -> None:
         "spec.podTemplate.spec.containers",
     ],
 )
-def test_entries_that_are_no_objects(path: str) -> None:
+def test_list_entries_that_are_no_objects_are_refused(path: str) -> None:
     assert problems_of(changed(model(), {path: ["x", []]})) == [
         (f"{path}[0]", "must be an object, got 'x'"),
         (f"{path}[1]", "must be an object, got a list"),

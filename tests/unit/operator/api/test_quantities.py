@@ -1,4 +1,4 @@
-"""Quantities and durations: what a text comes to."""
+"""Parsing of quantities and durations."""
 
 from fractions import Fraction
 
@@ -32,7 +32,7 @@ from halimede_operator.core.api.quantities import quantity
         ("3n", Fraction(3, 10**9)),
     ],
 )
-def test_a_quantity(text: object, amount: Fraction) -> None:
+def test_quantities_are_parsed_exactly(text: object, amount: Fraction) -> None:
     assert quantity(text) == amount
 
 
@@ -43,7 +43,7 @@ def test_a_quantity(text: object, amount: Fraction) -> None:
         *(True, None, [], {}, float("nan"), float("inf"), -(2**63), 2**63),
     ],
 )
-def test_no_quantity(text: object) -> None:
+def test_invalid_quantities_are_none(text: object) -> None:
     assert quantity(text) is None
 
 
@@ -60,12 +60,12 @@ def test_no_quantity(text: object) -> None:
         ("0.0001ms", Fraction(1, 10)),
     ],
 )
-def test_a_duration(text: str, amount: Fraction) -> None:
+def test_durations_are_parsed_exactly(text: str, amount: Fraction) -> None:
     assert microseconds(text) == amount
 
 
 @pytest.mark.parametrize(
     "text", ["", "5", "5 ms", "-5ms", "5ns", "5d", "1e3s", "5ms ", ".5s", "5.s", "1234567s", "1s" * 17]
 )
-def test_no_duration(text: str) -> None:
+def test_invalid_durations_are_none(text: str) -> None:
     assert microseconds(text) is None

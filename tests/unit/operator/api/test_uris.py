@@ -1,4 +1,4 @@
-"""URIs of models: what they name, and which are refused."""
+"""Parsing of model URIs, and which are refused."""
 
 import pytest
 
@@ -38,6 +38,7 @@ def test_what_a_uri_names(text: str, uri: Uri) -> None:
         ("s3://models/\udc80", "must not have control characters"),
         ("s3:///bert", "must name the bucket after s3://"),
         ("s3://a b/bert", "must name the bucket after s3://"),
+        ("s3://[::1]/bert", "must name the bucket after s3://"),
         ("s3://https://minio.example.com/", "must name the bucket after s3://"),
         ("pvc:///bert", "must name the PersistentVolumeClaim after pvc://"),
         ("https:///bert", "must name the host after https://"),
@@ -76,5 +77,5 @@ def test_what_is_refused(text: str, problem: str) -> None:
         ("/srv", "/srv/models", False),
     ],
 )
-def test_what_is_below_a_folder(path: str, root: str, answer: bool) -> None:
+def test_is_below_compares_whole_path_segments(path: str, root: str, answer: bool) -> None:
     assert is_below(path, root) is answer

@@ -21,7 +21,7 @@ from halimede_operator.core.api.when import read_when, renamed
 def test_the_tensors_that_a_condition_names(text: str, sources: list[str]) -> None:
     references = read_when(text)
     assert not isinstance(references, str)
-    assert [reference.source for reference in references] == sources
+    assert [reference.tensor for reference in references] == sources
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 
 from halimede_operator.core.api.spec import EnsembleSpec, ModelSpec, Problem, Step
 from halimede_operator.core.desired import member_problems
-from support.operator_children import children_of, fetch_of, template_of
-from support.operator_specs import members_of, model_spec, search_spec, step, tensor, workload
+from support.operator_children import children_of, fetch_of, pod_of, template_of
+from support.operator_specs import PLATFORM, members_of, model_spec, search_spec, step, tensor, workload
 
 
 def plan_of(spec: EnsembleSpec, members: dict[str, ModelSpec]) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def steps_of(spec: EnsembleSpec, members: dict[str, ModelSpec]) -> list[dict[str
 
 
 def calls(*versions: int | None, model: str = "tok") -> tuple[Step, ...]:
-    """Steps that call one model, each in a version."""
+    """Steps that call one model, each with its own version."""
     return tuple(
         step(f"s{i}", {"text": "request.TEXT"}, {"ids": f"ids{i}"}, model=model, version=version)
         for i, version in enumerate(versions)
@@ -32,6 +32,15 @@ def calls(*versions: int | None, model: str = "tok") -> tuple[Step, ...]:
 def calling(*versions: int | None) -> EnsembleSpec:
     outputs = tuple(tensor(f"OUT{i}", f"s{i}.ids{i}") for i in range(len(versions)))
     return search_spec(steps=calls(*versions), outputs=outputs)
+
+
+def test_platform_and_member_may_name_the_same_secret() -> None:
+    members = {**members_of("tok"), "pool": model_spec("pool", credentials_secret="keys")}
+
+    made = pod_of(search_spec(), members, platform=replace(PLATFORM, s3_secret="keys"))
+
+    volumes = [each["name"] for each in made["volumes"] if each.get("secret", {}).get("secretName") == "keys"]
+    assert volumes == ["credentials-keys", "s3-credentials"]
 
 
 def test_one_pod_fetches_all_members_and_the_ensemble_that_calls_them() -> None:
@@ -76,14 +85,14 @@ def test_a_member_is_called_by_the_name_under_which_it_is_served() -> None:
     assert steps_of(search_spec(), members)[0]["model_name"] == "bert-tokenizer"
 
 
-def test_an_output_that_nobody_uses_is_left_out() -> None:
+def test_unused_step_outputs_are_left_out() -> None:
     first, second = search_spec().steps
     spec = search_spec(steps=(replace(first, outputs={"ids": "ids", "lengths": "lengths"}), second))
 
     assert steps_of(spec, members_of("tok", "pool"))[0]["output_map"] == {"ids": "tok.ids"}
 
 
-def test_a_tensor_that_goes_on_and_out_has_the_outputs_name() -> None:
+def test_a_tensor_used_by_a_step_and_as_output_has_the_outputs_name() -> None:
     spec = search_spec(outputs=(tensor("EMBEDDING", "pool.out"), tensor("IDS", "tok.ids", "INT64")))
 
     first, second = steps_of(spec, members_of("tok", "pool"))
@@ -91,7 +100,7 @@ def test_a_tensor_that_goes_on_and_out_has_the_outputs_name() -> None:
     assert second["input_map"] == {"ids": "IDS"}
 
 
-def test_no_two_tensors_have_one_name() -> None:
+def test_every_tensor_has_its_own_name() -> None:
     spec = search_spec(
         inputs=(tensor("tok.ids"), tensor("tok.ids_")),
         steps=(
@@ -125,7 +134,7 @@ def test_a_condition_names_the_servers_tensors() -> None:
     assert "when" not in called[0]
 
 
-def test_what_a_condition_alone_uses_is_made() -> None:
+def test_an_output_used_only_by_a_condition_is_kept() -> None:
     first, second = search_spec().steps
     steps = (replace(first, outputs={"ids": "ids", "score": "score"}), replace(second, when="tok.score > 0.5"))
 
@@ -153,7 +162,7 @@ ONE_AND_THREE = {"specific": {"versions": [1, 3]}}
         ((5, None), ONE_AND_THREE, {"specific": {"versions": [1, 3, 5]}}, [5, 3]),
     ],
 )
-def test_the_versions_that_steps_name_are_there(
+def test_versions_named_by_steps_are_served(
     versions: tuple[int | None, ...], own: Any, policy: Any, called: list[int]
 ) -> None:
     config = {"max_batch_size": 8} if own is None else {"max_batch_size": 8, "version_policy": own}
@@ -166,7 +175,7 @@ def test_the_versions_that_steps_name_are_there(
     assert [each["model_version"] for each in steps_of(calling(*versions), members)] == called
 
 
-def test_members_bring_their_credentials_each_once() -> None:
+def test_credentials_of_members_are_mounted_once_each() -> None:
     members = {
         "tok": model_spec("tok", credentials_secret="keys", uri="pvc://claim/tok"),
         "pool": model_spec("pool", credentials_secret="keys", uri="pvc://claim/pool", digest="sha256:" + "a" * 64),
@@ -195,7 +204,7 @@ def test_members_bring_their_credentials_each_once() -> None:
     ]
 
 
-def test_a_members_change_rolls_the_ensembles_pods_and_its_replicas_do_not() -> None:
+def test_a_members_model_rolls_ensemble_pods_but_its_replicas_do_not() -> None:
     def template(tok: ModelSpec) -> Any:
         return template_of(children_of(search_spec(), {**members_of("pool"), "tok": tok}))
 
@@ -205,7 +214,7 @@ def test_a_members_change_rolls_the_ensembles_pods_and_its_replicas_do_not() -> 
     assert template(model_spec("tok", workload=workload(replicas=7))) == before
 
 
-def test_names_that_one_repository_cannot_have_twice() -> None:
+def test_equal_served_names_of_members_are_problems() -> None:
     spec = search_spec()
 
     assert member_problems(spec, members_of("tok", "pool")) == ()

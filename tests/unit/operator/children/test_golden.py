@@ -1,4 +1,4 @@
-"""What is made of an object, as it is in the repository: whoever changes the operator sees whose pods that would roll."""
+"""The golden file of children: it shows which objects' pods a change of the operator would roll."""
 
 from support.operator_golden import GOLDEN, REGENERATE, golden, templates
 
@@ -13,7 +13,7 @@ def test_children_are_those_of_the_golden_file():
     assert after == before, f"{what}if that is meant, run `{REGENERATE}` and commit what it writes"
 
 
-def test_the_golden_file_tells_of_enough():
+def test_the_golden_file_covers_enough_objects():
     found = templates(GOLDEN.read_text())
     assert len(found) > 40
     assert len(set(found.values())) > 30

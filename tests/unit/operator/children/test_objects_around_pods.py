@@ -1,4 +1,4 @@
-"""The children that are no pods, and when there are which."""
+"""The children other than pods, and when each one exists."""
 
 import json
 from typing import Any
@@ -26,6 +26,7 @@ OWNER = {
     "name": "bert",
     "uid": UID,
     "controller": True,
+    "blockOwnerDeletion": True,
 }
 SELECTOR = {"halimede.dev/model": "bert"}
 
@@ -45,13 +46,13 @@ def children(**fields: Any) -> dict[str, Object]:
         ({"replicas": 2, "max_unavailable": None}, "ConfigMap ServiceAccount Service Service Deployment"),
     ],
 )
-def test_which_children_there_are_in_which_order(fields: Any, kinds: str) -> None:
+def test_which_children_are_built_in_which_order(fields: Any, kinds: str) -> None:
     made = desired(model_key(), UID, model_spec(workload=workload(**fields)), {}, PLATFORM)
 
     assert " ".join(child["kind"] for child in made) == kinds
 
 
-def test_what_every_child_has() -> None:
+def test_every_child_has_labels_owner_and_hash() -> None:
     for child in children(replicas=2, network_policy=True).values():
         metadata = child["metadata"]
         assert metadata["namespace"] == "prod"
@@ -78,7 +79,7 @@ def test_an_ensembles_children_have_a_label_of_their_own() -> None:
     assert ensemble_key().name == "search"
 
 
-def test_the_config_map_is_called_by_its_content() -> None:
+def test_the_config_map_is_named_by_its_content() -> None:
     config_map = children()["ConfigMap"]
 
     plan = config_map["data"]["plan.json"]
@@ -130,7 +131,7 @@ def test_the_deployment_around_the_pods() -> None:
     }
 
 
-def test_suspended_is_scaled_to_nothing() -> None:
+def test_a_suspended_object_has_zero_replicas() -> None:
     assert children(replicas=3, suspend=True)["Deployment"]["spec"]["replicas"] == 0
     assert children(replicas=0)["Deployment"]["spec"]["replicas"] == 0
 
@@ -144,7 +145,7 @@ def test_the_disruption_budget(max_unavailable: int | str) -> None:
     }
 
 
-def test_the_network_policy_admits_the_operator_and_who_is_named() -> None:
+def test_the_network_policy_admits_the_operator_and_named_peers() -> None:
     operator = {
         "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "halimede"}}}],
         "ports": [{"port": 8000, "protocol": "TCP"}],

@@ -11,6 +11,7 @@ from halimede_operator.core.api.spec import (
     Cache,
     CacheMedium,
     Image,
+    ModelSpec,
     Scheduling,
     Serving,
     TopologySpread,
@@ -27,7 +28,7 @@ def pod(**fields: Any) -> Object:
     return pod_of(model_spec(workload=workload(**fields)))
 
 
-def test_the_plainest_pod() -> None:
+def test_the_pod_of_a_minimal_spec() -> None:
     children = children_of(model_spec())
 
     assert template_of(children)["spec"] == {
@@ -42,7 +43,15 @@ def test_the_plainest_pod() -> None:
                 "name": "fetch",
                 "image": "registry.example/halimede:1",
                 "imagePullPolicy": "IfNotPresent",
-                "command": ["halimede", "fetch", "--plan", "/etc/halimede/plan.json", "--into", "/models"],
+                "command": [
+                    "halimede",
+                    "fetch",
+                    "--init-container",
+                    "--plan",
+                    "/etc/halimede/plan.json",
+                    "--into",
+                    "/models",
+                ],
                 "resources": {},
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "securityContext": {
@@ -131,7 +140,7 @@ def test_the_plainest_pod() -> None:
     }
 
 
-def test_the_pods_labels_are_what_selectors_look_for() -> None:
+def test_the_pods_labels_match_the_selectors() -> None:
     template = template_of(children_of(model_spec()))
 
     labels = dict(template["metadata"]["labels"])
@@ -147,7 +156,7 @@ def test_the_pods_labels_are_what_selectors_look_for() -> None:
     }
 
 
-def test_another_template_is_another_revision() -> None:
+def test_a_different_template_has_a_different_revision() -> None:
     def revision(**fields: Any) -> str:
         labels = template_of(children_of(model_spec(workload=workload(**fields))))["metadata"]["labels"]
         return str(labels["halimede.dev/revision"])
@@ -161,7 +170,7 @@ def test_another_template_is_another_revision() -> None:
     ("accelerator", "limits"),
     [(GPU, {"cpu": "2", "nvidia.com/gpu": "2"}), (MIG, {"cpu": "2", "nvidia.com/mig-1g.10gb.me": "1"})],
 )
-def test_a_device_is_asked_for_by_the_server_alone(accelerator: Accelerator, limits: dict[str, str]) -> None:
+def test_only_the_server_container_requests_devices(accelerator: Accelerator, limits: dict[str, str]) -> None:
     made = pod(accelerator=accelerator, resources={"limits": {"cpu": "2"}, "requests": {"cpu": "1"}})
 
     assert server_of(made)["resources"] == {"limits": limits, "requests": {"cpu": "1"}}
@@ -173,7 +182,7 @@ def test_a_device_is_asked_for_by_the_server_alone(accelerator: Accelerator, lim
     assert {"name": "CUDA_MODULE_LOADING", "value": "LAZY"} in server_of(made)["env"]
 
 
-def test_the_fetcher_asks_for_what_every_node_has() -> None:
+def test_the_fetcher_requests_only_ordinary_resources() -> None:
     amounts = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi", "example.com/fpga": "1", "hugepages-2Mi": "2Mi"}
 
     made = pod(resources={"limits": amounts})
@@ -182,7 +191,7 @@ def test_the_fetcher_asks_for_what_every_node_has() -> None:
     assert server_of(made)["resources"] == {"limits": amounts}
 
 
-def test_scheduling_is_handed_on() -> None:
+def test_scheduling_settings_are_passed_to_the_pod() -> None:
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}]}}
     own = (
         {"key": "team", "operator": "Exists"},
@@ -223,7 +232,7 @@ def test_pods_of_one_revision_are_spread(preset: TopologySpread, topology_key: s
     ]
 
 
-def test_a_protocol_that_is_off() -> None:
+def test_a_protocol_that_is_not_served_has_no_port() -> None:
     without_grpc = server_of(pod(serving=Serving(grpc=False, max_message_bytes=1 << 20)))
     assert "--allow-grpc=false" in without_grpc["args"]
     assert not any(argument.startswith("--grpc") for argument in without_grpc["args"])
@@ -234,7 +243,7 @@ def test_a_protocol_that_is_off() -> None:
     assert without_http == server_of(pod())
 
 
-def test_serving_is_handed_on() -> None:
+def test_serving_settings_become_server_arguments() -> None:
     made = pod(serving=Serving(True, True, 9000, 9001, 9002, max_message_bytes=1 << 20, drain_seconds=60))
 
     assert server_of(made)["args"] == [
@@ -251,7 +260,7 @@ def test_serving_is_handed_on() -> None:
     assert made["terminationGracePeriodSeconds"] == 75
 
 
-def test_variables_reach_both_containers_and_win() -> None:
+def test_variables_of_the_object_override_ours_in_both_containers() -> None:
     given = ({"name": "HTTPS_PROXY", "value": "http://proxy"}, {"name": "POD_IP", "value": "mine"})
 
     made = pod(env=given)
@@ -264,7 +273,7 @@ def test_variables_reach_both_containers_and_win() -> None:
     assert named(server_of(made)["env"], "POD_IP") == given[1]
 
 
-def test_images_and_accounts_of_the_object_win() -> None:
+def test_images_and_accounts_of_the_object_override_the_platforms() -> None:
     made = pod(
         image=Image("mine:1", "Always", ("mine", "platform-registry")),
         accelerator=GPU,
@@ -291,7 +300,7 @@ def test_without_a_cache_the_models_folder_has_the_limit() -> None:
     assert [volume["name"] for volume in made["volumes"]] == ["models", "config", "tmp", "shm"]
 
 
-def test_a_cache_on_the_node_has_to_be_there() -> None:
+def test_a_cache_on_the_node_must_exist() -> None:
     made = pod(cache=Cache(CacheMedium.HOST_PATH, size_limit="50Gi"))
 
     assert cache_of(made) == (
@@ -302,7 +311,7 @@ def test_a_cache_on_the_node_has_to_be_there() -> None:
     assert "fsGroup" not in made["securityContext"]
 
 
-def test_a_cache_on_a_claim_is_the_groups() -> None:
+def test_a_cache_on_a_claim_sets_fs_group() -> None:
     made = pod(cache=Cache(CacheMedium.PVC, "shared", "models/cache"))
 
     mount = {"name": "cache", "mountPath": "/cache", "subPath": "models/cache"}
@@ -314,7 +323,7 @@ def test_a_cache_on_a_claim_is_the_groups() -> None:
     assert made["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
 
 
-def test_the_plan_knows_of_the_cache() -> None:
+def test_the_fetch_plan_has_the_cache() -> None:
     def cache_in_plan(cache: Cache) -> Any:
         plan = children_of(model_spec(workload=workload(cache=cache)))["ConfigMap"]["data"]["plan.json"]
         return json.loads(plan).get("cache")
@@ -327,7 +336,7 @@ def test_the_plan_knows_of_the_cache() -> None:
     }
 
 
-def test_secrets_are_in_the_fetcher_alone() -> None:
+def test_secrets_are_mounted_only_in_the_fetcher() -> None:
     made = pod_of(model_spec(credentials_secret="store-keys", ca_bundle=CaBundle("corp.ca", "root.pem")))
 
     bundle = made["volumes"][-1]["name"]
@@ -341,6 +350,25 @@ def test_secrets_are_in_the_fetcher_alone() -> None:
     ]
     assert fetch_of(made)["volumeMounts"][-2:] == ours
     assert server_of(made)["volumeMounts"] == server_of(pod())["volumeMounts"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_mounted"),
+    [
+        (model_spec(), True),
+        (model_spec(uri="gs://models/bert"), False),
+        (model_spec(uri="pvc://models/bert"), False),
+        (model_spec(credentials_secret="models-s3"), False),
+    ],
+)
+def test_the_platforms_s3_secret_is_for_s3_models_without_credentials(spec: ModelSpec, is_mounted: bool) -> None:
+    made = pod_of(spec, platform=replace(PLATFORM, s3_secret="models-s3"))
+
+    optional = {"secretName": "models-s3", "defaultMode": 0o444, "optional": True}
+    volume = {"name": "s3-credentials", "secret": optional}
+    mount = {"name": "s3-credentials", "mountPath": "/run/halimede/s3", "readOnly": True}
+    assert (volume in made["volumes"], mount in fetch_of(made)["volumeMounts"]) == (is_mounted, is_mounted)
+    assert mount not in server_of(made)["volumeMounts"]
 
 
 @pytest.mark.parametrize(
@@ -358,7 +386,7 @@ def test_secrets_are_in_the_fetcher_alone() -> None:
         ),
     ],
 )
-def test_what_is_mounted_is_read_only_in_both(uri: str, volume: Object, mount: str) -> None:
+def test_claims_and_node_folders_are_read_only_in_both_containers(uri: str, volume: Object, mount: str) -> None:
     children = children_of(model_spec(uri=uri))
 
     made = template_of(children)["spec"]
@@ -368,7 +396,7 @@ def test_what_is_mounted_is_read_only_in_both(uri: str, volume: Object, mount: s
     assert json.loads(children["ConfigMap"]["data"]["plan.json"])["models"][0]["mount"] == mount
 
 
-def test_the_overlay_has_the_last_word_but_for_what_selectors_need() -> None:
+def test_the_overlay_wins_except_over_selector_labels() -> None:
     overlay = {
         "metadata": {"labels": {"team": "search", "halimede.dev/model": "mine"}},
         "spec": {
@@ -387,11 +415,46 @@ def test_the_overlay_has_the_last_word_but_for_what_selectors_need() -> None:
     assert [container["name"] for container in template["spec"]["initContainers"]] == ["fetch", "later"]
 
 
-def test_what_whoever_installed_the_operator_decided() -> None:
+def test_the_platform_sets_tolerations_for_lost_nodes() -> None:
+    platform = replace(PLATFORM, node_lost_toleration_seconds=0)
+    short = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0}
+
+    assert template_of(children_of(model_spec(), platform=platform))["spec"]["tolerations"] == [
+        {"key": "node.kubernetes.io/not-ready", **short},
+        {"key": "node.kubernetes.io/unreachable", **short},
+    ]
+    assert "tolerations" not in template_of(children_of(model_spec()))["spec"]
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ({"key": "node.kubernetes.io/unreachable", "operator": "Exists"}, ["node.kubernetes.io/not-ready"]),
+        ({"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}, ["node.kubernetes.io/unreachable"]),
+        ({"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}, []),
+        (
+            {"operator": "Exists", "effect": "NoSchedule"},
+            ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"],
+        ),
+    ],
+)
+def test_an_objects_own_toleration_for_lost_nodes_replaces_ours(given: Object, added: list[str]) -> None:
+    platform = replace(PLATFORM, node_lost_toleration_seconds=30)
+    overlaid = workload(pod_template={"spec": {"tolerations": [given]}})
+    scheduled = workload(scheduling=Scheduling(tolerations=(given,)))
+
+    for made in (overlaid, scheduled):
+        tolerations = template_of(children_of(model_spec(workload=made), platform=platform))["spec"]["tolerations"]
+        assert given in tolerations
+        assert [each["key"] for each in tolerations if each != given] == added
+
+
+def test_platform_settings_are_in_the_pod() -> None:
     platform = replace(
         PLATFORM,
         server_image="other:2",
         image_pull_policy="Never",
+        gpu_image_pull_policy="Always",
         image_pull_secrets=(),
         cache_host_path="/mnt/cache",
         s3_region="eu",
@@ -402,6 +465,9 @@ def test_what_whoever_installed_the_operator_decided() -> None:
     made = template_of(children)["spec"]
     assert (server_of(made)["image"], server_of(made)["imagePullPolicy"]) == ("other:2", "Never")
     assert "imagePullSecrets" not in made
+    gpu = workload(accelerator=Accelerator(AcceleratorType.GPU))
+    of_gpu = server_of(template_of(children_of(model_spec(workload=gpu), platform=platform))["spec"])
+    assert (of_gpu["image"], of_gpu["imagePullPolicy"]) == ("registry.example/halimede:1-gpu", "Always")
     assert named(made["volumes"], "cache")["hostPath"]["path"] == "/mnt/cache"
     stores = json.loads(children["ConfigMap"]["data"]["plan.json"])["stores"]
     assert stores == {"s3": {"endpoint": "https://store.example", "region": "eu"}}

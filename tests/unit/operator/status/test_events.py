@@ -1,4 +1,4 @@
-"""What is told of how a status came to be."""
+"""The events between statuses."""
 
 from halimede_operator.core.api.spec import Problem, Spec, Workload
 from halimede_operator.core.events import EventLimit
@@ -22,7 +22,7 @@ SPEC = model_spec()
 
 
 def story(*looks: Snapshot | tuple[Snapshot, Spec | None, tuple[Problem, ...]]) -> list[tuple[str, str]]:
-    """The events of one look after the other, each with the status of the look before."""
+    """The events of successive reconciles, each with the status of the one before."""
     status: Object | None = None
     told: list[tuple[str, str]] = []
     for number, look in enumerate(looks):
@@ -39,7 +39,7 @@ def seen(*pods: Object, replicas: int = 1, **fields: object) -> Snapshot:
     return snapshot(model_key(), *pods, child=deployment(replicas, **fields))
 
 
-def test_a_model_that_comes_up_is_one_event():
+def test_a_model_that_becomes_ready_is_one_event():
     looks = (snapshot(model_key()), seen(), seen(fetching()), seen(loading()), seen(serving()), seen(serving()))
 
     assert story(*looks) == [("Normal", "Serving")]
@@ -59,7 +59,7 @@ def test_a_crash_loop_is_one_event():
     ]
 
 
-def test_a_failed_rollout_and_its_repair():
+def test_a_failed_rollout_and_its_repair_are_events():
     old = serving("bert-0-a", template="6d8b5f4c77")
     failing = fetch_failed(11, "no key", "bert-1-a")
     looks = (seen(serving()), seen(old, fetching("bert-1-a"), generation=2, progress="ReplicaSetUpdated"),
@@ -73,7 +73,7 @@ def test_a_failed_rollout_and_its_repair():
     ]
 
 
-def test_a_dip_of_readiness_is_told():
+def test_a_loss_of_readiness_is_an_event():
     assert story(seen(serving()), seen(lost_readiness()), seen(serving())) == [
         ("Normal", "Serving"),
         ("Warning", "ProbeFailed"),
@@ -81,20 +81,20 @@ def test_a_dip_of_readiness_is_told():
     ]
 
 
-def test_suspending_is_told_once():
+def test_suspending_is_one_event():
     idle = model_spec(workload=Workload(suspend=True))
     looks = (seen(serving()), (seen(leaving(serving()), replicas=0), idle, ()), (seen(replicas=0), idle, ()))
 
     assert story(*looks) == [("Normal", "Serving"), ("Normal", "Suspended")]
 
 
-def test_a_model_that_is_made_without_replicas_is_no_event():
+def test_a_model_created_with_zero_replicas_is_no_event():
     idle = model_spec(workload=Workload(replicas=0))
 
     assert story((snapshot(model_key()), idle, ()), (seen(replicas=0), idle, ())) == []
 
 
-def test_a_bad_spec_is_told_at_once_with_its_reason():
+def test_an_invalid_spec_is_an_event_with_its_reason():
     bad = (seen(), None, (Problem("spec.model.uri", "must be a URI"),))
     status = status_of(bad[0], None, bad[2], (), (), "2026-11-22T10:00:00Z")
 
@@ -106,7 +106,7 @@ def test_a_status_without_conditions_is_no_event():
     assert events_of({"conditions": "?"}, {"conditions": [{"type": "Ready", "status": "True"}]}) == ()
 
 
-def test_of_one_reason_there_is_one_event_a_minute():
+def test_there_is_at_most_one_event_per_reason_and_minute():
     """O-66, O-84."""
     limit = EventLimit()
     up, down = EventDraft("Normal", "Serving", ""), EventDraft("Warning", "ProbeFailed", "")
@@ -118,9 +118,18 @@ def test_of_one_reason_there_is_one_event_a_minute():
     assert limit.try_send(model_key(), up, 120.0)
 
 
-def test_the_limit_forgets_what_is_past():
+def test_the_event_limit_forgets_old_events():
     limit = EventLimit()
     for number in range(1000):
         limit.try_send(model_key(f"m{number}"), EventDraft("Normal", "Serving", ""), float(number))
 
     assert len(limit) == 60
+
+
+def test_a_replica_failing_beside_others_and_recovering_is_two_events():
+    both = (serving("bert-1-a"), serving("bert-1-b"))
+    two = model_spec(workload=Workload(replicas=2))
+    failing = (serving("bert-1-a"), lost_readiness("bert-1-b"))
+    looks = [(seen(*pods, replicas=2), two, ()) for pods in (both, failing, failing, both, both)]
+
+    assert story(*looks) == [("Normal", "Serving"), ("Warning", "ProbeFailed"), ("Normal", "Serving")]

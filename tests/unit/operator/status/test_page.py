@@ -1,32 +1,32 @@
-"""The page says what to do about every reason there is."""
+"""The documentation page covers every reason."""
 
 import re
 from pathlib import Path
 
 import yaml
 
-from halimede_operator.core.pods import Calm, Reason
+from halimede_operator.core.pods import NormalReason, Reason
 
 ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs" / "pages" / "kubernetes-status.md").read_text()
 
 
 def cells(heading: str) -> set[str]:
-    """The words in the first column of the table below the heading."""
+    """The words in the first column of the table under the heading."""
     table = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
     return {word for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for word in re.findall(r"`(\w+)`", row)}
 
 
-def test_every_reason_of_a_pod_has_its_line():
+def test_the_page_documents_every_reason_of_a_pod():
     assert set(Reason) - cells("What went wrong, and what to do") == set()
 
 
-def test_every_reason_to_wait_is_told():
+def test_the_page_documents_every_normal_reason():
     said = cells("On the way") | set(re.findall(r"`(\w+)`", PAGE.split("## On the way")[0]))
-    assert set(Calm) - said == set()
+    assert set(NormalReason) - said == set()
 
 
-def test_every_field_is_told():
+def test_the_page_documents_every_field():
     known = set()
     for plural in ("inferencemodels", "modelensembles"):
         crd = yaml.safe_load((ROOT / "crds" / f"{plural}.yaml").read_text())

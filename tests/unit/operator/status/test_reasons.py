@@ -1,9 +1,9 @@
-"""Why an object is not ready, told from its pods: what Kubernetes 1.36 writes, and what the status makes of it."""
+"""Why an object is not ready: pods as Kubernetes 1.36 writes them, and the reported reason."""
 
 import pytest
 
 from halimede_operator.core.api.spec import Workload
-from halimede_operator.core.snapshot import Object, PodIndex, Shortage
+from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion, Shortage
 from halimede_operator.core.status import status_of
 from support.operator_pods import (
     IMAGE,
@@ -89,13 +89,14 @@ CASES = {
     "other files": (fetch_failed(12, "sha256:1 is not sha256:2"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: digest mismatch: sha256:1 is not sha256:2"),
     "no room": (fetch_failed(13, "4 GB needed"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: disk full: 4 GB needed"),
     "no model": (fetch_failed(14, "a folder of pictures"), "ModelFetched", "InvalidModel", f"{FETCH}: not a model: a folder of pictures"),
-    "no store": (fetch_failed(15, "no route"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: unreachable: no route"),
+    "no store": (fetch_failed(15, "no route"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: unreachable: no route, trying again"),
+    "no store, and it is tried again": (fetching(last=ended(15, "no route")), "ModelFetched", "ModelFetchFailed", f"{FETCH}: unreachable: no route, trying again"),
     "a fetch that dies": (fetch_failed(139), "ModelFetched", "ModelFetchFailed", f"{FETCH}: exited with code 139 (SIGSEGV)"),
     "a fetch out of memory": (
         pod(fetch=container("fetch", ended(137, "Killed\n", reason="OOMKilled"))),
         "ModelFetched",
         "OutOfMemory",
-        f"{FETCH}: exited with code 137 (SIGKILL): out of memory, it needs a higher limit in spec.resources: Killed",
+        f"{FETCH}: killed by the kernel: out of memory; it has no memory limit of its own",
     ),
     "a fetch that is tried again": (
         pod(fetch=container("fetch", back_off(NAME, "fetch"), ended(11, "NoSuchKey"), restarts=3)),
@@ -166,7 +167,7 @@ CASES = {
         stopped(back_off(NAME), last=ended(137, "Killed\n", reason="OOMKilled")),
         "ModelLoaded",
         "OutOfMemory",
-        f"{SERVER}: exited with code 137 (SIGKILL): out of memory, it needs a higher limit in spec.resources: Killed",
+        f"{SERVER}: killed by the kernel: out of memory; it has no memory limit of its own",
     ),
     "a server that crashes": (stopped(ended(139, "segmentation fault")), "ModelLoaded", "CrashLoop", f"{SERVER}: exited with code 139 (SIGSEGV): segmentation fault"),
     "a wrong flag": (stopped(ended(2, "Error: no such option: --x")), "ModelLoaded", "CrashLoop", f"{SERVER}: exited with code 2: Error: no such option: --x"),
@@ -187,7 +188,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_pod_says_why(case: str):
+def test_each_failure_of_a_pod_has_its_reason(case: str):
     pod_, type_, reason, message = CASES[case]
 
     status = status_of(snapshot(model_key(), pod_, child=deployment()), model_spec(), (), (), (), NOW)
@@ -201,7 +202,7 @@ def test_the_pod_says_why(case: str):
 
 
 WAITS = {
-    "for its pods": ((), "Pending", "the other pods are being made", "Pending"),
+    "for its pods": ((), "Pending", "the pods are being made", "Pending"),
     "for the network and the volumes": (
         (
             pod(
@@ -218,16 +219,16 @@ WAITS = {
         f"{ON} waits for its network and its volumes, which need Secret models-s3, ConfigMap corp-ca, PersistentVolumeClaim models",
         "Fetching",
     ),
-    "for the fetch to start": ((pod(),), "Fetching", f"{ON} starts to fetch the model", "Fetching"),
-    "for the fetch": ((fetching(),), "Fetching", f"{ON} fetches the model", "Fetching"),
-    "for the server to start": ((pod(fetch=fetched()),), "Loading", f"{ON} starts the server", "Loading"),
-    "for the model": ((loading(),), "Loading", f"{ON} loads the model", "Loading"),
-    "for the slower pod": ((fetching(f"bert-{NEW}-bbbbb"), loading()), "Fetching", f"pod bert-{NEW}-bbbbb on node node-1 fetches the model", "Fetching"),
+    "for the fetch to start": ((pod(),), "Fetching", f"{ON} pulls its image and fetches the model", "Fetching"),
+    "for the fetch": ((fetching(),), "Fetching", f"{ON} pulls its image and fetches the model", "Fetching"),
+    "for the server to start": ((pod(fetch=fetched()),), "Loading", f"{ON} starts the server and loads the model", "Loading"),
+    "for the model": ((loading(),), "Loading", f"{ON} starts the server and loads the model", "Loading"),
+    "for the slower pod": ((fetching(f"bert-{NEW}-bbbbb"), loading()), "Fetching", f"pod bert-{NEW}-bbbbb on node node-1 pulls its image and fetches the model", "Fetching"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WAITS)
-def test_what_is_on_its_way_is_no_failure(case: str):
+def test_normal_startup_stages_are_no_failure(case: str):
     pods, reason, message, phase = WAITS[case]
 
     status = status_of(snapshot(model_key(), *pods, child=deployment()), model_spec(), (), (), (), NOW)
@@ -282,10 +283,10 @@ def events_of_mounts(*said: tuple[int, str]) -> dict[str, tuple[Object, ...]]:
 
 @pytest.mark.parametrize("case", MOUNTS)
 @pytest.mark.parametrize("turn", [1, -1])
-def test_what_a_kubelet_cannot_mount_is_told_from_its_events(case: str, turn: int):
+def test_failed_mounts_are_reported_from_kubelet_events(case: str, turn: int):
     said, reason, message = MOUNTS[case]
     events = events_of_mounts(*said[::turn])
-    seen = snapshot(model_key(), pod(has_sandbox=False), child=deployment(), mount_events=events)
+    seen = snapshot(model_key(), pod(has_sandbox=False), child=deployment(), kubelet_events=events)
 
     status = status_of(seen, model_spec(), (), (), (), NOW)
 
@@ -294,13 +295,13 @@ def test_what_a_kubelet_cannot_mount_is_told_from_its_events(case: str, turn: in
     assert status["lastFailure"] == {"reason": reason, "message": f"pod {NAME}: {message}", "pod": NAME, "time": NOW}
 
 
-def test_what_a_kubelet_could_not_mount_is_forgotten_once_it_could():
-    """The events stay for an hour."""
+def test_a_failed_mount_is_not_reported_once_it_succeeded():
+    """Events exist for an hour."""
     events = events_of_mounts((1, SETUP % ("keys", NO_SECRET)))
     told = [
         ready_of(
             status_of(
-                snapshot(model_key(), each, child=deployment(), mount_events=events), model_spec(), (), (), (), NOW
+                snapshot(model_key(), each, child=deployment(), kubelet_events=events), model_spec(), (), (), (), NOW
             )
         )[1]
         for each in (pod(has_sandbox=False), pod(), serving(), leaving(pod(has_sandbox=False)))
@@ -308,21 +309,82 @@ def test_what_a_kubelet_could_not_mount_is_forgotten_once_it_could():
     assert told == ["SecretMissing", "Fetching", "Serving", "Pending"]
 
 
-def test_events_that_are_none_are_no_reason_to_stop():
+def unseen(scheduler: str, created: int) -> Object:
+    """A new pod of the API server, before a scheduler has looked at it."""
+    made = pod(created=created)
+    made["spec"] = {**made["spec"], "schedulerName": scheduler}
+    del made["spec"]["nodeName"]
+    return {**made, "status": {"phase": "Pending"}}
+
+
+@pytest.mark.parametrize(("age_s", "reason"), [(9, "Scheduling"), (10, "Unschedulable"), (600, "Unschedulable")])
+def test_a_scheduler_that_does_not_react_is_named(age_s: int, reason: str):
+    made = snapshot(model_key(), unseen("nobody", 100), child=deployment())
+
+    status = status_of(made, model_spec(), (), (), (), second(100 + age_s))
+
+    assert ready_of(status)[1] == reason
+    told = f"pod {NAME}: no scheduler has looked at it: its schedulerName is 'nobody'; does that scheduler run?"
+    assert (reason == "Scheduling") or ready_of(status)[2] == f"0/1 replicas serving: {told}"
+
+
+def test_a_scheduler_that_has_reacted_is_not_reported():
+    made = unscheduled("0/2 nodes are available.")
+
+    assert (
+        "schedulerName"
+        not in ready_of(status_of(snapshot(model_key(), made, child=deployment()), model_spec(), (), (), (), NOW))[2]
+    )
+
+
+NO_SECRETS = (
+    "Unable to retrieve some image pull secrets (registry, other); attempting to pull the image may not succeed."
+)
+PULL_SECRETS = {
+    "said lately": ([(100, NO_SECRETS)], "; the node cannot read the pull secrets registry, other: are they in the pod's namespace?"),
+    "said long ago": ([(9, NO_SECRETS)], ""),
+    "said of others later": (
+        [(100, NO_SECRETS), (110, NO_SECRETS.replace("registry, other", "third"))],
+        "; the node cannot read the pull secrets third: are they in the pod's namespace?",
+    ),
+    "other words": ([(100, "no")], ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PULL_SECRETS)
+def test_a_missing_pull_secret_is_named_beside_the_failed_pull(case: str):
+    said, hint = PULL_SECRETS[case]
+    events = tuple(
+        {"reason": "FailedToRetrieveImagePullSecret", "lastTimestamp": second(at), "message": text} for at, text in said
+    )
+    seen = snapshot(
+        model_key(),
+        stopped(waiting("ErrImagePull", "pull access denied")),
+        child=deployment(),
+        kubelet_events={f"uid-{NAME}": events},
+    )
+
+    status = status_of(seen, model_spec(), (), (), (), second(370))
+
+    told = f"0/1 replicas serving: {SERVER}: pull access denied{hint}"
+    assert ready_of(status) == ("False", "ImagePullFailed", told)
+
+
+def test_malformed_events_are_ignored():
     events = {f"uid-{NAME}": ({"message": 7}, {"lastTimestamp": "soon", "message": NO_SECRET}, {})}
-    seen = snapshot(model_key(), pod(has_sandbox=False), child=deployment(), mount_events=events)
+    seen = snapshot(model_key(), pod(has_sandbox=False), child=deployment(), kubelet_events=events)
 
     assert ready_of(status_of(seen, model_spec(), (), (), (), NOW))[1] == "SecretMissing"
 
 
-def test_a_pod_that_started_and_was_not_ready_yet_is_no_failure():
-    """Between the startup probe and the first readiness probe a kubelet writes just this."""
+def test_a_started_pod_that_is_not_ready_yet_is_no_failure():
+    """A kubelet writes this between the startup probe and the first readiness probe."""
     server = {**container("server", running(5)), "started": True}
     just_up = pod(fetch=fetched(), server=server)
 
     status = status_of(snapshot(model_key(), just_up, child=deployment()), model_spec(), (), (), (), NOW)
 
-    assert ready_of(status) == ("False", "Loading", f"0/1 replicas serving: {ON} loads the model")
+    assert ready_of(status) == ("False", "Loading", f"0/1 replicas serving: {ON} starts the server and loads the model")
 
 
 def test_a_pod_that_waits_for_a_readiness_gate_is_not_lost():
@@ -338,7 +400,7 @@ def test_a_pod_that_waits_for_a_readiness_gate_is_not_lost():
     "said",
     [{"phase": "Unknown"}, {"reason": "NodeLost", "phase": "Running"}, {"reason": "NodeLost", "phase": "Failed"}],
 )
-def test_a_node_that_is_gone_is_told_however_it_is_written(said: Object):
+def test_a_lost_node_is_reported_in_each_form_of_pod_status(said: Object):
     lost = pod(fetch=fetched(), server=container("server", running(5)))
     lost["status"] |= said
     status = status_of(snapshot(model_key(), lost, child=deployment()), model_spec(), (), (), (), NOW)
@@ -346,7 +408,7 @@ def test_a_node_that_is_gone_is_told_however_it_is_written(said: Object):
     assert ready_of(status)[:2] == ("False", "NodeLost")
 
 
-def test_what_is_ready_in_a_pod_that_does_not_run_does_not_serve():
+def test_ready_versions_of_a_pod_that_does_not_run_do_not_count():
     ended_ = serving()
     ended_["status"]["phase"] = "Pending"
     status = status_of(snapshot(model_key(), ended_, child=deployment()), model_spec(), (), (), (), NOW)
@@ -354,17 +416,18 @@ def test_what_is_ready_in_a_pod_that_does_not_run_does_not_serve():
     assert (ready_of(status)[1], status["readyReplicas"]) == ("Loading", 0)
 
 
-def test_an_index_of_before_a_restart_says_nothing_of_the_server_to_come():
+def test_an_index_from_before_a_restart_is_not_used():
     seen = snapshot(
         model_key(), pod(fetch=fetched()), child=deployment(), indexes={NAME: index(("bert", "1", "READY", ""))}
     )
 
     assert (
-        ready_of(status_of(seen, model_spec(), (), (), (), NOW))[2] == f"0/1 replicas serving: {ON} starts the server"
+        ready_of(status_of(seen, model_spec(), (), (), (), NOW))[2]
+        == f"0/1 replicas serving: {ON} starts the server and loads the model"
     )
 
 
-def test_of_a_long_log_the_end_counts():
+def test_the_end_of_a_long_log_is_used():
     old, new = (f'E1122 09:12:25.7 1 a.py:1] "{word}"\n' for word in ("old", "new"))
     log = old + 'I1122 09:12:25.7 1 a.py:1] "on and on"\n' * 300 + new
     status = status_of(snapshot(model_key(), stopped(ended(1, log)), child=deployment()), model_spec(), (), (), (), NOW)
@@ -372,7 +435,7 @@ def test_of_a_long_log_the_end_counts():
     assert ready_of(status)[2] == f"0/1 replicas serving: {SERVER}: exited with code 1: new"
 
 
-def test_an_init_container_that_did_its_work_is_no_failure_while_it_runs_again():
+def test_a_succeeded_init_container_that_runs_again_is_no_failure():
     again = pod(fetch=container("fetch", running(50), ended(0, "{}")))
     status = status_of(snapshot(model_key(), again, child=deployment()), model_spec(), (), (), (), NOW)
 
@@ -391,13 +454,25 @@ AT_REST = {
 
 
 @pytest.mark.parametrize("text", AT_REST)
-def test_what_changes_at_every_attempt_is_not_told(text: str):
-    status = status_of(snapshot(model_key(), fetch_failed(15, text), child=deployment()), model_spec(), (), (), (), NOW)
+def test_parts_that_change_at_every_attempt_are_not_reported(text: str):
+    status = status_of(snapshot(model_key(), fetch_failed(10, text), child=deployment()), model_spec(), (), (), (), NOW)
 
-    assert ready_of(status)[2] == f"0/1 replicas serving: {FETCH}: unreachable: {AT_REST[text]}"
+    assert ready_of(status)[2] == f"0/1 replicas serving: {FETCH}: not allowed: {AT_REST[text]}"
 
 
-def test_a_crash_loop_says_the_same_at_each_of_its_turns():
+@pytest.mark.parametrize("fetch", [ended(16, "it answers"), back_off(NAME, "fetch"), running(2)])
+def test_a_store_that_answers_again_is_no_failure(fetch: Object):
+    before = {} if "terminated" in fetch else ended(16, "it answers")
+    status = status_of(
+        snapshot(model_key(), pod(fetch=container("fetch", fetch, before)), child=deployment()),
+        model_spec(), (), (), (), NOW,
+    )  # fmt: skip
+
+    assert ready_of(status)[:2] == ("False", "Fetching")
+    assert "lastFailure" not in status
+
+
+def test_a_crash_loop_has_the_same_status_at_each_step():
     crash, before = ended(1, LOG, started=30, finished=31), ended(1, LOG, started=20, finished=21)
     turns = [
         stopped(crash, last=before),
@@ -420,7 +495,7 @@ def test_a_crash_loop_says_the_same_at_each_of_its_turns():
     }
 
 
-def test_an_image_pull_says_the_same_while_it_waits():
+def test_a_failing_image_pull_has_the_same_status_all_the_time():
     said = [PULL + f"read udp 10.244.0.12:{port}->10.255.255.53:53: i/o timeout" for port in (43588, 50658)]
     turns = [
         stopped(waiting("ErrImagePull", said[0])),
@@ -434,7 +509,7 @@ def test_an_image_pull_says_the_same_while_it_waits():
     assert statuses == [statuses[0]] * 3
 
 
-def test_a_lack_of_devices_names_those_that_the_nodes_have():
+def test_insufficient_devices_lists_what_the_nodes_have():
     nodes = (gpu_node("a", gpu="2", mig_1g_10gb="7"), gpu_node("b", gpu="4", mig_3g_40gb="0"))
     seen = snapshot(model_key(), unscheduled(NO_GPU), child=deployment(), nodes=nodes)
     status = status_of(seen, model_spec(), (), (), (), NOW)
@@ -452,14 +527,14 @@ def test_devices_that_others_hold_are_counted():
     assert ready_of(status)[2] == f"0/1 replicas serving: pod {NAME}: {said} The nodes have in all: nvidia.com/gpu (2)"
 
 
-def test_nodes_without_devices_are_told():
+def test_nodes_without_devices_are_reported():
     seen = snapshot(model_key(), unscheduled(NO_GPU), child=deployment(), nodes=(gpu_node("a"),))
     status = status_of(seen, model_spec(), (), (), (), NOW)
 
     assert ready_of(status)[2].endswith("No node has nvidia.com/mig-1g.5gb. The nodes have no such devices at all")
 
 
-def test_an_unhealthy_device_comes_before_what_it_does():
+def test_an_unhealthy_device_is_reported_before_its_effects():
     dead = stopped(ended(1, "CUDA error"))
     dead["status"]["containerStatuses"][0]["allocatedResourcesStatus"] = [
         {
@@ -473,7 +548,7 @@ def test_an_unhealthy_device_comes_before_what_it_does():
     assert ready_of(status) == ("False", "DeviceUnhealthy", f"0/1 replicas serving: {said}")
 
 
-def test_a_device_that_breaks_under_a_pod_that_serves_is_told():
+def test_a_device_that_breaks_under_a_serving_pod_is_reported():
     """O-63."""
     pods = [serving(), serving("bert-7f9c66d5b8-bbbbb")]
     pods[1]["status"]["containerStatuses"][0]["allocatedResourcesStatus"] = [
@@ -482,13 +557,13 @@ def test_a_device_that_breaks_under_a_pod_that_serves_is_told():
     spec = model_spec(workload=Workload(replicas=2))
     status = status_of(snapshot(model_key(), *pods, child=deployment(2)), spec, (), (), (), NOW)
 
-    assert (ready_of(status)[:2], status["phase"]) == (("True", "Serving"), "Serving")
+    assert (ready_of(status)[:2], status["phase"]) == (("True", "Serving"), "Degraded")
     degraded = next(c for c in status["conditions"] if c["type"] == "Degraded")
     said = "pod bert-7f9c66d5b8-bbbbb: container server: device GPU-1 (nvidia.com/gpu) is unhealthy"
     assert (degraded["status"], degraded["reason"], degraded["message"]) == ("True", "DeviceUnhealthy", said)
 
 
-def test_a_device_that_goes_under_a_pod_that_serves_is_told():
+def test_a_device_that_disappears_under_a_serving_pod_is_reported():
     """O-63."""
     pods = [serving(), serving("bert-7f9c66d5b8-bbbbb", node="node-2"), serving("bert-7f9c66d5b8-ccccc")]
     for each in pods[:2]:
@@ -515,7 +590,7 @@ SECURITY = 'pods "bert-7f9c66d5b8-%s" is forbidden: violates PodSecurity "restri
 
 
 @pytest.mark.parametrize(("text", "reason"), [(QUOTA, "QuotaExceeded"), (SECURITY, "PodsRefused")])
-def test_pods_that_may_not_be_made(text: str, reason: str):
+def test_pods_that_a_quota_or_policy_refuses_are_reported(text: str, reason: str):
     statuses = [
         status_of(
             snapshot(model_key(), child=deployment(), quota_messages=(text % name,)), model_spec(), (), (), (), NOW
@@ -527,7 +602,7 @@ def test_pods_that_may_not_be_made(text: str, reason: str):
     assert said_of(statuses[0], "Placed") == ("False", reason)
 
 
-def test_a_quota_that_did_not_matter_is_not_told():
+def test_a_quota_message_without_missing_pods_is_not_reported():
     seen = snapshot(model_key(), serving(), child=deployment(), quota_messages=(QUOTA % "zn6zz",))
 
     assert ready_of(status_of(seen, model_spec(), (), (), (), NOW)) == (
@@ -537,7 +612,7 @@ def test_a_quota_that_did_not_matter_is_not_told():
     )
 
 
-def test_the_index_says_why_a_model_does_not_load():
+def test_a_load_failure_is_reported_from_the_index():
     said = index(
         ("bert", "1", "UNAVAILABLE", "Internal: no weights"),
         ("bert", "2", "READY", ""),
@@ -548,6 +623,69 @@ def test_the_index_says_why_a_model_does_not_load():
 
     told = f"pod {NAME}: model bert version 1: Internal: no weights"
     assert ready_of(status) == ("False", "ModelLoadFailed", f"0/1 replicas serving: {told}")
+
+
+MEMORY = "worker exited: signal 9 (possibly out of memory)"
+PARKED = "worker exited 5 times (last: signal 11)"
+
+
+def worker(state: str, failure: str = "", *, out_of_memory: bool = False, reason: str = "") -> PodIndex:
+    return PodIndex((ServedVersion("bert", "1", state, reason, True, failure, out_of_memory),))
+
+
+def looked_at(made: Object, said: PodIndex, limit: str = "400Mi") -> Object:
+    made["spec"]["containers"][0]["resources"] = {"limits": {"memory": limit}} if limit else {}
+    return status_of(
+        snapshot(model_key(), made, child=deployment(), indexes={NAME: said}), model_spec(), (), (), (), NOW
+    )
+
+
+WORKERS = {
+    "out of memory": (
+        worker("READY", MEMORY, out_of_memory=True),
+        "400Mi",
+        "OutOfMemory",
+        f"{MEMORY}; the limit is 400Mi, raise spec.resources.limits.memory",
+    ),
+    "out of memory without a limit": (worker("READY", MEMORY, out_of_memory=True), "", "OutOfMemory", MEMORY),
+    "a crash": (worker("READY", "worker exited: signal 11"), "400Mi", "WorkerCrashed", "worker exited: signal 11"),
+    "one of several that is not started again": (worker("READY", PARKED), "400Mi", "WorkerCrashed", PARKED),
+}
+
+
+@pytest.mark.parametrize("case", WORKERS)
+def test_a_worker_that_dies_under_a_serving_server_is_reported(case: str):
+    said, limit, reason, text = WORKERS[case]
+    status = looked_at(serving(), said, limit)
+
+    assert ready_of(status)[:2] == ("True", "Serving")
+    degraded = next(c for c in status["conditions"] if c["type"] == "Degraded")
+    told = f"pod {NAME}: model bert version 1: {text}"
+    assert (degraded["status"], degraded["reason"], degraded["message"]) == ("True", reason, told)
+
+
+def test_a_recovered_worker_is_not_reported():
+    assert said_of(looked_at(serving(), worker("READY")), "Degraded") == ("False", "AsExpected")
+
+
+def test_a_model_whose_workers_stay_down_is_reported_with_the_cause():
+    said = worker("UNAVAILABLE", PARKED, reason=f"Unavailable: model 'bert' is not ready: {PARKED}")
+    for made in (serving(), lost_readiness()):
+        assert ready_of(looked_at(made, said)) == (
+            "False",
+            "WorkerCrashed",
+            f"0/1 replicas serving: pod {NAME}: model bert version 1: {PARKED}",
+        )
+
+
+def test_a_dead_worker_is_reported_before_the_failing_probe():
+    assert ready_of(looked_at(lost_readiness(), worker("READY", MEMORY, out_of_memory=True)))[1] == "OutOfMemory"
+
+
+def test_an_unloadable_version_beside_a_serving_one_is_not_degraded():
+    both = index(("bert", "1", "READY", ""), ("bert", "2", "UNAVAILABLE", "Internal: no weights"))
+
+    assert said_of(looked_at(serving(), both), "Degraded") == ("False", "AsExpected")
 
 
 def test_a_pod_that_is_ready_without_the_model_does_not_serve():
@@ -584,7 +722,7 @@ WORST = {
 
 
 @pytest.mark.parametrize("case", WORST)
-def test_the_worst_pod_is_told_whatever_the_order(case: str):
+def test_the_worst_failure_is_reported_in_any_order_of_pods(case: str):
     first, second, reason, name = WORST[case]
     spec = model_spec(workload=Workload(replicas=2))
     sets = (replica_set(OLD, 9), replica_set(NEW, 10))
@@ -596,7 +734,7 @@ def test_the_worst_pod_is_told_whatever_the_order(case: str):
     assert (ready_of(one)[1], one["lastFailure"]["pod"]) == (reason, name)
 
 
-def test_an_eviction_matters_until_the_next_pod_begins():
+def test_an_eviction_is_reported_until_the_next_pod_starts():
     evicted = rejected("Evicted", "low on memory", "bert-1-a", created=1)
     told = [
         ready_of(status_of(snapshot(model_key(), evicted, next_, child=deployment()), model_spec(), (), (), (), NOW))[1]
@@ -605,7 +743,7 @@ def test_an_eviction_matters_until_the_next_pod_begins():
     assert told == ["Evicted", "Fetching", "Serving"]
 
 
-def test_an_index_that_cannot_be_asked_does_not_make_an_object_ready():
+def test_an_unreadable_index_does_not_make_an_object_ready():
     silent = PodIndex(error="connection refused")
     seen = snapshot(model_key(), serving(), child=deployment(), indexes={NAME: silent})
     status = status_of(seen, model_spec(), (), (), (), NOW)
@@ -617,7 +755,7 @@ def test_an_index_that_cannot_be_asked_does_not_make_an_object_ready():
     assert "versions" not in status["current"]
 
 
-def test_an_index_that_cannot_be_asked_once_does_not_make_a_ready_object_unready():
+def test_one_failed_index_read_does_not_make_a_ready_object_unready():
     before = status_of(snapshot(model_key(), serving(), child=deployment()), model_spec(), (), (), (), NOW)
     silent = {NAME: PodIndex(error="timed out")}
     seen = snapshot(model_key(), serving(), child=deployment(), status=before, indexes=silent)

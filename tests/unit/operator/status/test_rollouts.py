@@ -1,4 +1,4 @@
-"""Replicas, templates and times: what the status says while an object changes, and what it leaves alone while nothing does."""
+"""Replicas, templates and times: the status while an object changes, and that it stays equal while nothing changes."""
 
 import json
 from dataclasses import replace
@@ -16,10 +16,12 @@ from halimede_operator.core.api.spec import (
     Spec,
     Workload,
 )
+from halimede_operator.core.api_errors import Meaning
 from halimede_operator.core.diff import Conflict
 from halimede_operator.core.snapshot import Object, PodIndex, Snapshot
 from halimede_operator.core.status import ApplyFailure, status_of
 from support.operator_pods import (
+    DEADLINE,
     DIGEST,
     FETCHED_MODEL,
     IMAGE,
@@ -28,6 +30,7 @@ from support.operator_pods import (
     deployment,
     ended,
     fetch_failed,
+    fetched,
     fetching,
     index,
     leaving,
@@ -36,6 +39,7 @@ from support.operator_pods import (
     node_lost,
     pod,
     replica_set,
+    second,
     serving,
     snapshot,
     stopped,
@@ -94,6 +98,7 @@ def test_the_whole_status_of_a_model_that_serves():
         ],
         "replicas": 2,
         "readyReplicas": 2,
+        "desiredReplicas": 2,
         "selector": "halimede.dev/model=bert",
         "current": {"versions": [1], "templateHash": NEW, "image": IMAGE},
         "effective": {"format": "onnx", "resourceName": "nvidia.com/mig-1g.10gb", "serverImage": IMAGE},
@@ -121,11 +126,15 @@ def test_versions_are_those_that_every_ready_pod_serves():
     assert message(status) == "2/2 replicas serving versions 2, 10"
 
 
+PAUSED = (
+    "spec.paused of Deployment bert is true, so that the new spec is not rolled out; "
+    "kubectl rollout resume deployment/bert lets it go on"
+)
 ROLLOUTS: dict[str, tuple[tuple[Object, ...], Object, str, dict[str, str]]] = {
     "the new ones come while the old ones serve": (
         (serving("bert-0-a", template=OLD), serving("bert-0-b", template=OLD), fetching("bert-1-a")),
         deployment(2, generation=2, progress="ReplicaSetUpdated"),
-        "0/2 replicas serving, 2 of the spec before: pod bert-1-a on node node-1 fetches the model",
+        "0/2 replicas serving, 2 of the spec before: pod bert-1-a on node node-1 pulls its image and fetches the model",
         {"Ready": "False Progressing", "Available": "True Serving", "Progressing": "True RollingOut", "Degraded": "False AsExpected",
          "Reconciling": "True Progressing", "phase": "Serving"},
     ),
@@ -139,7 +148,7 @@ ROLLOUTS: dict[str, tuple[tuple[Object, ...], Object, str, dict[str, str]]] = {
     "and it takes too long": (
         (serving("bert-0-a", template=OLD), serving("bert-0-b", template=OLD), loading("bert-1-a")),
         deployment(2, generation=2, progress="ProgressDeadlineExceeded"),
-        f'0/2 replicas serving, 2 of the spec before: ReplicaSet "bert-{NEW}" has timed out progressing. pod bert-1-a on node node-1 loads the model',
+        f'0/2 replicas serving, 2 of the spec before: ReplicaSet "bert-{NEW}" has timed out progressing. pod bert-1-a on node node-1 starts the server and loads the model',
         {"Ready": "False ProgressDeadlineExceeded", "Available": "True Serving", "Progressing": "False ProgressDeadlineExceeded",
          "Degraded": "True ProgressDeadlineExceeded", "Stalled": "True ProgressDeadlineExceeded", "phase": "Degraded"},
     ),
@@ -158,24 +167,93 @@ ROLLOUTS: dict[str, tuple[tuple[Object, ...], Object, str, dict[str, str]]] = {
     ),
     "nobody has looked at the change yet": (
         (serving("bert-1-a"), serving("bert-1-b")),
-        deployment(2, generation=2, seen=1),
+        deployment(2, generation=2, seen=1, template="9d5f7b6c88"),
         "the Deployment is not yet that of the spec",
         {"Ready": "False Progressing", "Available": "True Serving", "Progressing": "True Applying", "Degraded": "False AsExpected",
          "Reconciling": "True Progressing", "phase": "Serving"},
+    ),
+    "the Deployment's controller has, and its ReplicaSet has not come to us": (
+        (serving("bert-1-a"), serving("bert-1-b")),
+        deployment(2, generation=2, template="9d5f7b6c88"),
+        "the Deployment is not yet that of the spec",
+        {"Ready": "False Progressing", "Available": "True Serving", "Progressing": "True Applying", "Degraded": "False AsExpected",
+         "Reconciling": "True Progressing", "phase": "Serving"},
+    ),
+    "a first rollout with one replica that has no room": (
+        (serving("bert-1-a"), unscheduled("no room", "bert-1-b")),
+        deployment(2, progress="ReplicaSetUpdated"),
+        "1/2 replicas serving: pod bert-1-b: no room",
+        {"Ready": "False Unschedulable", "Available": "True Serving", "Progressing": "True RollingOut",
+         "Degraded": "True Unschedulable", "Reconciling": "True Unschedulable", "phase": "Degraded"},
     ),
     "the Deployment has other replicas": (
         (serving("bert-1-a"),),
         deployment(1),
-        "the Deployment is not yet that of the spec",
-        {"Ready": "False Progressing", "Available": "True Serving", "Progressing": "True Applying", "Degraded": "False AsExpected",
-         "Reconciling": "True Progressing", "phase": "Serving"},
+        "1/2 replicas serving version 1: the pods are being made",
+        {"Ready": "True Serving", "Available": "True Serving", "Progressing": "True Applying", "Degraded": "False AsExpected",
+         "Reconciling": "True Serving", "phase": "Serving"},
+    ),
+    "it is scaled, and nobody has looked at that": (
+        (serving("bert-1-a"),),
+        deployment(2, generation=2, seen=1),
+        "1/2 replicas serving version 1: the pods are being made",
+        {"Ready": "True Serving", "Available": "True Serving", "Progressing": "True Applying", "Degraded": "False AsExpected",
+         "Reconciling": "True Serving", "phase": "Serving"},
+    ),
+    "it is scaled, and the new pod loads": (
+        (serving("bert-1-a"), loading("bert-1-b")),
+        deployment(2, generation=2),
+        "1/2 replicas serving version 1: pod bert-1-b on node node-1 starts the server and loads the model",
+        {"Ready": "True Serving", "Available": "True Serving", "Progressing": "False Complete", "Degraded": "False AsExpected",
+         "Reconciling": "True Serving", "phase": "Serving"},
+    ),
+    "it is scaled, and the new pod has no room": (
+        (serving("bert-1-a"), unscheduled("no room", "bert-1-b")),
+        deployment(2, generation=2),
+        "1/2 replicas serving version 1: pod bert-1-b: no room",
+        {"Ready": "True Serving", "Available": "True Serving", "Progressing": "False Complete", "Degraded": "True Unschedulable",
+         "Reconciling": "True Serving", "phase": "Degraded"},
+    ),
+    "it is scaled from zero": (
+        (loading("bert-1-a"), loading("bert-1-b")),
+        deployment(2, generation=2),
+        "0/2 replicas serving: pod bert-1-a on node node-1 starts the server and loads the model",
+        {"Ready": "False Loading", "Available": "False Loading", "Progressing": "False Complete", "Degraded": "False AsExpected",
+         "Reconciling": "True Loading", "phase": "Loading"},
     ),
     "one of two is lost with its node": (
         (serving("bert-1-a"), node_lost("bert-1-b")),
         deployment(2),
-        "1/2 replicas serving: pod bert-1-b: its node node-1 does not answer.",
-        {"Ready": "False NodeLost", "Available": "True Serving", "Progressing": "False Complete", "Degraded": "True NodeLost",
-         "Reconciling": "True NodeLost", "phase": "Degraded"},
+        "1/2 replicas serving version 1: pod bert-1-b: its node node-1 does not answer.",
+        {"Ready": "True Serving", "Available": "True Serving", "Progressing": "False Complete", "Degraded": "True NodeLost",
+         "Reconciling": "True Serving", "phase": "Degraded"},
+    ),
+    "none of two is left": (
+        (fetch_failed(11, "no key", "bert-1-a"), node_lost("bert-1-b")),
+        deployment(2),
+        f"0/2 replicas serving: pod bert-1-a: container fetch (image {IMAGE}): not found: no key",
+        {"Ready": "False ModelFetchFailed", "Available": "False ModelFetchFailed", "Progressing": "False Complete",
+         "Degraded": "False AsExpected", "Reconciling": "True ModelFetchFailed", "phase": "Failed"},
+    ),
+    "somebody has paused it before a new spec": (
+        (serving("bert-1-a"), serving("bert-1-b")),
+        deployment(2, generation=2, progress="DeploymentPaused", template="9d5f7b6c88", is_paused=True),
+        PAUSED,
+        {"Ready": "False RolloutPaused", "Available": "True Serving", "Progressing": "False RolloutPaused",
+         "Degraded": "True RolloutPaused", "Stalled": "True RolloutPaused", "phase": "Degraded"},
+    ),
+    "somebody has paused it halfway": (
+        (serving("bert-0-a", template=OLD), serving("bert-1-a")),
+        deployment(2, generation=2, progress="DeploymentPaused", is_paused=True),
+        f"1/2 replicas serving, 1 of the spec before: {PAUSED}",
+        {"Ready": "False RolloutPaused", "Available": "True Serving", "Progressing": "False RolloutPaused",
+         "Degraded": "True RolloutPaused", "Stalled": "True RolloutPaused", "phase": "Degraded"},
+    ),
+    "somebody has paused it, and it has nothing to do": (
+        (serving("bert-1-a"), serving("bert-1-b")),
+        deployment(2, generation=2, progress="DeploymentPaused", is_paused=True),
+        "2/2 replicas serving version 1",
+        {"Ready": "True Serving", "Available": "True Serving", "Progressing": "False Complete", "Degraded": "False AsExpected", "phase": "Serving"},
     ),
     "a pod more than wanted that fails does not matter": (
         (serving("bert-1-a"), serving("bert-1-b"), unscheduled("no room", "bert-1-c")),
@@ -197,23 +275,42 @@ def test_a_rollout(case: str):
     assert message(status) == text
 
 
-def test_a_rollout_that_has_to_wait_is_not_told_as_done():
+def test_a_postponed_rollout_is_not_reported_as_complete():
     status = status_of(two_serving(), TWO, (), (), (), NOW, is_postponed=True)
     found = conditions(status)
     assert (found["Ready"], found["Progressing"]) == ("False Progressing", "True Applying")
     assert found["Available"] == "True Serving"
 
 
-def test_a_rollback_makes_the_old_template_the_newest():
+def test_a_rollback_makes_the_old_template_the_newest_one():
     sets = (replica_set(OLD, 11), replica_set(NEW, 10))
     pods = (serving("bert-0-a", template=OLD), serving("bert-0-b", template=OLD))
-    status = told(snapshot(model_key(), *pods, child=deployment(2), replica_sets=sets))
+    status = told(snapshot(model_key(), *pods, child=deployment(2, template=OLD), replica_sets=sets))
 
     assert conditions(status)["Ready"] == "True Serving"
     assert status["current"]["templateHash"] == OLD
 
 
-def test_current_is_what_serves():
+def test_a_paused_deployment_stays_ready_while_one_replica_serves():
+    paused = deployment(2, progress="DeploymentPaused", is_paused=True)
+    pods = (serving("bert-1-a"), lost_readiness("bert-1-b"))
+    before = told(two_serving())
+
+    assert conditions(told(snapshot(model_key(), *pods, child=paused, status=before)))["Ready"] == "True Serving"
+    assert conditions(told(snapshot(model_key(), *pods, child=paused)))["Ready"] == "False ProbeFailed"
+
+
+def test_desired_replicas_are_reported_for_any_pods():
+    one = snapshot(model_key(), serving("bert-1-a"), child=deployment(2))
+    suspended = model_spec(workload=Workload(replicas=2, suspend=True))
+    fields = ("replicas", "readyReplicas", "desiredReplicas")
+
+    assert [told(one)[name] for name in fields] == [1, 1, 2]
+    assert [told(one, suspended)[name] for name in fields] == [1, 1, 0]
+    assert "desiredReplicas" not in told(snapshot(model_key()), None, problems=(PROBLEM,))
+
+
+def test_current_describes_the_pods_that_serve():
     sets = (replica_set(OLD, 9), replica_set(NEW, 10))
     pods = (serving("bert-0-a", template=OLD), fetching("bert-1-a"))
     status = told(snapshot(model_key(), *pods, child=deployment(2), replica_sets=sets))
@@ -221,14 +318,30 @@ def test_current_is_what_serves():
     assert status["current"] == {"versions": [1], "templateHash": OLD, "image": IMAGE}
 
 
-def test_what_was_ready_of_another_template_says_nothing_of_this_one():
+def test_versions_are_kept_while_no_pod_can_be_asked():
+    sets = (replica_set(OLD, 9), replica_set(NEW, 10))
+    pods = (serving("bert-0-a", template=OLD), fetching("bert-1-a"))
+    before = {"current": {"versions": [3], "templateHash": OLD}}
+    seen = snapshot(
+        model_key(),
+        *pods,
+        child=deployment(2),
+        replica_sets=sets,
+        status=before,
+        indexes={"bert-0-a": PodIndex(error="timed out")},
+    )
+
+    assert told(seen)["current"]["versions"] == [3]
+
+
+def test_readiness_of_an_old_template_does_not_count_for_a_new_one():
     before = told(two_serving()) | {"current": {"templateHash": OLD, "versions": [1]}}
     silent = {name: PodIndex(error="timed out") for name in ("bert-1-a", "bert-1-b")}
 
     assert conditions(told(two_serving(status=before, indexes=silent)))["Ready"] == "Unknown IndexUnreachable"
 
 
-def test_a_replica_that_fails_after_the_rollout_is_no_rollout():
+def test_a_replica_failing_after_a_rollout_is_not_progressing():
     status = told(snapshot(model_key(), serving("bert-1-a"), lost_readiness("bert-1-b"), child=deployment(2)))
     rolling = deployment(2, progress="ReplicaSetUpdated")
     other = told(snapshot(model_key(), serving("bert-1-a"), lost_readiness("bert-1-b"), child=rolling))
@@ -240,13 +353,39 @@ def test_a_replica_that_fails_after_the_rollout_is_no_rollout():
     )
 
 
-def test_a_failure_past_the_deadline_is_stalled_by_its_reason():
+def test_a_failure_past_the_deadline_is_stalled_with_its_reason():
     late = deployment(2, progress="ProgressDeadlineExceeded")
     status = told(snapshot(model_key(), fetch_failed(11, "no key", "bert-1-a"), child=late))
 
     found = conditions(status)
     assert (found["Ready"], found["Stalled"]) == ("False ModelFetchFailed", "True ProgressDeadlineExceeded")
     assert "Reconciling" not in found
+
+
+LATE = deployment(2, progress="ProgressDeadlineExceeded")
+
+
+@pytest.mark.parametrize(
+    ("pod_", "ready", "stalled"),
+    [
+        (fetching(), "False Fetching", None),
+        (fetching(last=ended(16, "the store answers again")), "False Fetching", None),
+        (fetching(last=ended(15, "no route")), "False ModelFetchFailed", "True ProgressDeadlineExceeded"),
+        (pod(), "False ProgressDeadlineExceeded", "True ProgressDeadlineExceeded"),
+        (loading(), "False ProgressDeadlineExceeded", "True ProgressDeadlineExceeded"),
+        (pod(fetch=fetched(finished=DEADLINE - 299)), "False Loading", None),
+        (
+            pod(fetch=fetched(finished=DEADLINE - 300)),
+            "False ProgressDeadlineExceeded",
+            "True ProgressDeadlineExceeded",
+        ),
+    ],
+)
+def test_a_long_fetch_is_not_stalled(pod_: Object, ready: str, stalled: str | None):
+    found = conditions(told(snapshot(model_key(), pod_, child=LATE), now=second(DEADLINE + 300)))
+
+    assert (found["Ready"], found.get("Stalled")) == (ready, stalled)
+    assert found["Progressing"] == ("False ProgressDeadlineExceeded" if stalled else "True RollingOut")
 
 
 IDLE = {
@@ -256,7 +395,7 @@ IDLE = {
 
 
 @pytest.mark.parametrize("case", IDLE)
-def test_without_replicas_it_is_not_ready_and_at_rest(case: str):
+def test_an_object_with_zero_replicas_is_not_ready_and_at_rest(case: str):
     workload, reason, text = IDLE[case]
     status = told(snapshot(model_key(), child=deployment(0)), model_spec(workload=workload))
 
@@ -273,7 +412,7 @@ def test_without_replicas_it_is_not_ready_and_at_rest(case: str):
     assert (message(status), status["phase"], status["replicas"]) == (text, "Suspended", 0)
 
 
-def test_what_stops_is_told_until_it_has_stopped():
+def test_scaling_down_is_reported_until_all_pods_are_gone():
     status = told(
         snapshot(model_key(), serving("bert-1-a"), child=deployment(0)), model_spec(workload=Workload(replicas=0))
     )
@@ -282,7 +421,7 @@ def test_what_stops_is_told_until_it_has_stopped():
     assert (found["Progressing"], found["Reconciling"]) == ("True ScalingDown", "True ScaledToZero")
 
 
-def test_an_object_that_is_being_deleted_says_so():
+def test_an_object_being_deleted_is_reported_as_deleting():
     seen = two_serving()
     seen.object["metadata"]["deletionTimestamp"] = NOW
 
@@ -306,17 +445,17 @@ OBSTACLES = {
         "Service bert exists and belongs to somebody else; rename this object, or delete what is in its way",
     ),
     "no right to write": (
-        {"failures": (ApplyFailure("Service prod/bert", 403, "Forbidden", 'cannot patch resource "services"'),)},
+        {"failures": (ApplyFailure("Service prod/bert", Meaning.FORBIDDEN, 'cannot patch resource "services"'),)},
         "False Forbidden",
         'Service prod/bert: cannot patch resource "services"',
     ),
     "a child that is not valid": (
-        {"failures": (ApplyFailure("Deployment prod/bert", 422, "Invalid", "spec.template: bad"),)},
+        {"failures": (ApplyFailure("Deployment prod/bert", Meaning.REFUSED, "spec.template: bad"),)},
         "False ApplyRefused",
         "Deployment prod/bert: spec.template: bad",
     ),
     "a quota of children": (
-        {"failures": (ApplyFailure("Service prod/bert", 403, "Forbidden", "exceeded quota: q"),)},
+        {"failures": (ApplyFailure("Service prod/bert", Meaning.OVER_QUOTA, "exceeded quota: q"),)},
         "False QuotaExceeded",
         "Service prod/bert: exceeded quota: q",
     ),
@@ -324,7 +463,7 @@ OBSTACLES = {
 
 
 @pytest.mark.parametrize("case", OBSTACLES)
-def test_what_cannot_be_made(case: str):
+def test_obstacles_are_reported_as_not_accepted_and_stalled(case: str):
     obstacles, expected, text = OBSTACLES[case]
     status = told(two_serving(), None if "problems" in obstacles else TWO, **obstacles)
 
@@ -337,17 +476,16 @@ def test_what_cannot_be_made(case: str):
     assert "Reconciling" not in found
 
 
-def test_what_the_operator_may_not_do_is_told_though_nothing_serves():
+def test_missing_rights_are_degraded_even_without_pods():
     """O-11."""
-    failure = ApplyFailure("Deployment prod/bert", 403, "Forbidden", 'cannot patch resource "deployments"')
+    failure = ApplyFailure("Deployment prod/bert", Meaning.FORBIDDEN, 'cannot patch resource "deployments"')
     status = told(snapshot(model_key()), failures=(failure,))
 
     assert (conditions(status)["Degraded"], status["phase"]) == ("True Forbidden", "Failed")
 
 
-@pytest.mark.parametrize("code", [0, 408, 409, 429, 500, 503])
-def test_what_is_tried_again_is_not_the_specs_fault(code: int):
-    status = told(two_serving(), failures=(ApplyFailure("Service prod/bert", code, "", "timed out"),))
+def test_a_transient_failure_does_not_make_the_spec_invalid():
+    status = told(two_serving(), failures=(ApplyFailure("Service prod/bert", Meaning.TRANSIENT, "timed out"),))
 
     found = conditions(status)
     assert (found["Accepted"], found["Ready"]) == ("True Valid", "False ApplyFailed")
@@ -355,16 +493,7 @@ def test_what_is_tried_again_is_not_the_specs_fault(code: int):
     assert message(status) == "Service prod/bert: timed out; it is tried again"
 
 
-def test_a_namespace_that_is_going_is_nobodys_fault():
-    """O-42."""
-    failure = ApplyFailure(
-        "Service prod/bert", 403, "Forbidden", "unable to create: namespace prod is being terminated"
-    )
-
-    assert conditions(told(two_serving(), failures=(failure,)))["Ready"] == "True Serving"
-
-
-def test_a_spec_with_problems_keeps_what_is_known_of_what_serves():
+def test_a_spec_with_problems_keeps_the_status_of_serving_pods():
     spec = replace(TWO, model=replace(TWO.model, format="onnx"))
     before = told(two_serving(), spec)
     after = told(two_serving(status=before, generation=2), None, problems=(PROBLEM,))
@@ -373,7 +502,7 @@ def test_a_spec_with_problems_keeps_what_is_known_of_what_serves():
     assert {name: after[name] for name in same} == {name: before[name] for name in same}
 
 
-def test_times_change_with_the_status_alone():
+def test_transition_times_change_only_with_the_status():
     before = told(two_serving())
     lost = snapshot(model_key(), serving("bert-1-a"), lost_readiness("bert-1-b"), child=deployment(2), status=before)
     after = told(lost, now=LATER)
@@ -387,12 +516,12 @@ def test_times_change_with_the_status_alone():
         "Available": NOW,
         "Progressing": NOW,
         "Degraded": LATER,
-        "Ready": LATER,
+        "Ready": NOW,
         "Reconciling": LATER,
     }
 
 
-def test_conditions_that_are_gone_are_gone_and_strange_times_are_not_kept():
+def test_old_conditions_are_dropped_and_invalid_times_replaced():
     old = [
         {"type": "Stalled", "status": "True", "lastTransitionTime": NOW},
         {"type": "Ready", "status": "True", "lastTransitionTime": "yesterday"},
@@ -421,7 +550,7 @@ def test_a_failure_is_remembered_after_recovery():
     assert recovered["lastFailure"] == failed["lastFailure"]
 
 
-def test_a_restart_that_nobody_saw_is_remembered():
+def test_a_restart_between_two_reconciles_is_remembered():
     crash = ended(137, "Killed", reason="OOMKilled", started=5, finished=50)
     pods = (serving("bert-1-a", since=60, last=crash), serving("bert-1-b"))
     status = told(snapshot(model_key(), *pods, child=deployment(2)))
@@ -439,7 +568,7 @@ def test_an_older_restart_does_not_hide_a_newer_failure():
     assert status["lastFailure"] == newer
 
 
-def test_a_failure_without_a_time_keeps_that_of_the_first_look():
+def test_a_failure_without_a_time_keeps_the_time_of_its_first_report():
     pulling = stopped({"waiting": {"reason": "ErrImagePull", "message": "no such host"}}, "bert-1-a")
     first = told(snapshot(model_key(), pulling, child=deployment(2)))
     second = told(snapshot(model_key(), pulling, child=deployment(2), status=first), now=LATER)
@@ -447,7 +576,7 @@ def test_a_failure_without_a_time_keeps_that_of_the_first_look():
     assert (first["lastFailure"]["time"], second["lastFailure"]["time"]) == (NOW, NOW)
 
 
-def test_what_a_fetch_says_is_believed_as_far_as_it_is_well_formed():
+def test_malformed_parts_of_a_fetch_report_are_ignored():
     for text, expected in (
         ('{"models":[{"name":"bert","digest":"<script>","size_bytes":-1,"fetched_at":"now"}]}', None),
         ('{"models":[{"name":"bert","size_bytes":1e400}]}', None),
@@ -465,7 +594,7 @@ def test_what_a_fetch_says_is_believed_as_far_as_it_is_well_formed():
         assert (text, status.get("model")) == (text, expected)
 
 
-def test_what_was_fetched_is_kept_when_the_kubelet_forgets_it():
+def test_the_fetched_model_is_kept_when_the_kubelet_forgets_it():
     before = told(two_serving())
     forgot = [serving("bert-1-a"), serving("bert-1-b")]
     for each in forgot:
@@ -479,8 +608,8 @@ def test_what_was_fetched_is_kept_when_the_kubelet_forgets_it():
     assert "model" not in other
 
 
-def test_what_was_fetched_is_forgotten_with_the_template_that_it_was_of():
-    """The newest template was the one that was told, and what serves now is of the one before."""
+def test_the_fetched_model_is_dropped_with_its_template():
+    """The old status describes the newest template, but the pods that serve have the one before."""
     forgetful = loading("bert-1-a")
     forgetful["status"]["initContainerStatuses"][0]["state"]["terminated"]["message"] = "nothing known"
     before = serving("bert-0-a", template=OLD)
@@ -503,7 +632,7 @@ def test_texts_are_bounded_and_clean():
     assert len(status["lastFailure"]["message"]) == 1024
 
 
-def test_placements_are_the_first_64():
+def test_the_first_64_placements_are_reported():
     pods = [serving(f"bert-1-{n:03}") for n in range(70)]
     status = told(snapshot(model_key(), *pods, child=deployment(70)), model_spec(workload=Workload(replicas=70)))
 
@@ -557,7 +686,7 @@ def test_the_status_of_an_ensemble_that_serves():
     assert "model" not in status
 
 
-def test_an_ensemble_that_loads_tells_its_steps():
+def test_a_loading_ensemble_reports_its_unready_steps():
     entries = (("tok", "1", "READY", ""), ("pool-v2", "3", "LOADING", ""))
     status = told(ensemble(loading("search-1-a"), entries, MEMBERS), search_spec())
 
@@ -587,7 +716,7 @@ LACKING = {
 
 
 @pytest.mark.parametrize("case", LACKING)
-def test_an_ensemble_lacks_a_model(case: str):
+def test_a_missing_or_invalid_member_is_reported(case: str):
     members, reason, text = LACKING[case]
     status = told(ensemble(serving("search-1-a"), ENSEMBLE_INDEX, members), search_spec())
 
@@ -601,7 +730,7 @@ def test_an_ensemble_lacks_a_model(case: str):
     assert (found["Available"], found["Degraded"], status["readySteps"]) == ("True Serving", f"True {reason}", "1/2")
 
 
-def test_problems_that_a_model_had_before_its_last_change_are_past():
+def test_problems_of_an_older_generation_of_a_member_do_not_count():
     old = {"type": "Accepted", "status": "False", "observedGeneration": 1, "message": "bad"}
     members = {**MEMBERS, "pool": {**MEMBERS["pool"], "status": {"conditions": [old]}}}
 
@@ -611,7 +740,7 @@ def test_problems_that_a_model_had_before_its_last_change_are_past():
     )
 
 
-def test_an_ensemble_with_problems_does_not_know_its_steps():
+def test_steps_of_an_invalid_ensemble_are_unknown():
     seen = snapshot(Key(Kind.MODEL_ENSEMBLE, "prod", "search"), child=deployment())
     status = told(seen, None, problems=(PROBLEM,))
 
@@ -622,7 +751,7 @@ def test_an_ensemble_with_problems_does_not_know_its_steps():
     assert "readySteps" not in status
 
 
-def test_a_change_that_nobody_has_looked_at_is_not_at_rest_without_replicas_either():
+def test_an_unobserved_generation_is_reconciling_with_zero_replicas():
     status = told(
         snapshot(model_key(), child=deployment(0, generation=2, seen=1)), model_spec(workload=Workload(replicas=0))
     )
@@ -630,7 +759,7 @@ def test_a_change_that_nobody_has_looked_at_is_not_at_rest_without_replicas_eith
     assert conditions(status)["Reconciling"] == "True ScaledToZero"
 
 
-def test_a_status_that_somebody_wrote_is_kept_as_far_as_it_fits():
+def test_malformed_parts_of_an_old_status_are_dropped():
     strange = {
         "addresses": [{"type": f"p{number}", "value": "x" * 600} for number in range(9)],
         "current": {"templateHash": NEW, "versions": ["1", True, 7]},
@@ -645,14 +774,14 @@ def test_a_status_that_somebody_wrote_is_kept_as_far_as_it_fits():
     assert status["lastFailure"] == {"reason": "CrashLoop", "message": "a b", "time": NOW}
 
 
-def test_of_very_many_versions_the_first_are_told():
+def test_the_first_64_versions_are_reported():
     many = index(*(("bert", str(number), "READY", "") for number in range(1, 71)))
     status = told(two_serving(indexes={"bert-1-a": many, "bert-1-b": many}))
 
     assert status["current"]["versions"] == list(range(1, 65))
 
 
-def test_steps_are_ready_where_those_pods_have_them_that_serve():
+def test_a_step_is_ready_if_all_serving_pods_have_its_model():
     pods = (serving("search-1-a"), loading("search-1-b"))
     indexes = {"search-1-a": index(*ENSEMBLE_INDEX), "search-1-b": index(("tok", "1", "READY", ""))}
     seen = snapshot(ensemble_key(), *pods, child=deployment(2), indexes=indexes, members=MEMBERS)

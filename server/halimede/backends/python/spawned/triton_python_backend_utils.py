@@ -1,7 +1,7 @@
-"""What a process that a model spawns finds under this name, once it imports the model's file anew.
+"""The module of this name in a process that a model spawns, which imports the model's file again.
 
-The module's classes are there, and so is what needs no server. The rest says that it works in the model's own process
-only. `halimede` becomes importable from the tree that this file is in: the interpreter may be a foreign one.
+It has the module's classes, and all functions that need no server. The others raise an error: they work only in the
+model's own process. This file makes `halimede` importable from its own tree, as the interpreter may be a foreign one.
 """
 
 import sys

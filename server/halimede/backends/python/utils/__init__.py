@@ -1,1 +1,1 @@
-"""What models import as `triton_python_backend_utils`; `module` puts it together and registers it."""
+"""The module `triton_python_backend_utils` for models; `module` assembles and registers it."""

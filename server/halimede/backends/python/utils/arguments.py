@@ -1,4 +1,4 @@
-"""Checks of what models pass: what the field's extension module converts is taken, all else is a TypeError."""
+"""Check the arguments that models pass: what Triton's extension module converts is accepted, else TypeError."""
 
 import enum
 import operator
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class ProtocolNumber(enum.IntEnum):
-    """An enum of the protocol's: a number that shows its name, whichever Python this is."""
+    """An enum of the protocol: a number whose text is its name, in every version of Python."""
 
     __str__ = enum.Enum.__str__
 
@@ -21,7 +21,7 @@ def text_of(value: Any, where: str, what: str) -> str:
 
 
 def integer_of(value: Any, where: str, what: str, least: int, most: int) -> int:
-    """An integer, or what stands for one (numpy's); no float. TypeError too where it is out of range."""
+    """An integer, or a type that converts to one (numpy's), but no float. TypeError also if it is out of range."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -32,14 +32,14 @@ def integer_of(value: Any, where: str, what: str, least: int, most: int) -> int:
 
 
 def truth_of(value: Any, where: str, what: str) -> bool:
-    """`bool`, or what stands for one, a number or None; nothing that is true for not being empty."""
+    """`bool`, or a type with a truth value of its own, such as a number or None; no containers, true if not empty."""
     if not hasattr(type(value), "__bool__"):
         raise _wrong(value, where, what, "bool")
     return bool(value)
 
 
 def number_of(value: Any, where: str, what: str) -> float:
-    """A float, or what stands for one; no text."""
+    """A float, or a type that converts to one, but no text."""
     if isinstance(value, (str, bytes, bytearray)):
         raise _wrong(value, where, what, "float")
     try:

@@ -1,12 +1,12 @@
-"""Requests of a model to another model, and what the model gets for them.
+"""Calls of a model to other models, and their results.
 
-| asked | gets |
+| call | result |
 |---|---|
-| `exec()` | a response, which has the error where there was one |
+| `exec()` | a response, possibly with an error |
 | `exec(decoupled=True)` | an iterator over responses, the last of which may be empty |
-| `async_exec()` | a future of the same; the request is on its way before it is awaited |
+| `async_exec()` | a future of the same; the request is sent before the future is awaited |
 
-Outputs are views of the memory in which they came: who passes one on copies nothing.
+Outputs are views of the memory in which they arrived, so a model can pass them on without a copy.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ _AT_END = "Iteration is done for the responses."
 
 
 class ResponseIterator:
-    """The responses of a model, as they come. It keeps them: iterated again it begins anew.
+    """The responses of a model, as they arrive. It keeps them: a second iteration begins at the first response.
 
-    The call is cancelled when the iterator is dropped before its end. `async for` waits without holding up the loop.
+    Dropping the iterator before its end cancels the call. `async for` waits without blocking the event loop.
     """
 
     __module__ = "c_python_backend_utils"
@@ -38,7 +38,7 @@ class ResponseIterator:
     def __init__(self, call: Call, model: str) -> None:
         self._call: Call | None = call
         self._model = model
-        # Threads may share an iterator, and wait for one another.
+        # Threads may share an iterator, and then wait for one another.
         self._lock = threading.Lock()
         self._kept: list[InferenceResponse] = []
         self._at = 0
@@ -72,7 +72,7 @@ class ResponseIterator:
         return response
 
     def cancel(self) -> None:
-        """Say that no more responses are wanted; what the model still sends can be iterated to its end."""
+        """Stop the call; responses that the model still sends can be iterated to the end."""
         if (call := self._call) is not None:
             call.cancel()
 
@@ -81,7 +81,7 @@ class ResponseIterator:
             self._keep(await self._call.receive_async())
 
     def _rewind(self) -> None:
-        # Before the end it goes on where it is, whoever asks.
+        # Before the end, every iteration continues at the current response.
         if self._call is None and self._at == len(self._kept):
             self._at = 0
 
@@ -99,7 +99,7 @@ class ResponseIterator:
 
 
 def infer(request: InferenceRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
-    """Ask, and wait where one response is wanted. TritonModelException outside of the time between load and unload."""
+    """Call a model, and wait if one response is wanted. TritonModelException if the caller is not loaded."""
     request.wants_one = not decoupled
     call = _start(request)
     if decoupled:
@@ -108,13 +108,13 @@ def infer(request: InferenceRequest, decoupled: bool) -> InferenceResponse | Res
 
 
 def infer_async(request: InferenceRequest, decoupled: bool) -> "asyncio.Future[InferenceResponse | ResponseIterator]":
-    """As `infer` on the running loop, which goes on meanwhile; a cancelled future cancels the call. RuntimeError."""
+    """As `infer`, without blocking the running loop; cancelling the future cancels the call. RuntimeError."""
     loop = asyncio.get_running_loop()
     request.wants_one = not decoupled
     call = _start(request)
-    # Nobody need keep it: while it waits, the call that is to wake it does.
+    # No other reference to the task is needed: while it waits, the call that will wake it refers to it.
     task = loop.create_task(_answer(call, request.model_name, decoupled))
-    # Here and not in the coroutine: a task that is cancelled before its first step never runs.
+    # As a callback and not in the coroutine: a task that is cancelled before its first step never runs.
     task.add_done_callback(lambda ended: call.cancel() if ended.cancelled() else None)
     return task
 
@@ -123,7 +123,7 @@ async def _answer(call: Call, model: str, decoupled: bool) -> InferenceResponse 
     if not decoupled:
         return _only(await call.receive_async(), model)
     responses = ResponseIterator(call, model)
-    # `for` waits with the loop: the first response, often the slowest, does not hold it up.
+    # Plain `for` blocks the loop: wait for the first response, often the slowest, without blocking.
     await responses._wait_for_another()
     return responses
 
@@ -139,7 +139,7 @@ def _start(request: InferenceRequest) -> Call:
 
 
 class _Refused:
-    """A call that could not be sent; see `hosting.Call`."""
+    """A call that could not be sent; implements `hosting.Call`."""
 
     def __init__(self, response: CoreResponse) -> None:
         self._response: CoreResponse | None = response
@@ -152,7 +152,7 @@ class _Refused:
         return self.receive()
 
     def cancel(self) -> None:
-        """It is over."""
+        """No effect: the call is already over."""
 
 
 def _only(received: CoreResponse | None, model: str) -> InferenceResponse:
@@ -172,5 +172,5 @@ def _response_of(received: CoreResponse, model: str) -> InferenceResponse:
 
 
 def _prefixed(text: str, model: str) -> str:
-    """An error of the call itself, not of the model that was called."""
+    """The text for an error of the call itself, not of the called model."""
     return f"Model {model} - Error when running inference: {text}"

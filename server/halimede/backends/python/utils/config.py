@@ -1,4 +1,4 @@
-"""`ModelConfig`, which `auto_complete_config` fills in, and looks into a configuration that was read from JSON."""
+"""`ModelConfig`, which `auto_complete_config` completes, and functions that read a configuration parsed from JSON."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ Config = dict[str, Any]
 
 
 class ModelConfig:
-    """What the configuration leaves open may be set; what it says may only be said again. Errors are ValueError."""
+    """Unset values may be set; values from the configuration may only be repeated. Errors are ValueError."""
 
     def __init__(self, model_config: str) -> None:
         self._model_config: Config = json.loads(model_config)
@@ -16,7 +16,7 @@ class ModelConfig:
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """At least the configuration's own."""
+        """Set it to at least the configuration's own value."""
         config = self._model_config
         configured = config.get("max_batch_size", 0)
         if configured > max_batch_size:
@@ -27,7 +27,7 @@ class ModelConfig:
         config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Does nothing where it is set; no other scheduler may be."""
+        """Enable dynamic batching. No effect if it is enabled; an error if another scheduler is configured."""
         config = self._model_config
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in config:
@@ -38,15 +38,15 @@ class ModelConfig:
         config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: Config) -> None:  # noqa: A002  models pass it by name
-        """`name`, `data_type` and `dims`, perhaps `optional`."""
+        """Add an input with `name`, `data_type` and `dims`, optionally `optional`."""
         self._add("input", input, ("optional",), "'name', 'data_type', 'dims' and 'optional'")
 
     def add_output(self, output: Config) -> None:
-        """`name`, `data_type` and `dims`."""
+        """Add an output with `name`, `data_type` and `dims`."""
         self._add("output", output, (), "'name', 'data_type' and 'dims'")
 
     def set_model_transaction_policy(self, transaction_policy_dict: Config) -> None:
-        """`decoupled` is all there is to set, where the configuration does not say otherwise."""
+        """Set `decoupled`, the only field, unless the configuration has another value."""
         config = self._model_config
         if any(key != "decoupled" for key in transaction_policy_dict):
             raise ValueError(
@@ -96,17 +96,17 @@ class ModelConfig:
 
 
 def get_input_config_by_name(model_config: Config, name: str) -> Config | None:
-    """The input of this name in a configuration, None where there is none."""
+    """The input of this name in a configuration, None if there is none."""
     return _named(model_config, "input", name)
 
 
 def get_output_config_by_name(model_config: Config, name: str) -> Config | None:
-    """The output of this name in a configuration, None where there is none."""
+    """The output of this name in a configuration, None if there is none."""
     return _named(model_config, "output", name)
 
 
 def using_decoupled_model_transaction_policy(model_config: Config) -> bool:
-    """Whether the model may answer a request several times, or not at all."""
+    """Whether the model may send several responses to a request, or none."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 

@@ -48,12 +48,12 @@ def datatype_of(dtype: "np.dtype[Any]") -> DataType | None:
 
 
 def triton_to_numpy_type(data_type: int) -> type | None:
-    """By the protocol's number; None for what numpy has no type for."""
+    """By the protocol's number; None if numpy has no such type."""
     return _BY_NUMBER.get(data_type)
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
-    """The protocol's number for a numpy type or dtype, None where there is none."""
+    """The protocol's number for a numpy type or dtype, None if there is none."""
     is_type = isinstance(data_type, type) and issubclass(data_type, np.generic)
     if not is_type and not isinstance(data_type, np.dtype):
         return None
@@ -63,12 +63,12 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
 
 
 def triton_string_to_numpy(triton_type_string: str) -> type:
-    """By the configuration's name, `TYPE_FP32`. KeyError for what numpy has no type for."""
+    """By the configuration's name, `TYPE_FP32`. KeyError if numpy has no such type."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def joined(array: NDArray[Any]) -> bytes:
-    """The elements in wire layout: bytes as they are, all else as the UTF-8 of its text."""
+    """The elements in wire layout: bytes unchanged, everything else as the UTF-8 of its text."""
     elements = array.reshape(-1).tolist()
     return join_bytes(element if isinstance(element, (bytes, str)) else _encoded(element) for element in elements)
 
@@ -78,14 +78,14 @@ def _encoded(element: Any) -> bytes | str:
 
 
 def serialize_byte_tensor(input_tensor: NDArray[Any]) -> Any:
-    """BYTES elements in wire layout; an empty tuple where there are none, None for an array of something else."""
+    """BYTES elements in wire layout; an empty tuple if there are none, None for an array of another type."""
     if input_tensor.size == 0:
         return ()
     return joined(input_tensor) if input_tensor.dtype.kind in "OS" else None
 
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> NDArray[np.object_]:
-    """The elements of a wire layout as a one-dimensional object array of `bytes`. ValueError where it is broken."""
+    """The elements of a wire layout as a one-dimensional object array of `bytes`. ValueError if it is broken."""
     elements = split_bytes(memoryview(encoded_tensor).cast("B"))
     array = np.empty(len(elements), dtype=np.object_)
     array[:] = elements

@@ -1,8 +1,8 @@
-"""DLPack both ways, for bfloat16 too, which numpy cannot say.
+"""DLPack import and export, including bfloat16, which numpy does not support.
 
-numpy makes and takes the capsules, so that names, deleters and lifetimes are its own, in C: a deleter in Python would
-be called at times when Python code must not run. What it cannot say is written into the capsule's description, or read
-from there: bfloat16 travels through numpy as uint16, booleans (which old releases refuse) as uint8.
+numpy makes and consumes the capsules, so that their names, deleters and lifetimes are managed in C: a deleter in Python
+would be called at times when Python code must not run. Types that numpy cannot express are patched in the capsule's
+struct, or read from it: bfloat16 passes through numpy as uint16, booleans (which old releases refuse) as uint8.
 """
 
 import ctypes
@@ -56,7 +56,7 @@ _DATATYPES = {
 }
 
 _CARRIERS: "dict[DataType, np.dtype[Any]]" = {DataType.BF16: np.dtype("<u2"), DataType.BOOL: np.dtype("u1")}
-"""What numpy sees where it has no type of its own."""
+"""The types that numpy uses instead of those that it lacks."""
 
 _CODES = {DataType.BF16: _BFLOAT, DataType.BOOL: _BOOL}
 
@@ -69,7 +69,7 @@ _Capsule = type(np.empty(1).__dlpack__())
 
 
 class _Carrier:
-    """A capsule, as `numpy.from_dlpack` wants one."""
+    """Wraps a capsule in the interface that `numpy.from_dlpack` requires."""
 
     def __init__(self, capsule: Any, device: tuple[int, int]) -> None:
         self._capsule = capsule
@@ -83,15 +83,15 @@ class _Carrier:
 
 
 class _Owned(np.ndarray[Any, Any]):
-    """An array that keeps its `owner` alive. A capsule, and its consumer, hold the array alone."""
+    """An array that keeps its `owner` alive. A capsule, and its consumer, hold only the array."""
 
     owner: Any
 
 
 def export(datatype: DataType, shape: tuple[int, ...], data: Any, owner: Any) -> Any:
-    """A capsule over `data`; it keeps that and `owner` alive. Memory that must not be written to is copied first."""
+    """A capsule over `data`; it keeps `data` and `owner` alive. Read-only memory is copied first."""
     array = _Owned(shape, _CARRIERS.get(datatype, datatype.dtype), data)
-    # DLPack cannot tell a consumer to leave the memory alone.
+    # DLPack cannot express that memory is read-only.
     array = array if array.flags.writeable else array.copy()
     array.owner = owner
     capsule = array.__dlpack__()
@@ -101,9 +101,9 @@ def export(datatype: DataType, shape: tuple[int, ...], data: Any, owner: Any) ->
 
 
 def take(source: Any) -> tuple[DataType, NDArray[Any]]:
-    """Datatype and elements of a capsule or of an object that makes one; bfloat16 as uint16, booleans as uint8.
+    """Datatype and elements of a capsule, or of an object that makes one; bfloat16 as uint16, booleans as uint8.
 
-    Shares the source's memory and keeps it alive; what a CUDA device holds is copied. TritonModelException.
+    Shares the source's memory and keeps it alive; data on a CUDA device is copied. TritonModelException.
     """
     capsule = _capsule_of(source)
     tensor = _described(capsule)
@@ -140,7 +140,7 @@ def _capsule_of(source: Any) -> Any:
             "Provided tensor is not supported. Tensor must be a DLPack capsule or have `__dlpack__` and"
             " `__dlpack_device__` attributes"
         )
-    # 1 is CUDA's legacy default stream, in whose order the copy to the host is.
+    # 1 is CUDA's legacy default stream, which orders the copy to the host.
     return source.__dlpack__(stream=1) if source.__dlpack_device__()[0] == _CUDA else source.__dlpack__()
 
 
@@ -162,7 +162,7 @@ def _is_contiguous(shape: tuple[int, ...], strides: list[int]) -> bool:
 
 
 def _copy_from_cuda(copied: NDArray[Any], tensor: _DLTensor) -> None:
-    """By the driver's own library: the process may have none of CUDA's others."""
+    """Copy with the driver's own library, because the process may have no other CUDA library."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -180,7 +180,7 @@ def _copy_from_cuda(copied: NDArray[Any], tensor: _DLTensor) -> None:
     try:
         call("cuCtxPushCurrent_v2", context)
         try:
-            # A raw capsule says nothing of the stream that fills the memory.
+            # A raw capsule does not state which stream fills the memory.
             call("cuCtxSynchronize")
             source = ctypes.c_uint64(tensor.data + tensor.byte_offset)
             call("cuMemcpyDtoH_v2", ctypes.c_void_p(copied.ctypes.data), source, ctypes.c_size_t(copied.nbytes))

@@ -1,4 +1,4 @@
-"""TritonError and TritonModelException, and how an exception of a model becomes an error's text."""
+"""TritonError and TritonModelException, and the conversion of a model's exceptions to error texts."""
 
 import os
 import traceback
@@ -8,7 +8,7 @@ from halimede.backends.python.utils.arguments import ProtocolNumber, text_of
 from halimede.core.types import ErrorCode, InferenceError
 
 CAUSE_LIMIT = 1024
-"""Characters of an exception that an error repeats; the log has it whole."""
+"""Maximum number of characters of an exception in an error; the log has the full text."""
 CONTEXT_FAULTS = (
     "illegal memory access",
     "illegal instruction",
@@ -20,19 +20,19 @@ CONTEXT_FAULTS = (
     "uncorrectable ecc error",
     "the launch timed out",
 )
-"""Texts of CUDA's errors after which it takes another process, says its manual; others, as for want of memory, pass."""
+"""Texts of CUDA errors after which the process has to be restarted, by its manual; others, as out of memory, pass."""
 TRACEBACK_LIMIT = 12 << 10
-"""Characters of a traceback, the last ones: less than a line from a worker process may have."""
+"""Maximum number of characters of a traceback, its last ones: less than the limit for a line from a worker process."""
 
 
 class TritonModelException(Exception):
-    """What the functions of this module raise."""
+    """The exception that the functions of this module raise."""
 
     __module__ = "c_python_backend_utils"
 
 
 class TritonErrorCode(ProtocolNumber):
-    """The protocol's numbers."""
+    """The protocol's error codes."""
 
     UNKNOWN = 0
     INTERNAL = 1
@@ -45,7 +45,7 @@ class TritonErrorCode(ProtocolNumber):
 
 
 class TritonError(Exception):
-    """The error of a response. It may also be raised, and then all requests of the batch fail with its code."""
+    """The error of a response. If a model raises it, all requests of the batch fail with its code."""
 
     __module__ = "c_python_backend_utils"
 
@@ -74,12 +74,12 @@ class TritonError(Exception):
 
 
 def code_of(error: BaseException) -> ErrorCode:
-    """The code that an exception of a model stands for."""
+    """The error code for an exception of a model."""
     return ErrorCode[error.code().name] if isinstance(error, TritonError) else ErrorCode.INTERNAL
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """Whether it says that CUDA's context is corrupt, so that nothing on the device works in this process any more."""
+    """Whether it shows that CUDA's context is corrupt, so that this process cannot use the device any more."""
     try:
         text = str(error).lower()
     except BaseException:  # noqa: BLE001  the model's own __str__
@@ -96,17 +96,17 @@ def triton_error(error: InferenceError) -> TritonError:
 
 
 def bounded(text: str) -> str:
-    """Text that UTF-8 can hold, of at most 1,024 characters and `...` where it was cut."""
+    """Valid Unicode text of at most 1,024 characters, with `...` if it was cut."""
     if len(text) > CAUSE_LIMIT:
         text = text[: CAUSE_LIMIT - 3] + "..."
     return text.encode("utf-8", "replace").decode()
 
 
 def describe(error: BaseException, directories: Iterable[str] = ()) -> str:
-    """`ValueError: boom`, without the paths that the exception itself names and those under `directories`.
+    """`ValueError: boom`, without the directories in the exception's own file names and those under `directories`.
 
-    Never fails, whatever the model's exception does. A file's name is kept, the directories above it are not: the text
-    goes to clients.
+    Never raises, whatever the model's exception does. File names are kept but their directories are removed, because
+    the text goes to clients.
     """
     name = type(error).__name__
     try:
@@ -123,9 +123,9 @@ def describe(error: BaseException, directories: Iterable[str] = ()) -> str:
 
 
 def full_traceback(error: BaseException, directories: Sequence[str] = ()) -> str:
-    """For the log; it begins with the first frame in one of the model's own `directories`, where there is one.
+    """The traceback for the log, from the first frame in one of the model's own `directories`, if there is one.
 
-    Never fails; the end is kept where it is too long.
+    Never raises; a long traceback is cut at the beginning.
     """
     try:
         begin = error.__traceback__

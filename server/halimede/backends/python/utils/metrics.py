@@ -1,8 +1,8 @@
-"""`MetricFamily` and `Metric`: figures of a model's own on the server's metrics page.
+"""`MetricFamily` and `Metric`: a model's own metrics on the server's metrics page.
 
-Metrics live as long as the object of their family. It may go at any moment, in any thread, even in the middle of a call
-to the server: its id is noted then, and the server hears of it at the next call that is made anyway, or at the end of
-the batch.
+Metrics live as long as the object of their family. It may be collected at any moment, in any thread, even during a call
+to the server. Its id is only recorded then, and is sent to the server with the next call that is made anyway, or at the
+end of the batch.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from halimede.backends.python.utils.session import Session, current
 
 
 class MetricKind(ProtocolNumber):
-    """The protocol's numbers."""
+    """The protocol's kinds of metrics."""
 
     COUNTER = 0
     GAUGE = 1
@@ -42,7 +42,7 @@ class Metric:
         self._life = life
 
     def increment(self, value: float, /) -> None:
-        """Counters take no negative value."""
+        """Add a value; counters take no negative one."""
         number = number_of(value, "increment", "value")
         if self._kind is MetricKind.COUNTER and not number >= 0:
             raise TritonModelException(
@@ -81,7 +81,7 @@ class Metric:
 
 
 class _Life:
-    """Whether a family's object is gone, for the metrics that outlive it."""
+    """Whether a family's object was deleted, for metrics that outlive it."""
 
     __slots__ = ("is_over",)
 
@@ -90,7 +90,7 @@ class _Life:
 
 
 class MetricFamily:
-    """A name on the metrics page, its description and kind."""
+    """A metric family on the metrics page: its name, description and kind."""
 
     __module__ = "c_python_backend_utils"
     __slots__ = ("__weakref__", "_id", "_kind", "_life", "_session")
@@ -117,7 +117,7 @@ class MetricFamily:
     def Metric(  # noqa: N802  the field's own name
         self, labels: dict[str, str] | None = None, buckets: list[float] | None = None
     ) -> Metric:
-        """A metric with these labels; histograms need the upper bounds of their buckets, others have none."""
+        """A metric with these labels; histograms need the upper bounds of their buckets, other kinds have none."""
         report_released(self._session)
         arguments = {
             "family": self._id,
@@ -128,14 +128,14 @@ class MetricFamily:
         return Metric(self._session, self._kind, number, self._life)
 
     def __del__(self) -> None:
-        # Not there where the server refused it.
+        # Not set if the server refused the family.
         if hasattr(self, "_id"):
             self._life.is_over = True
             self._session.released.append(self._id)
 
 
 def report_released(session: Session) -> None:
-    """Tell the server of families whose objects are gone."""
+    """Report to the server the families whose objects were deleted."""
     while session.released:
         session.call("metric_family_delete", {"id": session.released.popleft()})
 
@@ -164,8 +164,8 @@ def _buckets(kind: MetricKind, buckets: Any) -> list[float]:
     if kind is not MetricKind.HISTOGRAM:
         raise TritonModelException("Failed to create metric. Unexpected buckets found.")
     bounds = [number_of(bound, "Metric", "buckets") for bound in buckets]
-    # Written so that a NaN fails too.
+    # Written so that it also fails for a NaN.
     if not all(low < high for low, high in itertools.pairwise([-math.inf, *bounds])):
         raise TritonModelException(f"Failed to create metric. Buckets must ascend, not {bounds}.")
-    # Every histogram has it, and JSON has no word for it.
+    # Every histogram has the +Inf bucket, and JSON cannot represent it.
     return bounds[:-1] if bounds and bounds[-1] == math.inf else bounds

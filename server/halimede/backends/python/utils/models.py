@@ -1,4 +1,4 @@
-"""Functions that ask the server about models, and where the model's own files are."""
+"""Functions that load, unload and check models on the server, and find the model's own directory."""
 
 import base64
 from typing import Any
@@ -8,7 +8,7 @@ from halimede.backends.python.utils.session import current
 
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
-    """Load a model of the repository; `config` (JSON) and `files` (`file:1/model.onnx`) stand in for its own."""
+    """Load a model of the repository; `config` (JSON) and `files` (`file:1/model.onnx`) replace its own."""
     where = "load_model"
     if files is not None and not isinstance(files, dict):
         raise TypeError(f"load_model(): 'files' must be a dict, not {type(files).__name__}")
@@ -25,7 +25,7 @@ def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Unload a model, on request also those of whose ensembles it is a step."""
+    """Unload a model; with `unload_dependents` also the models that it uses as steps, if it is an ensemble."""
     arguments = {
         "model_name": text_of(model_name, "unload_model", "model_name"),
         "unload_dependents": bool(unload_dependents),
@@ -34,7 +34,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether the model, or this version of it, takes requests."""
+    """Whether the model, or this version of it, is ready for requests."""
     arguments = {
         "model_name": text_of(model_name, "is_model_ready", "model_name"),
         "model_version": text_of(model_version, "is_model_ready", "model_version"),
@@ -43,7 +43,7 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
 
 
 def get_model_dir() -> str:
-    """The directory of the model's version, also where the code lies elsewhere."""
+    """The directory of the model's version, even if the code is elsewhere."""
     return current().model_dir
 
 

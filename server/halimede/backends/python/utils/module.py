@@ -1,4 +1,4 @@
-"""Puts together what models import: `triton_python_backend_utils`, and the names of `c_python_backend_utils`."""
+"""Assemble the module that models import, `triton_python_backend_utils`, with the names of `c_python_backend_utils`."""
 
 import json
 import struct
@@ -81,7 +81,7 @@ CONTENTS: dict[str, Any] = _NATIVE | {
     "get_input_tensor_by_name": get_input_tensor_by_name,
     "get_output_config_by_name": get_output_config_by_name,
     "get_output_tensor_by_name": get_output_tensor_by_name,
-    # Models have been written that use the module's own imports.
+    # Existing models use the names that Triton's module imports.
     "json": json,
     "np": np,
     "numpy_to_triton_type": numpy_to_triton_type,
@@ -94,11 +94,11 @@ CONTENTS: dict[str, Any] = _NATIVE | {
 
 
 def install(hosting: session.Session) -> None:
-    """Make both modules importable in this process, on behalf of one hosted instance."""
+    """Make both modules importable in this process, for one hosted instance."""
     session.use(hosting)
     for name, contents in (("c_python_backend_utils", _NATIVE), ("triton_python_backend_utils", CONTENTS)):
         module = ModuleType(name)
-        # Some libraries look for whom they are used by, and fail at a module without one.
+        # Some libraries inspect the modules that use them, and fail at one without a spec.
         module.__spec__ = ModuleSpec(name, None)
         vars(module).update(contents)
         sys.modules[name] = module

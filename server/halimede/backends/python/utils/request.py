@@ -1,4 +1,4 @@
-"""`InferenceRequest`: one that came in, or one that a model makes to ask another."""
+"""`InferenceRequest`: a request that the model received, or one that it makes to call another model."""
 
 import asyncio
 from dataclasses import replace
@@ -27,14 +27,14 @@ RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
 
 
 class MemoryType(ProtocolNumber):
-    """Where a model would like the outputs of a request that it makes."""
+    """The preferred memory for the outputs of a request that a model makes."""
 
     TRITONSERVER_MEMORY_GPU = 0
     TRITONSERVER_MEMORY_CPU = 1
 
 
 class PreferredMemory:
-    """A wish that cannot be wrong: outputs are always in the host's memory."""
+    """A preference without effect: outputs are always in the host's memory."""
 
     __module__ = "c_python_backend_utils"
     __slots__ = ("_device_id", "_memory_type")
@@ -47,13 +47,13 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """What a request's trace hands on to requests that are made for it."""
+    """The trace of a request, which requests made on its behalf inherit."""
 
     __module__ = "c_python_backend_utils"
     __slots__ = ()
 
     def get_context(self) -> str | None:
-        """None: there is no OpenTelemetry context."""
+        """Returns None: there is no OpenTelemetry context."""
         return None
 
 
@@ -61,7 +61,7 @@ _NO_TRACE = InferenceTrace()
 
 
 class InferenceRequest:
-    """What a model is asked, or asks another model."""
+    """A request to the model, or from it to another model."""
 
     __module__ = "c_python_backend_utils"
     __slots__ = (
@@ -93,7 +93,7 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: dict[str, ParameterValue] | None = None,
     ) -> None:
-        # What has the right type already is told apart before a call is spent on it.
+        # Check the type before calling a function: arguments usually have the right type.
         where = "InferenceRequest"
         self._request_id = request_id if type(request_id) is str else text_of(request_id, where, "request_id")
         if isinstance(correlation_id, str) or (type(correlation_id) is int and correlation_id == 0):
@@ -151,11 +151,11 @@ class InferenceRequest:
         self._flags = integer_of(flags, "set_flags", "flags", 0, (1 << 32) - 1)
 
     def timeout(self) -> int:
-        """Microseconds, 0 for none."""
+        """Timeout in microseconds, 0 for none."""
         return self._timeout
 
     def parameters(self) -> str:
-        """As JSON."""
+        """The parameters as JSON."""
         return parameters_json(self._parameters)
 
     def trace(self) -> InferenceTrace:
@@ -177,13 +177,13 @@ class InferenceRequest:
         raise TritonModelException(f"a request that a model makes has no release flags, such as {flags}")
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Ask the model and wait for its response; of a decoupled model the `ResponseIterator`, without waiting."""
+        """Call the model and wait for its response; for a decoupled model return the `ResponseIterator` at once."""
         if decoupled is not False:
             decoupled = truth_of(decoupled, "exec", "decoupled")
         return calls.infer(self._asked(), decoupled)
 
     def async_exec(self, decoupled: bool = False) -> "asyncio.Future[Any]":
-        """Ask the model without holding up the running event loop: a future of what `exec` gives."""
+        """Call the model without blocking the running event loop: a future of the result of `exec`."""
         return calls.infer_async(self._asked(), truth_of(decoupled, "async_exec", "decoupled"))
 
     def _asked(self) -> CoreRequest:
@@ -205,7 +205,7 @@ class InferenceRequest:
 
 
 class ReceivedRequest(InferenceRequest):
-    """A request that a client sent. Everything is made when it is asked for: most models look at one input only."""
+    """A request from a client. Its parts are made on access, because most models read only one input."""
 
     __module__ = "c_python_backend_utils"
     __slots__ = ("hosted", "is_rescheduled", "sender", "session")
@@ -246,7 +246,7 @@ class ReceivedRequest(InferenceRequest):
         return _NO_TRACE
 
     def requested_output_names(self) -> set[str]:
-        """The outputs that the client wants: all that the configuration has where it named none."""
+        """The outputs that the client requested; all outputs of the configuration if it named none."""
         return set(wanted_outputs(self))
 
     def preferred_memory(self) -> PreferredMemory:
@@ -256,7 +256,7 @@ class ReceivedRequest(InferenceRequest):
         return self.session.host.is_cancelled(self.hosted)
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """The request's one sender, the same at each call."""
+        """The request's only sender; each call returns the same one."""
         with self.session.sender_lock:
             if self.sender is None:
                 self.sender = InferenceResponseSender(self.session, self.hosted, wanted_outputs(self))
@@ -266,7 +266,7 @@ class ReceivedRequest(InferenceRequest):
         self.is_rescheduled = integer_of(flags, "set_release_flags", "flags", 0, (1 << 32) - 1) == RELEASE_RESCHEDULE
 
     def _asked(self) -> CoreRequest:
-        """The model itself is asked the same again."""
+        """The same request again, as a call of this model itself."""
         flags = self.flags()
         return replace(
             self.hosted.request,
@@ -275,7 +275,7 @@ class ReceivedRequest(InferenceRequest):
         )
 
 
-# What models print of a request, or of its type, is what they are used to.
+# Models that print a request, or its type, see the usual name.
 ReceivedRequest.__name__ = ReceivedRequest.__qualname__ = "InferenceRequest"
 
 
@@ -284,7 +284,7 @@ def wanted_outputs(request: ReceivedRequest) -> tuple[str, ...]:
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """The request's input of this name, None where there is none."""
+    """The request's input of this name, None if there is none."""
     for tensor in inference_request.inputs():
         if tensor._core.name == name:
             return tensor

@@ -1,4 +1,4 @@
-"""`InferenceResponse`, and what is sent of one."""
+"""`InferenceResponse`, and its conversion to the reply that is sent."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -14,9 +14,9 @@ from halimede.core.types import InferenceError, ParameterValue
 from halimede.core.types import InferenceResponse as CoreResponse
 
 failed_answer_read: ContextVar[str] = ContextVar("failed_answer_read", default="")
-"""The error of the last response with an error whose outputs this task or thread has read.
+"""The error of the last error response whose outputs this task or thread has read.
 
-The exception of a model that does not check for errors does not mention it."""
+A model that does not check for errors fails with an exception that does not mention the error itself."""
 
 
 class InferenceResponse:
@@ -31,7 +31,7 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> None:
-        # The common case is told apart before a call is spent on it; all others are for the checks to say.
+        # Recognize the common case before calling a function; the checks handle all others.
         if type(output_tensors) is list and len(output_tensors) == 1 and type(output_tensors[0]) is Tensor:
             self._outputs = [output_tensors[0]]
         else:
@@ -53,12 +53,12 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """As JSON."""
+        """The parameters as JSON."""
         return parameters_json(self._parameters)
 
 
 def reply_of(response: InferenceResponse, wanted: Collection[str], session: Session) -> Answer | InferenceError:
-    """What is sent: the wanted outputs alone, in the model's order; of an error nothing but it."""
+    """The reply to send: only the requested outputs, in the model's order, or only the error."""
     if response._error is not None:
         return inference_error(response._error)
     outputs = []
@@ -75,7 +75,7 @@ def reply_of(response: InferenceResponse, wanted: Collection[str], session: Sess
 
 
 def response_of(received: CoreResponse) -> InferenceResponse:
-    """One that came from another model; of an error nothing but it."""
+    """A response from another model; with an error it has no outputs."""
     error = received.error
     response: InferenceResponse = InferenceResponse.__new__(InferenceResponse)
     response._outputs = [tensor_of(core) for core in received.outputs] if error is None else []
@@ -109,7 +109,7 @@ def _tensors(output_tensors: Any) -> list[Tensor]:
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """The response's output of this name, None where there is none."""
+    """The response's output of this name, None if there is none."""
     for tensor in inference_response._outputs:
         if tensor._core.name == name:
             return tensor

@@ -1,4 +1,4 @@
-"""`InferenceResponseSender`: answers to one request, from any thread, during `execute` or after it.
+"""`InferenceResponseSender`: responses to one request, from any thread, during `execute` or after it.
 
 | model | send | what the client gets |
 |---|---|---|
@@ -19,7 +19,7 @@ FINAL = 1
 
 
 class InferenceResponseSender:
-    """Got from a request; lives as long as the model wants, whatever becomes of the request object."""
+    """Created by a request; usable as long as the model wants, independently of the request object."""
 
     __module__ = "c_python_backend_utils"
     __slots__ = ("__weakref__", "_answered", "_closed", "_last", "_lock", "_request", "_session", "_wanted")
@@ -28,15 +28,15 @@ class InferenceResponseSender:
         self._session = session
         self._request = request
         self._wanted = wanted
-        # Held while an answer is handed over, so that answers of several threads leave in the order of their checks.
+        # Held while a response is handed over, so that responses of several threads leave in the order of their checks.
         self._lock = threading.Lock()
         self._answered = False
         self._closed = False
         self._last: Reply = None
-        """Given by `finish`; whoever holds the lock then sends it."""
+        """Set by `finish`; the thread that holds the lock then sends it."""
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response, the end, or both. TritonModelException for what may not be sent, or not any more."""
+        """Send a response, the end, or both. TritonModelException if that is not allowed, or not any more."""
         if response is not None:
             instance_of(response, InferenceResponse, "send", "response")
         if integer_of(flags, "send", "flags", 0, 0xFFFFFFFF) not in (0, FINAL):
@@ -53,14 +53,14 @@ class InferenceResponseSender:
                 self._answered = self._closed
                 self._respond(reply, self._closed)
             elif not self._answered:
-                # One response is all there is: the client need not wait for the flag.
+                # There is only one response, so the client need not wait for the flag.
                 self._answered = True
                 self._respond(reply, True)
         if self._last is not None and (last := finish(self, self._last)) is not None:
             self._respond(last, True)
 
     def is_cancelled(self) -> bool:
-        """True once the request's client has gone."""
+        """True once the request's client has disconnected."""
         return self._session.host.is_cancelled(self._request)
 
     def _check(self, response: InferenceResponse | None) -> None:
@@ -83,10 +83,11 @@ class InferenceResponseSender:
 
 
 def finish(sender: InferenceResponseSender, reply: Reply) -> Reply:
-    """End the request by `reply`, after which nothing can be sent: the reply, for the caller to give, or None.
+    """End the request with `reply`, after which nothing can be sent. Returns the reply if the caller must give it.
 
-    None where the request is ended already, and where a thread is sending: that thread then gives the reply. It may be
-    waiting for a slow client, and the caller must not wait with it: the server's news may be the caller's to read.
+    Returns None if the request has already ended, or if another thread is sending: that thread then gives the reply.
+    It may be waiting for a slow client, and the caller must not wait with it, because it may be the thread that reads
+    the messages of the server.
     """
     sender._last = reply
     if not sender._lock.acquire(blocking=False):

@@ -1,4 +1,4 @@
-"""What the module's classes and functions know of the process that they are in."""
+"""The state of the process that the module's classes and functions share."""
 
 import threading
 from collections import deque
@@ -11,7 +11,7 @@ from halimede.core.types import ErrorCode, InferenceError
 
 
 class Session:
-    """One hosted instance. A process has one; only tests make several, one after another."""
+    """One hosted instance. A process has one; only tests create several, one after another."""
 
     __slots__ = (
         "_unknown",
@@ -40,18 +40,18 @@ class Session:
         self.output_names = output_names
         self.strict_outputs = strict_outputs
         self._unknown: set[str] = set()
-        """Names of outputs that the model sent and does not declare."""
+        """Names of undeclared outputs that the model has sent."""
         self.serves = False
-        """Whether the model is between its `initialize` and its `finalize`."""
+        """Whether the model has been initialized and not yet finalized."""
         self.released: deque[int] = deque()
-        """Metric families whose objects are gone; see `metrics`."""
+        """Metric families whose objects were deleted; see `metrics`."""
         self.sender_lock = threading.Lock()
-        """Held while a request gets its one sender."""
+        """Held while a request creates its only sender."""
 
     def check_unwanted(self, name: str) -> None:
-        """Warn once of an output that is left out of an answer because the model does not declare it.
+        """Warn once about an output that is dropped from a response because the model does not declare it.
 
-        InferenceError instead where outputs are checked strictly. Declared outputs that were not asked for are fine.
+        Raises InferenceError instead if outputs are checked strictly. Declared outputs need not be requested.
         """
         if name in self.output_names:
             return
@@ -63,7 +63,7 @@ class Session:
             self.host.log("WARNING", f"{text}: it is left out of the answer")
 
     def call(self, method: str, arguments: Mapping[str, Any], failed: str = "") -> Any:
-        """`Host.call`; TritonModelException, its text begins with `failed`."""
+        """`Host.call`; raises TritonModelException with a text that begins with `failed`."""
         try:
             return self.host.call(method, arguments)
         except InferenceError as error:
@@ -81,7 +81,7 @@ def use(session: Session) -> None:
 
 
 def current() -> Session:
-    """Raises TritonModelException outside of a model's process."""
+    """The current session; TritonModelException outside of a model's process."""
     if _current is None:
         raise TritonModelException("this works in the process of a model only")
     return _current

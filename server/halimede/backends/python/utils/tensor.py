@@ -13,13 +13,13 @@ from halimede.core.types import DataType
 from halimede.core.types import Tensor as CoreTensor
 
 _ndarray = np.ndarray
-# Looking up a member of an Enum costs as much as a small method.
+# Looking up a member of an Enum is as slow as calling a small method.
 _BYTES = DataType.BYTES
 _BF16 = DataType.BF16
 
 
 class Tensor:
-    """A named array. Its memory is the array's own where that is contiguous and little-endian, else a copy."""
+    """A named array. Its memory is the array's own if that is contiguous and little-endian, else a copy."""
 
     __module__ = "c_python_backend_utils"
     __slots__ = ("__weakref__", "_array", "_core")
@@ -49,7 +49,7 @@ class Tensor:
         return self._core.name
 
     def as_numpy(self) -> NDArray[Any]:
-        """The elements: for BYTES an object array of `bytes`, else a view, which may be written to where memory may."""
+        """The elements: for BYTES an object array of `bytes`, else a view, which is writable if the memory is."""
         array = self._array
         if array is None:
             core = self._core
@@ -71,12 +71,12 @@ class Tensor:
         return True
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule over the same memory, or over a copy where that must not be written to."""
+        """A DLPack capsule over the same memory, or over a copy if the memory is read-only."""
         return self.__dlpack__()
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any, /) -> "Tensor":
-        """A tensor over the memory of a DLPack capsule or of an object that makes one; CUDA memory is copied."""
+        """A tensor over the memory of a DLPack capsule, or of an object that makes one; CUDA memory is copied."""
         name = text_of(name, "from_dlpack", "name")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
@@ -85,7 +85,7 @@ class Tensor:
         return tensor_of(CoreTensor(name, datatype, array.shape, data))
 
     def __dlpack__(self, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None) -> Any:
-        # A stream means nothing to memory of the host, and an unversioned capsule is right whatever version is known.
+        # Streams do not apply to host memory, and every consumer accepts an unversioned capsule.
         del stream, max_version
         core = self._core
         if core.datatype is DataType.BYTES:
@@ -102,7 +102,7 @@ _new = Tensor.__new__
 
 
 def tensor_of(core: CoreTensor) -> Tensor:
-    """A tensor that came in; its array is made when it is asked for."""
+    """A received tensor; its array is made on access."""
     tensor: Tensor = _new(Tensor)
     tensor._core = core
     tensor._array = None
@@ -110,7 +110,7 @@ def tensor_of(core: CoreTensor) -> Tensor:
 
 
 def _unlike_numpy(core: CoreTensor) -> NDArray[Any]:
-    """The elements of what numpy has no type for."""
+    """The elements of a datatype that numpy does not have."""
     if core.datatype is _BYTES:
         return core.array()
     raise TritonModelException(
@@ -127,6 +127,6 @@ def _converted(name: str, array: NDArray[Any]) -> tuple[CoreTensor, NDArray[Any]
             return CoreTensor(name, datatype, array.shape, joined(array)), array
         except UnicodeEncodeError as error:
             raise TritonModelException(f"Tensor '{name}' has text that UTF-8 cannot hold: {error.reason}") from None
-    # Not ascontiguousarray, which gives a scalar a dimension.
+    # Not ascontiguousarray, which adds a dimension to a scalar.
     array = np.array(array, dtype=datatype.dtype, order="C")
     return CoreTensor(name, datatype, array.shape, array.data.cast("B") if array.size else b""), array

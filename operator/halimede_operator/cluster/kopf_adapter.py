@@ -1,0 +1,146 @@
+"""Adapts kopf to the API server and to the cache. Runs in kopf's thread.
+
+kopf cannot do these things by itself or by its settings. Each has a test in tests/shell/operator/test_kopf_adapter.py:
+
+- kopf decodes a page as a whole. An object that is nested thousands of levels deep would end every list
+  (RecursionError), and large objects would take GB of memory: test_a_hostile_object_delays_no_other_object,
+  test_large_items_of_a_page_are_in_memory_one_at_a_time.
+- kopf does not report objects that were deleted while nothing watched:
+  test_objects_deleted_while_unwatched_are_forgotten_and_wake.
+- kopf restarts a watch at once, even one that ends at once: test_a_watch_that_ends_at_once_is_not_restarted_at_once.
+- kopf does not report bookmarks and attempts: test_bookmarks_are_signs_of_life, test_attempts_are_signs_of_life.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import aiohttp
+
+from halimede_operator.cluster.cache import Cache, entry_of
+from halimede_operator.cluster.connection import Connection
+from halimede_operator.cluster.decoding import decode_list, shallow
+from halimede_operator.cluster.watch_health import Collection, WatchHealth, collection_of
+from halimede_operator.core.api.spec import Key
+
+log = logging.getLogger(__name__)
+
+
+class CacheFeed:
+    """Puts what kopf reads into the cache and wakes the affected keys.
+
+    Methods are called in kopf's thread; the cache is changed in the event loop that made this object.
+    """
+
+    def __init__(self, cache: Cache, watch_health: WatchHealth, wake: Callable[[Key], None]) -> None:
+        self._cache, self.watch_health, self._wake = cache, watch_health, wake
+        self._loop = asyncio.get_running_loop()
+        self._changes: list[Callable[[], Iterable[Key]]] = []
+        self._listed: dict[Collection, set[str]] = {}
+        self._unreported: Counter[Collection] = Counter()
+        """How many objects of a list kopf has not reported yet."""
+        self.complete = asyncio.Event()
+        """Set when the cache has all objects of the first list of every watch."""
+
+    def page(self, where: Collection, page: dict[str, Any], is_first: bool) -> None:
+        """A page of a list was read. kopf reports its objects one by one afterwards."""
+        self.watch_health.told(where, time.monotonic())
+        if is_first:
+            self._listed[where], self._unreported[where] = set(), 0
+        self._listed[where] |= {item["metadata"]["uid"] for item in page["items"]}
+        self._unreported[where] += len(page["items"])
+        if not page["metadata"].get("continue"):
+            version, uids = int(page["metadata"]["resourceVersion"]), frozenset(self._listed.pop(where))
+            self._collect(lambda: self._cache.listed(where.resource, where.namespace, version, uids))
+            self.watch_health.listed(where)
+            self._check_complete()
+
+    def event(self, where: Collection, kind: str | None, value: dict[str, Any]) -> None:
+        """kopf reports an object. kind: ADDED, MODIFIED or DELETED; None for an object of a list."""
+        try:
+            if kind == "DELETED":
+                uid, version = value["metadata"]["uid"], int(value["metadata"]["resourceVersion"])
+                self._collect(lambda: self._cache.delete(uid, version))
+            else:
+                entry = entry_of(where.resource, value)
+                self._collect(lambda: self._cache.learn(entry, listed=kind is None))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            log.warning("one of the %s cannot be read and is left alone: %r", where, error)
+        if kind is None:
+            self._unreported[where] -= 1
+            self._check_complete()
+
+    def _check_complete(self) -> None:
+        if not self.watch_health.unlisted() and not any(self._unreported.values()):
+            self._collect(self._completed)
+
+    def _completed(self) -> tuple[Key, ...]:
+        self.complete.set()
+        return ()
+
+    def _collect(self, change: Callable[[], Iterable[Key]]) -> None:
+        if not self._changes:
+            # Changes are collected for 5 ms, because each wake-up of the other loop costs this thread some 5 ms.
+            asyncio.get_running_loop().call_later(0.005, self.hand_over)
+        self._changes.append(change)
+
+    def hand_over(self) -> None:
+        """Pass the collected changes to the cache's loop. Must also be called when kopf's loop ends."""
+        changes, self._changes = self._changes, []
+        self._loop.call_soon_threadsafe(lambda: [self._wake(key) for change in changes for key in change()])
+
+
+def watch_session(connection: Connection, feed: CacheFeed, apart_s: float) -> aiohttp.ClientSession:
+    """The HTTP session for kopf: sends the current token, decodes safely, and reports to the feed.
+
+    apart_s: shortest time between the starts of two watches of one collection.
+    """
+    begun: dict[Collection, float] = {}
+
+    async def ask(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        request.headers.update(await connection.headers())
+        if where := collection_of(request.url.path):
+            if "watch" in request.url.query:
+                await asyncio.sleep(begun.get(where, 0.0) + apart_s - time.monotonic())
+                begun[where] = time.monotonic()
+            feed.watch_health.asked(where, time.monotonic())
+        return await send(request)
+
+    class Response(aiohttp.ClientResponse):
+        async def start(self, connection: Any) -> aiohttp.ClientResponse:  # Any: aiohttp does not export its type
+            await super().start(connection)
+            if self.status == 200 and "watch" in self.url.query and (where := collection_of(self.url.path)):
+                self.content = Lines(self.content, where, feed.watch_health)  # type: ignore[assignment]  # has all its methods
+            return self
+
+        async def json(self, **options: Any) -> Any:  # Any: JSON
+            where = collection_of(self.url.path)
+            if self.status != 200 or where is None:
+                return await super().json(**options)
+            page = decode_list(await self.read(), lambda item: entry_of(where.resource, item).object)
+            feed.page(where, page, is_first="continue" not in self.url.query)
+            return page
+
+    connector = aiohttp.TCPConnector(limit=0, ssl=connection.ssl_context())
+    return aiohttp.ClientSession(connector=connector, response_class=Response, middlewares=(ask,))
+
+
+class Lines:
+    """The body of a watch as complete lines with bounded depth. A line that a broken connection cut off is dropped."""
+
+    def __init__(self, content: aiohttp.StreamReader, where: Collection, watch_health: WatchHealth) -> None:
+        self._content, self._where, self._watch_health = content, where, watch_health
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
+        rest = b""
+        async for data in self._content.iter_any():
+            self._watch_health.told(self._where, time.monotonic())
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                yield shallow(line) + b"\n"

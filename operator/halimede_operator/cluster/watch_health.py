@@ -1,0 +1,78 @@
+"""When each watch last heard from the API server, for readiness, liveness and the metric of the watches' age.
+
+kopf's thread writes and our event loop reads. No lock is needed, because each write is one assignment in a dict.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from halimede_operator.cluster.kinds import Resource, resource_of
+
+STUCK_S = 180.0
+"""A watch that neither received anything nor sent a request for longer is stuck."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What one watch covers: a kind, in one namespace or (None) in all."""
+
+    resource: Resource
+    namespace: str | None
+
+    def __str__(self) -> str:
+        return f"{self.resource.plural} in {self.namespace}" if self.namespace is not None else self.resource.plural
+
+
+def collection_of(path: str) -> Collection | None:
+    """The collection that a request's path is for; None if it is no watched collection."""
+    collection = resource_of(path)
+    return Collection(*collection) if collection is not None else None
+
+
+class WatchHealth:
+    """Times are monotonic seconds."""
+
+    def __init__(self, watches: Iterable[Collection], now: float) -> None:
+        self._received_at = dict.fromkeys(watches, now)
+        """When a list, an event or a bookmark last came."""
+        self._requested_at = dict(self._received_at)
+        """When the last request was sent, whether it was answered or not."""
+        self._listed: set[Collection] = set()
+
+    def told(self, where: Collection, now: float) -> None:
+        """The API server sent something: a list, an event or a bookmark."""
+        self._received_at[where] = now
+
+    def asked(self, where: Collection, now: float) -> None:
+        """A request is about to be sent."""
+        self._requested_at[where] = now
+
+    def restarted(self, now: float) -> None:
+        """kopf is about to start all watches."""
+        self._requested_at = dict.fromkeys(self._requested_at, now)
+
+    def listed(self, where: Collection) -> None:
+        """A list of the collection is complete."""
+        self._listed.add(where)
+
+    def unlisted(self) -> list[Collection]:
+        """Collections that have never been listed completely."""
+        return [where for where in self._received_at if where not in self._listed]
+
+    def ages(self, now: float) -> dict[str, float]:
+        """Seconds since the API server last sent anything about a kind; with several namespaces, the longest time."""
+        ages: dict[str, float] = {}
+        for where, received in self._received_at.items():
+            ages[where.resource.kind] = max(ages.get(where.resource.kind, 0.0), now - received)
+        return ages
+
+    def stuck(self, now: float) -> list[Collection]:
+        """Collections whose watch neither received anything nor sent a request for STUCK_S.
+
+        A watch whose requests fail is not stuck: a restart would not help while the API server is away.
+        """
+        return [
+            where
+            for where, received in self._received_at.items()
+            if now - max(received, self._requested_at[where]) > STUCK_S
+        ]

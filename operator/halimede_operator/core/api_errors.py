@@ -1,0 +1,184 @@
+"""What an error of the API server means for the caller, and how to report it to the author of a spec.
+
+The HTTP status alone is not enough. A mistake inside `podTemplate` is a 500, as an outage is. A request in a namespace
+that is being deleted gets 403, as missing rights do. So the table also looks at the message. The first matching row
+counts.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from halimede_operator.core.objects import map_key
+from halimede_operator.core.reading import at, at_rest
+from halimede_operator.core.snapshot import Object
+
+# Any, in this module: JSON.
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One cause of a refusal, as the API server lists it."""
+
+    reason: str
+    field: str = ""
+    """`spec.ports[1].name`. The index refers to a list that only the API server has seen."""
+
+
+class Meaning(Enum):
+    """What an error means. The value is the reason in a status condition."""
+
+    FORBIDDEN = "Forbidden"
+    """The operator has no right to do it."""
+    OVER_QUOTA = "QuotaExceeded"
+    REFUSED = "ApplyRefused"
+    """The object is invalid, or an admission rule forbids it."""
+    CONFLICT = "Conflict"
+    """The object was changed by another write, or another object has the name."""
+    TRANSIENT = "ApplyFailed"
+    """The same request may succeed later."""
+    NAMESPACE_GOES = "NamespaceGoes"
+    """The namespace is being deleted, or does not exist any more."""
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the same request is refused again until somebody changes something."""
+        return self in (Meaning.FORBIDDEN, Meaning.OVER_QUOTA, Meaning.REFUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    statuses: range | frozenset[int]
+    says: re.Pattern[str] | None
+    """Searched in the message followed by the reasons of its causes; None matches any message."""
+    meaning: Meaning
+
+
+def _row(statuses: range | set[int], says: str | None, meaning: Meaning) -> _Row:
+    listed = statuses if isinstance(statuses, range) else frozenset(statuses)
+    return _Row(listed, None if says is None else re.compile(says), meaning)
+
+
+_ROWS = (
+    # The admission plugin that checks owners may not know a new CustomResourceDefinition for up to 30 s.
+    _row({403}, r"\bcannot find RESTMapping\b", Meaning.TRANSIENT),
+    _row({403, 409}, r"\bis being terminated\b|\bNamespaceTerminating\b", Meaning.NAMESPACE_GOES),
+    _row({404}, r'^namespaces "[^"]*" not found', Meaning.NAMESPACE_GOES),
+    _row({403}, r"\bexceeded quota\b", Meaning.OVER_QUOTA),
+    _row({403}, r"\bcannot (\w+ resource|set blockOwnerDeletion|set an ownerRef)\b", Meaning.FORBIDDEN),
+    _row({409}, None, Meaning.CONFLICT),
+    _row({401, 408, 425, 429}, None, Meaning.TRANSIENT),
+    _row(range(400, 500), None, Meaning.REFUSED),
+    # Server-side apply cannot convert the object to its kind's type. The API server does not report this as the
+    # client's mistake.
+    _row({500}, r"^failed to (create typed|convert) ", Meaning.REFUSED),
+    _row({500}, r"\brequest is too large\b|\blarger than max\b", Meaning.REFUSED),
+)
+
+
+def meaning_of(status: int, message: str, causes: Sequence[Cause] = ()) -> Meaning:
+    """Classify an error. status: HTTP's number, 0 if there was no answer."""
+    said = " ".join((message, *(cause.reason for cause in causes)))
+    fitting = (row for row in _ROWS if status in row.statuses and (row.says is None or row.says.search(said)))
+    return next((row.meaning for row in fitting), Meaning.TRANSIENT)
+
+
+_PREFIX = re.compile(
+    r"^failed to [a-z ]+ \([^)]*\)[a-z ]*: (?:unable to convert unstructured object to [\w./]+, Kind=\w+: )?"
+    r'|^\w+(?:\.[\w.]+)? "[^"]*" is invalid: '
+)
+_TEMPLATE_PATH = re.compile(
+    r"(?<![\w.])\.?spec\.template((?:\.[A-Za-z]\w*|\[[^\]]*\])*)(?P<missing>(?=: Required value))?"
+)
+_STEP = re.compile(r"\.(?P<name>\w+)|\[(?P<item>[^\]]*)\]")
+_KEY = re.compile(r'(\w+)=(?:"([^"]*)"|([^,]*))')
+
+
+def told(status: int, message: str, wanted: Object, spec: object) -> str:
+    """The API server's message about a child, for the author of the object.
+
+    Paths within the Deployment's pod template become paths in the object's `spec`, if the field comes from there.
+    status: HTTP's number, 0 if there was no answer. wanted: the child.
+    """
+    if not status:
+        return f"no answer from the API server: {at_rest(message)}"
+    template = at(wanted, "spec", "template")
+    found = _PREFIX.sub("", message) or message
+
+    def instead(match: re.Match[str]) -> str:
+        return _in_spec(match[1], template, spec, is_missing=match["missing"] is not None) or match[0]
+
+    return at_rest(_TEMPLATE_PATH.sub(instead, found))
+
+
+def _in_spec(path: str, template: object, spec: object, *, is_missing: bool) -> str | None:
+    """The path in the object's spec of the field at `path` below the pod template; None if the spec does not have it.
+
+    is_missing: the path's last field does not exist.
+    """
+    steps: list[str | _Item] = []
+    value: Any = template
+    for step in _STEP.finditer(path):
+        name, item = step["name"], step["item"]
+        if name is not None:
+            steps.append(name)
+            value = at(value, name)
+        else:
+            value = _item(value, item)
+            steps.append(_Item(str(steps[-1]) if steps else "", value))
+    sources: list[tuple[str, object, int]] = [("spec.podTemplate", at(spec, "podTemplate"), 0)]
+    if steps[:2] == ["spec", "affinity"]:
+        sources.append(("spec.scheduling.affinity", at(spec, "scheduling", "affinity"), 2))
+    if steps[3:4] == ["env"]:
+        sources.append(("spec.env", at(spec, "env"), 4))
+    there = steps[:-1] if is_missing else steps
+    for root, source, skipped in sources:
+        texts = _reach(source, there[skipped:])
+        if texts and len(texts) + skipped == len(there):
+            return root + "".join(texts) + (f".{steps[-1]}" if is_missing else "")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    field: str
+    """The list's name."""
+    value: Any
+    """None if the template has no such item."""
+
+
+def _reach(value: Any, steps: Sequence[str | _Item]) -> list[str]:
+    """Follow the steps as far as the value has them; return those as text."""
+    texts: list[str] = []
+    for step in steps:
+        if isinstance(step, str):
+            if not isinstance(value, Mapping) or step not in value:
+                break
+            value = value[step]
+            texts.append(f".{step}")
+        else:
+            key = map_key(step.field, step.value)
+            items = value if isinstance(value, list) else []
+            same = (
+                n for n, item in enumerate(items) if item == step.value or (key and map_key(step.field, item) == key)
+            )
+            if (index := next(same, None)) is None:
+                break
+            value = items[index]
+            texts.append(f"[{index if key is None or key[0] is None else key[0]}]")
+    return texts
+
+
+def _item(value: Any, item: str) -> Any:
+    """The item that `[0]`, `[name="server"]` or `[key]` selects; None if there is none."""
+    if isinstance(value, Mapping):
+        return value.get(item)
+    if not isinstance(value, list):
+        return None
+    if item.isdecimal() and item.isascii():
+        return value[int(item)] if int(item) < len(value) else None
+    keys = {key: text or bare for key, text, bare in _KEY.findall(item)}
+    fitting = (each for each in value if all(str(at(each, key)) == text for key, text in keys.items()))
+    return next(fitting, None) if keys else None

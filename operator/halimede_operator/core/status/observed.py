@@ -1,0 +1,233 @@
+"""Evaluates a snapshot for the status: what is wanted, which pods exist, and which failure is the worst."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from halimede_operator.core.api.spec import EnsembleSpec, ModelSpec, Spec
+from halimede_operator.core.children.deployment import PROGRESS_DEADLINE_SECONDS
+from halimede_operator.core.labels import REVISION_LABEL
+from halimede_operator.core.pods import Failure, PodView, Reason, Stage, read_pod
+from halimede_operator.core.reading import (
+    at,
+    at_rest,
+    clean,
+    condition,
+    decimal,
+    integer_at,
+    name_at,
+    seconds_before,
+    text_at,
+)
+from halimede_operator.core.snapshot import Object, Snapshot
+
+REVISION = "deployment.kubernetes.io/revision"
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A snapshot with its pods evaluated."""
+
+    snapshot: Snapshot
+    spec: Spec | None
+    """None if it has problems. The pods are then those of an earlier spec."""
+    old: object
+    """The old status, as untrusted JSON."""
+    served: str
+    """The name under which clients request the model or ensemble."""
+    deployment: Object | None
+    template_hash: str
+    """Of the Deployment's newest ReplicaSet; "" if there is none yet."""
+    desired: int
+    """Replicas that should serve, 0 while suspended."""
+    is_newest_of_spec: bool
+    """The newest ReplicaSet has the pod template of the spec."""
+    is_settled: bool
+    """The whole Deployment is that of the spec, and its controller has seen it."""
+    is_paused: bool
+    """Somebody has set `paused` in the Deployment: its controller creates no pods of a new template."""
+    newest: tuple[PodView, ...]
+    """Live pods of the newest template, oldest first."""
+    older: tuple[PodView, ...]
+    """Live pods of older templates."""
+    worst: Failure | None
+    """Why fewer replicas than desired of the newest template serve, and why waiting will not help."""
+    deadline: str
+    """The Deployment's message that the rollout takes too long, not counting fetches; "" otherwise."""
+
+    @property
+    def generation(self) -> int:
+        return decimal(at(self.snapshot.object, "metadata", "generation")) or 0
+
+    @property
+    def is_deleting(self) -> bool:
+        return at(self.snapshot.object, "metadata", "deletionTimestamp") is not None
+
+    @property
+    def live(self) -> tuple[PodView, ...]:
+        return self.newest + self.older
+
+    @property
+    def serving(self) -> tuple[PodView, ...]:
+        return tuple(pod for pod in self.live if pod.stage == Stage.SERVING)
+
+    @property
+    def serving_newest(self) -> tuple[PodView, ...]:
+        return tuple(pod for pod in self.newest if pod.stage == Stage.SERVING)
+
+    @property
+    def slowest(self) -> PodView | None:
+        """The newest template's pod with the lowest stage; None if all serve."""
+        behind = [pod for pod in self.newest if pod.stage < Stage.SERVING]
+        return min(behind, key=lambda pod: (pod.stage, pod.age), default=None)
+
+    @property
+    def is_same_template(self) -> bool:
+        """Whether the old status is about pods of this template."""
+        return self.template_hash != "" and text_at(self.old, "current", "templateHash") == self.template_hash
+
+    @property
+    def shown(self) -> PodView | None:
+        """The pod to describe: a serving one of the newest template, else any serving one, else one of the newest."""
+        return next(iter(self.serving_newest or self.serving or self.newest), None)
+
+    @property
+    def was_rolled_out(self) -> bool:
+        """Whether all replicas of the newest template were once available together. Scaling does not change it."""
+        progress = condition(self.deployment, "Progressing")
+        return progress.get("reason") == "NewReplicaSetAvailable" or self.was_ready
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether Ready was True for this template. Then one failed read of a pod's index does not change it."""
+        return self.is_same_template and condition({"status": self.old}, "Ready").get("status") == "True"
+
+
+def observe(snapshot: Snapshot, spec: Spec | None, now: str) -> Observed:
+    """Evaluate a snapshot. spec: None if it has problems. now: UTC time as `reading.moment_at` writes it."""
+    deployment = next((c for c in snapshot.children if c.get("kind") == "Deployment"), None)
+    served = _served_name(snapshot, spec)
+    pods = sorted((_read(snapshot, pod, served, now) for pod in snapshot.pods), key=lambda pod: pod.age)
+    pods = [replace(pod, failure=_with_hint(pod.failure, snapshot.nodes)) for pod in pods]
+    live = [pod for pod in pods if pod.is_live]
+    template_hash, revision = _newest_template(snapshot.replica_sets)
+    wanted = name_at(deployment, "spec", "template", "metadata", "labels", REVISION_LABEL)
+    is_newest_of_spec = template_hash != "" and revision == wanted
+    newest = tuple(pod for pod in live if template_hash in {"", pod.template_hash})
+    asked = at(deployment, "spec", "replicas")
+    desired = (decimal(asked) or 0) if spec is None else 0 if spec.workload.suspend else spec.workload.replicas
+    over = [p for p in pods if p.is_over and not p.is_leaving and p.template_hash == template_hash]
+    progress = condition(deployment, "Progressing")
+    return Observed(
+        snapshot=snapshot,
+        spec=spec,
+        old=at(snapshot.object, "status"),
+        served=served,
+        deployment=deployment,
+        template_hash=template_hash,
+        desired=desired,
+        is_newest_of_spec=is_newest_of_spec,
+        is_settled=is_newest_of_spec and _has_seen(deployment, desired),
+        is_paused=at(deployment, "spec", "paused") is True,
+        newest=newest,
+        older=tuple(pod for pod in live if template_hash not in {"", pod.template_hash}),
+        worst=_worst(newest, live, over, desired, snapshot.quota_messages),
+        deadline=clean(at_rest(text_at(progress, "message")) or "the rollout takes too long")
+        if _is_late(progress, newest, now)
+        else "",
+    )
+
+
+def _is_late(progress: Mapping[str, Any], newest: Sequence[PodView], now: str) -> bool:
+    """Whether the rollout is late, although no pod is fetching.
+
+    A Deployment counts the time of a fetch as time without progress, but large models may take longer than its
+    deadline. So a pod gets the time of the deadline again from the end of its fetch.
+    """
+    if progress.get("reason") != "ProgressDeadlineExceeded":
+        return False
+    since = seconds_before(now, PROGRESS_DEADLINE_SECONDS)
+    return not any((pod.is_fetching and pod.failure is None) or pod.fetch_ended > since for pod in newest)
+
+
+def _served_name(snapshot: Snapshot, spec: Spec | None) -> str:
+    match spec:
+        case ModelSpec():
+            return spec.model.name
+        case EnsembleSpec():
+            return spec.name
+        case None:
+            return text_at(snapshot.object, "spec", "model", "name") or snapshot.key.name
+
+
+def _read(snapshot: Snapshot, pod: Object, served: str, now: str) -> PodView:
+    uid = text_at(pod, "metadata", "uid")
+    short = snapshot.shortages.get(text_at(pod, "spec", "nodeName"), ())
+    return read_pod(pod, snapshot.indexes.get(uid), served, now, snapshot.kubelet_events.get(uid, ()), short)
+
+
+def _newest_template(replica_sets: Sequence[Object]) -> tuple[str, str]:
+    """The template hash and our revision label of the ReplicaSet with the highest revision.
+
+    The highest revision and not the youngest object: a rollback gives an old ReplicaSet a new revision.
+    """
+    numbered = [
+        (revision, rs)
+        for rs in replica_sets
+        if (revision := decimal(at(rs, "metadata", "annotations", REVISION))) is not None
+    ]
+    _, newest = max(numbered, key=lambda pair: pair[0], default=(0, None))
+    labels = at(newest, "metadata", "labels")
+    return name_at(labels, "pod-template-hash"), name_at(labels, REVISION_LABEL)
+
+
+def _has_seen(deployment: Object | None, desired: int) -> bool:
+    """Whether the Deployment has the replicas of the spec, and its controller has seen the newest generation."""
+    generation = integer_at(deployment, "metadata", "generation") or 0
+    seen = integer_at(deployment, "status", "observedGeneration") or 0
+    return seen >= generation and decimal(at(deployment, "spec", "replicas")) == desired
+
+
+def _worst(
+    newest: Sequence[PodView], live: Sequence[PodView], over: Sequence[PodView], desired: int, refused: Sequence[str]
+) -> Failure | None:
+    """The failure to report: the worst reason, and of equal ones that of the oldest pod.
+
+    Pods of older templates count only if there is none of the newest, because they are being replaced anyway. A pod
+    that is over counts until a later pod has begun: by then its ReplicaSet has replaced it.
+    """
+    if sum(pod.stage == Stage.SERVING for pod in newest) >= desired:
+        return None
+    begun = max((pod.created for pod in newest if pod.has_begun), default="")
+    standing = [*(newest or live), *(pod for pod in over if pod.created >= begun)]
+    failures = [pod.failure for pod in standing if pod.failure is not None]
+    if len(newest) < desired:
+        failures += [_refusal(message) for message in refused]
+    return min(failures, key=lambda failure: failure.order[0], default=None)
+
+
+def _refusal(message: str) -> Failure:
+    reason = Reason.QUOTA_EXCEEDED if "exceeded quota" in message else Reason.PODS_REFUSED
+    return Failure(reason, clean(at_rest(message)), Stage.PLACED)
+
+
+_ASKED = re.compile(r"Insufficient (nvidia\.com/[\w-]{1,64}(?:\.[\w-]{1,64}){0,4})")
+_HINT_ROOM = 600
+
+
+def _with_hint(failure: Failure | None, nodes: Sequence[Object]) -> Failure | None:
+    """The failure; if it is a lack of devices, its message also lists the devices that the nodes have."""
+    if failure is None or failure.reason != Reason.INSUFFICIENT_DEVICES or not nodes:
+        return failure
+    offered: Counter[str] = Counter()
+    for node in nodes:
+        allocatable = at(node, "status", "allocatable")
+        names = [n for n in allocatable if isinstance(n, str)] if isinstance(allocatable, dict) else []
+        offered.update({n: decimal(allocatable[n]) or 0 for n in names if n.startswith("nvidia.com/")})
+    listed = ", ".join(f"{clean(name, 128)} ({count})" for name, count in sorted((+offered).items()))
+    missing = [name for name in dict.fromkeys(_ASKED.findall(failure.message)) if not offered[name]]
+    hint = f"No node has {' or '.join(missing)}. " if missing else ""
+    hint += f"The nodes have in all: {listed}" if listed else "The nodes have no such devices at all"
+    return replace(failure, message=clean(f"{clean(failure.message, _HINT_ROOM)} {hint}"))

@@ -1,0 +1,375 @@
+"""The conditions of both kinds. Each one is a small decision about what was observed.
+
+Ready means that the newest spec is served. For an object that is accepted and wants replicas:
+
+    of the newest spec's replicas serve    was rolled out before    Ready                   Degraded
+    all, and no pod of another spec        (any)                    True                    a device or worker is ill
+    all, and pods of the spec before       (any)                    False, Progressing      False
+    some                                   yes                      True, "3/5 replicas"    a replica fails
+    some                                   no                       False, with the cause   a replica fails
+    none                                   (any)                    False, with the cause   a replica fails, and pods
+                                                                                            of the spec before serve
+
+A spec is rolled out once all replicas of its pod template were available at the same time. So Ready waits for all
+replicas of a new spec, and stays True when the object is scaled or a pod is lost, as long as one replica serves. Ready
+is False with 0 replicas: clients that wait for Ready send requests next, and no pod would answer them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from halimede_operator.core.api.conditions import FALSE, TRUE, UNKNOWN, Condition
+from halimede_operator.core.api.spec import Problem
+from halimede_operator.core.api_errors import Meaning
+from halimede_operator.core.pods import NormalReason, PodView, Stage
+from halimede_operator.core.reading import at, clean, condition, name_at, text_at
+from halimede_operator.core.snapshot import Object
+from halimede_operator.core.status.observed import Observed
+from halimede_operator.core.status.steps import Member, MemberState
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyFailure:
+    """A change of a child that the API server refused."""
+
+    object_ref: str
+    """`Deployment prod/digits`."""
+    meaning: Meaning
+    message: str
+
+
+class TakenName(Protocol):
+    """A child that could not be created because another owner's object has its name."""
+
+    @property
+    def object(self) -> Object: ...
+    @property
+    def owner(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionState:
+    status: str
+    reason: str
+    message: str
+
+    def of(self, type_: str, generation: int) -> Condition:
+        return Condition(type_, self.status, str(self.reason), clean(self.message), generation)
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacles:
+    """Why the cluster does not match the spec."""
+
+    problems: Sequence[Problem]
+    failures: Sequence[ApplyFailure]
+    conflicts: Sequence[TakenName]
+
+
+def conditions_of(observed: Observed, obstacles: Obstacles, members: Sequence[Member] | None) -> list[Condition]:
+    """All conditions in the order in which they are shown. members: None for an InferenceModel."""
+    accepted = accepted_state(obstacles)
+    steps = None if members is None else steps_state(observed, members)
+    stuck = next((v for v in (accepted, _member_problem(members)) if v is not None and v.status == FALSE), None)
+    ready = ready_state(observed, stuck, obstacles)
+    states = {
+        "Accepted": accepted,
+        "StepsReady": steps,
+        "ModelFetched": fetched_state(observed),
+        "Placed": placed_state(observed),
+        "ModelLoaded": loaded_state(observed),
+        "Available": available_state(observed, ready),
+        "Progressing": progressing_state(observed, stuck),
+        "Degraded": degraded_state(observed, stuck, ready, obstacles),
+        "Ready": ready,
+        **_for_kstatus(observed, stuck, ready),
+    }
+    return [state.of(type_, observed.generation) for type_, state in states.items() if state is not None]
+
+
+def upgrade_state(settings: str) -> ConditionState:
+    text = "the pods keep what they were made with until their template changes, or none of them is ready"
+    return ConditionState(TRUE, "PlatformChanged", f"the operator's settings changed ({settings}); {text}")
+
+
+def accepted_state(obstacles: Obstacles) -> ConditionState:
+    if obstacles.problems:
+        text = "; ".join(f"{problem.path}: {problem.message}" for problem in obstacles.problems)
+        return ConditionState(FALSE, "InvalidSpec", text)
+    if obstacles.conflicts:
+        text = "; ".join(
+            f"{_ref_of(taken.object)} exists and belongs to {_owner(taken.owner)}" for taken in obstacles.conflicts
+        )
+        return ConditionState(FALSE, "Conflict", f"{text}; rename this object, or delete what is in its way")
+    if refused := [failure for failure in obstacles.failures if failure.meaning.is_refusal]:
+        text = "; ".join(f"{failure.object_ref}: {failure.message}" for failure in refused)
+        return ConditionState(FALSE, refused[0].meaning.value, text)
+    return ConditionState(TRUE, "Valid", "the spec is valid")
+
+
+def _ref_of(object_: Object) -> str:
+    return f"{name_at(object_, 'kind')} {name_at(object_, 'metadata', 'name')}"
+
+
+def _owner(owner: object) -> str:
+    if isinstance(owner, str):
+        return owner or "somebody else"
+    return f"{name_at(owner, 'kind')} {name_at(owner, 'name')}".strip() or "somebody else"
+
+
+def _member_problem(members: Sequence[Member] | None) -> ConditionState | None:
+    for state, reason in ((MemberState.MISSING, "ModelMissing"), (MemberState.INVALID, "ModelInvalid")):
+        if affected := [member for member in members or () if member.state == state]:
+            text = "; ".join(f"step {', '.join(member.steps)}: {member.message}" for member in affected)
+            return ConditionState(FALSE, reason, text)
+    return None
+
+
+def steps_state(observed: Observed, members: Sequence[Member]) -> ConditionState:
+    if affected := _member_problem(members):
+        return affected
+    if observed.spec is None:
+        return ConditionState(UNKNOWN, "InvalidSpec", "the steps are not known while the spec has problems")
+    if observed.desired == 0:
+        return _idle(observed)
+    if behind := [member for member in members if member.state != MemberState.READY]:
+        text = "; ".join(f"step {', '.join(member.steps)}: {member.message}" for member in behind)
+        return ConditionState(FALSE, NormalReason.LOADING, text)
+    return ConditionState(TRUE, "Loaded", "the models of all steps are loaded")
+
+
+def placed_state(observed: Observed) -> ConditionState:
+    return _stage_state(observed, Stage.PLACED, NormalReason.SCHEDULING, "Scheduled", "every replica has a node")
+
+
+def fetched_state(observed: Observed) -> ConditionState:
+    return _stage_state(
+        observed, Stage.FETCHED, NormalReason.FETCHING, "Fetched", "every replica has the model's files"
+    )
+
+
+def loaded_state(observed: Observed) -> ConditionState:
+    done = "every replica has loaded " + _versions_text(observed)
+    state = _stage_state(observed, Stage.LOADED, NormalReason.LOADING, "Loaded", done)
+    unasked = [pod for pod in observed.newest if pod.stage >= Stage.LOADED and pod.is_unknown]
+    if state.status != TRUE or not unasked:
+        return state
+    text = "; ".join(_unread_index(pod) for pod in unasked)
+    return ConditionState(
+        TRUE if observed.was_ready else UNKNOWN, "Loaded" if observed.was_ready else "IndexUnreachable", text
+    )
+
+
+def _unread_index(pod: PodView) -> str:
+    why = pod.index.error if pod.index is not None else None
+    return f"pod {pod.name}: what it serves is not known: {why or 'it was not asked yet'}"
+
+
+def _stage_state(observed: Observed, stage: Stage, coming: NormalReason, reached: str, done: str) -> ConditionState:
+    """Whether the newest template's pods have all reached this stage."""
+    if observed.worst is not None and observed.worst.stage == stage:
+        return ConditionState(FALSE, observed.worst.reason, observed.worst.message)
+    if observed.desired == 0:
+        return _idle(observed)
+    behind = [pod for pod in observed.newest if pod.stage < stage]
+    failed = [pod for pod in behind if pod.failure is not None and pod.failure.stage == stage]
+    if failed:
+        failure = min((pod.failure for pod in failed if pod.failure), key=lambda f: f.order[0])
+        return ConditionState(FALSE, failure.reason, failure.message)
+    if behind:
+        slowest = min(behind, key=lambda pod: (pod.stage, pod.age))
+        is_next = slowest.stage == stage - 1
+        return ConditionState(
+            FALSE if is_next else UNKNOWN, coming if is_next else NormalReason.PENDING, slowest.waits_for
+        )
+    if not observed.newest:
+        return ConditionState(UNKNOWN, NormalReason.PENDING, "there are no pods yet")
+    return ConditionState(TRUE, reached, done)
+
+
+def _idle(observed: Observed) -> ConditionState:
+    """The state of a condition if no replicas are wanted."""
+    if observed.spec is not None and observed.spec.workload.suspend:
+        return ConditionState(UNKNOWN, NormalReason.SUSPENDED, "spec.suspend is true: there are no replicas")
+    return ConditionState(UNKNOWN, NormalReason.SCALED_TO_ZERO, "spec.replicas is 0")
+
+
+def available_state(observed: Observed, ready: ConditionState) -> ConditionState:
+    if count := len(observed.serving):
+        return ConditionState(TRUE, "Serving", f"{_replicas(count)} serving")
+    return ConditionState(FALSE, ready.reason, ready.message)
+
+
+def progressing_state(observed: Observed, stuck: ConditionState | None) -> ConditionState:
+    """True while pods of the newest spec are rolled out. A replica that fails later does not make it True again."""
+    if stuck is not None:
+        return ConditionState(FALSE, stuck.reason, stuck.message)
+    if observed.is_paused and not (observed.is_newest_of_spec and _is_complete(observed)):
+        return ConditionState(FALSE, ROLLOUT_PAUSED, _paused_text(observed))
+    rolling_out = ConditionState(
+        TRUE, "RollingOut", f"{len(observed.serving_newest)}/{observed.desired} replicas of the newest spec serving"
+    )
+    if not observed.is_settled:
+        applying = ConditionState(TRUE, "Applying", "the Deployment is not yet that of the spec")
+        return applying if observed.live or observed.desired == 0 else rolling_out
+    if observed.desired == 0:
+        if observed.live:
+            return ConditionState(TRUE, "ScalingDown", f"{_replicas(len(observed.live))} stopping")
+        return ConditionState(FALSE, _idle(observed).reason, _idle(observed).message)
+    if observed.deadline:
+        return ConditionState(FALSE, "ProgressDeadlineExceeded", observed.deadline)
+    reason = text_at(condition(observed.deployment, "Progressing"), "reason")
+    is_done = reason == "NewReplicaSetAvailable" or len(observed.serving_newest) >= observed.desired
+    if is_done and not observed.older:
+        return ConditionState(FALSE, "Complete", "all pods are of the newest spec")
+    return rolling_out
+
+
+def degraded_state(
+    observed: Observed, stuck: ConditionState | None, ready: ConditionState, obstacles: Obstacles
+) -> ConditionState:
+    not_allowed = {Meaning.FORBIDDEN, Meaning.OVER_QUOTA}
+    if any(failure.meaning in not_allowed for failure in obstacles.failures) and stuck is not None:
+        return ConditionState(TRUE, stuck.reason, stuck.message)
+    if (
+        observed.serving
+        and ready.status != TRUE
+        and ready.reason not in {*NormalReason, "IndexUnreachable", Meaning.TRANSIENT.value}
+    ):
+        return ConditionState(TRUE, ready.reason, ready.message)
+    if observed.serving_newest and ready.status == TRUE and observed.worst is not None:
+        return ConditionState(TRUE, observed.worst.reason, f"{_serving_text(observed)}: {observed.worst.message}")
+    if problem := next((pod.ailment for pod in observed.serving if pod.ailment is not None), None):
+        return ConditionState(TRUE, problem.reason, problem.message)
+    return ConditionState(FALSE, "AsExpected", "no replica fails beside others that serve")
+
+
+def ready_state(observed: Observed, stuck: ConditionState | None, obstacles: Obstacles) -> ConditionState:
+    if observed.is_deleting:
+        return ConditionState(FALSE, NormalReason.DELETING, "the object is being deleted")
+    if stuck is not None:
+        return stuck
+    if obstacles.failures:
+        text = "; ".join(f"{failure.object_ref}: {failure.message}" for failure in obstacles.failures)
+        return ConditionState(FALSE, Meaning.TRANSIENT.value, f"{text}; it is tried again")
+    if observed.desired == 0:
+        return ConditionState(FALSE, _idle(observed).reason, _idle(observed).message)
+    serves = _serving_text(observed)
+    if not observed.is_newest_of_spec:
+        if observed.is_paused:
+            return ConditionState(FALSE, ROLLOUT_PAUSED, _paused_text(observed))
+        if not observed.live:
+            return ConditionState(FALSE, NormalReason.PENDING, f"{serves}: {_MORE_PODS}")
+        return ConditionState(FALSE, NormalReason.PROGRESSING, "the Deployment is not yet that of the spec")
+    if observed.was_rolled_out and observed.serving_newest and not observed.older:
+        return _ready_while_served(observed, serves)
+    if observed.worst is not None:
+        return ConditionState(FALSE, observed.worst.reason, f"{serves}: {observed.worst.message}")
+    if observed.is_paused and not _is_complete(observed):
+        return ConditionState(FALSE, ROLLOUT_PAUSED, f"{serves}: {_paused_text(observed)}")
+    if len(observed.serving_newest) < observed.desired:
+        return _unfinished(observed, serves)
+    if observed.older:
+        return ConditionState(FALSE, NormalReason.PROGRESSING, f"{serves}: those of the spec before are about to go")
+    return _ready_while_served(observed, serves)
+
+
+def _ready_while_served(observed: Observed, serves: str) -> ConditionState:
+    """Ready for a newest spec that is served, by all replicas or by some of them."""
+    unasked = [pod for pod in observed.serving_newest if pod.is_unknown]
+    if unasked and not observed.was_ready:
+        return ConditionState(UNKNOWN, "IndexUnreachable", "; ".join(_unread_index(pod) for pod in unasked))
+    text = f"{serves} {_versions_text(observed)}"
+    if _is_complete(observed):
+        return ConditionState(TRUE, "Serving", text)
+    why = observed.worst.message if observed.worst else observed.slowest.waits_for if observed.slowest else _MORE_PODS
+    return ConditionState(TRUE, "Serving", f"{text}: {why}")
+
+
+ROLLOUT_PAUSED = "RolloutPaused"
+_MORE_PODS = "the pods are being made"
+
+
+def _is_complete(observed: Observed) -> bool:
+    """All replicas serve the newest spec, and no other pod serves."""
+    return len(observed.serving_newest) >= observed.desired and not observed.older
+
+
+def _paused_text(observed: Observed) -> str:
+    name = name_at(observed.deployment, "metadata", "name")
+    return (
+        f"spec.paused of Deployment {name} is true, so that the new spec is not rolled out; "
+        f"kubectl rollout resume deployment/{name} lets it go on"
+    )
+
+
+_NORMAL_REASONS = {
+    Stage.MADE: NormalReason.SCHEDULING,
+    Stage.PLACED: NormalReason.FETCHING,
+    Stage.FETCHED: NormalReason.LOADING,
+    Stage.LOADED: NormalReason.LOADING,
+}
+
+
+def _unfinished(observed: Observed, serves: str) -> ConditionState:
+    """Ready if fewer replicas than desired serve and none failed."""
+    slowest = observed.slowest
+    if observed.deadline:
+        text = f"{observed.deadline} {slowest.waits_for}" if slowest else observed.deadline
+        return ConditionState(FALSE, "ProgressDeadlineExceeded", f"{serves}: {text}")
+    if slowest is None:
+        return ConditionState(
+            FALSE, NormalReason.PROGRESSING if observed.live else NormalReason.PENDING, f"{serves}: {_MORE_PODS}"
+        )
+    reason = NormalReason.PROGRESSING if observed.serving else _NORMAL_REASONS[slowest.stage]
+    return ConditionState(FALSE, reason, f"{serves}: {slowest.waits_for}")
+
+
+def _for_kstatus(observed: Observed, stuck: ConditionState | None, ready: ConditionState) -> dict[str, ConditionState]:
+    """Conditions for generic tools (kstatus). They are present only while they are True."""
+    if stuck is not None:
+        return {"Stalled": ConditionState(TRUE, stuck.reason, stuck.message)}
+    if ready.reason == "ProgressDeadlineExceeded" or (
+        observed.deadline and ready.status != TRUE and observed.is_settled
+    ):
+        return {"Stalled": ConditionState(TRUE, "ProgressDeadlineExceeded", ready.message)}
+    if ready.reason == ROLLOUT_PAUSED:
+        return {"Stalled": ConditionState(TRUE, ready.reason, ready.message)}
+    is_served = ready.status == TRUE and observed.is_settled and _is_complete(observed)
+    is_at_rest = is_served or (observed.desired == 0 and observed.is_settled and not observed.live)
+    return {} if is_at_rest else {"Reconciling": ConditionState(TRUE, ready.reason, ready.message)}
+
+
+def _serving_text(observed: Observed) -> str:
+    text = f"{len(observed.serving_newest)}/{observed.desired} replicas serving"
+    older = sum(pod.stage == Stage.SERVING for pod in observed.older)
+    return f"{text}, {older} of the spec before" if older else text
+
+
+def _replicas(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
+
+
+def _versions_text(observed: Observed) -> str:
+    """`version 1` or `versions 1, 2`; `the model` if the versions are not known."""
+    known = versions_of(observed)
+    if not known:
+        return "the model"
+    return f"version{'s' if len(known) > 1 else ''} {', '.join(map(str, known))}"
+
+
+MAX_VERSIONS = 64
+
+
+def versions_of(observed: Observed) -> list[int]:
+    """Versions that are served by every serving pod; if no pod's index can be read, those of the old status."""
+    known = [pod.versions(observed.served) for pod in observed.serving if not pod.is_unknown]
+    if known:
+        return sorted(frozenset.intersection(*known))[:MAX_VERSIONS]
+    shown = observed.shown if observed.serving else None
+    if shown is None or text_at(observed.old, "current", "templateHash") != shown.template_hash:
+        return []
+    old = at(observed.old, "current", "versions")
+    kept = old if isinstance(old, list) else []
+    return sorted({v for v in kept if isinstance(v, int) and not isinstance(v, bool)})[:MAX_VERSIONS]

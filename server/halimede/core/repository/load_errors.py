@@ -1,0 +1,123 @@
+"""Why a load fails: the errors, what clients and the log are told, and whether another attempt can help."""
+
+from collections.abc import Mapping, Sequence
+
+from halimede.core.types import ErrorCode, InferenceError
+
+FIRST_RETRY_PAUSE_SECS = 0.25
+LONGEST_RETRY_PAUSE_SECS = 8.0
+
+
+class ConfigError(InferenceError):
+    """The configuration is wrong, before any version could be tried. `problems` are what the message joins."""
+
+    def __init__(self, code: ErrorCode, message: str, problems: tuple[str, ...] = ()) -> None:
+        super().__init__(code, message)
+        self.problems = problems or (message,)
+
+
+class NoVersionError(ConfigError):
+    """The version policy finds no version to serve."""
+
+
+class VersionError(InferenceError):
+    """One version could not be loaded, and so none of `selected`, the versions that were to be."""
+
+    def __init__(self, version: int, selected: tuple[int, ...], code: ErrorCode, message: str) -> None:
+        super().__init__(code, message)
+        self.version = version
+        self.selected = selected
+
+
+class EnsembleError(ConfigError):
+    """An ensemble cannot serve as it is, or not with the models of its steps as they are."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.INVALID_ARG, message)
+
+
+class MissingStepError(EnsembleError):
+    """The model of a step does not serve, or not in the version that the step asks for."""
+
+
+class CircleError(EnsembleError):
+    """An ensemble is a step of its own, directly or through others. `circle` has each name once."""
+
+    def __init__(self, circle: Sequence[str]) -> None:
+        super().__init__(f"circular dependency between ensembles: {' -> '.join((*circle, circle[0]))}")
+        self.circle = tuple(circle)
+
+
+class LeftBehindError(InferenceError):
+    """Nobody waits for the load any longer, because the model is to be unloaded."""
+
+    def __init__(self) -> None:
+        super().__init__(ErrorCode.UNAVAILABLE, "the model was unloaded while it was loading")
+
+
+LoadError = ConfigError | VersionError | LeftBehindError
+
+
+def client_error(name: str, error: LoadError) -> InferenceError:
+    """What a client is told that asked for the load of model `name`. The texts are Triton's: scripts look for them."""
+    match error:
+        case NoVersionError() | EnsembleError():
+            return InferenceError(ErrorCode.INVALID_ARG, f"load failed for model '{name}': {error.message}")
+        case ConfigError():
+            # What follows Triton's text is the reason, which Triton itself has in its log alone.
+            text = f"failed to load '{name}', failed to poll from model repository: {error.message}"
+            return InferenceError(ErrorCode.INTERNAL, text)
+        case VersionError():
+            text = (
+                f"load failed for model '{name}': version {error.version} is at UNAVAILABLE state: "
+                f"{error.code.value}: {error.message};\n"
+            )
+            return InferenceError(ErrorCode.INVALID_ARG, text)
+        case LeftBehindError():
+            return InferenceError(ErrorCode.INTERNAL, f"failed to load '{name}', no version is available")
+
+
+def log_text(name: str, error: LoadError) -> str:
+    """The line that the log has of the failed load of model `name`."""
+    match error:
+        case VersionError():
+            return f"failed to load '{name}' version {error.version}: {error.code.value}: {error.message}"
+        case ConfigError() if not isinstance(error, NoVersionError | EnsembleError):
+            return f"Poll failed for model directory '{name}': {error.message}"
+        case _:
+            return f"failed to load '{name}': {error.message}"
+
+
+def steps_error(ensemble: str, failures: Mapping[str, InferenceError]) -> EnsembleError:
+    """Why an ensemble cannot be loaded; `failures` are the client errors of its steps' models, by name.
+
+    The cause of each is the load error, and the cause of that one what led to it.
+    """
+    causes = {name: failure.__cause__ for name, failure in failures.items()}
+    for cause in causes.values():
+        if isinstance(cause, CircleError) and ensemble in cause.circle:
+            at = cause.circle.index(ensemble)
+            return CircleError((*cause.circle[at:], *cause.circle[:at]))
+    unknown = [name for name, cause in causes.items() if cause and isinstance(cause.__cause__, LookupError)]
+    if unknown:
+        named = ", ".join(unknown)
+        return EnsembleError(f"ensemble {ensemble} contains models that are not available or ambiguous: {named}")
+    name, failure = next(iter(failures.items()))
+    said = failure.message.removeprefix(f"load failed for model '{name}': ")
+    return EnsembleError(
+        f"ensemble '{ensemble}' depends on '{name}' which has no loaded version. Model '{name}' loading failed with "
+        f"error: {said}"
+    )
+
+
+def retry_pause_secs(error: LoadError, attempt: int, retry_count: int) -> float | None:
+    """How long to wait before the next attempt, after number `attempt`, from 1, has failed: twice as long each time,
+    bounded. None for no other attempt: a wrong configuration stays wrong, but a file system, a device or a model may
+    recover."""
+    may_pass = isinstance(error, VersionError) or (
+        isinstance(error, ConfigError) and isinstance(error.__cause__, OSError)
+    )
+    if attempt > retry_count or not may_pass:
+        return None
+    doublings = min(attempt - 1, 16)
+    return min(FIRST_RETRY_PAUSE_SECS * 2.0**doublings, LONGEST_RETRY_PAUSE_SECS)

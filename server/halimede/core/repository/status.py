@@ -1,0 +1,194 @@
+"""What is known of one model's loads: whether it is wanted, and what the repository index says of each version.
+
+The events, in order: `begin` and `start` an attempt, `select` its versions, then `succeed` or `fail`, and `end` once no
+other attempt follows; `unload`, and `finish_unload` once nothing is in flight. Of an ensemble also `serve` and
+`withdraw`, as the models of its steps come and go.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from halimede.core.repository.layout import SEVERAL_PLACES
+from halimede.core.repository.lifecycle import Event, next_state, reason
+from halimede.core.repository.load_errors import ConfigError, LoadError, VersionError
+from halimede.core.types import InferenceError, ModelIndexEntry, ModelReadyState
+from halimede.core.types.server import WorkerHealth
+
+
+@dataclass(slots=True)
+class VersionStatus:
+    """State of one load of one version, as the index prints it."""
+
+    state: ModelReadyState = ModelReadyState.UNKNOWN
+    reason: str = ""
+
+    def on(self, event: Event, cause: InferenceError | None = None) -> None:
+        self.state = next_state(self.state, event)
+        self.reason = reason(event, cause)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt to load a model: the status of each version that there is, and what the index showed before."""
+
+    loading: Mapping[int, VersionStatus] = field(default_factory=dict)
+    before: Mapping[int, VersionStatus] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Health:
+    """Of a version that serves: why it takes no more requests, None while it does; and its worker processes."""
+
+    refusal: InferenceError | None = None
+    workers: WorkerHealth | None = None
+
+
+@dataclass(slots=True)
+class ModelStatus:
+    """See the module.
+
+    `wanted` says that the server is not ready without the model; `asked` that a load asked for it by name, and not for
+    the sake of an ensemble. `failure` says why the last load failed before any version could be named. `problem` says
+    why a loaded ensemble does not fit the models that its steps have now.
+    """
+
+    versions: dict[int, VersionStatus] = field(default_factory=dict)
+    wanted: bool = False
+    asked: bool = False
+    failure: str = ""
+    problem: str = ""
+
+    def __contains__(self, version: int) -> bool:
+        """Whether the index has this version."""
+        return version in self.versions
+
+    def begin(self, versions: Iterable[int]) -> Attempt:
+        """An attempt to load these versions; the index does not change yet."""
+        return Attempt({version: VersionStatus() for version in versions}, dict(self.versions))
+
+    def start(self, attempt: Attempt, serving: Collection[int]) -> None:
+        """Its versions are loading. The index goes on showing those that serve."""
+        for version, status in attempt.loading.items():
+            status.on(Event.LOAD)
+            if version not in serving:
+                self.versions[version] = status
+
+    def select(self, attempt: Attempt, selected: Collection[int]) -> None:
+        """No other versions than these are loaded: of the others the index shows what it showed before."""
+        for version, status in attempt.loading.items():
+            if version in selected or self.versions.get(version) is not status:
+                continue
+            if version in attempt.before:
+                self.versions[version] = attempt.before[version]
+            else:
+                del self.versions[version]
+
+    def succeed(self, attempt: Attempt, serving: Collection[int]) -> None:
+        """The attempt's load of these versions serves from now on."""
+        self.problem = ""
+        for version in serving:
+            status = attempt.loading[version]
+            status.on(Event.LOADED)
+            self.versions[version] = status
+
+    def fail(self, attempt: Attempt, error: LoadError) -> None:
+        """The attempt failed; what served before goes on serving."""
+        if isinstance(error, ConfigError):
+            self.select(attempt, ())
+        elif isinstance(error, VersionError):
+            self.select(attempt, error.selected)
+        for version, status in self.versions.items():
+            if status.state is ModelReadyState.READY:
+                status.on(Event.RELOAD_FAILED, error)
+            elif attempt.loading.get(version) is status:
+                status.on(Event.FAILED, _cause(version, error))
+        if not isinstance(error, VersionError):
+            self.failure = error.message
+
+    def end(self, serving: Collection[int], *, was_wanted: bool) -> None:
+        """A load has ended. A failed one of a model that was not wanted before must not make the server unready."""
+        self.wanted = bool(serving) or was_wanted
+
+    def is_known(self) -> bool:
+        """Whether there is anything to remember of the model; `failure` alone is not."""
+        return self.wanted or bool(self.versions)
+
+    def forget_failures(self, serving: Collection[int]) -> None:
+        """These versions serve, loaded as they are on disk: earlier failures are not shown any longer."""
+        self.failure = ""
+        for version, status in list(self.versions.items()):
+            if version in serving:
+                status.reason = ""
+            elif status.state is ModelReadyState.UNAVAILABLE and status.reason != reason(Event.UNLOADED):
+                del self.versions[version]
+
+    def unwant(self) -> bool:
+        """An unload was asked for. Whether there is something to unload."""
+        was_wanted = self.wanted
+        self.wanted = self.asked = False
+        self.problem = ""
+        if was_wanted:
+            self.failure = ""
+        return was_wanted
+
+    def unload(self, version: int) -> VersionStatus:
+        """The version takes no more requests; `finish_unload` takes what this returns."""
+        status = self.versions[version]
+        status.on(Event.UNLOAD)
+        return status
+
+    def serve(self, versions: Iterable[int]) -> None:
+        """An ensemble is made from the models of its steps; `versions` are those that did not serve before."""
+        self.wanted, self.problem = True, ""
+        for version in versions:
+            status = self.versions[version] = VersionStatus()
+            status.on(Event.LOAD)
+            status.on(Event.LOADED)
+
+    def withdraw(self, problem: str) -> None:
+        """An ensemble cannot serve; `problem` says why its steps' models do not fit, "" where one is not there.
+
+        A client that unloads a step's model does not want the whole server out of service for it.
+        """
+        self.wanted, self.problem = bool(problem), problem
+
+    def entries(
+        self, name: str, serving: Mapping[int, Health], *, is_duplicate: bool = False
+    ) -> Iterator[ModelIndexEntry]:
+        """What the index says of the model; `is_duplicate`: it is in several repositories."""
+        if not self.versions:
+            failure = SEVERAL_PLACES if is_duplicate else self.failure
+            yield ModelIndexEntry(name, "", ModelReadyState.UNAVAILABLE if failure else None, failure)
+        for version, status in sorted(self.versions.items()):
+            yield self._entry(name, version, status, serving.get(version))
+
+    def _entry(self, name: str, version: int, status: VersionStatus, health: Health | None) -> ModelIndexEntry:
+        if self.problem and status.state is ModelReadyState.UNAVAILABLE:
+            return ModelIndexEntry(name, str(version), status.state, self.problem)
+        if health is None:
+            return ModelIndexEntry(name, str(version), status.state, status.reason)
+        refusal = health.refusal
+        if refusal is None or status.state is not ModelReadyState.READY:
+            return ModelIndexEntry(name, str(version), status.state, status.reason, health.workers)
+        text = f"{refusal.code.value}: {refusal.message}"
+        return ModelIndexEntry(name, str(version), ModelReadyState.UNAVAILABLE, text, health.workers)
+
+
+def should_serve(entry: ModelIndexEntry) -> bool:
+    """Whether an entry is of a version that serves or failed, and not of one that was unloaded or never loaded."""
+    return entry.state is not None and entry.reason != reason(Event.UNLOADED)
+
+
+def finish_unload(status: VersionStatus) -> bool:
+    """Nothing of an unloaded version is in flight any more. Whether it was being unloaded."""
+    if status.state is not ModelReadyState.UNLOADING:
+        return False
+    status.on(Event.UNLOADED)
+    return True
+
+
+def _cause(version: int, error: LoadError) -> InferenceError:
+    """What the index says of a version: one that is not at fault names the one that is."""
+    if not isinstance(error, VersionError) or version == error.version:
+        return error
+    return InferenceError(error.code, f"not loaded because version {error.version} failed: {error.message}")

@@ -1,0 +1,101 @@
+"""Repositories in stores, as the server reads them: a model is fetched when it is loaded.
+
+Fetched models are in a temporary directory, which is a repository like any other. Each load checks the store again, and
+unchanged files are not fetched again.
+"""
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from halimede.core.repository.layout import NOT_MODELS, model_name_problem
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.fetch.credentials import secrets_of_environment
+from halimede.fetch.errors import Exit, FetchError
+from halimede.fetch.fetcher import Fetcher
+from halimede.fetch.layout import models_in
+from halimede.fetch.repository import Repository
+from halimede.fetch.retry import RetryPolicy
+from halimede.fetch.secrets import Secrets
+from halimede.fetch.source import open_source
+from halimede.fetch.tree import safe_tree
+from halimede.runtime.repository import Listing, ModelEntry, ModelRepository
+from halimede_spec.fetch_plan import ModelPlan, S3Defaults
+from halimede_spec.uri import Uri
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_SECS = 60.0
+"""How long a store may fail."""
+
+
+class StoreRepository(ModelRepository):
+    """Repository directories, and stores, each of which has a local directory for its fetched models."""
+
+    def __init__(
+        self, roots: tuple[Path, ...], stores: tuple[Uri, ...], config_name: str, environment: Mapping[str, str]
+    ) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="halimede-models-"))
+        self._stores = {self._folder / str(number): uri for number, uri in enumerate(stores)}
+        self._environment = environment
+        self._secrets = Secrets(secrets_of_environment(environment))
+        self._repositories: dict[Path, Repository] = {}
+        for root in self._stores:
+            root.mkdir()
+            self._repositories[root] = Repository(root)
+        super().__init__((*roots, *self._stores), config_name=config_name)
+
+    def scan(self) -> Listing:
+        """List directories, and the current contents of stores; InferenceError if a store cannot be listed."""
+        local = super().scan()
+        names = set(local.names)
+        for uri in self._stores.values():
+            try:
+                with self._told():
+                    names |= self._list(uri)
+            except FetchError as error:
+                raise InferenceError(ErrorCode.UNAVAILABLE, self._secrets.hide(error.message)) from None
+        return replace(local, names=tuple(sorted(names)))
+
+    def find(self, name: str) -> ModelEntry:
+        """Fetch the model and return its directory; LookupError if no store has it, OSError if one fails."""
+        if model_name_problem(name) is None and not name.startswith("."):
+            for root, uri in self._stores.items():
+                self._fetch(name, self._repositories[root], uri)
+        return super().find(name)
+
+    def close(self) -> None:
+        """Remove all fetched models."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _fills_later(self, root: Path) -> bool:
+        return root in self._stores
+
+    def _list(self, uri: Uri) -> set[str]:
+        retries = RetryPolicy(TIMEOUT_SECS)
+        source = open_source(uri, None, self._environment, None, S3Defaults(), retries)
+        files = safe_tree(retries.try_until_done(uri.display, source.listing), uri.display)
+        names = models_in(file.path for file in files)
+        return {each for each in names if not each.startswith(".") and each not in NOT_MODELS}
+
+    def _fetch(self, name: str, repository: Repository, uri: Uri) -> None:
+        fetcher = Fetcher(repository, None, S3Defaults(), self._environment, RetryPolicy(TIMEOUT_SECS))
+        try:
+            with self._told():
+                fetcher.fetch(ModelPlan(name, uri.child(name)))
+        except FetchError as error:
+            if error.code is not Exit.NOT_FOUND:
+                raise OSError(self._secrets.hide(error.message)) from None
+            # It may be in another repository now, but not in this one.
+            repository.remove(name)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise FetchError(Exit.NO_SPACE, f"{error.filename or self._folder}: {error.strerror}") from None

@@ -1,0 +1,324 @@
+"""The receiving half of an HTTP/1.1 connection, sans I/O: bytes in, events out.
+
+The caller receives into `room()`, says so by `received`, and gets the event that the bytes brought, or None while more
+are needed. One request is in work at a time: bytes that a client sends behind it are kept and not parsed until
+`answered`; then `go_on` reads the next request from them. `NEXT` is the table of states and events:
+
+    HEAD     a head is awaited, or partly there
+    BODY     a body of known length arrives straight in its final buffer
+    CHUNKED  a chunked body is decoded as it arrives
+    WORKING  a request is whole, and its answer is not
+    LINGER   refused and answered; input is discarded
+    CLOSED   nothing more is read
+
+No verdict depends on how the bytes are cut. Time is an argument: `now`, in seconds of a monotonic clock.
+"""
+
+from collections.abc import Mapping
+from enum import Enum, IntEnum, auto
+from typing import cast
+
+import numpy as np
+
+from halimede.core.types import Buffer
+from halimede.frontends.http.framing import ChunkedBody, Head, Refusal, body_too_large, find_head
+from halimede.frontends.http.shared import Shared
+
+NO_ROOM = "the server holds as many bytes of request bodies as it can, try again later"
+
+_CHUNKS_PER_TURN = 1_000
+"""After a piece of a body with more chunks than this, some milliseconds of work, other connections have their turn."""
+
+
+class State(IntEnum):
+    """An integer, because its hash costs no call."""
+
+    HEAD = auto()
+    BODY = auto()
+    CHUNKED = auto()
+    WORKING = auto()
+    LINGER = auto()
+    CLOSED = auto()
+
+
+class Event(Enum):
+    """What changes a receiver's state. `received` and `go_on` return the first four."""
+
+    BODY_BEGINS = auto()
+    CHUNKS_BEGIN = auto()
+    REQUEST = auto()
+    """A request is whole."""
+    ENDED = auto()
+    """The connection is to be closed, or the client will send nothing more."""
+    ANSWERED = auto()
+    """The whole answer was given, and the connection stays."""
+    REFUSED = auto()
+
+
+# Attributes of an Enum take a call each; these names do not.
+HEAD, BODY, CHUNKED, WORKING, LINGER, CLOSED = State
+REQUEST, ENDED = Event.REQUEST, Event.ENDED
+
+NEXT: Mapping[Event, Mapping[State, State]] = {
+    Event.BODY_BEGINS: {HEAD: BODY},
+    Event.CHUNKS_BEGIN: {HEAD: CHUNKED},
+    Event.REQUEST: {HEAD: WORKING, BODY: WORKING, CHUNKED: WORKING},
+    Event.ANSWERED: {WORKING: HEAD},
+    Event.REFUSED: {HEAD: LINGER, BODY: LINGER, CHUNKED: LINGER, WORKING: LINGER},
+    Event.ENDED: dict.fromkeys(State, CLOSED),
+}
+# Every request takes these two rows.
+_ON_REQUEST, _ON_ANSWERED = NEXT[Event.REQUEST], NEXT[Event.ANSWERED]
+_NO_BODY = memoryview(b"")
+
+
+class Receiver:
+    """One client's requests. Whatever is wrong with them is raised as a `Refusal`; the caller answers it by `refuse`.
+
+    `head` is the head of the request that is received or in work, None while there is none. It was complete at
+    `began_at`. `requests` heads have come so far. `awaits_continue` is whether the client of the body that has just
+    begun waits for `100 Continue`. `backlog` has the bytes that were received and are not used yet: a partial head, or
+    what a client pipelined; None while there are none. While `is_held_back`, no further request is begun; while
+    `is_resting`, other connections come first. The caller sets the one and ends the other.
+    """
+
+    __slots__ = (
+        "_backlog_at",
+        "_body",
+        "_chunked",
+        "_discarded",
+        "_filled",
+        "_held",
+        "_shared",
+        "awaits_continue",
+        "backlog",
+        "began_at",
+        "head",
+        "is_held_back",
+        "is_resting",
+        "requests",
+        "state",
+    )
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self.state = HEAD
+        self.head: Head | None = None
+        self.began_at = 0.0
+        self.requests = 0
+        self.awaits_continue = False
+        self.is_held_back = False
+        self.is_resting = False
+        # The body in one of its two forms: as long as announced and `_filled` so far, or chunked.
+        self._body: Buffer = _NO_BODY
+        self._filled = 0
+        self._chunked: ChunkedBody | None = None
+        # What this request adds to `held_bytes`.
+        self._held = 0
+        # Valid from `_backlog_at` on.
+        self.backlog: bytearray | None = None
+        self._backlog_at = 0
+        self._discarded = 0
+
+    # Bytes in.
+
+    def room(self) -> memoryview:
+        """Where to receive next; never empty."""
+        if self.state is BODY:
+            return memoryview(self._body)[self._filled :]
+        return self._shared.view
+
+    def received(self, size: int, now: float) -> Event | None:
+        """Take the first `size` bytes of `room()`."""
+        state = self.state
+        if state is HEAD:
+            if self.backlog is None and not self.is_held_back:
+                return self._read_head(self._shared.buffer, 0, size, now)
+            self._keep(self._shared.buffer, 0, size)
+            return self.go_on(now)
+        if state is BODY:
+            self._filled += size
+            self._hold(size)
+            return self._complete() if self._filled == len(self._body) else None
+        if state is CHUNKED:
+            return self._read_chunks(self._shared.buffer, 0, size)
+        if state is WORKING:
+            self._keep(self._shared.buffer, 0, size)
+        elif state is LINGER:
+            self._discarded += size
+            if self._discarded > self._shared.limits.linger_bytes:
+                return self.end()
+        return None
+
+    def go_on(self, now: float) -> Event | None:
+        """Read one request, or as much as there is of it, from what was kept."""
+        if not self.can_go_on or self.backlog is None:
+            return None
+        return self._read_head(self.backlog, self._backlog_at, len(self.backlog), now)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether there are bytes to read the next request from, and it may begin."""
+        return self.backlog is not None and self.state is HEAD and not self.is_held_back
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the caller had better not receive now."""
+        if self.is_held_back or self.is_resting:
+            return True
+        return self.backlog is not None and self.kept_bytes > self._shared.limits.pipelined_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that were received and are not used yet."""
+        return 0 if self.backlog is None else len(self.backlog) - self._backlog_at
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is received or in work."""
+        return self.state is HEAD and self.backlog is None
+
+    @property
+    def is_discarding(self) -> bool:
+        return self.state is LINGER
+
+    @property
+    def can_be_refused(self) -> bool:
+        """Whether nothing was refused before, and the client is there."""
+        return self.state in NEXT[Event.REFUSED]
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a request has begun and is not whole."""
+        state = self.state
+        return (state is HEAD and self.backlog is not None) or state is BODY or state is CHUNKED
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of the body that came so far."""
+        return self._filled if self._chunked is None else len(self._chunked.body)
+
+    # What the caller does with it.
+
+    def take_body(self) -> Buffer:
+        """The body of the request that is whole. It is not kept here: it is valid as long as it is referenced."""
+        body, self._body = self._body, _NO_BODY
+        return body
+
+    def can_hold(self, size: int) -> bool:
+        """Count bytes that are held for the request, and say whether all connections hold no more than they may."""
+        self._held += size
+        shared = self._shared
+        shared.held_bytes += size
+        return shared.held_bytes <= shared.limits.max_held_bytes
+
+    def answered(self) -> bool:
+        """The whole answer was given: the next request may begin. Whether to `go_on`."""
+        self.state = _ON_ANSWERED[self.state]
+        self.head = None
+        if self._held:
+            self._let_go()
+        return self.backlog is not None and not self.is_held_back
+
+    def refuse(self) -> None:
+        """The request was refused: what still comes of it is discarded, up to `linger_bytes`."""
+        self.state = NEXT[Event.REFUSED][self.state]
+        self._drop()
+
+    def end(self) -> Event:
+        """Nothing more is read."""
+        self.state = NEXT[Event.ENDED][self.state]
+        self._drop()
+        return Event.ENDED
+
+    def _drop(self) -> None:
+        self.head = self.backlog = self._chunked = None
+        self._body = _NO_BODY
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._shared.held_bytes -= self._held
+        self._held = 0
+
+    # Requests.
+
+    def _read_head(self, data: bytearray, at: int, end: int, now: float) -> Event | None:
+        """Take one request from `data`, or as much of it as is there; keep what comes after it for later."""
+        while data.startswith(b"\r\n", at, end):
+            at += 2  # Some clients end a body with a line of its own.
+        shared = self._shared
+        stop = find_head(data, at, end, shared.limits)
+        if not stop:
+            self._keep(data, at, end)
+            return None
+        self.began_at = now
+        head = self.head = shared.heads.read(memoryview(data)[at:stop])
+        self.requests += 1
+        length = head.content_length
+        if length is None:
+            self.awaits_continue = stop == end and bool(head.headers.get(b"expect"))
+            self._chunked = ChunkedBody(head, shared.max_body, shared.limits)
+            self.state = NEXT[Event.CHUNKS_BEGIN][self.state]
+            self.backlog = None
+            return self._read_chunks(data, stop, end) or Event.CHUNKS_BEGIN
+        if length > shared.max_body:
+            raise body_too_large(head, length, shared.max_body)
+        here = end - stop
+        if here >= length:
+            if length:
+                self._body = bytes(data[stop : stop + length])
+            if here > length or data is self.backlog:
+                self._keep(data, stop + length, end)
+            self.state = _ON_REQUEST[self.state]
+            return REQUEST
+        # Memory from numpy is not touched before data arrives: an announced length alone costs no memory.
+        body = np.empty(length, dtype=np.uint8).data
+        body[:here] = memoryview(data)[stop:end]
+        self._body = body
+        self._filled = here
+        self.backlog = None
+        self.awaits_continue = not here and bool(head.headers.get(b"expect"))
+        self.state = NEXT[Event.BODY_BEGINS][self.state]
+        self._hold(here)
+        return Event.BODY_BEGINS
+
+    def _read_chunks(self, data: bytearray, at: int, end: int) -> Event | None:
+        chunked = cast("ChunkedBody", self._chunked)
+        size, chunks = len(chunked.body), chunked.chunks
+        at = chunked.feed(data, at, end)
+        self._hold(len(chunked.body) - size)
+        if chunked.chunks - chunks > _CHUNKS_PER_TURN:
+            self.is_resting = True
+        if not chunked.is_complete:
+            return None
+        self._chunked = None
+        self._keep(data, at, end)
+        self._body = chunked.body
+        return self._complete()
+
+    def _complete(self) -> Event:
+        self.state = _ON_REQUEST[self.state]
+        return REQUEST
+
+    def _hold(self, size: int) -> None:
+        """Count body bytes that came, and refuse the request that brings too many. Small bodies are not counted."""
+        if not self.can_hold(size):
+            raise Refusal(503, NO_ROOM)
+
+    def _keep(self, data: bytearray, at: int, end: int) -> None:
+        """Make `data[at:end]` the backlog, or its continuation when `data` is the shared buffer."""
+        backlog = self.backlog
+        if data is backlog:
+            self._backlog_at = at
+            if at == end:
+                self.backlog = None
+        elif at == end:
+            return
+        elif backlog is None:
+            self.backlog = data[at:end]
+            self._backlog_at = 0
+        else:
+            if self._backlog_at:
+                del backlog[: self._backlog_at]
+                self._backlog_at = 0
+            backlog += memoryview(data)[at:end]

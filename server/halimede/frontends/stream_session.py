@@ -1,0 +1,219 @@
+"""The requests of one stream and their answers on the way to one client, whatever carries them.
+
+A session knows no transport and no loop. The transport opens a slot per request, puts the answers that the model gives,
+takes them as the client has room, and says which were sent:
+
+- Answers of a slot that is ordered wait for those of all ordered slots before it; the others leave as they come.
+- An answer that was sent is acknowledged to its model once the client has room for more, so that a client that does not
+  read stalls the models of its own stream alone.
+- A slot is unanswered until its final answer is on its way. Too much unanswered or unsent makes the session full: no
+  more requests are read. What models add to it beyond a second limit ends the stream.
+- However the session ends, what is still computed is cancelled.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import inf
+from typing import Generic, Protocol, TypeVar
+
+from halimede.core.types import ErrorCode, InferenceError
+
+T = TypeVar("T")
+
+
+class Inferences(Protocol):
+    """What a session asks of the server. See `halimede.runtime.server.Server`."""
+
+    def acknowledge(self, ticket: int, responses: int = 1) -> None: ...
+
+    def cancel(self, ticket: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Requests that are unanswered and answers that are unsent, and bytes of the latter, that make a session full; and
+    bytes of unsent answers above which one more that is not ordered ends the stream."""
+
+    max_unanswered: float = inf
+    max_unsent_bytes: float = inf
+    max_streamed_bytes: float = inf
+
+
+UNLIMITED = StreamLimits()
+
+
+@dataclass(slots=True, eq=False)
+class Slot(Generic[T]):
+    """One request of a stream. `ticket` is 0 until the server has given it.
+
+    `ready` are answers that wait for those of earlier slots. `held_bytes` are what the transport holds for the request
+    until its final answer is sent.
+    """
+
+    is_ordered: bool
+    ticket: int = 0
+    held_bytes: int = 0
+    has_ended: bool = False
+    ready: "list[Answer[T]]" = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Answer(Generic[T]):
+    """One answer on its way; `size_bytes` is what it counts with while it is unsent."""
+
+    slot: Slot[T]
+    content: T
+    size_bytes: int
+    is_final: bool
+
+
+class StreamSession(Generic[T]):
+    """All state changes in plain calls. Once it `is_over`, answers that still come are dropped.
+
+    `unsent` are the answers that wait to be taken, `unacknowledged` has one entry for each answer that was sent and is
+    not acknowledged.
+    """
+
+    __slots__ = (
+        "_limits",
+        "_ordered",
+        "_running",
+        "_server",
+        "_unanswered",
+        "is_over",
+        "unacknowledged",
+        "unsent",
+        "unsent_bytes",
+    )
+
+    def __init__(self, server: Inferences, limits: StreamLimits = UNLIMITED) -> None:
+        self.is_over = False
+        self.unsent: deque[Answer[T]] = deque()
+        self.unsent_bytes = 0
+        self.unacknowledged: list[Slot[T]] = []
+        self._server = server
+        self._limits = limits
+        self._ordered: deque[Slot[T]] = deque()
+        self._running: set[Slot[T]] = set()
+        self._unanswered = 0
+
+    # Requests.
+
+    def open(self, *, is_ordered: bool) -> Slot[T]:
+        """A slot for a request that was read."""
+        slot: Slot[T] = Slot(is_ordered)  # A call of `Slot[T]` takes microseconds.
+        self._unanswered += 1
+        if is_ordered:
+            self._ordered.append(slot)
+        return slot
+
+    def started(self, slot: Slot[T], ticket: int) -> None:
+        """The server took the request. Answers may have come before."""
+        slot.ticket = ticket
+        if not slot.has_ended:
+            self._running.add(slot)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more requests are to be read now."""
+        limits = self._limits
+        return (
+            self._unanswered + len(self.unsent) >= limits.max_unanswered or self.unsent_bytes > limits.max_unsent_bytes
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all requests are answered and all answers taken."""
+        return not self._unanswered and not self.unsent
+
+    # Answers.
+
+    def put(self, slot: Slot[T], content: T, size_bytes: int, *, is_final: bool) -> None:
+        """Queue an answer. CANCELLED where the client has left too much unread: the stream is to end."""
+        if is_final:
+            self.finished(slot)
+        if self.is_over:
+            return
+        answer = Answer(slot, content, size_bytes, is_final)
+        if slot.is_ordered:
+            slot.ready.append(answer)
+            self._advance()
+            return
+        if self.unsent_bytes > self._limits.max_streamed_bytes:
+            unread = int(self._limits.max_streamed_bytes) >> 20
+            raise InferenceError(
+                ErrorCode.CANCELLED, f"the client left {unread} MiB of responses unread on this stream"
+            )
+        self._queue(answer)
+        if is_final:
+            self._unanswered -= 1
+
+    def put_end(self, slot: Slot[T]) -> None:
+        """The request has all its answers; there is no message that says so."""
+        self.finished(slot)
+        if slot.is_ordered:
+            self._advance()
+        else:
+            self._unanswered -= 1
+
+    def finished(self, slot: Slot[T]) -> None:
+        """The final answer came: nothing is left to cancel."""
+        slot.has_ended = True
+        self._running.discard(slot)
+
+    def _advance(self) -> None:
+        """Queue the answers of the first ordered request and, if those are all, of the following ones."""
+        while self._ordered:
+            first = self._ordered[0]
+            for answer in first.ready:
+                self._queue(answer)
+            first.ready.clear()
+            if not first.has_ended:
+                break
+            self._ordered.popleft()
+            self._unanswered -= 1
+
+    def _queue(self, answer: Answer[T]) -> None:
+        self.unsent.append(answer)
+        self.unsent_bytes += answer.size_bytes
+
+    def take(self) -> Answer[T]:
+        """The next answer to send. It must be there."""
+        answer = self.unsent.popleft()
+        self.unsent_bytes -= answer.size_bytes
+        return answer
+
+    def sent(self, answer: Answer[T], *, has_room: bool) -> None:
+        """An answer left for the client, which has room for more, or has not. Nobody waits after a final answer."""
+        if answer.is_final:
+            return
+        ticket = answer.slot.ticket
+        if has_room and ticket:
+            self._server.acknowledge(ticket)
+        else:
+            self.unacknowledged.append(answer.slot)
+
+    def acknowledge(self) -> None:
+        """The client has room for more: the models of what was sent go on."""
+        slots, self.unacknowledged = self.unacknowledged, []
+        for slot in slots:
+            if slot.ticket:
+                self._server.acknowledge(slot.ticket)
+            else:
+                self.unacknowledged.append(slot)  # The server is about to give the ticket.
+
+    # The end.
+
+    def end(self) -> None:
+        """The client has gone, or knows all that it will be told. A second call does nothing."""
+        self.is_over = True
+        self.unsent_bytes = 0
+        self.unsent.clear()
+        self._ordered.clear()
+        self.unacknowledged.clear()
+
+    def cancel(self) -> None:
+        """Cancel what is still computed. Not while the server hands out an answer."""
+        for slot in tuple(self._running):
+            self._server.cancel(slot.ticket)
+        self._running.clear()

@@ -1,0 +1,82 @@
+"""Makes ensembles, and swaps or withdraws them as the models of their steps change.
+
+`follow` is called in the same step of the event loop as every change of what a model serves. What is in flight in an
+ensemble finishes as it began: models that are unloaded meanwhile stay, for calls from within alone, until it has.
+"""
+
+import logging
+
+from halimede.core.repository.plan import Design, Swap, Withdraw, follow, make_design
+from halimede.runtime.acceptor import Acceptor
+from halimede.runtime.ensemble import Inferences
+from halimede.runtime.lifecycle.closing import Closing
+from halimede.runtime.lifecycle.record import ModelRecord, Records, find_step, take_snapshot
+from halimede.runtime.live import LiveRequests
+from halimede.runtime.model import ModelVersion, make_ensemble
+from halimede.runtime.prepare import PreparedModel
+from halimede.runtime.services import ModelServices
+
+log = logging.getLogger(__name__)
+
+
+class Ensembles:
+    """The ensembles among the records."""
+
+    def __init__(self, records: Records, live: LiveRequests, services: ModelServices, closing: Closing) -> None:
+        self.inferences: Inferences | None = None
+        """Where ensembles have their steps done; set before any is loaded."""
+        self._records = records
+        self._live = live
+        self._services = services
+        self._closing = closing
+
+    def make(self, prepared: PreparedModel) -> dict[int, ModelVersion]:
+        """All versions of an ensemble, which serve at once. EnsembleError."""
+        return self._make(prepared, make_design(take_snapshot(self._records), prepared.config, prepared.labels))
+
+    def follow(self, name: str) -> None:
+        """Have the ensembles above a model agree with what it serves now."""
+        replaced: list[tuple[ModelRecord, dict[int, ModelVersion]]] = []
+        for action in follow(take_snapshot(self._records), name):
+            record = self._records[action.ensemble]
+            old = self._swap(record, action.design) if isinstance(action, Swap) else self._withdraw(record, action)
+            replaced.append((record, old))
+        # From above: what is below stays until they have finished.
+        for record, old in reversed(replaced):
+            self._closing.retire(record, old)
+
+    def _swap(self, record: ModelRecord, design: Design) -> dict[int, ModelVersion]:
+        """Returns the versions that are replaced."""
+        if record.ensemble is None:
+            raise RuntimeError(f"model '{record.name}' is no loaded ensemble")
+        made = self._make(record.ensemble, design)
+        old = record.replace(made)
+        record.status.serve(made.keys() - old.keys())
+        what = "follows" if old else "is back with"
+        log.info("ensemble '%s' %s the models of its steps", record.name, what, extra={"model": record.name})
+        return old
+
+    def _withdraw(self, record: ModelRecord, action: Withdraw) -> dict[int, ModelVersion]:
+        """Returns the versions that are withdrawn."""
+        old = record.replace({})
+        record.status.withdraw(action.problem)
+        if old:
+            log.warning("ensemble '%s' is unloaded: %s", record.name, action.cause, extra={"model": record.name})
+        return old
+
+    def _make(self, prepared: PreparedModel, design: Design) -> dict[int, ModelVersion]:
+        inferences = self.inferences
+        if inferences is None:
+            raise RuntimeError(f"ensemble '{prepared.config.name}' has no server to do its steps")
+        steps = tuple(dict.fromkeys(design.steps))
+
+        def members() -> list[Acceptor | None]:
+            serving = [find_step(self._records, step) for step in steps]
+            return [version.pump if version is not None else None for version in serving]
+
+        return {
+            version.version: make_ensemble(
+                version, design, prepared.load_seconds, self._live, self._services, inferences, members
+            )
+            for version in prepared.versions
+        }

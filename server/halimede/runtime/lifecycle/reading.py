@@ -1,0 +1,85 @@
+"""Looks at the repository, on few threads: any number of clients may ask, and disks be slow."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from halimede.core.repository.load_errors import ConfigError, LeftBehindError
+from halimede.core.types import ErrorCode
+from halimede.runtime.lifecycle.left_behind import LeftBehind
+from halimede.runtime.lifecycle.record import ModelRecord
+from halimede.runtime.repository import Listing, ModelEntry, ModelRepository
+from halimede.runtime.threads import run_in_thread
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_LOOKS = 16
+"""Threads that read the repository at a time."""
+
+
+class RepositoryReader:
+    """A model repository, read off the event loop."""
+
+    def __init__(self, repository: ModelRepository, left_behind: LeftBehind) -> None:
+        self._repository = repository
+        self._left_behind = left_behind
+        self._looks = asyncio.Semaphore(MAX_LOOKS)
+        self._next_listing: asyncio.Task[Listing] | None = None
+        self._listing_turn = asyncio.Lock()
+        self._duplicates: Mapping[str, str] = {}
+
+    async def unreadable(self) -> Mapping[Path, str]:
+        """The repositories that cannot be read now, with the reason."""
+        return await self._look("read-repository", self._repository.unreadable)
+
+    async def scan(self) -> Listing:
+        """What the repository holds, for a start: one look of its own, and nothing is logged."""
+        return await self._look("list-repository", self._repository.scan)
+
+    async def listing(self) -> Listing:
+        """What the repository holds, looked at after this was called. All who ask during one look share the next: looks
+        side by side would share the interpreter with the event loop, and hold it up together."""
+        if self._next_listing is None:
+            self._next_listing = asyncio.get_running_loop().create_task(self._list_in_turn())
+        return await asyncio.shield(self._next_listing)
+
+    async def sources(self, names: Sequence[str]) -> dict[str, str]:
+        """By name, the fingerprints of the sources of these models as they are now, where they can be told."""
+        seen = await self._look("look-at-sources", lambda: {name: self._repository.sources(name) for name in names})
+        return {name: sources for name, sources in seen.items() if sources is not None}
+
+    async def read(self, record: ModelRecord) -> ModelEntry:
+        """The model's directory as it is now; ConfigError, LeftBehindError."""
+        self._left_behind.check_room()
+        try:
+            finding = self._look(f"read-{record.name}", lambda: self._repository.find(record.name))
+            entry = await self._left_behind.unless_unloaded(record, finding)
+        except LeftBehindError:
+            raise
+        except Exception as error:
+            if not isinstance(error, OSError | LookupError | ValueError):
+                log.exception("model '%s': its directory could not be read", record.name, extra={"model": record.name})
+            raise ConfigError(ErrorCode.INTERNAL, str(error)) from error
+        for warning in entry.warnings:
+            if warning not in record.warned:
+                log.warning("model '%s': %s", record.name, warning, extra={"model": record.name})
+        record.warned = frozenset(entry.warnings)
+        return entry
+
+    async def _list_in_turn(self) -> Listing:
+        async with self._listing_turn:
+            self._next_listing = None
+            listing = await self.scan()
+            for name, problem in listing.duplicates.items():
+                if self._duplicates.get(name) != problem:
+                    log.warning("model '%s': %s", name, problem, extra={"model": name})
+            self._duplicates = listing.duplicates
+            return listing
+
+    async def _look(self, name: str, look: Callable[[], T]) -> T:
+        async with self._looks:
+            return await run_in_thread(name, look)

@@ -1,0 +1,226 @@
+"""Batches in, answers out.
+
+Standard library and numpy only, for any CPython from 3.10 on.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from halimede.backends.hosting import Reply, Runner, WorkerSpec
+from halimede.core.spin import SpinPolicy
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.workers.child.calls import batch_of_task
+from halimede.workers.child.channel import Channel, OpenRequest, ServerGoneError
+from halimede.workers.child.host import WorkerHost
+from halimede.workers.child.memory import Memory
+from halimede.workers.frames.answers import encode_done
+from halimede.workers.frames.batches import Execute, decode_execute
+from halimede.workers.frames.control import encode_blocks
+from halimede.workers.frames.kinds import (
+    Kind,
+    encode_frame,
+)
+from halimede.workers.segments import Block
+
+CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
+
+
+class Serving:
+    """Batches in, answers out."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        memory: Memory,
+        host: WorkerHost,
+        runner: Runner,
+        spec: WorkerSpec,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        spin: SpinPolicy,
+    ) -> None:
+        self._channel = channel
+        self._memory = memory
+        self._host = host
+        self._spin = spin
+        self._runner = runner
+        self._model = spec.model
+        self._decoupled = spec.decoupled
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
+        self._positions = {name: position for position, name in enumerate(outputs)}
+        self._blocks: list[Block] = []
+        """Of the batch that is being decoded, or answered."""
+        self._unused: list[Block] = []
+        self._last_size = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped: asyncio.Event = asyncio.Event()
+
+    def run(self) -> None:
+        """Execute one batch after the other until STOP."""
+        channel = self._channel
+        answered_ns = 0
+        while True:
+            if self._memory.inbound.released:
+                self._host.flush()
+            kind, body = channel.receive()
+            if kind is Kind.EXECUTE:
+                gap_ns = time.monotonic_ns() - answered_ns
+                self._execute(body)
+                answered_ns = time.monotonic_ns()
+                channel.spins = self._spin.is_worth(gap_ns, self._last_size)
+            elif kind is Kind.ASK_READY:
+                self._say_ready(asyncio.run(self._runner.is_ready()))
+            elif kind is Kind.STOP:
+                self._close()
+                return
+            # The last batch must not stay alive while there is nothing to do.
+            del body
+
+    async def run_on_loop(self) -> None:
+        """The same for a runner whose batches are coroutines."""
+        loop = asyncio.get_running_loop()
+        self._channel.read_on_loop(loop, self._on_work)
+        self._on_work()
+        await self._stopped.wait()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._close()
+
+    def _on_work(self) -> None:
+        while (work := self._channel.received()) is not None:
+            kind, body = work
+            if kind is Kind.STOP:
+                self._stopped.set()
+                return
+            job = self._execute_async(body) if kind is Kind.EXECUTE else self._ask_ready()
+            task = asyncio.get_running_loop().create_task(job)
+            self._tasks.add(task)
+            task.add_done_callback(self._done_with)
+
+    def _done_with(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(task.exception(), ServerGoneError):
+            self._stopped.set()
+
+    async def _ask_ready(self) -> None:
+        self._say_ready(await self._runner.is_ready())
+
+    def _say_ready(self, is_ready: bool) -> None:
+        self._channel.send(encode_frame(Kind.READY, bytes((is_ready,))))
+
+    def _close(self) -> None:
+        self._runner.close()
+        self._host.flush()
+        self._channel.send(encode_frame(Kind.STOPPED))
+
+    def _decode(self, body: memoryview, blocks: list[Block]) -> tuple[Execute, int]:
+        """A batch, and when its execution begins."""
+        self._blocks = blocks
+        execute = decode_execute(body, self._inputs, self._outputs, self._model, self._locate)
+        begun = time.monotonic_ns()
+        channel = self._channel
+        opened = channel.open
+        for item in execute.items:
+            opened[item.key] = OpenRequest(begun)
+        early = channel.cancelled_early
+        if early:
+            for item in execute.items:
+                if item.key in early:
+                    opened[item.key].cancelled = True
+        return execute, begun
+
+    def _locate(self, segment: int, offset: int, size_bytes: int) -> memoryview:
+        self._blocks.append((segment, offset))
+        return self._memory.look_at(segment, offset, size_bytes)
+
+    def _execute(self, body: memoryview) -> None:
+        received = time.monotonic_ns()
+        blocks: list[Block] = []
+        execute, begun = self._decode(body, blocks)
+        host = self._host
+        self._last_size = len(execute.items)
+        batch_of_task.set(execute.batch)
+        host.is_executing = True
+        failed = False
+        try:
+            replies = self._runner.execute(execute.items)
+        except InferenceError as error:
+            replies, failed = [error.with_traceback(None) for _ in execute.items], True
+        ended = time.monotonic_ns()
+        host.is_executing = False
+        self._answer(execute, replies, failed, (received, begun, ended), blocks)
+        if host.ending:
+            self._end_if_asked()
+
+    def _end_if_asked(self) -> None:
+        if self._host.ending:
+            raise SystemExit(self._host.ending)
+
+    async def _execute_async(self, body: memoryview) -> None:
+        received = time.monotonic_ns()
+        blocks: list[Block] = []
+        execute, begun = self._decode(body, blocks)
+        batch_of_task.set(execute.batch)
+        items = list(execute.items)
+        channel = self._channel
+        if channel.cancelled_early and all(channel.open[item.key].cancelled for item in items):
+            # Nobody is left to run it for: a call of this process's own, say, that its loop waited for.
+            unwanted: list[Reply] = [CANCELLED for _ in items]
+            self._answer(execute, unwanted, True, (received, begun, begun), blocks)
+            return
+        if self._decoupled:
+            # The instance is free for more while this goes on: its answers come one by one.
+            nothing: list[Reply] = [None for _ in execute.items]
+            self._answer(execute, nothing, False, (received, begun, begun), blocks)
+        failed = False
+        replies: list[Reply]
+        try:
+            replies = await self._runner.execute_async(items)
+        except InferenceError as error:
+            replies, failed = [error.with_traceback(None) for _ in items], True
+        if self._decoupled:
+            for item, reply in zip(items, replies, strict=True):
+                if reply is not None:
+                    self._host.respond(item, reply, True)
+        else:
+            items.clear()
+            self._answer(execute, replies, failed, (received, begun, time.monotonic_ns()), blocks)
+        self._end_if_asked()
+
+    def _answer(
+        self,
+        execute: Execute,
+        replies: list[Reply],
+        failed: bool,
+        times: tuple[int, int, int],
+        blocks: list[Block],
+    ) -> None:
+        memory, channel = self._memory, self._channel
+        opened = channel.open
+        for item, reply in zip(execute.items, replies, strict=True):
+            if reply is not None:
+                opened.pop(item.key, None)
+        # What the requests and the replies look at is looked at by the model alone from here on.
+        del item, reply
+        execute.items.clear()
+        self._blocks = blocks
+        with memory.telling:
+            done = encode_done(execute.batch, replies, failed, times, self._positions, memory.place, self._remains)
+            if not self._host.unsent_metrics and not self._unused:
+                channel.send(done)
+                return
+            updates = [*self._host.updates(), done]
+            if self._unused:
+                # Afterwards, because an answer may lie in one of them.
+                updates.append(encode_blocks(Kind.UNUSED, self._unused))
+                self._unused = []
+            channel.send(updates)
+
+    def _remains(self) -> tuple[int, Sequence[Block]]:
+        """What is left of the batch that is being answered."""
+        memory = self._memory
+        if memory.inbound.released:
+            self._unused = memory.unused()
+        return memory.take_wanted(), memory.retain(self._blocks) if self._blocks else ()

@@ -1,0 +1,143 @@
+"""What the model's code can ask of the process that hosts it.
+
+Standard library and numpy only, for any CPython from 3.10 on.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from halimede.backends.hosting import Answer, HostedRequest, Reply, WorkerSpec
+from halimede.core.types import Buffer, InferenceRequest
+from halimede.workers.child.calls import Calls, InferenceCall
+from halimede.workers.child.channel import Channel
+from halimede.workers.child.memory import Memory
+from halimede.workers.frames.answers import encode_response
+from halimede.workers.frames.control import encode_blocks
+from halimede.workers.frames.kinds import (
+    LOG_LEVELS,
+    MAPPED,
+    MAX_LINE_BYTES,
+    MAX_UPDATES,
+    METRIC,
+    METRIC_OPERATIONS,
+    PLACE_END,
+    Kind,
+    encode_frame,
+)
+
+LINES_PER_SECOND = 500
+"""Lines that are sent to the log, which takes fewer: a model that logs more must not slow the server down."""
+
+
+class WorkerHost:
+    """The `Host` of the model's code."""
+
+    def __init__(self, channel: Channel, memory: Memory, spec: WorkerSpec, outputs: Sequence[str]) -> None:
+        self._channel = channel
+        self._memory = memory
+        self._model = spec.model
+        self._verbose = spec.log_verbose > 0
+        self._positions = {name: position for position, name in enumerate(outputs)}
+        self._lines_since = 0.0
+        self._lines = 0
+        self.calls = Calls(channel, memory.place, memory.look_at_own, memory.take_wanted)
+        self.unsent_metrics: list[bytes] = []
+        """Updates that are to be sent before anything else."""
+        self._metrics_lock = threading.Lock()
+        self.ending = ""
+        """Why the process is to end after its batch, "" when it is not."""
+        self.is_executing = False
+        """Whether a batch runs on the main thread; never where that runs a loop."""
+        memory.borrowed.on_written = self._refuse
+
+    def _refuse(self, segment: int) -> None:
+        self._channel.send_later(encode_frame(Kind.MAPPED, MAPPED.pack(segment, False)))
+
+    def is_cancelled(self, request: HostedRequest) -> bool:
+        return self._channel.is_cancelled(request.key)
+
+    def respond(self, request: HostedRequest, reply: Reply, final: bool) -> None:
+        channel, key = self._channel, request.key
+        opened = channel.open.get(key)
+        if opened is None:
+            return
+        if not final and not channel.wait_for_room(key):
+            return
+        times = opened.begun_ns, time.monotonic_ns()
+        response = encode_response(key, reply, final, times, self._positions, self._memory.place)
+        if final:
+            channel.open.pop(key, None)
+        else:
+            # Before it is sent: it may be taken before this thread runs again.
+            channel.count(key, sum(map(len, (t.data for t in reply.outputs))) if isinstance(reply, Answer) else 0)
+        channel.send([*self.updates(), response])
+        self.give_back()
+
+    def log(self, level: str, message: str, place: str = "") -> None:
+        if level == "VERBOSE" and not self._verbose:
+            return
+        now = time.monotonic()
+        if now - self._lines_since > 1:
+            left_out = self._lines - LINES_PER_SECOND
+            self._lines_since, self._lines = now, 0
+            if left_out > 0:
+                text = f"{left_out} lines of its log were left out: at most {LINES_PER_SECOND} are taken in a second"
+                self._send_line("WARNING", text)
+        self._lines += 1
+        if self._lines > LINES_PER_SECOND:
+            return
+        self._send_line(level, message, place)
+
+    def _send_line(self, level: str, message: str, place: str = "") -> None:
+        if place:
+            message = f"{place}{PLACE_END}{message}"
+        text = message.encode("utf-8", "replace")[:MAX_LINE_BYTES]
+        self._channel.send(encode_frame(Kind.LOG, bytes((LOG_LEVELS.index(level),)) + text))
+
+    def end(self, why: str) -> None:
+        self.ending = why
+
+    def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        self.flush()
+        return self._channel.call(method, arguments)
+
+    def infer(self, request: InferenceRequest) -> InferenceCall:
+        call = self.calls.infer(request)
+        # Afterwards: the server works meanwhile.
+        if self._memory.inbound.released:
+            self.give_back()
+        return call
+
+    def update_metric(self, metric: int, operation: str, value: float) -> None:
+        packed = METRIC.pack(metric, METRIC_OPERATIONS.index(operation), value)
+        # At the end of a batch on the main thread they are sent with its answers.
+        if self.is_executing and threading.current_thread() is threading.main_thread():
+            with self._metrics_lock:
+                self.unsent_metrics.append(packed)
+            if len(self.unsent_metrics) >= MAX_UPDATES:
+                self.flush()
+        else:
+            self._channel.send(encode_frame(Kind.METRICS, packed))
+
+    def updates(self) -> list[Buffer]:
+        """What is to be sent before anything else: changes of metrics."""
+        if not self.unsent_metrics:
+            return []
+        with self._metrics_lock:
+            packed, self.unsent_metrics = self.unsent_metrics, []
+        return [encode_frame(Kind.METRICS, b"".join(packed))]
+
+    def give_back(self) -> None:
+        """Tell the server which of its blocks are free again."""
+        if self._memory.inbound.released:
+            with self._memory.telling:
+                if unused := self._memory.unused():
+                    self._channel.send(encode_blocks(Kind.UNUSED, unused))
+
+    def flush(self) -> None:
+        """Send what waits for an answer to go with."""
+        for update in self.updates():
+            self._channel.send(update)
+        self.give_back()

@@ -1,0 +1,248 @@
+"""DONE and RESPONSE: the answers to the requests of a batch, together at its end or one beside it."""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from halimede.backends.hosting import Answer, Reply
+from halimede.core.types import Buffer, ErrorCode, InferenceError, ParameterValue
+from halimede.workers.frames.control import decode_blocks
+from halimede.workers.frames.kinds import (
+    BLOCK,
+    DONE,
+    ERROR_CODES,
+    ERROR_NUMBERS,
+    MAX_ANSWER_BYTES,
+    MAX_TEXT_BYTES,
+    RESPONSE,
+    FrameError,
+    describe_decode_error,
+)
+from halimede.workers.frames.tensors import (
+    PADDING,
+    REMEMBERED,
+    REMEMBERED_BYTES,
+    Locate,
+    Place,
+    TensorForm,
+    add_tensor,
+    data_start,
+    make_tensors,
+    read_tensors,
+)
+from halimede.workers.frames.texts import decode_parameters, encode_parameters
+from halimede.workers.worker import NO_PARAMETERS
+
+# Each begins with the length of the description.
+# Batch, number of replies.
+_BATCH = struct.Struct("<IIH")
+# What ends a DONE's description: whether it failed, times, bytes that found no room.
+_DONE = struct.Struct("<B3QQ")
+# what it is, error code, number of outputs, length of the error's text or the parameters.
+_REPLY = struct.Struct("<BBHI")
+# key, whether it is final, when the execution began, when it was sent.
+_RESPONSE = struct.Struct("<IQBQQ")
+# Each with the header before it.
+_WHOLE_BATCH, _WHOLE_RESPONSE = struct.Struct("<IIIIH"), struct.Struct("<IIIQBQQ")
+_BATCH_PEEK = struct.Struct("<4xIH")
+
+_ANSWERED, _ERROR, _OPEN = 0, 1, 2
+
+
+@dataclass(slots=True)
+class Done:
+    """A batch's end, as the worker says it. Times are monotonic nanoseconds: received, execution begun, ended.
+
+    `wanted_bytes` found no room in the worker's arena; `retained` are blocks of the server's that the model holds on
+    to.
+    """
+
+    batch: int
+    replies: list[Reply]
+    failed: bool
+    times: tuple[int, int, int]
+    wanted_bytes: int
+    retained: list[tuple[int, int]]
+
+
+Remains = Callable[[], "tuple[int, Sequence[tuple[int, int]]]"]
+"""What is left of a batch once its answers are encoded: bytes that found no room, blocks that are retained."""
+
+
+def encode_done(
+    batch: int,
+    replies: list[Reply],
+    failed: bool,
+    times: tuple[int, int, int],
+    outputs: Mapping[str, int],
+    place: Place,
+    remains: Remains,
+) -> Buffer:
+    """A DONE frame. `replies` is emptied before `remains` is asked: what they look at is not retained by them."""
+    described: list[bytes] = []
+    data: list[Buffer] = []
+    at = 0
+    for reply in replies:
+        at = _add_reply(reply, described, at, outputs, place, data)
+    count = len(replies)
+    reply = None
+    replies.clear()
+    wanted_bytes, retained = remains()
+    if retained:
+        described.extend([BLOCK.pack(*block) for block in retained])
+    described.append(_DONE.pack(failed, *times, wanted_bytes))
+    whole = b"".join(described)
+    pad = PADDING[-(_WHOLE_BATCH.size + len(whole)) & 15]
+    length = _BATCH.size + len(whole) + len(pad) + at
+    return b"".join((_WHOLE_BATCH.pack(length, DONE, len(whole), batch, count), whole, pad, *data))
+
+
+def batch_of(body: Buffer) -> tuple[int, int]:
+    """Which batch a DONE frame ends, and with how many replies, from the beginning of its body. FrameError."""
+    if len(body) < _BATCH.size:
+        raise FrameError(f"DONE: {len(body)} bytes")
+    number, count = _BATCH_PEEK.unpack_from(body)
+    return number, count
+
+
+def decode_done(body: memoryview, outputs: tuple[str, ...], locate: Locate) -> Done:
+    """The server's reading of a DONE frame's body. FrameError. Tensors in the frame are views of `body`."""
+    try:
+        length, batch, count = _BATCH.unpack_from(body)
+        end = _BATCH.size + length
+        stop = end - _DONE.size
+        if end > len(body) or stop < _BATCH.size:
+            raise FrameError("DONE: a description that ends too early")
+        failed, received, begun, ended, wanted_bytes = _DONE.unpack_from(body, stop)
+        if length <= REMEMBERED_BYTES:
+            forms, retained = _known_replies(bytes(body[_BATCH.size : stop]), count, outputs)
+        else:
+            forms, retained = _replies(body[_BATCH.size : stop], count, outputs)
+        replies = _made(forms, body, data_start(end), locate)
+    except (struct.error, ValueError, IndexError, KeyError) as error:
+        raise FrameError(f"DONE: {describe_decode_error(error)}") from error
+    return Done(batch, replies, bool(failed), (received, begun, ended), wanted_bytes, [*retained])
+
+
+@dataclass(slots=True)
+class Response:
+    """An answer ahead of its batch's end or after it. Times are monotonic nanoseconds: when the execution of its
+    request began, and when the model sent it."""
+
+    key: int
+    reply: Reply
+    final: bool
+    times: tuple[int, int]
+
+
+def encode_response(
+    key: int, reply: Reply, final: bool, times: tuple[int, int], outputs: Mapping[str, int], place: Place
+) -> Buffer:
+    """A RESPONSE frame."""
+    described: list[bytes] = []
+    data: list[Buffer] = []
+    size = _add_reply(reply, described, 0, outputs, place, data)
+    whole = b"".join(described)
+    pad = PADDING[-(_WHOLE_RESPONSE.size + len(whole)) & 15]
+    length = _RESPONSE.size + len(whole) + len(pad) + size
+    return b"".join((_WHOLE_RESPONSE.pack(length, RESPONSE, len(whole), key, final, *times), whole, pad, *data))
+
+
+def decode_response(body: memoryview, outputs: tuple[str, ...], locate: Locate) -> Response:
+    """The server's reading of a RESPONSE frame's body. FrameError."""
+    try:
+        length, key, final, begun_ns, sent_ns = _RESPONSE.unpack_from(body)
+        end = _RESPONSE.size + length
+        if end > len(body):
+            raise FrameError("RESPONSE: a description that ends too early")
+        forms, retained = _replies(body[_RESPONSE.size : end], 1, outputs)
+        if retained:
+            raise FrameError("RESPONSE: blocks")
+        (reply,) = _made(forms, body, data_start(end), locate)
+    except (struct.error, ValueError, IndexError, KeyError) as error:
+        raise FrameError(f"RESPONSE: {describe_decode_error(error)}") from error
+    return Response(key, reply, bool(final), (begun_ns, sent_ns))
+
+
+def _add_reply(
+    reply: Reply, described: list[bytes], at: int, outputs: Mapping[str, int], place: Place, data: list[Buffer]
+) -> int:
+    """Describe a reply. Outputs that the configuration does not have are left out, as if nobody had asked for them."""
+    if isinstance(reply, Answer):
+        size = at
+        for tensor in reply.outputs:
+            size += len(tensor.data)
+        try:
+            if size > MAX_ANSWER_BYTES:
+                raise ValueError(f"the batch's outputs take {size} bytes, at most {MAX_ANSWER_BYTES} are allowed")
+            parameters = encode_parameters(reply.parameters) if reply.parameters else b""
+        except ValueError as error:
+            return _add_reply(InferenceError(ErrorCode.INTERNAL, str(error)), described, at, outputs, place, data)
+        head = len(described)
+        described.append(b"")
+        count = 0
+        for tensor in reply.outputs:
+            position = outputs.get(tensor.name)
+            if position is not None:
+                at = add_tensor(tensor, position, described, at, place, data)
+                count += 1
+                if count > len(outputs):
+                    break  # one of them twice, which is the answer's fault whatever follows
+        described[head] = _REPLY.pack(_ANSWERED, 0, count, len(parameters)) + parameters
+    elif reply is None:
+        described.append(_REPLY.pack(_OPEN, 0, 0, 0))
+    else:
+        text = reply.message.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
+        described.append(_REPLY.pack(_ERROR, ERROR_NUMBERS[reply.code], 0, len(text)) + text)
+    return at
+
+
+_ReplyForm = tuple[Sequence[TensorForm], Mapping[str, ParameterValue], ErrorCode | None, str] | None
+"""Outputs, parameters, the error's code, its text; None for a request that stays open."""
+
+
+def _replies(
+    described: Buffer, count: int, outputs: tuple[str, ...]
+) -> tuple[Sequence[_ReplyForm], Sequence[tuple[int, int]]]:
+    """Replies and, after them, blocks. FrameError, struct.error, IndexError, KeyError, ValueError."""
+    forms: list[_ReplyForm] = []
+    at = 0
+    for _ in range(count):
+        what, code, n_outputs, length = _REPLY.unpack_from(described, at)
+        at += _REPLY.size
+        if length > MAX_TEXT_BYTES or n_outputs > len(outputs) + 1:
+            raise FrameError(f"a reply with {n_outputs} outputs and {length} bytes of text")
+        text = described[at : at + length]
+        if what == _ANSWERED:
+            tensors, at = read_tensors(described, at + length, n_outputs, outputs)
+            forms.append((tensors, decode_parameters(text) if length else NO_PARAMETERS, None, ""))
+        elif what == _ERROR:
+            forms.append(((), NO_PARAMETERS, ERROR_CODES[code], str(text, "utf-8", "replace")))
+            at += length
+        elif what == _OPEN:
+            forms.append(None)
+        else:
+            raise FrameError(f"a reply of kind {what}")
+    # What was read beyond the description's end was read for something else than it is.
+    if at > len(described):
+        raise FrameError("a description that ends too early")
+    return forms, decode_blocks(described[at:]) if at < len(described) else ()
+
+
+_known_replies = lru_cache(REMEMBERED)(_replies)
+
+
+def _made(forms: Sequence[_ReplyForm], body: memoryview, base: int, locate: Locate) -> list[Reply]:
+    replies: list[Reply] = []
+    for form in forms:
+        if form is None:
+            replies.append(None)
+            continue
+        tensors, parameters, code, text = form
+        if code is not None:
+            replies.append(InferenceError(code, text))
+            continue
+        outputs = make_tensors(tensors, body, base, locate, True)
+        replies.append(Answer(outputs, dict(parameters) if parameters else NO_PARAMETERS))
+    return replies

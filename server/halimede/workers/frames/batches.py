@@ -1,0 +1,156 @@
+"""EXECUTE: the requests of a batch."""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from halimede.core.types import Buffer, InferenceRequest
+from halimede.workers.frames.kinds import EXECUTE, HEADER, KEY
+from halimede.workers.frames.tensors import (
+    PADDING,
+    REMEMBERED,
+    REMEMBERED_BYTES,
+    Locate,
+    Place,
+    TensorForm,
+    add_tensor,
+    data_start,
+    make_tensors,
+    read_tensors,
+)
+from halimede.workers.frames.texts import NO_TEXTS, NUMERIC, Texts, encode_text, texts_of
+from halimede.workers.worker import BatchItem
+
+# Each begins with the length of the description.
+# Batch, number of requests or replies. The keys of an EXECUTE's requests stand between this and its description.
+_BATCH = struct.Struct("<IIH")
+# correlation, timeout, rows, length of parameters, of id, of a text correlation (NUMERIC for a number), START and END,
+# number of inputs, of outputs.
+_REQUEST = struct.Struct("<QQIIIIBHH")
+_POSITION = struct.Struct("<H")
+
+
+def encode_execute(
+    batch: int, items: Sequence[BatchItem], inputs: Mapping[str, int], outputs: Mapping[str, int], place: Place
+) -> Buffer:
+    """An EXECUTE frame. `inputs` and `outputs` are the positions of the names."""
+    keys: list[int] = []
+    described: list[bytes] = []
+    data: list[Buffer] = []
+    at = 0
+    for item in items:
+        keys.append(item.key)
+        request = item.request
+        tensors, wanted = request.inputs, request.outputs
+        if len(wanted) == len(outputs):
+            wanted = ()  # All of them, each once, is what naming none means.
+        flags = request.sequence_start | request.sequence_end << 1
+        if request.id or request.sequence_id or request.parameters:
+            parameters = json.dumps(request.parameters).encode() if request.parameters else b""
+            texts = texts_of(request, parameters, encode_text)
+            described.append(_request_text(request.timeout_us, item.rows, flags, len(tensors), len(wanted), texts))
+        else:
+            described.append(_known_request_text(request.timeout_us, item.rows, flags, len(tensors), len(wanted)))
+        if wanted:
+            described.extend([_POSITION.pack(outputs[name]) for name in wanted])
+        for tensor in tensors:
+            at = add_tensor(tensor, inputs[tensor.name], described, at, place, data)
+    count = len(keys)
+    head = _execute_head(count)
+    whole = b"".join(described)
+    pad = PADDING[-(head.size + len(whole)) & 15]
+    length = head.size - HEADER.size + len(whole) + len(pad) + at
+    return b"".join((head.pack(length, EXECUTE, len(whole), batch, count, *keys), whole, pad, *data))
+
+
+@lru_cache(REMEMBERED)
+def _execute_head(count: int) -> struct.Struct:
+    """What stands before an EXECUTE's description: header, _BATCH and keys."""
+    return struct.Struct(f"<IIIIH{count}Q")
+
+
+def _request_text(
+    timeout_us: int, rows: int, flags: int, n_inputs: int, n_outputs: int, texts: Texts = NO_TEXTS
+) -> bytes:
+    number, parameters, request_id, correlation, text = texts
+    lengths = parameters, request_id, correlation
+    return _REQUEST.pack(number, timeout_us, rows, *lengths, flags, n_inputs, n_outputs) + text
+
+
+_known_request_text = lru_cache(REMEMBERED)(_request_text)
+
+
+@dataclass(slots=True)
+class Execute:
+    """What a worker is to run."""
+
+    batch: int
+    items: list[BatchItem]
+
+
+def decode_execute(
+    body: memoryview, inputs: tuple[str, ...], outputs: tuple[str, ...], model: str, locate: Locate
+) -> Execute:
+    """The worker's reading of an EXECUTE frame's body, which the server has made. Tensors are views of `body`."""
+    length, batch, count = _BATCH.unpack_from(body)
+    start = _BATCH.size + count * KEY.size
+    end = start + length
+    if length <= REMEMBERED_BYTES:
+        forms = _known_requests(bytes(body[start:end]), count, inputs, outputs)
+    else:
+        forms = _requests(body[start:end], count, inputs, outputs)
+    base = data_start(end)
+    items = []
+    for (key,), (rows, request_id, tensors, wanted, parameters, timeout_us, correlation, starts, ends) in zip(
+        KEY.iter_unpack(body[_BATCH.size : start]), forms, strict=True
+    ):
+        request = InferenceRequest(
+            model,
+            "",
+            request_id,
+            make_tensors(tensors, body, base, locate, False),
+            wanted,
+            json.loads(parameters) if parameters else {},
+            0,
+            timeout_us,
+            correlation,
+            starts,
+            ends,
+        )
+        items.append(BatchItem(key, request, rows, False))
+    return Execute(batch, items)
+
+
+_RequestForm = tuple[int, str, Sequence[TensorForm], tuple[str, ...], bytes, int, int | str, bool, bool]
+"""Rows, id, inputs, outputs, parameters as JSON, timeout, correlation, START, END."""
+
+
+def _requests(
+    described: Buffer, count: int, inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> Sequence[_RequestForm]:
+    forms: list[_RequestForm] = []
+    at = 0
+    for _ in range(count):
+        (correlation, timeout_us, rows, parameters_length, id_length, text_length, flags, n_inputs, n_outputs) = (
+            _REQUEST.unpack_from(described, at)
+        )
+        at += _REQUEST.size
+        request_id = str(described[at : at + id_length], "utf-8")
+        at += id_length
+        if text_length != NUMERIC:
+            correlation = str(described[at : at + text_length], "utf-8")
+            at += text_length
+        parameters = bytes(described[at : at + parameters_length])
+        at += parameters_length
+        end = at + n_outputs * _POSITION.size
+        wanted = tuple([outputs[position] for (position,) in _POSITION.iter_unpack(described[at:end])])
+        tensors, at = read_tensors(described, end, n_inputs, inputs)
+        forms.append(
+            (rows, request_id, tensors, wanted, parameters, timeout_us, correlation, bool(flags & 1), bool(flags & 2))
+        )
+    return forms
+
+
+_known_requests = lru_cache(REMEMBERED)(_requests)

@@ -1,0 +1,55 @@
+"""JSON, errors as JSON, and lists of blocks."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.workers.frames.kinds import BLOCK, MAX_BLOCKS, MAX_TEXT_BYTES, FrameError, Kind, encode_frame
+
+MAX_JSON_VALUES = 100_000
+"""In one frame, counted by what stands between them: what is parsed holds up everything else."""
+
+
+def json_body(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def json_frame(kind: Kind, value: Any) -> bytes:
+    return encode_frame(kind, json_body(value))
+
+
+def decode_json(body: Buffer) -> Any:
+    """FrameError."""
+    text = bytes(body)
+    if len(text) > MAX_JSON_VALUES and sum(map(text.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
+        raise FrameError(f"JSON of more than {MAX_JSON_VALUES} values")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"no JSON: {error}") from error
+
+
+def error_json(error: InferenceError) -> dict[str, str]:
+    return {"code": error.code.name, "message": error.message}
+
+
+def error_from_json(value: Any) -> InferenceError:
+    """FrameError."""
+    try:
+        # JSON may spell halves of surrogate pairs, which no answer of the server's can carry.
+        text = str(value["message"])[:MAX_TEXT_BYTES].encode("utf-8", "replace").decode()
+        return InferenceError(ErrorCode[value["code"]], text)
+    except (KeyError, TypeError) as error:
+        raise FrameError(f"no error: {value!r:.100}") from error
+
+
+def encode_blocks(kind: Kind, blocks: Sequence[tuple[int, int]]) -> bytes:
+    return encode_frame(kind, b"".join([BLOCK.pack(*block) for block in blocks]))
+
+
+def decode_blocks(body: Buffer) -> list[tuple[int, int]]:
+    """FrameError."""
+    if len(body) % BLOCK.size or len(body) > MAX_BLOCKS * BLOCK.size:
+        raise FrameError(f"{len(body)} bytes are no list of blocks")
+    return [(segment, offset) for segment, offset in BLOCK.iter_unpack(body)]

@@ -1,0 +1,114 @@
+"""Tensors in a frame: their description, and their bytes, in the frame itself or beside it."""
+
+import struct
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from halimede.core.types import Buffer, DataType, Tensor
+from halimede.workers.frames.kinds import HEADER, FrameError
+from halimede.workers.frames.texts import encode_name
+
+INLINE_BYTES = 16 << 10
+"""Tensors up to this size travel in the frame: cheaper than a block of shared memory and its bookkeeping."""
+
+MAX_DIMENSIONS = 255
+
+REMEMBERED_BYTES = 4 << 10
+"""A longer description is read, and made, each time."""
+
+REMEMBERED = 128
+"""Descriptions of each kind that are remembered: those of the shapes and sizes of batches that came last."""
+
+Place = Callable[[Buffer], "tuple[int, int] | None"]
+"""Where a tensor's bytes are put beside the frame: segment (from 1) and offset; None for in the frame."""
+
+Locate = Callable[[int, int, int], Buffer]
+"""The bytes at segment, offset and length; ValueError when they are none that the sender may name."""
+
+TensorForm = tuple[str, DataType, tuple[int, ...], int, int, int]
+"""Name, datatype, shape, segment (0 for the frame itself), offset, length."""
+
+# position of the name or its length, datatype, number of dimensions, segment (0 for the frame itself), offset, length.
+_TENSOR = struct.Struct("<HBBHQQ")
+_DIMENSIONS = tuple(struct.Struct(f"<{count}q") for count in range(MAX_DIMENSIONS + 1))
+_DATATYPES = {each.number: each for each in DataType if each is not DataType.INVALID}
+_BYTES = DataType.BYTES
+PADDING = tuple(bytes(count) for count in range(16))
+
+
+@lru_cache(8 * REMEMBERED)
+def _describe(name: int | str, datatype: DataType, shape: tuple[int, ...], segment: int, at: int, size: int) -> bytes:
+    """What a frame says of a tensor, whose name is text or a position. struct.error, ValueError."""
+    text = encode_name(name) if isinstance(name, str) else b""
+    position = len(text) if isinstance(name, str) else name
+    dimensions = len(shape)
+    tensor = _TENSOR.pack(position, datatype.number, dimensions, segment, at, size)
+    return tensor + _DIMENSIONS[dimensions].pack(*shape) + text
+
+
+def add_tensor(
+    tensor: Tensor, name: int | str, described: list[bytes], at: int, place: Place, data: list[Buffer]
+) -> int:
+    """Describe a tensor, whose bytes are added to `data` when they travel with it, at `at`; returns what is `at` for
+    the next one."""
+    payload = tensor.data
+    size = len(payload)
+    put = None if size <= INLINE_BYTES else place(payload)
+    if put is not None:
+        described.append(_describe(name, tensor.datatype, tensor.shape, *put, size))
+        return at
+    described.append(_describe(name, tensor.datatype, tensor.shape, 0, at, size))
+    data.append(payload)
+    over = -size & 15
+    if over:
+        data.append(PADDING[over])
+    return at + size + over
+
+
+def data_start(described_end: int) -> int:
+    """Where in the body the tensors' bytes begin. Offsets count from the frame's start, which is its header's."""
+    return (described_end + HEADER.size + 15 & ~15) - HEADER.size
+
+
+def read_tensors(
+    described: Buffer, at: int, count: int, names: tuple[str, ...] | None
+) -> tuple[Sequence[TensorForm], int]:
+    """What is said of tensors, and where that ends. Without `names` each has its own as text, which the number in its
+    place is the length of. struct.error, ValueError, IndexError, KeyError."""
+    forms: list[TensorForm] = []
+    for _ in range(count):
+        position, number, dimensions, segment, offset, size = _TENSOR.unpack_from(described, at)
+        at += _TENSOR.size
+        shape = _DIMENSIONS[dimensions].unpack_from(described, at)
+        at += dimensions * 8
+        if names is not None:
+            name = names[position]
+        else:
+            name = str(described[at : at + position], "utf-8")
+            at += position
+        forms.append((name, _DATATYPES[number], shape, segment, offset, size))
+    return forms, at
+
+
+def make_tensors(
+    forms: Sequence[TensorForm], body: memoryview, base: int, locate: Locate, may_change: bool
+) -> list[Tensor]:
+    """Tensors whose bytes are in `body` from `base` on, or where `locate` finds them. FrameError.
+
+    `may_change`: the sender may still write to the latter. Numbers are sent on as they are, whatever they are then;
+    elements of BYTES are walked by their lengths, which must not change once they were checked.
+    """
+    tensors = []
+    for name, datatype, shape, segment, offset, size in forms:
+        if segment:
+            payload = locate(segment, offset, size)
+            if may_change and datatype is _BYTES:
+                payload = bytes(payload)
+        else:
+            start = base + offset
+            stop = start + size
+            if stop > len(body):
+                raise FrameError(f"a tensor that ends at byte {stop} of {len(body)}")
+            payload = body[start:stop]
+        tensors.append(Tensor(name, datatype, shape, payload))
+    return tensors

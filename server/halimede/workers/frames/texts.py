@@ -1,0 +1,62 @@
+"""Texts in a description: names, ids, correlations, parameters."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+from halimede.core.types import Buffer, InferenceRequest, ParameterValue
+from halimede.workers.frames.control import decode_json
+from halimede.workers.frames.kinds import MAX_TEXT_BYTES, FrameError
+
+NUMERIC = 0xFFFFFFFF
+Texts = tuple[int, int, int, int, bytes]
+"""The correlation, if it is a number; the lengths of parameters, id and a text correlation; id, that and parameters."""
+
+NO_TEXTS: Texts = 0, 0, 0, NUMERIC, b""
+
+
+def texts_of(request: InferenceRequest, parameters: bytes, encode: Callable[[str], bytes]) -> Texts:
+    request_id = encode(request.id)
+    if isinstance(request.sequence_id, str):
+        text = encode(request.sequence_id)
+        return 0, len(parameters), len(request_id), len(text) if text else NUMERIC, request_id + text + parameters
+    return request.sequence_id, len(parameters), len(request_id), NUMERIC, request_id + parameters
+
+
+def encode_text(value: str) -> bytes:
+    """Half of a surrogate pair is replaced."""
+    return value.encode("utf-8", "replace")
+
+
+def checked_text(value: str) -> bytes:
+    """As `encode_text`. ValueError when it is too long for one field."""
+    text = encode_text(value)
+    if len(text) > MAX_TEXT_BYTES:
+        raise ValueError(f"a text of {len(text)} bytes, at most {MAX_TEXT_BYTES} are allowed")
+    return text
+
+
+@lru_cache(maxsize=128)
+def encode_name(value: str) -> bytes:
+    """As `checked_text`, for what has 16 bits of length: names of models and tensors, the same ones again and again."""
+    text = encode_text(value)
+    if len(text) > 0xFFFF:
+        raise ValueError(f"a name of {len(text)} bytes")
+    return text
+
+
+def encode_parameters(parameters: Mapping[str, ParameterValue], of: str = "response") -> bytes:
+    """ValueError, also from a number of more digits than Python writes. Half of a surrogate pair is replaced."""
+    text = json.dumps(dict(parameters), ensure_ascii=False).encode("utf-8", "replace")
+    if len(text) > MAX_TEXT_BYTES:
+        raise ValueError(f"the {of}'s parameters take {len(text)} bytes, at most {MAX_TEXT_BYTES} are allowed")
+    return text
+
+
+def decode_parameters(text: Buffer) -> Mapping[str, ParameterValue]:
+    value = decode_json(text)
+    if not isinstance(value, dict) or not all(isinstance(each, bool | int | float | str) for each in value.values()):
+        raise FrameError("parameters that are none")
+    for name, each in value.items():
+        f"{name}{each}".encode()  # ValueError for half of a surrogate pair
+    return value

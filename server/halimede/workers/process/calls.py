@@ -1,0 +1,75 @@
+"""What the model of one instance asks of the server: inferences, metrics, and more (`Services`)."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from halimede.backends.hosting import WorkerSpec
+from halimede.core.types import ErrorCode, InferenceError, InferenceResponse
+from halimede.workers.callers import Callers
+from halimede.workers.frames.calls import Infer
+from halimede.workers.process.readiness import Readiness
+from halimede.workers.process.requests import Requests
+from halimede.workers.process.services import Services
+from halimede.workers.process.spinner import Spinner
+from halimede.workers.server.calls import OnResponse
+from halimede.workers.worker import BatchItem
+
+log = logging.getLogger(__name__)
+
+
+class ModelCalls:
+    """Implements `server.calls.CallOwner` and `server.connection.ModelOwner`. `owner` is one load of a model."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        services: Services,
+        owner: str,
+        callers: Callers,
+        requests: Requests,
+        spinner: Spinner,
+        readiness: Readiness,
+    ) -> None:
+        self._spec = spec
+        self._services = services
+        self._owner = owner
+        self._callers = callers
+        self._requests = requests
+        self._spinner = spinner
+        self.on_answered = spinner.on_answered
+        self.on_ready = readiness.on_ready
+
+    def on_infer(self, infer: Infer, items: Sequence[BatchItem] | None, on_response: OnResponse) -> int:
+        """See `server.calls.CallOwner`."""
+        request = infer.request
+        self._spinner.on_call()
+        if items is not None:
+            caller = self._callers.of_batch(items)
+        else:
+            # Only the model knows for which of its open requests code calls that runs beside the batches.
+            caller = self._callers.beside(self._requests.awaited_of(infer.batch))
+        try:
+            return self._services.infer(request, on_response, caller)
+        except Exception as error:
+            about = {"model": self._spec.model, "version": str(self._spec.version)}
+            log.error("instance '%s': a call failed", self._spec.instance, exc_info=error, extra=about)
+            failure = InferenceError(ErrorCode.INTERNAL, f"the server failed at a call of model '{request.model_name}'")
+            on_response(InferenceResponse(request.model_name, "", request.id, error=failure))
+            return 0
+
+    def on_cancel_call(self, ticket: int) -> None:
+        """See `server.calls.CallOwner`."""
+        self._services.cancel(ticket)
+
+    def on_taken(self, ticket: int, responses: int) -> None:
+        """See `server.calls.CallOwner`."""
+        self._services.acknowledge(ticket, responses)
+
+    def on_metrics(self, updates: Sequence[tuple[int, str, float]]) -> None:
+        """See `server.connection.ModelOwner`."""
+        self._services.update_metrics(self._owner, updates)
+
+    async def on_call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        """See `server.services.ServiceOwner`."""
+        return await self._services.call(self._owner, method, arguments)

@@ -1,0 +1,89 @@
+"""A process that completes a model's configuration, and ends."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from halimede.backends.hosting import WorkerSpec
+from halimede.core.types import ErrorCode, InferenceError, InferenceResponse
+from halimede.workers.abandon import Abandon
+from halimede.workers.frames.answers import Done, Response
+from halimede.workers.frames.calls import Infer
+from halimede.workers.launcher import Launcher
+from halimede.workers.process.life import Life, spawn
+from halimede.workers.process.program import Program
+from halimede.workers.server.batches import Batch
+from halimede.workers.server.calls import OnResponse
+from halimede.workers.server.connection import Owners
+from halimede.workers.worker import BatchItem
+
+
+def complete_config(spec: WorkerSpec, program: Program, launcher: Launcher, abandon: Abandon) -> Any:
+    """What the model makes of its configuration, as JSON, in a process that ends with it. Blocks. InferenceError."""
+    return asyncio.run(_complete_config(spec, program, launcher, abandon))
+
+
+async def _complete_config(spec: WorkerSpec, program: Program, launcher: Launcher, abandon: Abandon) -> Any:
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(_complete(spec, program, launcher, loop))
+    with abandon.stopping(partial(_cancel_from_afar, loop, task)):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            raise InferenceError(ErrorCode.UNAVAILABLE, "the model was unloaded while it was loading") from None
+
+
+async def _complete(spec: WorkerSpec, program: Program, launcher: Launcher, loop: asyncio.AbstractEventLoop) -> Any:
+    owner = _NoOwner()
+    process = await spawn(spec, program, launcher)
+    life = Life(process, spec, (), (), Owners(owner, owner, owner), loop)
+    try:
+        return await life.start({"work": "complete_config"})
+    finally:
+        await life.end()
+
+
+def _cancel_from_afar(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]") -> None:
+    with suppress(RuntimeError):  # it has ended, and its loop with it
+        loop.call_soon_threadsafe(task.cancel)
+
+
+class _NoOwner:
+    """Of a process that only completes a configuration."""
+
+    def on_done(self, batch: Batch, done: Done) -> None:
+        """There are no batches."""
+
+    def on_response(self, response: Response) -> None:
+        """There are no requests."""
+
+    def on_ready(self, is_ready: bool) -> None:
+        """Nobody asks."""
+
+    def on_metrics(self, updates: Sequence[tuple[int, str, float]]) -> None:
+        """None could be declared."""
+
+    async def on_call(self, method: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002
+        raise InferenceError(ErrorCode.UNSUPPORTED, f"'{method}' cannot be called from auto_complete_config")
+
+    def on_infer(
+        self,
+        infer: Infer,
+        items: Sequence[BatchItem] | None,  # noqa: ARG002
+        on_response: OnResponse,
+    ) -> int:
+        request = infer.request
+        error = InferenceError(ErrorCode.UNSUPPORTED, "models cannot be called from auto_complete_config")
+        on_response(InferenceResponse(request.model_name, "", request.id, error=error))
+        return 0
+
+    def on_answered(self) -> None:
+        """There are no calls."""
+
+    def on_cancel_call(self, ticket: int) -> None:
+        """There are no calls."""
+
+    def on_taken(self, ticket: int, responses: int) -> None:
+        """There are no calls."""

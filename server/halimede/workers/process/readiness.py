@@ -1,0 +1,52 @@
+"""Whether the model says that it is ready."""
+
+import asyncio
+
+from halimede.workers.server.connection import Connection
+
+READY_SECS = 5.0
+"""How long a model may take to say whether it is ready."""
+
+
+class Readiness:
+    """What the model of one process says of its readiness. On the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._is_asked_for = False
+        self._last = True
+        self._asked: asyncio.Future[bool] | None = None
+        """What the process was asked and has not said: one question for all who want to know."""
+
+    def begin(self, *, answers: bool) -> None:
+        """A process has come up. `answers`: its model has something to say of it."""
+        self._is_asked_for = answers
+        self._last = True
+
+    async def ask(self, connection: Connection) -> bool:
+        if not self._is_asked_for:
+            return True
+        if len(connection.batches):
+            # It answers between batches. One that works is as ready as it said it was.
+            return self._last
+        if self._asked is None:
+            self._asked = self._loop.create_future()
+            connection.ask_ready()
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._asked), READY_SECS)
+        except TimeoutError:
+            return False
+
+    def on_ready(self, is_ready: bool) -> None:
+        """The model has answered."""
+        self._last = is_ready
+        self._settle(is_ready)
+
+    def on_gone(self) -> None:
+        """The process is gone."""
+        self._settle(False)
+
+    def _settle(self, is_ready: bool) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.set_result(is_ready)

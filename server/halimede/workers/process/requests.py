@@ -1,0 +1,221 @@
+"""The requests that one process has: executing in its batches, or open beyond them until their final answer."""
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from halimede.backends.hosting import Answer, WorkerSpec
+from halimede.core.schedule.replies import ReplyChecker
+from halimede.core.types import InferenceError
+from halimede.workers.child.channel import WINDOW_RESPONSES
+from halimede.workers.frames.answers import Done, Response
+from halimede.workers.frames.kinds import FrameError
+from halimede.workers.process.limits import TimeLimits
+from halimede.workers.process.spinner import Spinner
+from halimede.workers.server.batches import Batch
+from halimede.workers.worker import (
+    NO_PARAMETERS,
+    BatchDone,
+    BatchItem,
+    BatchTimes,
+    OnEvent,
+    Outputs,
+    Parameters,
+    ResponseSent,
+    Worker,
+)
+
+log = logging.getLogger(__name__)
+
+Sent = dict[int, tuple[int, int, list[BatchItem]]]
+"""Batches by number: when each was sent, in monotonic nanoseconds; its slot; its requests."""
+
+
+class _Opened(NamedTuple):
+    """A request whose batch is over without having answered it."""
+
+    batch: int
+    first: int
+    """The first request of that batch."""
+    sent_ns: int
+
+
+class Requests:
+    """Implements `server.batches.BatchOwner`: checks answers and reports them as events of the worker. On the loop."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        spec: WorkerSpec,
+        checker: ReplyChecker,
+        has_rows: bool,
+        sent: Sent,
+        spinner: Spinner,
+        limits: TimeLimits,
+        on_event: OnEvent,
+    ) -> None:
+        """`has_rows`: each answer has as many rows as its request."""
+        self._worker = worker
+        self._model = spec.model
+        self._version = spec.version
+        self._checker = checker
+        self._has_rows = has_rows
+        self._sent = sent
+        self._spinner = spinner
+        self._limits = limits
+        self._on_event = on_event
+        self._items: dict[int, BatchItem] = {}
+        """All of them, by key."""
+        self._opened: dict[int, _Opened] = {}
+        """Those whose batches are over without having answered them, by key."""
+        self._untaken: dict[int, int] = {}
+        """Answers of a request that its client has not taken yet, by key."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._items
+
+    def add(self, items: list[BatchItem]) -> None:
+        """They are sent now."""
+        for item in items:
+            self._items[item.key] = item
+
+    def acknowledge(self, key: int, responses: int) -> None:
+        """The client took so many more answers."""
+        self._untaken[key] = self._untaken.get(key, 0) - responses
+
+    def awaited_of(self, batch: int) -> list[tuple[BatchItem, int]]:
+        """The open requests of a batch that is over, each with the first request of its batch; all requests if it has
+        none. Without those that are cancelled and open: nobody waits for them any more."""
+        opened = self._opened
+        keys = [key for key, each in opened.items() if each.batch == batch] or list(self._items)
+        firsts = {item.key: sent[2][0].key for sent in self._sent.values() for item in sent[2]}
+        firsts |= {key: each.first for key, each in opened.items()}
+        return [
+            (self._items[key], firsts[key])
+            for key in keys
+            if key in firsts and not (key in opened and self._items[key].cancelled)
+        ]
+
+    def cancelled_batch(self, key: int) -> int | None:
+        """The batch of this request, when nobody waits for any request of it any more."""
+        opened = self._opened.get(key)
+        number = self._batch_of(key) if opened is None else opened.batch
+        keys = [each for each, other in self._opened.items() if other.batch == number]
+        if number in self._sent:
+            keys += [item.key for item in self._sent[number][2]]
+        is_over = all(key not in self._items or self._items[key].cancelled for key in keys)
+        return number if is_over else None
+
+    def _batch_of(self, key: int) -> int:
+        """The number of the batch that runs with this request, 0 when none does."""
+        return next((number for number, sent in self._sent.items() if any(item.key == key for item in sent[2])), 0)
+
+    def on_done(self, batch: Batch, done: Done) -> None:
+        """See `server.batches.BatchOwner`."""
+        sent_ns, _, _ = self._sent.pop(batch.number, _NEVER)
+        if self._limits:
+            self._limits.end(batch.number, [number for number, each in self._sent.items() if each[1] == batch.slot])
+        items, untaken = self._items, self._untaken
+        replies: list[Outputs | InferenceError | None] = []
+        parameters: dict[int, Parameters] = {}
+        for item, reply in zip(batch.items, done.replies, strict=True):
+            key = item.key
+            if reply is None:
+                replies.append(None)
+                if key in items:
+                    self._opened[key] = _Opened(batch.number, batch.items[0].key, sent_ns)
+                continue
+            items.pop(key, None)
+            if untaken:
+                untaken.pop(key, None)
+            if isinstance(reply, InferenceError):
+                replies.append(reply)
+                continue
+            if reply.parameters:
+                parameters[len(replies)] = reply.parameters
+            replies.append(self._checked(item, reply))
+        _, begun, ended = done.times
+        times = _times(sent_ns, begun, ended)
+        self._spinner.last_took_ns = times.end - times.start
+        self._on_event(BatchDone(self._worker, batch.items, replies, times, done.failed, batch.slot, parameters))
+
+    def on_response(self, response: Response) -> None:
+        """See `server.batches.BatchOwner`."""
+        key, reply = response.key, response.reply
+        item = self._items.get(key)
+        if item is None:
+            return  # its client is gone, or it had its last answer
+        opened = self._opened.get(key)
+        sent_ns = self._sent.get(self._batch_of(key), _NEVER)[0] if opened is None else opened.sent_ns
+        times = _times(sent_ns, *response.times)
+        if response.final:
+            del self._items[key]
+            self._untaken.pop(key, None)
+            self._opened.pop(key, None)
+        else:
+            untaken = self._untaken[key] = self._untaken.get(key, 0) + 1
+            if untaken > WINDOW_RESPONSES:
+                raise FrameError(f"{untaken} answers of one request while its client has taken none of them")
+        parameters = reply.parameters if isinstance(reply, Answer) else NO_PARAMETERS
+        checked = self._checked(item, reply) if isinstance(reply, Answer) else reply
+        self._on_event(ResponseSent(self._worker, key, checked, response.final, times, parameters))
+
+    def forget(self, keys: Collection[int]) -> None:
+        """The process had not read them: they are the pump's again."""
+        for key in keys:
+            self._items.pop(key, None)
+
+    def fail(self, batches: Sequence[Batch], failure: InferenceError) -> None:
+        """The process is gone with these batches, and with the requests that are open."""
+        for batch in batches:
+            times = _times(self._sent.get(batch.number, _NEVER)[0], 0, time.monotonic_ns())
+            for item in batch.items:
+                self._items.pop(item.key, None)
+            replies: list[Outputs | InferenceError | None] = [failure] * len(batch.items)
+            self._on_event(BatchDone(self._worker, batch.items, replies, times, True, batch.slot))
+        for key in list(self._items):
+            del self._items[key]
+            opened = self._opened.get(key)
+            times = _times(0 if opened is None else opened.sent_ns, 0, time.monotonic_ns())
+            self._on_event(ResponseSent(self._worker, key, failure, True, times))
+        # Not batch by batch: the connection forgets one whose end made no sense. The next one counts from 1 again.
+        self._sent.clear()
+        self._untaken.clear()
+        self._opened.clear()
+        self._limits.clear()
+
+    def _checked(self, item: BatchItem, reply: Answer) -> Outputs | InferenceError:
+        checker = self._checker
+        try:
+            return checker.check(reply.outputs, item.request.outputs, item.rows if self._has_rows else None)
+        except InferenceError as error:
+            return error.with_traceback(None)
+        finally:
+            if checker.warnings:
+                self._warn(checker.warnings)
+
+    def _warn(self, warnings: list[str]) -> None:
+        for text in warnings:
+            log.warning(
+                "model '%s': %s", self._model, text, extra={"model": self._model, "version": str(self._version)}
+            )
+        warnings.clear()
+
+
+_NEVER: tuple[int, int, list[BatchItem]] = 0, 0, []
+"""Of a batch that is not known."""
+
+
+def _times(sent_ns: int, begun: int, ended: int) -> BatchTimes:
+    """The worker's clock is ours, but what it says is its own: times are made to follow one another."""
+    now = time.monotonic_ns()
+    if 0 < sent_ns <= begun <= ended <= now:
+        return BatchTimes(sent_ns, begun, ended, now)
+    start = sent_ns or now
+    input_end = min(max(begun, start), now)
+    output_start = min(max(ended, input_end), now)
+    return BatchTimes(start, input_end, output_start, now)

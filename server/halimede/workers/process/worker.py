@@ -1,0 +1,242 @@
+"""A worker that runs its instance in a process of its own, and sees to it that there is one.
+
+The process may die, hang, be stopped or say nonsense: that costs the batch that it holds, which is failed at once, and
+the process is started again (`core.supervise` decides when). Nothing polls: the channel and the zygote tell of a death.
+A process that merely stands still is waited for; only `EXECUTION_TIMEOUT_MS` ends one for being slow.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from contextlib import suppress
+
+from halimede.backends.hosting import WorkerSpec
+from halimede.core.config.model_config import ModelConfig
+from halimede.core.schedule.replies import ReplyChecker
+from halimede.core.spin import SpinPolicy
+from halimede.core.supervise import Event, Finish, Park, Start, Supervision, WaitUntil
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.workers.callers import Callers
+from halimede.workers.instance import describe
+from halimede.workers.launcher import Launcher
+from halimede.workers.process.calls import ModelCalls
+from halimede.workers.process.life import Life, spawn
+from halimede.workers.process.limits import TimeLimits
+from halimede.workers.process.program import Program
+from halimede.workers.process.readiness import Readiness
+from halimede.workers.process.requests import Requests, Sent
+from halimede.workers.process.services import Services
+from halimede.workers.process.spinner import Spinner
+from halimede.workers.server.connection import Owners
+from halimede.workers.worker import BatchItem, OnEvent, WorkerDown, WorkerUp
+
+log = logging.getLogger(__name__)
+
+
+class ProcessWorker:
+    """One instance. Made by `start`; all methods are called on the loop."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        config: ModelConfig,
+        checker: ReplyChecker,
+        program: Program,
+        launcher: Launcher,
+        services: Services,
+        owner: str,
+        on_event: OnEvent,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.ordinal = spec.ordinal
+        self.name = spec.instance
+        self.concurrency = program.max_concurrency
+        self._spec = spec
+        self._program = program
+        self._launcher = launcher
+        self._on_event = on_event
+        self._loop = loop
+        self._config = config
+        self._about = {"model": spec.model, "version": str(spec.version)}
+        self._supervision = Supervision()
+        self._sent: Sent = {}
+        self._spinner = Spinner(SpinPolicy(program.spins, len(os.sched_getaffinity(0))), self._sent, loop)
+        self._limits = TimeLimits(program.execution_timeout_ms, self._out_of_time, loop)
+        self._readiness = Readiness(loop)
+        # How many rows an answer of a decoupled model has is the model's to say.
+        has_rows = config.max_batch_size > 0 and not spec.decoupled
+        self._requests = Requests(self, spec, checker, has_rows, self._sent, self._spinner, self._limits, on_event)
+        callers = Callers(spec.model, str(spec.version), spec.ordinal, program.bls_timeout_ms)
+        calls = ModelCalls(spec, services, owner, callers, self._requests, self._spinner, self._readiness)
+        self._owners = Owners(self._requests, calls, calls)
+        self._life: Life | None = None
+        """The process, from the moment that it has started the model."""
+        self._ending: set[asyncio.Task[None]] = set()
+        """Former processes that have not ended yet."""
+        self._supervising: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<ProcessWorker {self.name} {self._supervision.state.value} requests={len(self._requests)}>"
+
+    @classmethod
+    async def start(
+        cls,
+        spec: WorkerSpec,
+        config: ModelConfig,
+        checker: ReplyChecker,
+        program: Program,
+        launcher: Launcher,
+        services: Services,
+        owner: str,
+        on_event: OnEvent,
+        loop: asyncio.AbstractEventLoop,
+    ) -> "ProcessWorker":
+        """Start the process and the instance in it; InferenceError when either fails. Cancelled, it kills the process.
+
+        A first start that fails is the load's to report; from then on deaths are this worker's matter.
+        """
+        worker = cls(spec, config, checker, program, launcher, services, owner, on_event, loop)
+        await worker._come_up()
+        worker._supervision.on(Event.STARTED, time.monotonic_ns())
+        worker._supervising = loop.create_task(worker._supervise())
+        return worker
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that there is."""
+        return self._life.process.pid if self._life is not None else None
+
+    def execute(self, items: list[BatchItem], slot: int = 0) -> None:
+        life = self._life
+        if life is None:
+            raise RuntimeError(f"instance '{self.name}' has no process")
+        self._requests.add(items)
+        # Before it is sent: the worker may begin at once, and what is copied for it is its input.
+        now = time.monotonic_ns()
+        number = life.connection.batches.execute(items, slot)
+        self._sent[number] = now, slot, items
+        self._spinner.on_execute(len(items), now)
+        if self._limits:
+            self._limits.begin(number)
+
+    def cancel(self, key: int) -> None:
+        if self._life is not None and key in self._requests:
+            connection = self._life.connection
+            connection.batches.cancel(key)
+            # The calls that are made from a batch are cancelled with it.
+            if (batch := self._requests.cancelled_batch(key)) is not None:
+                connection.calls.cancel_of(batch)
+
+    def acknowledge(self, key: int, responses: int) -> None:
+        if self._life is not None and key in self._requests:
+            self._requests.acknowledge(key, responses)
+            self._life.connection.batches.acknowledge(key, responses)
+
+    async def is_ready(self) -> bool:
+        return self._life is not None and await self._readiness.ask(self._life.connection)
+
+    async def stop(self) -> None:
+        # The batches are over: the pump stops its workers when nothing is in flight.
+        if self._supervising is not None:
+            self._supervising.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._supervising
+        if self._ending:
+            await asyncio.wait(self._ending)
+        finishing = self._supervision.on(Event.STOP, time.monotonic_ns())
+        life = self._life
+        if life is None:
+            return
+        self._life = None
+        try:
+            if isinstance(finishing, Finish):
+                grace = max(0, finishing.kill_at_ns - time.monotonic_ns()) / 1e9
+                async with asyncio.timeout(grace):
+                    await life.finish()
+        except TimeoutError:
+            log.error("instance '%s' did not finalize in %.1f s: killed", self.name, grace, extra=self._about)
+        finally:
+            await life.end()
+
+    async def _come_up(self) -> None:
+        """A process with the instance in it. InferenceError."""
+        process = await spawn(self._spec, self._program, self._launcher)
+        inputs = [each.name for each in self._config.input]
+        outputs = [each.name for each in self._config.output]
+        life = Life(process, self._spec, inputs, outputs, self._owners, self._loop)
+        try:
+            said = await life.start({"work": "serve", "spins": self._program.spins})
+        except BaseException:
+            await life.end()
+            raise
+        if not isinstance(said, dict):
+            await life.end()
+            raise InferenceError(ErrorCode.INTERNAL, f"the process of instance '{self.name}' said nonsense")
+        self._readiness.begin(answers=said.get("answers_is_ready") is True)
+        self._life = life
+        log.info("instance '%s' runs in process %d", self.name, process.pid or 0, extra=self._about)
+
+    async def _supervise(self) -> None:
+        """Wait for the process to die, clean up, start another: until `stop`."""
+        while True:
+            if self._life is not None:
+                why = await self._life.over()
+                why = self._life.killed_for.removesuffix(".") or why
+                action = self._supervision.on(Event.DIED, time.monotonic_ns(), why)
+                self._bury(why, isinstance(action, Park))
+            while isinstance(action, WaitUntil):
+                await asyncio.sleep(max(0, action.at_ns - time.monotonic_ns()) / 1e9)
+                action = self._supervision.on(Event.TIMER, time.monotonic_ns())
+            if isinstance(action, Park):
+                log.error("instance '%s' is not started again: %s", self.name, action.reason, extra=self._about)
+                return
+            if not isinstance(action, Start):
+                return
+            try:
+                await self._come_up()
+            except Exception as error:  # noqa: BLE001  a system without threads too: nobody else would try again
+                why = error.message if isinstance(error, InferenceError) else describe(error)
+                action = self._supervision.on(Event.DIED, time.monotonic_ns(), why)
+                log.error("instance '%s' did not start again: %s", self.name, why, extra=self._about)
+                if isinstance(action, Park):
+                    self._on_event(WorkerDown(self, action.reason, parked=True))
+                continue
+            self._supervision.on(Event.STARTED, time.monotonic_ns())
+            self._on_event(WorkerUp(self))
+
+    def _bury(self, why: str, parked: bool) -> None:
+        """Fail what the process had."""
+        life = self._life
+        if life is None:
+            return
+        self._life = None
+        log.error("instance '%s': its process is gone: %s", self.name, why, extra=self._about)
+        life.connection.close()
+        batches = {batch.number: batch for batch in life.connection.batches.running}
+        unread: set[int] = set()
+        if not parked and not life.killed_for:
+            for batch in life.connection.batches.unread():
+                del batches[batch.number]
+                unread.update(item.key for item in batch.items)
+        self._requests.forget(unread)
+        # First, so that nothing is given to it any more.
+        self._on_event(WorkerDown(self, self._supervision.reason, parked, unread))
+        cause = life.killed_for or f"Stub process '{self.name}' is not healthy. It ended by {why}."
+        text = f"Failed to process the request(s) for model instance '{self.name}', message: {cause}"
+        self._requests.fail(list(batches.values()), InferenceError(ErrorCode.INTERNAL, text))
+        self._readiness.on_gone()
+        # Beside the next start: a process may take its time to die.
+        ending = self._loop.create_task(life.end())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    def _out_of_time(self) -> None:
+        """The batch's time is over. There is no way to stop it but to end its process."""
+        life = self._life
+        if life is None:
+            return
+        milliseconds = self._program.execution_timeout_ms
+        life.killed_for = f"the execution timed out after {milliseconds} ms."
+        log.error("instance '%s': an execution timed out after %d ms", self.name, milliseconds, extra=self._about)
+        life.give_up()

@@ -1,0 +1,196 @@
+"""The batches that one worker process has: sent, and answered."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.workers.frames.answers import Done, Response, batch_of, decode_done, decode_response
+from halimede.workers.frames.batches import encode_execute
+from halimede.workers.frames.kinds import CREDIT, HEADER, KEY, FrameError, Kind, encode_frame
+from halimede.workers.segments import Block
+from halimede.workers.server.channel import Channel
+from halimede.workers.server.memory import COPIED_ON_LOOP_BYTES, Memory
+from halimede.workers.server.tasks import Tasks
+from halimede.workers.worker import BatchItem
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch that a worker has, and the blocks that its tensors lie in."""
+
+    number: int
+    slot: int
+    items: list[BatchItem]
+    blocks: Sequence[Block] = ()
+    is_sent: bool = False
+
+
+class BatchOwner(Protocol):
+    """Hears how the batches go on."""
+
+    def on_done(self, batch: Batch, done: Done) -> None:
+        """A batch is over."""
+
+    def on_response(self, response: Response) -> None:
+        """An answer ahead of a batch's end or after it."""
+
+
+class Batches:
+    """By number. All methods are called on the event loop's thread."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        memory: Memory,
+        tasks: Tasks,
+        model: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        owner: BatchOwner,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._channel = channel
+        self._memory = memory
+        self._tasks = tasks
+        self._model = model
+        self._inputs = {name: position for position, name in enumerate(inputs)}
+        self._outputs = tuple(outputs)
+        self._output_positions = {name: position for position, name in enumerate(outputs)}
+        self._owner = owner
+        self._loop = loop
+        self._running: dict[int, Batch] = {}
+        self._next = 1
+        self._last: Batch | None = None
+        """The batch that was sent last, as the channel's frame number `_last_sent`."""
+        self._last_sent = 0
+        channel.handle(Kind.DONE, self._on_done)
+        channel.handle(Kind.RESPONSE, self._on_response)
+        channel.check_begun = self._check_begun
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def running(self) -> Sequence[Batch]:
+        """What the worker has."""
+        return tuple(self._running.values())
+
+    def get(self, number: int) -> Batch | None:
+        return self._running.get(number)
+
+    def unread(self) -> Sequence[Batch]:
+        """Batches that the worker has certainly not begun: when it ended, it had not read all of them.
+
+        Of what was sent only the last frame is known to be one. Asked when the worker is lost.
+        """
+        is_unread = self._channel.left_unread
+        last = self._last if is_unread and self._last_sent == self._channel.sent else None
+        return [batch for batch in self._running.values() if batch is last or not batch.is_sent]
+
+    def execute(self, items: list[BatchItem], slot: int) -> int:
+        """Send a batch and return its number. Its tensors are copied, when this returns or soon."""
+        number = self._next
+        self._next = number + 1 & 0xFFFFFFFF
+        batch = self._running[number] = Batch(number, slot, items)
+        memory = self._memory
+        size = 0
+        for item in items:
+            for tensor in item.request.inputs:
+                size += len(tensor.data)
+        if size > COPIED_ON_LOOP_BYTES:
+            size = sum(memory.bytes_to_copy(item.request.inputs) for item in items)
+        if size <= COPIED_ON_LOOP_BYTES:
+            try:
+                frame = self._encode(batch)
+            except Exception as error:  # noqa: BLE001  whatever it is, the batch must end
+                self._refuse(batch, error)
+                return number
+            if batch.blocks:
+                memory.copy(memory.take_copies())
+            self._send(batch, frame)
+        else:
+            self._tasks.run(self._execute_large(batch, size))
+        return number
+
+    async def _execute_large(self, batch: Batch, size_bytes: int) -> None:
+        """Many bytes are copied on a thread."""
+        memory = self._memory
+        await memory.make_room(size_bytes)
+        copies: list[tuple[Block, Buffer]] = []
+        try:
+            frame = self._encode(batch)
+            if copies := memory.take_copies():
+                await asyncio.to_thread(memory.copy, copies)
+        except Exception as error:  # noqa: BLE001  whatever it is, the batch must end
+            # A pool of threads that cannot grow raises, and may copy all the same: the blocks are free from now on.
+            copies.clear()
+            self._refuse(batch, error)
+            return
+        self._send(batch, frame)
+
+    def _encode(self, batch: Batch) -> Buffer:
+        memory = self._memory
+        try:
+            return encode_execute(batch.number, batch.items, self._inputs, self._output_positions, memory.place)
+        except BaseException:
+            memory.take_copies()
+            raise
+        finally:
+            batch.blocks = memory.take_placed()
+
+    def _send(self, batch: Batch, frame: Buffer) -> None:
+        channel = self._channel
+        if channel.is_closed or channel.left_unread:
+            return
+        channel.send(frame)
+        if not channel.left_unread:
+            batch.is_sent = True
+            self._last, self._last_sent = batch, channel.sent
+
+    def _refuse(self, batch: Batch, error: Exception) -> None:
+        """End a batch that cannot be sent."""
+        log.error("model '%s': a batch could not be sent to its process", self._model, exc_info=error)
+        del self._running[batch.number]
+        self._memory.take_back(batch.blocks)
+        failure = InferenceError(ErrorCode.INTERNAL, f"the batch could not be sent to the model's process: {error}")
+        done = Done(batch.number, [failure for _ in batch.items], True, (0, 0, 0), 0, [])
+        self._loop.call_soon(self._owner.on_done, batch, done)
+
+    def cancel(self, key: int) -> None:
+        self._channel.send(encode_frame(Kind.CANCEL, KEY.pack(key)))
+
+    def acknowledge(self, key: int, responses: int) -> None:
+        self._channel.send(encode_frame(Kind.CREDIT, CREDIT.pack(key, responses)))
+
+    def _check_begun(self, body: memoryview) -> None:
+        """See `Channel.check_begun`."""
+        if len(body) >= HEADER.size * 2:
+            self._ending(*batch_of(body))
+
+    def _ending(self, number: int, count: int) -> Batch:
+        """The batch that a DONE frame ends with so many replies. FrameError."""
+        batch = self._running.get(number)
+        if batch is None or not batch.is_sent or count != len(batch.items):
+            raise FrameError(f"an end of batch {number} with {count} answers, which it was not asked for")
+        return batch
+
+    def _on_done(self, body: memoryview) -> None:
+        memory = self._memory
+        batch = self._ending(*batch_of(body))
+        done = decode_done(body, self._outputs, memory.locate)
+        del self._running[done.batch]
+        if batch is self._last:
+            self._last = None  # which would hold on to its tensors
+        if batch.blocks or done.retained:
+            memory.take_back(batch.blocks, done.retained)
+        if done.wanted_bytes:
+            memory.grow_outbound(done.wanted_bytes)
+        self._owner.on_done(batch, done)
+
+    def _on_response(self, body: memoryview) -> None:
+        self._owner.on_response(decode_response(body, self._outputs, self._memory.locate))

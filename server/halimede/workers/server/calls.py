@@ -1,0 +1,216 @@
+"""Inferences that the model's code asks for, while they are under way.
+
+What the worker says of them is not trusted: a number twice, more of them than may be, or answers taken that were not
+sent, and it is given up. A number that is not known any more is no fault: its last answer and the worker's frame may
+have crossed. Memory is bounded by the models that answer, which wait for what they have sent to be taken.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse
+from halimede.workers.frames.calls import Infer, decode_infer, encode_call_answer
+from halimede.workers.frames.kinds import CALL, MAX_CALLS, TAKEN, FrameError, Kind, unpack
+from halimede.workers.segments import Block
+from halimede.workers.server.batches import Batches
+from halimede.workers.server.channel import Channel
+from halimede.workers.server.memory import COPIED_ON_LOOP_BYTES, Memory
+from halimede.workers.server.tasks import Tasks
+from halimede.workers.worker import BatchItem
+
+log = logging.getLogger(__name__)
+
+MAX_UNSENT_BYTES = 1 << 30
+"""Of all that waits for a worker to read; with more, its inferences are answered with errors."""
+
+OnResponse = Callable[[InferenceResponse], None]
+
+
+class CallOwner(Protocol):
+    """Has the inferences made, by ticket."""
+
+    def on_infer(self, infer: Infer, items: Sequence[BatchItem] | None, on_response: OnResponse) -> int:
+        """The model asks for an inference; returns its ticket. `on_response` gets every answer, perhaps before that.
+
+        `items` is the batch that it is made from, None when that is over or not known.
+        """
+
+    def on_answered(self) -> None:
+        """The model's code was sent an answer."""
+
+    def on_cancel_call(self, ticket: int) -> None:
+        """Nobody waits for it any more."""
+
+    def on_taken(self, ticket: int, responses: int) -> None:
+        """So many more of its answers, none of them final, were taken."""
+
+
+class _Call:
+    __slots__ = ("batch", "calls", "number", "ticket", "untaken")
+
+    def __init__(self, number: int, batch: int, calls: "Calls") -> None:
+        self.number = number
+        self.batch = batch
+        self.ticket = 0
+        self.untaken = 0
+        self.calls: Calls | None = calls
+        """None once the final answer is sent or the worker is gone: whoever answers must not hold a worker's memory."""
+
+    def answer(self, response: InferenceResponse) -> None:
+        """Send an answer to the model's code."""
+        calls = self.calls
+        if calls is None:
+            return
+        if response.final:
+            self.calls = None
+        else:
+            self.untaken += 1
+        calls.answer(self.number, response)
+
+
+class Calls:
+    """By the numbers that the worker gave them. All methods are called on the event loop's thread."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        memory: Memory,
+        batches: Batches,
+        tasks: Tasks,
+        model: str,
+        is_decoupled: bool,
+        owner: CallOwner,
+    ) -> None:
+        self._channel = channel
+        self._memory = memory
+        self._batches = batches
+        self._tasks = tasks
+        self._model = model
+        self._is_decoupled = is_decoupled
+        self._owner = owner
+        self._under_way: dict[int, _Call] = {}
+        self._delayed: deque[tuple[int, InferenceResponse]] = deque()
+        """Answers from a large one on, which is being copied: they are sent in order."""
+        channel.handle(Kind.INFER, self._on_infer)
+        channel.handle(Kind.CANCEL_CALL, self._on_cancel)
+        channel.handle(Kind.TAKEN, self._on_taken)
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def close(self) -> None:
+        """The worker is gone: nobody waits for anything."""
+        self._delayed.clear()
+        left = list(self._under_way.values())
+        self._under_way.clear()
+        for call in left:
+            call.calls = None
+            self._owner.on_cancel_call(call.ticket)
+
+    def cancel_of(self, batch: int) -> None:
+        """Nobody waits for what this batch was to become: cancel the inferences that were asked for from it."""
+        for call in [each for each in self._under_way.values() if each.batch == batch]:
+            self._owner.on_cancel_call(call.ticket)
+
+    def _on_infer(self, body: memoryview) -> None:
+        infer = decode_infer(body, self._memory.locate)
+        if infer.wanted_bytes:
+            self._memory.grow_outbound(infer.wanted_bytes)
+        batches = self._batches
+        batch = batches.get(infer.batch)
+        if batch is None and not infer.batch and len(batches) == 1 and not self._is_decoupled:
+            # A thread of the model's asks, for which the batch most likely waits: it has to answer when it ends.
+            (batch,) = batches.running
+            infer.batch = batch.number
+        number, under_way = infer.number, self._under_way
+        if number in under_way:
+            raise FrameError(f"inference {number} twice")
+        if len(under_way) >= MAX_CALLS:
+            raise FrameError(f"more than {MAX_CALLS} inferences at a time")
+        call = under_way[number] = _Call(number, infer.batch, self)
+        call.ticket = self._owner.on_infer(infer, None if batch is None else batch.items, call.answer)
+
+    def _on_cancel(self, body: memoryview) -> None:
+        (number,) = unpack(CALL, body, Kind.CANCEL_CALL)
+        call = self._under_way.get(number)
+        if call is not None:
+            self._owner.on_cancel_call(call.ticket)
+
+    def _on_taken(self, body: memoryview) -> None:
+        number, responses = unpack(TAKEN, body, Kind.TAKEN)
+        call = self._under_way.get(number)
+        if call is None:
+            return
+        if responses > call.untaken:
+            raise FrameError(f"{responses} answers of inference {number} taken, where {call.untaken} were sent")
+        call.untaken -= responses
+        self._owner.on_taken(call.ticket, responses)
+
+    def answer(self, number: int, response: InferenceResponse) -> None:
+        """Send an answer to the inference of this number."""
+        if response.final:
+            self._under_way.pop(number, None)
+        self._send(number, response)
+        self._owner.on_answered()
+
+    def _send(self, number: int, response: InferenceResponse) -> None:
+        memory = self._memory
+        size = 0
+        for tensor in response.outputs:
+            size += len(tensor.data)
+        if self._delayed or (
+            size > COPIED_ON_LOOP_BYTES and memory.bytes_to_copy(response.outputs) > COPIED_ON_LOOP_BYTES
+        ):
+            self._delayed.append((number, response))
+            if len(self._delayed) == 1:
+                self._tasks.run(self._send_delayed())
+            return
+        frame, blocks = self._encode(number, response)
+        if blocks:
+            memory.copy(memory.take_copies())
+            memory.retain(blocks)
+        self._channel.send(frame)
+
+    async def _send_delayed(self) -> None:
+        """From a large one on, whose many bytes are copied on a thread."""
+        memory = self._memory
+        while self._delayed:
+            number, response = self._delayed[0]
+            size_bytes = memory.bytes_to_copy(response.outputs)
+            if size_bytes > COPIED_ON_LOOP_BYTES:
+                await memory.make_room(size_bytes)
+            frame, blocks = self._encode(number, response)
+            try:
+                if copies := memory.take_copies():
+                    await asyncio.to_thread(memory.copy, copies)
+            except Exception as error:  # noqa: BLE001  whatever it is, the inference must be answered
+                memory.take_back(blocks)
+                frame, blocks = self._encode(number, _failed(response, error))
+            self._delayed.popleft()
+            memory.retain(blocks)
+            self._channel.send(frame)
+
+    def _encode(self, number: int, response: InferenceResponse) -> tuple[Buffer, Sequence[Block]]:
+        """The frame and its blocks; of an error where the answer cannot be sent."""
+        memory = self._memory
+        if self._channel.unsent_bytes > MAX_UNSENT_BYTES and response.error is None:
+            text = f"more than {MAX_UNSENT_BYTES} bytes wait for the model's process to read them"
+            response = _failed(response, InferenceError(ErrorCode.UNAVAILABLE, text))
+        try:
+            frame = encode_call_answer(number, response, memory.place)
+        except Exception as error:
+            log.error("model '%s': an answer could not be sent to its process", self._model, exc_info=error)
+            memory.take_back(memory.take_placed())
+            memory.take_copies()
+            frame = encode_call_answer(number, _failed(response, error), memory.place)
+        return frame, memory.take_placed()
+
+
+def _failed(response: InferenceResponse, error: Exception) -> InferenceResponse:
+    """What is sent instead of an answer that cannot be."""
+    if not isinstance(error, InferenceError):
+        error = InferenceError(ErrorCode.INTERNAL, f"the answer could not be sent to the model's process: {error}")
+    return InferenceResponse(response.model_name, response.model_version, error=error, final=response.final)

@@ -1,0 +1,174 @@
+"""The server's end of the channel to one worker process, for as long as that process lives: its rooms put together.
+
+What has no room of its own is here: the start and the end of the process, its readiness, log and metrics. All methods
+are called on the event loop's thread.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from halimede.backends.hosting import WorkerSpec
+from halimede.workers.frames.control import decode_json, error_from_json, json_frame
+from halimede.workers.frames.kinds import (
+    METRIC,
+    METRIC_OPERATIONS,
+    PLACE_END,
+    FrameError,
+    Kind,
+    encode_frame,
+    unasked,
+)
+from halimede.workers.output import say
+from halimede.workers.server.batches import Batches, BatchOwner
+from halimede.workers.server.calls import CallOwner, Calls
+from halimede.workers.server.channel import Channel
+from halimede.workers.server.memory import ARENA_BYTES, Memory
+from halimede.workers.server.services import ServiceCalls, ServiceOwner
+from halimede.workers.server.tasks import Tasks
+
+MAX_LINES_PER_SECOND = 2_000
+"""Lines of log a second above which a worker is given up: ours hold themselves to a quarter of that."""
+
+_LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+class ModelOwner(ServiceOwner, Protocol):
+    """Hears what the model says of itself."""
+
+    def on_ready(self, is_ready: bool) -> None:
+        """What the model says of its readiness."""
+
+    def on_metrics(self, updates: Sequence[tuple[int, str, float]]) -> None:
+        """Metrics of the model's own have changed."""
+
+
+class Owners(NamedTuple):
+    """Who hears what a worker sends."""
+
+    batches: BatchOwner
+    calls: CallOwner
+    model: ModelOwner
+
+
+class Connection:
+    """The rooms of one process. `channel`, `memory`, `batches` and `calls` are used from outside."""
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        spec: WorkerSpec,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        owners: Owners,
+        on_lost: Callable[[str], None],
+        loop: asyncio.AbstractEventLoop,
+        arena_bytes: int = ARENA_BYTES,
+    ) -> None:
+        self._spec = spec
+        self._owner = owners.model
+        self._on_lost = on_lost
+        self._loop = loop
+        self._tasks = Tasks(loop)
+        self.channel = Channel(channel, self._on_channel_lost, loop)
+        self.memory = Memory(self.channel, self._tasks, loop, arena_bytes)
+        self.batches = Batches(
+            self.channel, self.memory, self._tasks, spec.model, inputs, outputs, owners.batches, loop
+        )
+        self.calls = Calls(
+            self.channel, self.memory, self.batches, self._tasks, spec.model, spec.decoupled, owners.calls
+        )
+        self.services = ServiceCalls(self.channel, self._tasks, spec.model, owners.model)
+        self._started: asyncio.Future[Any] = loop.create_future()
+        self._ended: asyncio.Future[None] = loop.create_future()
+        self._is_closed = False
+        self._lines_since = 0.0
+        self._lines = 0
+        handle = self.channel.handle
+        handle(Kind.STARTED, self._on_started)
+        handle(Kind.FAILED, self._on_failed)
+        handle(Kind.STOPPED, self._on_stopped)
+        handle(Kind.READY, self._on_ready)
+        handle(Kind.LOG, self._on_log)
+        handle(Kind.METRICS, self._on_metrics)
+
+    def __repr__(self) -> str:
+        sent = f"{len(self.batches)} batches, {self.channel!r}"
+        return f"<Connection {self._spec.instance} {sent}, {self.memory.inbound.blocks!r}>"
+
+    def close(self) -> None:
+        """Let go of the channel. Answers that lie in shared memory stay good."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.channel.close()
+        self._tasks.cancel()
+        for future in (self._started, self._ended):
+            future.cancel()
+        self.calls.close()
+        self.memory.close()
+
+    def _on_channel_lost(self, reason: str) -> None:
+        self.close()
+        self._on_lost(reason)
+
+    async def start(self, start: Mapping[str, Any]) -> Any:
+        """Send START and wait for what the worker says to it. InferenceError; cancelled when the worker is lost."""
+        self.channel.send(json_frame(Kind.START, start))
+        return await self._started
+
+    async def stop(self) -> None:
+        """Have the model finalize; cancelled when the worker is lost."""
+        self.channel.send(encode_frame(Kind.STOP))
+        await self._ended
+
+    def ask_ready(self) -> None:
+        """`ModelOwner.on_ready` gets the answer, once no batch is running."""
+        self.channel.send(encode_frame(Kind.ASK_READY))
+
+    def _on_started(self, body: memoryview) -> None:
+        if self._started.done():
+            raise unasked(Kind.STARTED)
+        self._started.set_result(decode_json(body))
+
+    def _on_failed(self, body: memoryview) -> None:
+        if self._started.done():
+            raise unasked(Kind.FAILED)
+        self._started.set_exception(error_from_json(decode_json(body)))
+
+    def _on_stopped(self, _: memoryview) -> None:
+        if self._ended.done():
+            raise unasked(Kind.STOPPED)
+        self._ended.set_result(None)
+
+    def _on_ready(self, body: memoryview) -> None:
+        if len(body) != 1:
+            raise unasked(Kind.READY)
+        self._owner.on_ready(bool(body[0]))
+
+    def _on_log(self, body: memoryview) -> None:
+        if not body or body[0] >= len(_LEVELS):
+            raise FrameError("a line of log without a level")
+        now = self._loop.time()
+        if now - self._lines_since > 1:
+            self._lines_since, self._lines = now, 0
+        self._lines += 1
+        if self._lines > MAX_LINES_PER_SECOND:
+            raise FrameError(f"more than {MAX_LINES_PER_SECOND} lines of log in a second")
+        place, found, text = str(body[1:], "utf-8", "replace").partition(PLACE_END)
+        if not found:
+            place, text = self._spec.instance, place
+        about = {"model": self._spec.model, "version": str(self._spec.version)}
+        say(_LEVELS[body[0]], place, text, about)
+
+    def _on_metrics(self, body: memoryview) -> None:
+        if len(body) % METRIC.size:
+            raise FrameError(f"{len(body)} bytes are no metrics")
+        updates = []
+        for metric, operation, value in METRIC.iter_unpack(body):
+            if operation >= len(METRIC_OPERATIONS):
+                raise FrameError(f"metric operation {operation}")
+            updates.append((metric, METRIC_OPERATIONS[operation], value))
+        self._owner.on_metrics(updates)

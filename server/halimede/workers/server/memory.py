@@ -1,0 +1,253 @@
+"""The shared memory of one worker, as the server uses it.
+
+Two arenas, each with one process that allocates in it: the server in `inbound`, for what it sends; the worker in its
+own, of which the server makes the segments and reads the answers. What finds no room travels in the frame.
+
+Whoever needs a block of `inbound`, or one that is lent, holds it: the batch that it was placed for, the model beyond
+that (it is retained then), answers that lie in it. It is free when nobody holds it.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+from halimede.core.shm.arena import Arena
+from halimede.core.types import Buffer, Tensor
+from halimede.workers.frames.control import decode_blocks
+from halimede.workers.frames.kinds import (
+    BORROWED,
+    FIRST_BORROWED,
+    FORGET,
+    INBOUND,
+    MAPPED,
+    MAX_BLOCKS,
+    OUTBOUND,
+    SEGMENT,
+    FrameError,
+    Kind,
+    encode_frame,
+    unpack,
+)
+from halimede.workers.frames.tensors import INLINE_BYTES
+from halimede.workers.segments import Block, OwnArena, SegmentMap, make_segment
+from halimede.workers.server.channel import Channel
+from halimede.workers.server.lending import LENT_BYTES, Lending
+from halimede.workers.server.tasks import Tasks
+
+ARENA_BYTES = 256 << 20
+"""Tensors of requests that one worker may hold in shared memory at a time. What is over it travels in frames."""
+
+COPIED_ON_LOOP_BYTES = 8 << 20
+"""More bytes than this are copied, and segments above it made, on a thread: 64 MiB take 20 ms."""
+
+
+class Memory:
+    """Both arenas of one worker, and what it is lent. All methods are called on the event loop's thread."""
+
+    def __init__(
+        self, channel: Channel, tasks: Tasks, loop: asyncio.AbstractEventLoop, arena_bytes: int = ARENA_BYTES
+    ) -> None:
+        self._channel = channel
+        self._tasks = tasks
+        # The other half stays for what is answered next, however long others need what they are lent.
+        self.inbound = OwnArena(arena_bytes, arena_bytes // 2)
+        self._outbound = SegmentMap(arena_bytes // 2)
+        # Only how much there is of it: the worker allocates.
+        self._outbound_size = Arena(arena_bytes)
+        self._lending = Lending(self._hand, self._forget, loop)
+        self._holders: dict[Block, int] = {}
+        """How many hold a block of ours, or one that is lent."""
+        self._retained: set[Block] = set()
+        """Blocks that the model holds on to, or may until it says otherwise."""
+        self._segments = 0
+        self._is_growing = False
+        # Of the frame that is being encoded: its blocks, and what is to be copied into them.
+        self._placed: list[Block] = []
+        self._copies: list[tuple[Block, Buffer]] = []
+        channel.released = self._outbound.released
+        channel.handle(Kind.UNUSED, self._on_unused)
+        channel.handle(Kind.MAPPED, self._on_mapped)
+
+    def close(self) -> None:
+        """The worker is gone."""
+        self._lending.close()
+
+    def place(self, data: Buffer) -> Block | None:
+        """A block for a tensor of the frame that is being encoded; None when it is to travel in the frame."""
+        self._free_released()
+        arena = self.inbound.blocks
+        size = len(data)
+        if size >= LENT_BYTES and (lent := self._lending.lend(data)) is not None:
+            self._holders[lent] = 1
+            self._placed.append(lent)
+            return lent
+        block = arena.allocate(size)
+        if block is None:
+            growth = arena.growth(size)
+            if not growth or growth > COPIED_ON_LOOP_BYTES or (descriptor := make_segment(growth)) is None:
+                return None
+            block = arena.allocate(size) if self._add_segment(INBOUND, descriptor) else None
+            if block is None:
+                return None
+        self._holders[block] = 1
+        self.inbound.map.loans.writable.add(block)
+        self._placed.append(block)
+        self._copies.append((block, data))
+        return block
+
+    def take_placed(self) -> Sequence[Block]:
+        """The blocks of the frame that was encoded."""
+        if not self._placed:
+            return ()
+        placed, self._placed = self._placed, []
+        return placed
+
+    def take_copies(self) -> list[tuple[Block, Buffer]]:
+        """What is to be copied into them."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def copy(self, copies: list[tuple[Block, Buffer]]) -> None:
+        """Copy, on any thread; `copies` is empty then."""
+        for block, data in copies:
+            self.inbound.map.write(block, data)
+        # The list lives until the next batch is encoded.
+        copies.clear()
+
+    def bytes_to_copy(self, tensors: Sequence[Tensor]) -> int:
+        """Of those that neither travel in the frame nor are read where they are."""
+        large = 0
+        for tensor in tensors:
+            size = len(tensor.data)
+            if size > INLINE_BYTES and not (size >= LENT_BYTES and self._lending.can_lend(tensor.data)):
+                large += size
+        return large
+
+    async def make_room(self, size_bytes: int) -> None:
+        """Make memory for many bytes, on a thread."""
+        size = self.inbound.blocks.growth(size_bytes) if self.inbound.blocks.free_bytes < size_bytes else 0
+        if size:
+            descriptor = await _make_segment(size)
+            if descriptor is not None:
+                self._add_segment(INBOUND, descriptor)
+
+    def retain(self, blocks: Sequence[Block]) -> None:
+        """These are the worker's, until it says that they are unused."""
+        self._retained.update(blocks)
+
+    def take_back(self, blocks: Sequence[Block], retained: Sequence[Block] = ()) -> None:
+        """The frame that these were placed for is done with. The model still holds the `retained` ones. FrameError."""
+        kept = set(retained)
+        if not kept <= set(blocks):
+            raise FrameError("a batch's end retains blocks that are not its own")
+        self._retained |= kept
+        for block in blocks:
+            if block not in kept:
+                self._let_go(block)
+        self._free_released()
+
+    def locate(self, segment: int, offset: int, size_bytes: int) -> memoryview:
+        """Bytes of an answer: in the worker's arena, or in a block that it may look at. ValueError."""
+        if segment in self._outbound:
+            if len(self._outbound.released) > MAX_BLOCKS:
+                raise ValueError(f"more than {MAX_BLOCKS} blocks that it was not given back yet")
+            return self._outbound.lease((segment, offset), offset, size_bytes)
+        if segment >= FIRST_BORROWED:
+            return self._lending.view(segment, offset, size_bytes)
+        start = self.inbound.blocks.holding(segment, offset, size_bytes)
+        if start is None:
+            raise ValueError(f"bytes {offset} to {offset + size_bytes} of segment {segment}, which it was not given")
+        block = segment, start
+        self._holders[block] = self._holders.get(block, 0) + 1
+        return self.inbound.map.lease(block, offset, size_bytes)
+
+    def grow_outbound(self, wanted_bytes: int) -> None:
+        """The worker's answers found no room in shared memory: it gets more, up to the bound, for the next ones."""
+        size = 0 if self._is_growing else self._outbound_size.growth(wanted_bytes)
+        if size:
+            self._is_growing = True
+            self._tasks.run(self._add_outbound(size))
+
+    async def _add_outbound(self, size_bytes: int) -> None:
+        descriptor = await _make_segment(size_bytes)
+        self._is_growing = False
+        if descriptor is not None and self._add_segment(OUTBOUND, descriptor):
+            self._outbound_size.add(self._segments, size_bytes)
+
+    def _add_segment(self, arena: int, descriptor: int) -> bool:
+        """Map a segment and hand it to the worker; False when this process has no room for it."""
+        number = self._segments + 1
+        try:
+            theirs = os.dup(descriptor)
+        except OSError:
+            os.close(descriptor)
+            return False
+        try:
+            if arena == INBOUND:
+                self.inbound.add(number, descriptor)
+            else:
+                self._outbound.map(number, descriptor)
+        except OSError:
+            os.close(theirs)
+            return False
+        self._segments = number
+        self._channel.send(encode_frame(Kind.SEGMENT, SEGMENT.pack(number, arena)), (theirs,))
+        return True
+
+    def _hand(self, number: int, descriptor: int) -> None:
+        """See `lending.Lending`."""
+        self._channel.send(encode_frame(Kind.SEGMENT, SEGMENT.pack(number, BORROWED)), (descriptor,))
+
+    def _forget(self, number: int) -> None:
+        """See `lending.Lending`."""
+        self._channel.send(encode_frame(Kind.FORGET, FORGET.pack(number)))
+
+    def _on_mapped(self, body: memoryview) -> None:
+        number, is_mapped = unpack(MAPPED, body, Kind.MAPPED)
+        self._lending.on_mapped(number, bool(is_mapped))
+
+    def _on_unused(self, body: memoryview) -> None:
+        for block in decode_blocks(body):
+            if block not in self._retained:
+                raise FrameError("it gave back a block that it did not hold")
+            self._retained.discard(block)
+            self._let_go(block)
+
+    def _let_go(self, block: Block) -> None:
+        """The worker's batch or its model does not hold a block any more."""
+        self.inbound.map.loans.writable.discard(block)
+        self._drop(block)
+
+    def _drop(self, block: Block) -> None:
+        """One holder less."""
+        left = self._holders.get(block, 0) - 1
+        if left > 0:
+            self._holders[block] = left
+        elif self._holders.pop(block, None) is None:
+            return
+        elif block[0] < FIRST_BORROWED:
+            self.inbound.blocks.free(*block)
+        else:
+            self._lending.take_back(block)
+
+    def _free_released(self) -> None:
+        released = self.inbound.map.released
+        while released:
+            self._drop(released.popleft())
+
+
+async def _make_segment(size_bytes: int) -> int | None:
+    """See `segments.make_segment`; on a thread, which goes on when nobody waits any more."""
+    making = asyncio.ensure_future(asyncio.to_thread(make_segment, size_bytes))
+    try:
+        return await asyncio.shield(making)
+    except RuntimeError:
+        return None  # the system has no thread left either
+    except asyncio.CancelledError:
+        making.add_done_callback(_discard)
+        raise
+
+
+def _discard(making: "asyncio.Future[int | None]") -> None:
+    if not making.cancelled() and (descriptor := making.result()) is not None:
+        os.close(descriptor)

@@ -1,0 +1,84 @@
+"""The tensors that flow between an ensemble's steps: which step makes each, which need it, and which never come.
+
+Steps are numbers, in the order of the ensemble. What is wrong with a flow is told by each side in its own words.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """`maker` has the step that makes a tensor, `users` the steps that need it; `needs` are the tensors of each step.
+
+    `written` are all tensors that there are when every step runs that can, the ensemble's inputs among them.
+    """
+
+    maker: Mapping[str, int]
+    users: Mapping[str, list[int]]
+    needs: Sequence[Collection[str]]
+    written: Collection[str]
+
+    def missing(self, step: int) -> Iterable[str]:
+        """What the step needs and never gets, in the order of its needs."""
+        return (tensor for tensor in self.needs[step] if tensor not in self.written)
+
+
+def makers(inputs: Collection[str], makes: Sequence[Collection[str]]) -> dict[str, int]:
+    """The first step that makes each tensor, inputs left out; `makes` are the tensors of each step."""
+    maker: dict[str, int] = {}
+    for step, tensors in enumerate(makes):
+        for tensor in tensors:
+            if tensor not in inputs:
+                maker.setdefault(tensor, step)
+    return maker
+
+
+def make_flow(inputs: Collection[str], maker: Mapping[str, int], needs: Sequence[Collection[str]]) -> Flow:
+    """The flow of an ensemble with these inputs; `needs` are the tensors of each step, each once."""
+    users: dict[str, list[int]] = {}
+    for step, tensors in enumerate(needs):
+        for tensor in tensors:
+            users.setdefault(tensor, []).append(step)
+    return Flow(maker, users, needs, _written(inputs, maker, users, needs))
+
+
+def _written(
+    inputs: Collection[str], maker: Mapping[str, int], users: Mapping[str, list[int]], needs: Sequence[Collection[str]]
+) -> set[str]:
+    waits = [len(tensors) for tensors in needs]
+    made: list[list[str]] = [[] for _ in needs]
+    for tensor, step in maker.items():
+        made[step].append(tensor)
+    # A step that needs nothing is a problem of its own; here it does not make others wait.
+    news = [*inputs, *(tensor for step, count in enumerate(waits) if count == 0 for tensor in made[step])]
+    written = set(news)
+    while news:
+        for user in users.get(news.pop(), ()):
+            waits[user] -= 1
+            if waits[user] == 0:
+                news += made[user]
+                written.update(made[user])
+    return written
+
+
+@dataclass(frozen=True, slots=True)
+class Walk(Generic[T]):
+    """`path` has each place once, in order; `circle` is its end where that leads back into it, else empty."""
+
+    path: tuple[T, ...]
+    circle: tuple[T, ...]
+
+
+def walk(start: T, following: Callable[[T], T | None]) -> Walk[T]:
+    """Go from place to place until there is no following one (None), or one that was there before."""
+    path: dict[T, int] = {}
+    at: T | None = start
+    while at is not None and at not in path:
+        path[at] = len(path)
+        at = following(at)
+    places = tuple(path)
+    return Walk(places, () if at is None else places[path[at] :])

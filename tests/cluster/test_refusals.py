@@ -1,0 +1,141 @@
+"""Children that a real API server refuses, and how the object's status reports it."""
+
+import json
+import time
+from typing import Any
+
+from cluster.operators import LEASE, Place
+from cluster.spaces import eventually
+
+SECONDS_TO_TELL = 10.0
+
+
+def server(**fields: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "server", **fields}]}}
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "field": (
+        {"podTemplate": server(imagePullPolice="Never")},
+        "spec.podTemplate.spec.containers[server].imagePullPolice: field not declared in schema",
+    ),
+    "type": (
+        {"podTemplate": {"spec": {"shareProcessNamespace": "yes"}}},
+        "spec.podTemplate.spec.shareProcessNamespace: expected boolean, got &{yes}",
+    ),
+    "enum": (
+        {"podTemplate": server(imagePullPolicy="Nevr")},
+        'spec.podTemplate.spec.containers[server].imagePullPolicy: Unsupported value: "Nevr"',
+    ),
+    "item": (
+        {"podTemplate": {"spec": {"topologySpreadConstraints": [{"maxSkew": 1}]}}},
+        "spec.podTemplate.spec.topologySpreadConstraints[0].topologyKey: Required value",
+    ),
+    "affinity": (
+        {"scheduling": {"affinity": {"nodeAffinity": {"requiredDuring": {}}}}},
+        "spec.scheduling.affinity.nodeAffinity.requiredDuring: field not declared in schema",
+    ),
+    "variable": (
+        {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.nonsense"}}}]},
+        "spec.env[A].valueFrom.fieldRef.fieldPath: Invalid value",
+    ),
+}
+
+
+def told(place: Place, name: str, kind: str) -> dict[str, Any]:
+    conditions = (place.get("inferencemodel", name).get("status") or {}).get("conditions", ())
+    return next((condition for condition in conditions if condition["type"] == kind), {})
+
+
+def test_pod_template_mistakes_are_reported_and_change_no_child(place: Place) -> None:
+    operator = place.start().ready()
+    place.model("digits")
+    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
+    whole = place.children()
+    begun = time.monotonic()
+    for name, (spec, _) in MISTAKES.items():
+        place.model(name, **spec)
+    place.model("digits", serving={"ports": {"http": 9000}}, **MISTAKES["field"][0])
+    eventually(lambda: place.settled("digits", *MISTAKES), "all to be told", check=operator.check)
+    assert time.monotonic() < begun + SECONDS_TO_TELL
+    for name, message in {
+        **{name: text for name, (_, text) in MISTAKES.items()},
+        "digits": MISTAKES["field"][1],
+    }.items():
+        accepted = told(place, name, "Accepted")
+        assert (accepted["status"], accepted["reason"]) == ("False", "ApplyRefused")
+        assert message in accepted["message"]
+    assert place.children() == whole
+
+    # Once each, and once more where a child was news.
+    assert place.writes()["patch deployments 500"] <= 2 * 4
+    place.model("field", podTemplate=server(imagePullPolicy="Never"))
+    eventually(lambda: "Deployment field" in place.children(), "the children", SECONDS_TO_TELL, operator.check)
+
+
+def test_taken_names_are_reported_and_retried_within_ten_seconds(place: Place) -> None:
+    """And `delete --cascade=foreground` waits for the children."""
+    operator = place.start().ready()
+    place.kubectl("create", "service", "clusterip", "twice", "--tcp=80:80")
+    for name in ("x", "twice"):
+        place.model(name)
+    eventually(lambda: place.settled("x", "twice"), "the status", check=operator.check)
+    place.model("x-pods")
+    eventually(lambda: place.settled("x-pods"), "the status", check=operator.check)
+    messages = {name: told(place, name, "Accepted")["message"] for name in ("twice", "x-pods")}
+    assert "Service twice exists and belongs to somebody else" in messages["twice"]
+    assert "Service x-pods exists and belongs to InferenceModel x" in messages["x-pods"]
+    assert not [name for name in place.children() if name.endswith((" x-pods-pods", "Deployment x-pods"))]
+
+    def asked() -> int:
+        return sum(
+            entry["verb"] == "get" and entry["requestURI"].endswith("/services/twice") for entry in place.audited()
+        )
+
+    # One GET for each look at the name that is taken.
+    before, begun = asked(), time.monotonic()
+    config_map = next(name for name in place.children() if name.startswith("ConfigMap x-config"))
+    held = ("patch", "configmap", config_map.partition(" ")[2], "--type=merge")
+    place.kubectl(*held, '--patch={"metadata":{"finalizers":["example.com/held"]}}')
+    place.kubectl("delete", "inferencemodel", "x", "--cascade=foreground", "--wait=false")
+    eventually(lambda: "Deployment x" not in place.children(), "its Deployment to go")
+    time.sleep(2)  # longer than it takes where nothing is waited for
+    assert place.get("inferencemodel", "x")["metadata"]["finalizers"] == ["foregroundDeletion"]
+    place.kubectl("delete", "service", "twice")
+    place.kubectl(*held, '--patch={"metadata":{"finalizers":null}}')
+    for name in ("twice", "x-pods"):
+        eventually(
+            lambda name=name: f"Deployment {name}" in place.children(),
+            f"{name} to be made",
+            SECONDS_TO_TELL,
+            operator.check,
+        )
+    assert asked() - before <= 2 + (time.monotonic() - begun) / 8
+
+
+def test_another_releases_operator_writes_only_after_the_first_is_gone(place: Place) -> None:
+    first = place.start().ready()
+    place.model("digits")
+    eventually(lambda: place.settled("digits"), "the status", check=first.check)
+    rights = ("--verb=update", "--resource=leases", "--resource-name=other")
+    place.kubectl("create", "role", "other", *rights)
+    place.kubectl("create", "rolebinding", "other", "--role=other", f"--serviceaccount={place.namespace}:second")
+    second = place.start("second", lease="other").ready()
+    left = "halimede_operator_objects_of_others"
+    eventually(lambda: second.metric(left) == 1, "the second to notice", SECONDS_TO_TELL, second.check)
+    place.model("digits", replicas=3)
+    place.model("new")
+    eventually(lambda: place.settled("digits", "new"), "the status", check=first.check)
+    eventually(lambda: second.metric(left) == 2, "the second to leave both", SECONDS_TO_TELL, second.check)
+    assert place.writes("second") == {"create events 201": 2}
+    events = json.loads(place.kubectl("get", "events", "--field-selector=reason=OtherOperator", "--output=json"))
+    assert {event["involvedObject"]["name"] for event in events["items"]} == {"digits", "new"}
+    mark = f"{place.namespace}/{LEASE}"
+    assert all(mark in event["message"] for event in events["items"])
+    assert second.log.read_text().count(mark) == 2
+
+    # As `helm uninstall` leaves it.
+    first.end()
+    place.kubectl("delete", "lease", LEASE)
+    eventually(lambda: second.metric(left) == 0, "the second to take over", 30, second.check)
+    assert place.get("inferencemodel", "digits")["status"]["operator"] == f"{place.namespace}/other"

@@ -1,0 +1,34 @@
+"""A store in trouble: `python -m cluster.troubled_store ADDRESS PORT MODE`.
+
+`silent` accepts connections and never answers, `error` answers 500, and a port is where the store is that all is passed
+on to.
+"""
+
+import asyncio
+import sys
+
+from cluster.forwarder import pump
+
+ERROR = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+async def main(address: str, port: int, mode: str) -> None:
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if mode == "silent":
+            await reader.read()
+        elif mode == "error":
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(ERROR)
+            await writer.drain()
+        else:
+            inner_reader, inner_writer = await asyncio.open_connection(address, int(mode))
+            await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+            inner_writer.close()
+        writer.close()
+
+    async with await asyncio.start_server(connected, address, port) as server:
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

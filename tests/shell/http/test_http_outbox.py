@@ -1,0 +1,127 @@
+"""The sending half alone: answers and the bytes to write, and when the connection ends."""
+
+import pytest
+
+from halimede.frontends.http.deadlines import SendDeadline
+from halimede.frontends.http.framing import CLOSE, KEEP_ALIVE, Head, Limits
+from halimede.frontends.http.outbox import NEXT, Event, Outbox, State
+from halimede.frontends.http.shared import Shared
+
+
+def head(connection: bytes = b"", *, method: bytes = b"GET", takes_chunks: bool = True) -> Head:
+    return Head(method, b"/", {}, connection, 0, takes_chunks=takes_chunks)
+
+
+def make(limits: Limits | None = None) -> tuple[Outbox, Shared]:
+    shared = Shared(limits or Limits(), 1 << 20)
+    return Outbox(shared), shared
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_leaving", "line", "state"),
+    [
+        (b"", False, b"", State.OPEN),
+        (KEEP_ALIVE, False, KEEP_ALIVE, State.OPEN),
+        (CLOSE, False, CLOSE, State.ENDED),
+        (b"", True, CLOSE, State.ENDED),
+        (KEEP_ALIVE, True, CLOSE, State.ENDED),
+    ],
+)
+def test_answer_closes_where_client_or_listener_wants_it(
+    asked: bytes, is_leaving: bool, line: bytes, state: State
+) -> None:
+    outbox, shared = make()
+    shared.is_leaving = is_leaving
+    answer = b"HTTP/1.1 200 OK\r\nA: b\r\nContent-Length: 3\r\n%b\r\nxyz" % line
+    assert outbox.answer(head(asked), 200, b"A: b\r\n", (b"x", b"yz")) == (answer,)
+    assert outbox.state is state
+
+
+def test_answer_to_head_has_no_body_and_its_length() -> None:
+    outbox, _ = make()
+    assert outbox.answer(head(method=b"HEAD"), 200, b"", (b"xyz",)) == (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "takes_chunks", "leaves", "drains", "state"),
+    [
+        (b"", True, False, False, State.OPEN),
+        (b"", True, False, True, State.ENDED),
+        (CLOSE, True, False, False, State.ENDED),
+        (b"", True, True, False, State.ENDED),
+        (b"", False, False, False, State.ENDED),
+    ],
+)
+def test_answer_in_parts_ends_the_connection_where_it_must(
+    asked: bytes, takes_chunks: bool, leaves: bool, drains: bool, state: State
+) -> None:
+    outbox, shared = make()
+    shared.is_leaving = leaves
+    asking = head(asked, takes_chunks=takes_chunks)
+    opening = outbox.open_parts(asking, 200, b"")
+    shared.is_leaving = True
+    shared.is_draining = drains
+    written = b"".join([*outbox.part(asking, opening, (b"a",), is_last=False)])
+    assert (CLOSE in written) == (asked == CLOSE or leaves or not takes_chunks)
+    assert outbox.state is (State.LAST if CLOSE in written else State.PARTS)
+    written = b"".join([*outbox.part(asking, b"", (b"b",), is_last=True)])
+    assert written == (b"1\r\nb\r\n0\r\n\r\n" if takes_chunks else b"b")
+    assert outbox.state is state
+
+
+def test_large_parts_are_not_copied() -> None:
+    outbox, _ = make()
+    large = b"x" * 50_000
+    parts = outbox.answer(head(), 200, b"", (b"a", large, b"b", b"c"))
+    assert [len(part) for part in parts] == [len(parts[0]), 50_000, 2]
+    assert parts[1] is large
+
+
+def test_refusal_is_the_last_answer_and_says_when_to_come_back() -> None:
+    outbox, shared = make(Limits(linger_s=5.0))
+    (answer,) = outbox.refusal(503, "no room")
+    assert b"\r\nRetry-After: 1\r\n" in bytes(answer)
+    assert bytes(answer).endswith(CLOSE + b"\r\n" + b'{"error":"no room"}')
+    assert (outbox.state, outbox.linger_s()) == (State.ENDED, 5.0)
+    shared.is_draining = True
+    assert outbox.linger_s() == 0.5
+
+
+def test_unsent_bytes_of_all_connections_are_counted_together() -> None:
+    first, shared = make()
+    second = Outbox(shared)
+    first.count_unsent(100)
+    second.count_unsent(30)
+    assert first.hold(7, 100)
+    assert not first.hold(7, 100)
+    assert (first.unsent_bytes, shared.unsent_bytes) == (107, 137)
+    first.lose()
+    second.count_unsent(0)
+    assert (first.state, shared.unsent_bytes) == (State.ENDED, 0)
+
+
+def test_nothing_follows_the_last_answer() -> None:
+    outbox, _ = make()
+    outbox.answer(head(CLOSE), 200, b"", ())
+    with pytest.raises(KeyError):
+        outbox.answer(head(), 200, b"", ())
+
+
+def test_table_leads_everywhere_and_out_of_the_end_nowhere() -> None:
+    assert {target for row in NEXT.values() for target in row.values()} == set(State)
+    assert set(NEXT) == set(Event)
+    assert {event for event, row in NEXT.items() if State.ENDED in row} == {Event.LOST}
+
+
+def test_client_that_takes_nothing_is_given_up_and_one_that_takes_something_is_not() -> None:
+    _, shared = make(Limits(write_timeout_s=60.0))
+    stalled, slow = SendDeadline(shared), SendDeadline(shared)
+    for now in range(60):
+        # A stream adds three bytes each second; one client takes a byte of them.
+        assert not stalled.is_over(1000 + 3 * now, 3 * now, float(now))
+        assert not slow.is_over(1000 + 2 * now, 3 * now, float(now))
+    assert stalled.is_over(1180, 180, 60.0)
+    assert not slow.is_over(1120, 180, 60.0)
+    assert sorted([slow, stalled], key=SendDeadline.order) == [stalled, slow]

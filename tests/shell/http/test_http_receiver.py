@@ -1,0 +1,200 @@
+"""The receiving half alone: lists of bytes and events, cut at every position, without a loop or a transport."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halimede.frontends.http.deadlines import ReceiveDeadlines
+from halimede.frontends.http.framing import Limits, Refusal
+from halimede.frontends.http.receiver import NEXT, Event, Receiver, State
+from halimede.frontends.http.shared import Shared
+
+GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+CHUNKS = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
+REFUSED = b"POST /d HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+
+
+def make(limits: Limits | None = None, max_body: int = 1 << 20) -> Receiver:
+    return Receiver(Shared(limits or Limits(), max_body))
+
+
+def feed(receiver: Receiver, data: bytes, now: float = 0.0) -> Iterator[Event | None]:
+    """Receive as a transport does; an event for each time that there was room."""
+    while data:
+        room = receiver.room()
+        size = min(len(room), len(data))
+        room[:size] = data[:size]
+        data = data[size:]
+        yield receiver.received(size, now)
+
+
+@dataclass
+class Story:
+    """The requests of one connection, each answered as it is whole, and the status of the refusal that ended it."""
+
+    requests: list[tuple[bytes, bytes]] = field(default_factory=list)
+    refusal: int = 0
+
+
+def tell(pieces: Iterable[bytes]) -> Story:
+    receiver, story = make(), Story()
+    try:
+        for piece in pieces:
+            for event in feed(receiver, piece):
+                while event is Event.REQUEST:
+                    assert receiver.head is not None
+                    story.requests.append((receiver.head.target, bytes(receiver.take_body())))
+                    receiver.answered()
+                    event = receiver.go_on(0.0)  # noqa: PLW2901 -- the next request is in what was kept
+    except Refusal as refusal:
+        receiver.refuse()
+        story.refusal = refusal.status
+    return story
+
+
+@pytest.mark.parametrize(
+    ("data", "events"),
+    [
+        (GET, [Event.REQUEST]),
+        (POST, [Event.REQUEST]),
+        (CHUNKS, [Event.REQUEST]),
+        (GET[:-1], [None]),
+        (POST[:-1], [Event.BODY_BEGINS]),
+        (CHUNKS[:-1], [Event.CHUNKS_BEGIN]),
+    ],
+)
+def test_event_says_what_the_bytes_brought(data: bytes, events: list[Event | None]) -> None:
+    assert list(feed(make(), data)) == events
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    messages=st.lists(st.sampled_from([GET, POST, CHUNKS, b"\r\n", REFUSED, b"junk\n"]), max_size=5),
+    cuts=st.lists(st.integers(0, 400), max_size=12),
+)
+def test_requests_and_verdict_do_not_depend_on_the_cuts(messages: list[bytes], cuts: list[int]) -> None:
+    data = b"".join(messages)
+    marks = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    pieces = [data[start:stop] for start, stop in pairwise(marks)]
+    assert tell(pieces) == tell([data])
+
+
+def test_every_cut_of_three_requests_gives_the_same_three() -> None:
+    data = POST + CHUNKS + GET
+    wanted = Story([(b"/b", b"hello"), (b"/c", b"hello"), (b"/a", b"")])
+    assert tell(data[at : at + 1] for at in range(len(data))) == wanted
+    for cut in range(len(data)):
+        assert tell([data[:cut], data[cut:]]) == wanted
+
+
+def test_next_request_is_not_read_before_the_answer() -> None:
+    receiver = make()
+    assert list(feed(receiver, GET + POST)) == [Event.REQUEST]
+    assert (receiver.state, receiver.kept_bytes) == (State.WORKING, len(POST))
+    assert receiver.go_on(0.0) is None
+    receiver.answered()
+    assert receiver.go_on(0.0) is Event.REQUEST
+    assert receiver.take_body() == b"hello"
+    assert receiver.kept_bytes == 0
+
+
+def test_no_request_is_begun_while_it_is_held_back() -> None:
+    receiver = make()
+    receiver.is_held_back = True
+    assert list(feed(receiver, GET)) == [None]
+    assert (receiver.is_full, receiver.can_go_on) == (True, False)
+    receiver.is_held_back = False
+    assert (receiver.is_full, receiver.can_go_on) == (False, True)
+    assert receiver.go_on(0.0) is Event.REQUEST
+
+
+def test_body_of_known_length_is_received_where_it_stays() -> None:
+    receiver = make()
+    list(feed(receiver, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"))
+    room = receiver.room()
+    assert len(room) == 100_000
+    assert list(feed(receiver, b"x" * 100_000)) == [Event.REQUEST]
+    assert np.shares_memory(np.frombuffer(receiver.take_body(), np.uint8), np.frombuffer(room, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("rest", "awaits"),
+    [
+        (b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n", True),
+        (b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\nx", False),
+        (b"Content-Length: 5\r\n\r\n", False),
+        (b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n", True),
+        (b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n5", False),
+    ],
+)
+def test_client_awaits_continue_until_some_of_its_body_is_there(rest: bytes, awaits: bool) -> None:
+    receiver = make()
+    list(feed(receiver, b"POST / HTTP/1.1\r\nHost: x\r\n" + rest))
+    assert receiver.awaits_continue == awaits
+
+
+def test_after_a_refusal_input_is_discarded_up_to_the_limit() -> None:
+    receiver = make(Limits(linger_bytes=100))
+    with pytest.raises(Refusal):
+        list(feed(receiver, REFUSED))
+    receiver.refuse()
+    assert list(feed(receiver, b"x" * 100)) == [None]
+    assert list(feed(receiver, b"x")) == [Event.ENDED]
+    assert receiver.state is State.CLOSED
+    assert list(feed(receiver, GET)) == [None]
+
+
+def test_held_bytes_are_let_go_by_the_answer_a_refusal_and_the_end() -> None:
+    shared = Shared(Limits(), 1 << 20)
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    for end in (Receiver.refuse, Receiver.end):
+        receiver = Receiver(shared)
+        list(feed(receiver, head + b"x" * 400))
+        assert shared.held_bytes == 400
+        end(receiver)
+        assert shared.held_bytes == 0
+    receiver = Receiver(shared)
+    list(feed(receiver, head))
+    list(feed(receiver, b"x" * 1000))
+    assert shared.held_bytes == 1000
+    receiver.answered()
+    assert shared.held_bytes == 0
+
+
+def test_table_leads_everywhere_and_out_of_the_end_nowhere() -> None:
+    reached = {target for row in NEXT.values() for target in row.values()}
+    assert reached == set(State)
+    assert set(NEXT) == set(Event)
+    assert {event for event, row in NEXT.items() if State.CLOSED in row} == {Event.ENDED}
+    assert set(NEXT[Event.ENDED]) == set(State)
+
+
+def test_event_that_the_table_does_not_have_is_a_fault() -> None:
+    with pytest.raises(KeyError):
+        make().answered()
+
+
+def test_deadlines_are_those_of_what_is_received() -> None:
+    shared = Shared(Limits(head_timeout_s=10, body_progress_s=5, body_progress_bytes=100), 1 << 20)
+    receiver, deadlines = Receiver(shared), ReceiveDeadlines(shared)
+    for now in (0.0, 1000.0):
+        deadlines.check(receiver, now)
+    assert deadlines.is_idle_since(0.0)
+    list(feed(receiver, POST[:20]))
+    deadlines.check(receiver, 1001.0)
+    deadlines.check(receiver, 1010.9)
+    with pytest.raises(Refusal, match="headers were not complete after 10 s"):
+        deadlines.check(receiver, 1011.0)
+    list(feed(receiver, POST[20:-1]))
+    deadlines.check(receiver, 1012.0)
+    assert not deadlines.is_idle_since(1000.0)
+    with pytest.raises(Refusal, match="brought less than 100 bytes in 5 s"):
+        deadlines.check(receiver, 1017.0)
+    list(feed(receiver, POST[-1:]))
+    deadlines.check(receiver, 9000.0)

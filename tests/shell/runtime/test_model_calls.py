@@ -1,0 +1,172 @@
+"""Calls of models' code that are queued at a model whose processes the test plays."""
+
+import asyncio
+import time
+
+import pytest
+
+from halimede.core.config.check_request import Checked
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest
+from halimede.core.types.caller import Caller
+from halimede.core.types.statistics import FailureReason
+from halimede.runtime.clock import monotonic_ns
+from halimede.runtime.model_calls import ModelCalls
+from support.pumping import MS, Bench, outputs, story
+
+LIMIT_S = 10.0
+UNAVAILABLE = ErrorCode.UNAVAILABLE
+
+
+class Calling:
+    """Model `a` calls `m`."""
+
+    def __init__(self) -> None:
+        self.bench = Bench(preferred_batch_size=(1,))
+        self.calls = ModelCalls(self.bench.live)
+
+    def call(self, key: int, timeout_ms: int, waiter: str = "a batch") -> None:
+        caller = Caller(1, waiter, None, "a", timeout_ms * MS)
+        request = InferenceRequest("m", id=str(key))
+        now = monotonic_ns()
+        self.bench.pump.submit(key, request, Checked(1, 4, ()), self.bench._note(key), now, caller)
+        self.calls.made(key, caller, now, self.bench.pump)
+
+    async def until_answered(self, *keys: int) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while [key for key, _ in self.bench.responses] != list(keys):
+            assert time.monotonic() < deadline, f"{self.bench.answers}, {self.calls!r}"
+            await asyncio.sleep(0.001)
+
+    def error_of(self, key: int) -> InferenceError:
+        (error,) = (response.error for told, response in self.bench.responses if told == key)
+        assert error is not None
+        return error
+
+
+def test_a_call_that_is_queued_for_too_long_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+    async def tell() -> None:
+        calling = Calling()
+        bench = calling.bench
+        bench.submit(1)
+        begun = time.monotonic()
+        calling.call(2, timeout_ms=30)
+        await calling.until_answered(2)
+        assert time.monotonic() - begun >= 0.03
+        error = calling.error_of(2)
+        assert error.code is UNAVAILABLE
+        assert error.message.startswith("model 'm' is not called: the call of model 'a' was queued for ")
+        assert "(its BLS_TIMEOUT_MS is 30)" in error.message
+        (line,) = (record.getMessage() for record in caplog.records)
+        assert line.startswith("model 'a': its call of model 'm' was ended after ")
+        assert line.endswith(" ms in the queue (BLS_TIMEOUT_MS)")
+        assert {reason: n for reason, n in bench.stats.failures.items() if n} == {FailureReason.REJECTED: 1}
+
+        bench.workers[0].finish(reply=outputs())
+        bench.submit(3)
+        bench.workers[0].finish(reply=outputs())
+        assert bench.answers[1:] == [(1, "ok", True), (3, "ok", True)]
+        assert len(bench.live.waits) == 0
+
+    story(tell)
+
+
+@pytest.mark.parametrize("where", ["running", "open"])
+def test_a_call_that_executes_is_never_ended(where: str) -> None:
+    async def tell() -> None:
+        calling = Calling()
+        bench = calling.bench
+        calling.call(1, timeout_ms=10)
+        if where == "open":
+            bench.workers[0].finish()
+        calling.call(2, timeout_ms=10_000)
+        await asyncio.sleep(0.1)
+        assert bench.answers == []
+        if where == "running":
+            bench.workers[0].finish(reply=outputs())
+        else:
+            bench.workers[0].send(1, outputs(), final=True)
+        assert bench.answers == [(1, "ok", True)]
+
+    story(tell)
+
+
+def test_without_a_limit_a_call_waits() -> None:
+    async def tell() -> None:
+        calling = Calling()
+        calling.bench.submit(1)
+        calling.call(2, timeout_ms=0)
+        await asyncio.sleep(0.1)
+        assert calling.bench.answers == []
+        assert calling.bench.pump.queued == 1
+
+    story(tell)
+
+
+def test_each_call_has_the_limit_of_its_caller() -> None:
+    async def tell() -> None:
+        calling = Calling()
+        calling.bench.submit(1)
+        calling.call(2, timeout_ms=250)
+        calling.call(3, timeout_ms=60_000)
+        calling.call(4, timeout_ms=20)
+        await calling.until_answered(4)
+        await calling.until_answered(4, 2)
+        assert calling.bench.pump.queued == 1
+
+    story(tell)
+
+
+def test_time_counts_while_all_processes_of_the_called_model_are_down() -> None:
+    async def tell() -> None:
+        calling = Calling()
+        (worker,) = calling.bench.workers
+        worker.die()
+        calling.call(1, timeout_ms=20)
+        await calling.until_answered(1)
+        assert calling.error_of(1).code is UNAVAILABLE
+        worker.restart()
+        assert worker.executed == []
+
+    story(tell)
+
+
+def test_a_call_that_is_cancelled_or_begins_in_time_is_not_ended() -> None:
+    async def tell() -> None:
+        calling = Calling()
+        bench = calling.bench
+        bench.submit(1)
+        calling.call(2, timeout_ms=50)
+        calling.call(3, timeout_ms=50)
+        bench.pump.cancel(2)
+        bench.workers[0].finish(reply=outputs())
+        await asyncio.sleep(0.15)
+        assert bench.answers == [(2, ErrorCode.CANCELLED, True), (1, "ok", True)]
+        assert bench.workers[0].executed == [1, 3]
+
+    story(tell)
+
+
+def test_a_model_that_drains_is_closed_once_its_queued_calls_are_ended() -> None:
+    async def tell() -> None:
+        calling = Calling()
+        bench = calling.bench
+        bench.workers[0].die()
+        calling.call(1, timeout_ms=30)
+        await asyncio.wait_for(bench.pump.close(), LIMIT_S)
+        assert bench.answers == [(1, UNAVAILABLE, True)]
+
+    story(tell)
+
+
+def test_whoever_is_ended_may_call_again_at_once() -> None:
+    async def tell() -> None:
+        calling = Calling()
+        bench = calling.bench
+        bench.submit(1)
+        caller = Caller(1, "a batch", None, "a", 20 * MS)
+        pump, now = bench.pump, monotonic_ns()
+        pump.submit(2, InferenceRequest("m"), Checked(1, 4, ()), lambda _: calling.call(3, timeout_ms=20), now, caller)
+        calling.calls.made(2, caller, now, pump)
+        await calling.until_answered(3)
+
+    story(tell)

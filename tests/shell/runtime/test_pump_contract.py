@@ -1,0 +1,145 @@
+"""The pump performs all of the scheduler's contract, with schedulers that use what the dynamic one does not."""
+
+from dataclasses import dataclass, field
+
+from halimede.core.types import ErrorCode
+from halimede.runtime.pump import Pump
+from halimede.workers.worker import BatchDone, BatchItem, Outputs, WorkerDown
+from support.pumping import Bench, outputs, story, times
+from support.toy_schedulers import DepthTwo, Fifo, Iterative, Limiter, RateLimited
+
+
+@dataclass(slots=True)
+class QueueingWorker:
+    """Takes several batches for its slot and ends them in order."""
+
+    pump: Pump
+    ordinal: int = 0
+    name: str = "m_0"
+    concurrency: int = 1
+    batches: list[list[BatchItem]] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+
+    def execute(self, items: list[BatchItem], slot: int = 0) -> None:
+        self.batches.append(items)
+
+    def cancel(self, key: int) -> None:
+        self.cancelled.append(key)
+
+    def finish(self, *again: int) -> None:
+        """The oldest batch ends; the requests at these positions are to be executed again."""
+        items = self.batches.pop(0)
+        replies: list[Outputs | None] = [None if at in again else outputs() for at in range(len(items))]
+        self.pump.on_event(BatchDone(self, items, replies, times(), again=again))
+
+    @property
+    def given(self) -> list[list[int]]:
+        return [[item.key for item in batch] for batch in self.batches]
+
+
+def bench_of(scheduler: Fifo, rows: int = 1) -> tuple[Bench, QueueingWorker]:
+    scheduler.max_batch_size = rows
+    bench = Bench(workers=0, decoupled=False, scheduler=scheduler)
+    worker = QueueingWorker(bench.pump)
+    bench.pump.add_worker(worker)
+    return bench, worker
+
+
+def test_a_batch_lies_ready_at_a_worker_before_the_last_one_ends() -> None:
+    async def tell() -> None:
+        bench, worker = bench_of(DepthTwo())
+        bench.submit(1, 2, 3)
+        await bench.turn()
+        assert worker.given == [[1], [2]]
+        bench.pump.cancel(2)
+        assert worker.cancelled == [2], "it is the worker's"
+        worker.finish()
+        await bench.turn()
+        assert (bench.answers, worker.given) == ([(1, "ok", True)], [[2], [3]])
+        worker.finish()
+        worker.finish()
+        assert bench.answers[1:] == [(2, "ok", True), (3, "ok", True)]
+        await bench.pump.drained()
+
+    story(tell)
+
+
+def test_a_dead_worker_gives_back_the_ready_batch_that_it_had_not_read() -> None:
+    async def tell() -> None:
+        bench, worker = bench_of(DepthTwo())
+        bench.submit(1, 2)
+        await bench.turn()
+        running, ready = worker.batches
+        bench.pump.on_event(WorkerDown(worker, "signal 9", parked=False, unread={2}))
+        assert (bench.pump.queued, bench.pump.executing) == (1, 1)
+        [item], [unread] = running, ready
+        assert (item.key, unread.key) == (1, 2)
+
+    story(tell)
+
+
+def test_an_iterative_request_is_executed_until_its_model_is_done_and_answered_once() -> None:
+    async def tell() -> None:
+        bench, worker = bench_of(Iterative(), rows=4)
+        bench.submit(1, 2)
+        await bench.turn()
+        worker.finish(0)
+        assert (bench.answers, bench.pump.queued) == ([(2, "ok", True)], 1)
+        await bench.turn()
+        assert worker.given == [[1]]
+        worker.finish(0)
+        await bench.turn()
+        worker.finish()
+        assert bench.answers == [(2, "ok", True), (1, "ok", True)]
+        assert (bench.stats.success_count, bench.live.by_ticket) == (2, {})
+
+    story(tell)
+
+
+def test_an_iterative_request_whose_client_has_gone_is_not_executed_again() -> None:
+    async def tell() -> None:
+        bench, worker = bench_of(Iterative())
+        bench.submit(1)
+        await bench.turn()
+        bench.pump.cancel(1)
+        worker.finish(0)
+        await bench.turn()
+        assert (bench.answers, worker.given) == ([(1, ErrorCode.CANCELLED, True)], [])
+
+    story(tell)
+
+
+def test_what_may_not_be_delivered_again_fails_with_its_worker() -> None:
+    class Stateful(Fifo):
+        def remove_slot(self, *lost: object) -> list[int]:
+            return []
+
+    async def tell() -> None:
+        bench, worker = bench_of(Stateful())
+        bench.submit(1)
+        await bench.turn()
+        bench.pump.on_event(WorkerDown(worker, "worker exited once (last: signal 9)", parked=False, unread={1}))
+        assert bench.answers == [(1, ErrorCode.INTERNAL, True)]
+        assert str(bench.responses[0][1].error) == (
+            "Failed to process the request(s) for model instance 'm_0', message: worker exited once (last: signal 9)"
+        )
+
+    story(tell)
+
+
+def test_a_pump_wakes_another_one_that_waits_for_a_shared_resource() -> None:
+    async def tell() -> None:
+        limiter = Limiter(1)
+        schedulers = RateLimited(limiter), RateLimited(limiter)
+        (first, one), (second, two) = bench_of(schedulers[0]), bench_of(schedulers[1])
+        schedulers[0].wake, schedulers[1].wake = first.pump.wake, second.pump.wake
+        first.submit(1)
+        await first.turn()
+        second.submit(2)
+        await second.turn()
+        assert (one.given, two.given) == ([[1]], [])
+        one.finish()
+        await second.turn()
+        assert two.given == [[2]]
+
+    story(tell)

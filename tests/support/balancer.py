@@ -1,0 +1,63 @@
+"""A Service without Kubernetes: one address, each new connection goes to the next server in turn."""
+
+import itertools
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Self
+
+BLOCK_BYTES = 1 << 16
+
+
+class Balancer:
+    """Serves `url` until the end of its `with`. Connections that are made stay where they are, whatever `lead_to` says."""
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self.lead_to(ports)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Closing alone would not end an accept.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def lead_to(self, ports: Sequence[int]) -> None:
+        """Where connections go from now on."""
+        self._next = itertools.cycle(ports)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                try:
+                    server = socket.create_connection(("127.0.0.1", next(self._next)))
+                except OSError:
+                    client.close()
+                    continue
+                threading.Thread(target=_connect, args=(client, server), daemon=True).start()
+
+
+def _connect(client: socket.socket, server: socket.socket) -> None:
+    with client, server:
+        for each in (client, server):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        back = threading.Thread(target=_pump, args=(server, client), daemon=True)
+        back.start()
+        _pump(client, server)
+        back.join()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    """Everything that comes, and then the end of both."""
+    with suppress(OSError):
+        while block := source.recv(BLOCK_BYTES):
+            target.sendall(block)
+    for each in (source, target):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)

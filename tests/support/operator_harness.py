@@ -1,0 +1,137 @@
+"""A reconciler without its process: told what watches would tell, and asked one key at a time."""
+
+import asyncio
+import datetime
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from halimede_operator.cluster.cache import Cache, entry_of
+from halimede_operator.cluster.client import KubeClient
+from halimede_operator.cluster.connection import Connection
+from halimede_operator.cluster.events import Events
+from halimede_operator.cluster.indexes import Indexes
+from halimede_operator.cluster.kinds import WATCHED
+from halimede_operator.cluster.nodes import Nodes
+from halimede_operator.cluster.other_operators import OtherOperators
+from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.core.platform import Platform
+from halimede_operator.queue import Outcome
+from halimede_operator.reconcile import Reconciler
+from support.kube_api import KubeApi, kube_api
+
+DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")
+PLATFORM = Platform(server_image="server:1", gpu_server_image="gpu:1")
+SPEC = {"model": {"uri": "s3://models/digits"}}
+CHILDREN = {"configmaps", "serviceaccounts", "services", "deployments"}
+TODAY = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
+
+
+@dataclass
+class Harness:
+    api: KubeApi
+    cache: Cache
+    reconcile: Reconciler
+    folder: Path
+    nodes: Nodes
+    now: float = 1000.0
+    today: datetime.datetime = TODAY
+    leads: bool = True
+    woken: list[Key] = field(default_factory=list)
+
+    def hear(self, versions: Mapping[str, int] | None = None) -> None:
+        """Lists tell what there is, or what there was of each plural at a version."""
+        for resource in WATCHED:
+            version = (versions or {}).get(resource.plural, self.api.version)
+            found = self.api.objects if version == self.api.version else self.api.objects_at(version)
+            there = [value for (plural, _, _), value in found.items() if plural == resource.plural]
+            for value in there:
+                self.cache.learn(entry_of(resource, value), listed=True)
+            uids = frozenset(value["metadata"]["uid"] for value in there)
+            self.cache.listed(resource, None, version, uids)
+
+    async def again(self, key: Key = DIGITS) -> Outcome:
+        self.hear()
+        return await self.reconcile(key)
+
+    def digits(self) -> dict[str, Any]:
+        return self.api.objects["inferencemodels", "prod", "digits"]
+
+    def condition(self, name: str) -> dict[str, Any]:
+        return next(condition for condition in self.digits()["status"]["conditions"] if condition["type"] == name)
+
+    def children(self) -> dict[tuple[str, str, str], Any]:
+        """What was made, without what differs from one run to the next."""
+        return {
+            where: {name: part for name, part in value.items() if name != "metadata"}
+            for where, value in self.api.objects.items()
+            if where[0] in CHILDREN
+        }
+
+
+@asynccontextmanager
+async def shop_of(folder: Path) -> AsyncIterator[Harness]:
+    async with kube_api() as api:
+        connection = Connection(str(api.kubeconfig(folder)))
+        await connection.refresh()
+        cache, woken = Cache(), list[Key]()
+        client = KubeClient(connection, lambda: harness.leads)
+        nodes = Nodes(client, woken.append, lambda: harness.now, may_read=True, period_s=0.01)
+        reconciler = Reconciler(
+            client,
+            cache,
+            Indexes(woken.append, lambda: harness.now),
+            nodes,
+            Events(client, "this-operator", lambda: harness.now),
+            OtherOperators(client, "halimede/this", lambda: harness.now),
+            PLATFORM,
+            woken.append,
+            lambda: harness.now,
+            lambda: harness.today,
+        )
+        harness = Harness(api, cache, reconciler, folder, nodes, woken=woken)
+        api.put("inferencemodels", "prod", "digits", spec=SPEC)
+        try:
+            yield harness
+        finally:
+            await client.close()
+
+
+def run(story: Callable[[Harness], Awaitable[None]], folder: Path) -> None:
+    async def whole() -> None:
+        async with shop_of(folder) as harness:
+            await story(harness)
+
+    asyncio.run(whole())
+
+
+@asynccontextmanager
+async def beside(harness: Harness, lease: str = "halimede/this") -> AsyncIterator[Harness]:
+    """Another operator, with an empty memory, as after a restart; with another Lease one of another release."""
+    connection = Connection(str(harness.api.kubeconfig(harness.folder)))
+    await connection.refresh()
+    client, cache = KubeClient(connection, lambda: True), Cache()
+    indexes = Indexes(lambda _key: None, lambda: harness.now)
+    nodes, events = (
+        Nodes(client, lambda _key: None, lambda: harness.now, may_read=True),
+        Events(client, "other", lambda: harness.now),
+    )
+    other_operators = OtherOperators(client, lease, lambda: harness.now)
+    reconciler = Reconciler(
+        client,
+        cache,
+        indexes,
+        nodes,
+        events,
+        other_operators,
+        PLATFORM,
+        lambda _key: None,
+        lambda: harness.now,
+        lambda: TODAY,
+    )
+    try:
+        yield Harness(harness.api, cache, reconciler, harness.folder, nodes, harness.now)
+    finally:
+        await client.close()

@@ -1,0 +1,71 @@
+"""Clients that keep their connections and call 50 times a second each, and what became of their calls."""
+
+import http.client
+import json
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from typing import Self
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+
+from support.calls import ones
+
+PAUSE_S = 0.02
+CALL_LIMIT_S = 20
+CLIENTS = 2
+"""Of each protocol."""
+
+
+class SteadyClients:
+    """They call a model that takes FP32 `IN` until the end of their `with`; nothing is tried again."""
+
+    def __init__(self, grpc_url: str, http_url: str, model: str, columns: int) -> None:
+        self._grpc_url, self._http_url, self._model, self._columns = grpc_url, http_url, model, columns
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+        self.answered = {"gRPC": 0, "HTTP": 0}
+        self.lost: list[str] = []
+        self._threads = [threading.Thread(target=each) for each in (self._over_grpc, self._over_http) * CLIENTS]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _call(self, protocol: str, call: Callable[[], object]) -> None:
+        while not self._is_over.wait(PAUSE_S):
+            try:
+                call()
+            except Exception as error:
+                with self._lock:
+                    self.lost.append(f"{protocol}: {error!r} {error}")
+            else:
+                with self._lock:
+                    self.answered[protocol] += 1
+
+    def _over_grpc(self) -> None:
+        tensor = grpcclient.InferInput("IN", [1, self._columns], "FP32")
+        tensor.set_data_from_numpy(np.ones((1, self._columns), np.float32))
+        # Otherwise all channels of a process share one connection.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with grpcclient.InferenceServerClient(self._grpc_url, channel_args=options) as client:
+            self._call("gRPC", lambda: client.infer(self._model, [tensor], client_timeout=CALL_LIMIT_S))
+
+    def _over_http(self) -> None:
+        body = json.dumps(ones(self._columns))
+        with closing(http.client.HTTPConnection(self._http_url, timeout=CALL_LIMIT_S)) as connection:
+
+            def call() -> None:
+                connection.request("POST", f"/v2/models/{self._model}/infer", body)
+                response = connection.getresponse()
+                said = response.read()
+                assert response.status == 200, said
+
+            self._call("HTTP", call)

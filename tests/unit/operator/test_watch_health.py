@@ -1,0 +1,34 @@
+from halimede_operator.cluster.kinds import MODELS, PODS
+from halimede_operator.cluster.watch_health import STUCK_S, Collection, WatchHealth
+
+A, B, C = Collection(PODS, "a"), Collection(PODS, "b"), Collection(MODELS, "a")
+
+
+def test_the_age_of_a_kind_is_that_of_its_longest_silent_watch():
+    watch_health = WatchHealth([A, B, C], now=100.0)
+    watch_health.told(A, 150.0)
+    watch_health.told(C, 155.0)
+    assert watch_health.ages(160.0) == {"Pod": 60.0, "InferenceModel": 5.0}
+
+
+def test_a_watch_without_requests_and_answers_is_stuck():
+    watch_health = WatchHealth([A, B, C], now=0.0)
+    watch_health.told(A, 10.0)
+    watch_health.asked(B, 20.0)
+    assert watch_health.stuck(STUCK_S) == []
+    assert watch_health.stuck(STUCK_S + 1) == [C]
+    assert watch_health.stuck(STUCK_S + 15) == [A, C]
+
+
+def test_a_restarted_watch_is_not_stuck():
+    watch_health = WatchHealth([A], now=0.0)
+    watch_health.restarted(100.0)
+    assert (watch_health.stuck(100 + STUCK_S), watch_health.stuck(101 + STUCK_S)) == ([], [A])
+
+
+def test_a_watch_is_unlisted_until_its_first_complete_list():
+    watch_health = WatchHealth([A, B], now=0.0)
+    watch_health.listed(A)
+    assert (watch_health.unlisted(), str(B)) == ([B], "pods in b")
+    watch_health.listed(B)
+    assert watch_health.unlisted() == []

@@ -1,0 +1,314 @@
+"""Every kind of scheduler under random events: each queued key leaves once, and each execution ends once."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halimede.core.schedule.actions import Execute, Fail, Row, Slot
+from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.policy import BatchPolicy
+from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
+from halimede.core.types import InferenceError
+from support.toy_schedulers import (
+    CORRELATION,
+    END,
+    LOST,
+    READY,
+    START,
+    DepthTwo,
+    DirectSequences,
+    Fifo,
+    Iterative,
+    Limiter,
+    OldestSequences,
+    Priorities,
+    RateLimited,
+)
+
+KINDS: dict[str, Callable[[], Scheduler]] = {
+    "dynamic": lambda: DynamicBatchScheduler(BatchPolicy(max_batch_size=4)),
+    "fifo": Fifo,
+    "priorities": Priorities,
+    "depth two": DepthTwo,
+    "rate limited": lambda: RateLimited(Limiter(1)),
+    "iterative": Iterative,
+    "direct sequences": DirectSequences,
+    "oldest sequences": OldestSequences,
+}
+EVENTS = (
+    "enqueue",
+    "enqueue",
+    "enqueue",
+    "complete",
+    "complete",
+    "again",
+    "gone",
+    "cancel",
+    "lose",
+    "lose unread",
+    "add",
+)
+SLOTS = tuple(Slot(instance, number) for instance in range(2) for number in range(2))
+
+scripts = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1 << 16), st.booleans()), max_size=80)
+
+
+class Driver:
+    """What a pump does, and what it holds a scheduler to."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.requests: dict[int, Pending] = {}
+        self.queued: set[int] = set()
+        self.running: dict[Slot, list[Execute]] = {}
+        self.ends: dict[int, str] = {}
+        """How each request left for good."""
+        self.sequences: dict[int, int] = {}
+        """The correlation of each client's sequence that has not ended: no two sequences have the same."""
+        self.now = 0
+
+    def handle(self, event: str, pick: int) -> None:
+        slot = SLOTS[pick % len(SLOTS)]
+        match event:
+            case "enqueue":
+                self.enqueue(pick)
+            case "cancel":
+                key = pick % (len(self.requests) + 1)
+                if self.scheduler.try_cancel(key):
+                    self.leave(key, "cancelled")
+            case "complete" | "again" | "gone" if self.running.get(slot):
+                self.complete(slot, Outcome.DONE if event == "complete" else Outcome(event))
+            case "lose" | "lose unread" if slot in self.running:
+                self.lose(slot, is_unread=event == "lose unread")
+            case "add" if slot not in self.running:
+                self.running[slot] = []
+                self.scheduler.add_slot(slot)
+
+    def enqueue(self, pick: int) -> None:
+        key, client = len(self.requests) + 1, pick % 5
+        starts, ends = client not in self.sequences, pick % 7 == 0
+        correlation = self.sequences.setdefault(client, key)
+        pending = Pending(
+            key, 1, 4, priority=pick % 3, correlation=correlation, sequence_start=starts, sequence_end=ends
+        )
+        self.requests[key] = pending
+        if ends:
+            del self.sequences[client]
+        try:
+            turns = self.scheduler.enqueue(pending, self.now)
+        except InferenceError:
+            self.ends[key] = "refused"
+            return
+        assert turns in (None, 0, 1, 2)
+        self.queued.add(key)
+
+    def complete(self, slot: Slot, last: Outcome) -> None:
+        batch = self.running[slot].pop(0)
+        if last is Outcome.AGAIN and not isinstance(self.scheduler, Iterative):
+            last = Outcome.DONE
+        outcomes = [Outcome.DONE] * (len(batch.requests) - 1) + [last]
+        for key, outcome in zip(batch.requests, outcomes, strict=True):
+            if outcome is Outcome.AGAIN:
+                self.queued.add(key)
+            else:
+                self.end(key, outcome.value)
+        self.scheduler.completed(slot, 1000, outcomes if self.scheduler.follows_outcomes else ())
+
+    def lose(self, slot: Slot, *, is_unread: bool) -> None:
+        batches = self.running.pop(slot)
+        unread = [[self.requests[key] for key in batch.requests] for batch in batches] if is_unread else []
+        again = self.scheduler.remove_slot(slot, unread, self.now)
+        assert set(again) <= {each.key for batch in unread for each in batch}
+        for key in (key for batch in batches for key in batch.requests):
+            if key in again:
+                self.queued.add(key)
+            else:
+                self.end(key, "lost")
+
+    def poll(self) -> None:
+        for action in self.scheduler.poll(self.now):
+            match action:
+                case Execute(slot, keys, rows):
+                    assert keys, "an empty batch"
+                    assert len(keys) <= self.scheduler.max_batch_size
+                    self.check_rows(keys, rows)
+                    for key in keys:
+                        assert key in self.queued, "executed without being queued"
+                        self.queued.remove(key)
+                    self.running[slot].append(action)
+                    assert len(self.running[slot]) <= getattr(self.scheduler, "depth", 1)
+                case Fail(key):
+                    self.leave(key, "failed")
+        assert self.scheduler.poll(self.now) == [], "a second poll has nothing to do"
+        assert self.scheduler.queued == len(self.queued)
+        self.now += 1
+
+    def check_rows(self, keys: tuple[int, ...], rows: tuple[Row, ...]) -> None:
+        if not rows:
+            return
+        assert [row.position for row in rows] == list(range(len(rows)))
+        assert tuple(row.request for row in rows if row.request is not None) == keys
+        for row in rows:
+            if row.request is None:
+                assert not row.controls.get(READY)
+                continue
+            request = self.requests[row.request]
+            told = row.controls[START], row.controls[END], row.controls[READY], row.controls[CORRELATION]
+            assert told == (request.sequence_start, request.sequence_end, 1, request.correlation)
+
+    def leave(self, key: int, how: str) -> None:
+        self.queued.remove(key)
+        self.end(key, how)
+
+    def end(self, key: int, how: str) -> None:
+        assert key not in self.ends, f"{key} left as {self.ends[key]} and as {how}"
+        self.ends[key] = how
+
+    def wind_up(self) -> None:
+        """All slots are there and all batches end; what is left then waits for a request that never comes."""
+        for slot in SLOTS:
+            if slot not in self.running:
+                self.handle("add", SLOTS.index(slot))
+        self.poll()
+        while any(self.running.values()):
+            for slot in SLOTS:
+                if self.running[slot]:
+                    self.complete(slot, Outcome.DONE)
+            self.poll()
+        for key in self.scheduler.drain():
+            self.leave(key, "drained")
+        assert (self.queued, self.scheduler.queued) == (set(), 0)
+        assert self.ends.keys() == self.requests.keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=100, deadline=None)
+@given(script=scripts)
+def test_every_queued_key_leaves_exactly_once(kind: str, script: list[tuple[str, int, bool]]) -> None:
+    driver = Driver(KINDS[kind]())
+    for event, pick, then_poll in script:
+        driver.handle(event, pick)
+        if then_poll:
+            driver.poll()
+    driver.wind_up()
+
+
+def started(scheduler: Scheduler, *slots: Slot) -> Scheduler:
+    for slot in slots:
+        scheduler.add_slot(slot)
+    return scheduler
+
+
+def in_sequence(key: int, correlation: int, *, start: bool = False, end: bool = False) -> Pending:
+    return Pending(key, 1, 4, correlation=correlation, sequence_start=start, sequence_end=end)
+
+
+ONE, TWO = Slot(0), Slot(1)
+
+
+def test_priorities_are_an_order_inside_the_scheduler() -> None:
+    scheduler = started(Priorities(), ONE)
+    scheduler.max_batch_size = 1
+    for key, priority in ((1, 2), (2, 1), (3, 1)):
+        scheduler.enqueue(Pending(key, 1, 4, priority=priority), 0)
+    ran = []
+    for _ in range(3):
+        ran += scheduler.poll(0)
+        scheduler.completed(ONE, 1)
+    assert ran == [Execute(ONE, (key,)) for key in (2, 3, 1)]
+
+
+def test_a_slot_of_depth_two_has_a_batch_ready_before_the_last_one_ends() -> None:
+    scheduler = started(DepthTwo(), ONE)
+    scheduler.max_batch_size = 1
+    for key in (1, 2, 3):
+        scheduler.enqueue(Pending(key, 1, 4), 0)
+    assert scheduler.poll(0) == [Execute(ONE, (1,)), Execute(ONE, (2,))]
+    scheduler.completed(ONE, 1)
+    assert scheduler.poll(1) == [Execute(ONE, (3,))]
+    assert scheduler.remove_slot(ONE, [[Pending(3, 1, 4)]], 2) == [3], "2 was read, and is failed by the pump"
+
+
+def test_a_direct_sequence_keeps_its_position_and_null_rows_fill_the_others() -> None:
+    scheduler = started(DirectSequences(), ONE)
+    for request in (in_sequence(1, 7, start=True), in_sequence(2, 8, start=True), in_sequence(3, 8)):
+        scheduler.enqueue(request, 0)
+
+    def row(position: int, key: int, correlation: int, *, start: bool) -> Row:
+        return Row(position, key, {START: start, END: 0, READY: 1, CORRELATION: correlation})
+
+    rows = (row(0, 1, 7, start=True), row(1, 2, 8, start=True))
+    assert scheduler.poll(0) == [Execute(ONE, (1, 2), rows)]
+    scheduler.completed(ONE, 1, [Outcome.DONE, Outcome.DONE])
+    assert scheduler.poll(1) == [Execute(ONE, (3,), (Row(0, None, {}), row(1, 3, 8, start=False)))]
+
+
+def test_the_oldest_strategy_takes_one_request_of_each_sequence() -> None:
+    scheduler = started(OldestSequences(), ONE)
+    for request in (in_sequence(1, 7, start=True), in_sequence(2, 7), in_sequence(3, 8, start=True)):
+        scheduler.enqueue(request, 0)
+    [first] = scheduler.poll(0)
+    assert isinstance(first, Execute)
+    assert first.requests == (1, 3)
+    scheduler.completed(ONE, 1, [Outcome.DONE, Outcome.DONE])
+    [second] = scheduler.poll(1)
+    assert isinstance(second, Execute)
+    assert second.requests == (2,)
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_sequence_is_delivered_again_only_before_a_worker_has_its_state(has_state: bool) -> None:
+    scheduler = started(DirectSequences(), ONE, TWO)
+    first, second = in_sequence(1, 7, start=True), in_sequence(2, 7)
+    scheduler.enqueue(first, 0)
+    scheduler.poll(0)
+    scheduler.enqueue(second, 0)
+    if not has_state:
+        assert scheduler.remove_slot(ONE, [[first]], 1) == [1]
+        [execute] = scheduler.poll(1)
+        assert isinstance(execute, Execute)
+        assert (execute.slot, execute.requests) == (TWO, (1,))
+        return
+    scheduler.completed(ONE, 1, [Outcome.DONE])
+    scheduler.poll(1)
+    scheduler.enqueue(in_sequence(3, 7), 1)
+    assert scheduler.remove_slot(ONE, [[second]], 2) == []
+    [fail] = scheduler.poll(2)
+    assert isinstance(fail, Fail)
+    assert (fail.request, fail.error) == (3, LOST)
+
+
+def test_a_sequence_of_which_a_request_has_gone_fails() -> None:
+    scheduler = started(DirectSequences(), ONE)
+    scheduler.enqueue(in_sequence(1, 7, start=True), 0)
+    scheduler.poll(0)
+    scheduler.enqueue(in_sequence(2, 7), 0)
+    scheduler.completed(ONE, 1, [Outcome.GONE])
+    assert [type(each) for each in scheduler.poll(1)] == [Fail]
+
+
+def test_an_iterative_request_is_executed_where_its_state_is_until_it_is_done() -> None:
+    scheduler = started(Iterative(), ONE, TWO)
+    scheduler.enqueue(Pending(1, 1, 4), 0)
+    ran = []
+    for outcome in (Outcome.AGAIN, Outcome.AGAIN, Outcome.DONE):
+        ran += scheduler.poll(0)
+        scheduler.completed(ONE, 1, [outcome])
+    assert ran == [Execute(ONE, (1,))] * 3
+    assert (scheduler.poll(0), scheduler.queued) == ([], 0)
+
+
+def test_a_resource_that_is_given_back_wakes_those_that_were_refused() -> None:
+    limiter, woken = Limiter(1), list[str]()
+    first, second = RateLimited(limiter), RateLimited(limiter)
+    first.wake, second.wake = lambda: woken.append("first"), lambda: woken.append("second")
+    for scheduler in (first, second):
+        started(scheduler, ONE)
+        scheduler.enqueue(Pending(1, 1, 4), 0)
+    assert (first.poll(0), second.poll(0), woken) == ([Execute(ONE, (1,))], [], [])
+    first.completed(ONE, 1)
+    assert (woken, second.poll(1)) == (["second"], [Execute(ONE, (1,))])
+    second.remove_slot(ONE, [], 2)
+    assert limiter.free == 1, "a dead worker gives back what it took"
