@@ -7,7 +7,8 @@ the connection, its running calls continue, and calls that it has already sent a
 
 The frame must not be written between two parts of one of grpc's frames. grpc writes whole frames, except to a socket
 whose send buffer is full. So the frame is written only to a quiet connection: the bytes recently written to it, plus
-those in its send buffer, are too few to have filled the buffer.
+those in its send buffer, are too few to have filled the buffer. It must be quiet several times in a row, because grpc's
+thread may have to wait for a processor before it continues a frame.
 
 A TLS connection cannot be written into, so its client gets no GOAWAY.
 """
@@ -28,6 +29,7 @@ LOOK_SECS = 0.25
 connecting, and would take GOAWAY for a failure and wait before it connects again."""
 
 QUIET_SECS = 0.01
+QUIET_TIMES = 8
 QUIET_SHARE = 1 / 8
 """The part of its send buffer that a quiet connection writes in QUIET_SECS at most. When a full buffer has room again,
 grpc writes at least a third of it at once."""
@@ -63,11 +65,19 @@ async def send_away(port: int) -> None:
     known: set[int] = set()
     while True:
         before = {number: written for number, _, written in _connections(port, besides=told)}
-        await asyncio.sleep(QUIET_SECS)
-        for number, connection, written in _connections(port, besides=told):
-            if number in known and number in before and is_quiet(before[number], written) and _try_tell(connection):
-                told.add(number)
-        known = set(before)
+        found = set(before)
+        quiet = found & known
+        for remaining in reversed(range(QUIET_TIMES)):
+            await asyncio.sleep(QUIET_SECS)
+            now = {}
+            for number, connection, written in _connections(port, besides=told):
+                if number not in quiet or not is_quiet(before[number], written):
+                    continue
+                now[number] = written
+                if not remaining and _try_tell(connection):
+                    told.add(number)
+            before, quiet = now, set(now)
+        known = found
         await asyncio.sleep(LOOK_SECS)
 
 
