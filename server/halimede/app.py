@@ -331,7 +331,7 @@ class App:
         try:
             while not draining.done() and loop.time() - busy_at < GRPC_QUIET_SECS:
                 await asyncio.wait((draining,), timeout=0.1)
-                if self._lifecycle.live.by_ticket:
+                if self._lifecycle.table.by_ticket:
                     busy_at = loop.time()
             if not draining.done():
                 log.info("clients of gRPC that take no answers, or send no requests, are cut off")

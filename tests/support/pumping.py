@@ -12,8 +12,8 @@ from halimede.core.schedule.make import make_scheduler
 from halimede.core.schedule.scheduler import Scheduler
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.runtime.clock import monotonic_ns
-from halimede.runtime.live import LiveRequests
 from halimede.runtime.pump import Pump
+from halimede.runtime.requests import RequestTable, VersionRequests
 from halimede.workers.worker import (
     BatchDone,
     BatchItem,
@@ -156,17 +156,15 @@ class Bench:
             output=(output,),
             dynamic_batching=ModelDynamicBatching(**batching),
         )
-        self.live = LiveRequests()
+        self.table = RequestTable()
         self.stats = ModelStats("m", "1", decoupled=decoupled)
+        in_order = bool(batching.get("preserve_ordering"))
+        self.requests = VersionRequests("m", "1", self.table, self.stats, preserve_ordering=in_order)
         self.pump = Pump(
-            "m",
-            "1",
             scheduler or make_scheduler(config, instances=0),
-            self.stats,
+            self.requests,
             RequestChecker(config),
-            self.live,
             asyncio.get_running_loop(),
-            preserve_ordering=bool(batching.get("preserve_ordering")),
         )
         self.workers = [PlayedProcess(ordinal, self.pump, concurrency) for ordinal in range(workers)]
         for worker in self.workers:
@@ -176,7 +174,11 @@ class Bench:
     def submit(self, *keys: int, timeout_us: int = 0) -> None:
         for key in keys:
             request = InferenceRequest("m", id=str(key), timeout_us=timeout_us)
-            self.pump.submit(key, request, Checked(1, 4, ()), self._note(key), monotonic_ns())
+            self.requests.submit(key, request, Checked(1, 4, ()), self._note(key), monotonic_ns())
+
+    @property
+    def executing(self) -> int:
+        return self.requests.count - self.pump.queued
 
     async def turn(self) -> None:
         """Let the loop's turn end, whereupon what came in it goes out."""

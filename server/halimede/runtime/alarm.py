@@ -1,4 +1,4 @@
-"""One timer of the event loop, at a time in nanoseconds."""
+"""Timers of the event loop: at a time in nanoseconds, or at the end of a turn."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from halimede.runtime.clock import monotonic_ns
 
 LONGEST_SLEEP_MS = 3_600_000
-"""A request's own timeout may be thousands of years, which no timer takes."""
+"""A timeout of a request may be thousands of years, more than a timer of the loop takes."""
 
 
 class Alarm:
-    """Calls back at the time that it was set to last, or somewhat before; whoever set it looks at the clock again."""
+    """Calls back once the time that was set last has come."""
 
     __slots__ = ("_at", "_callback", "_loop", "_timer")
 
@@ -21,18 +21,20 @@ class Alarm:
         self._at: int | None = None
 
     def set(self, at_ns: int | None) -> None:
-        """Instead of the time before; None for never."""
+        """Replace the time that was set before; None for never."""
         if at_ns == self._at:
             return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._at = at_ns
-        if at_ns is None:
-            return
-        # The loop's timers count whole milliseconds. Sleep the whole ones, then look again each turn of the loop: a
-        # delay of 100 us is kept, and the turns between cost less than a millisecond late would.
-        whole_ms = min((at_ns - monotonic_ns()) // 1_000_000, LONGEST_SLEEP_MS)
+        if at_ns is not None:
+            self._sleep(at_ns - monotonic_ns())
+
+    def _sleep(self, remaining_ns: int) -> None:
+        # The loop's timers count whole milliseconds. Sleep the whole ones, then look at the clock at each turn of the
+        # loop: this keeps a delay of 100 us, and turns for less than a millisecond cost less than being late.
+        whole_ms = min(remaining_ns // 1_000_000, LONGEST_SLEEP_MS)
         if whole_ms >= 1:
             self._timer = self._loop.call_later(whole_ms / 1000, self._ring)
         else:
@@ -40,5 +42,37 @@ class Alarm:
 
     def _ring(self) -> None:
         self._timer = None
+        at = self._at
+        if at is None:
+            return
+        remaining_ns = at - monotonic_ns()
+        if remaining_ns > 0:
+            self._sleep(remaining_ns)
+            return
         self._at = None
+        self._callback()
+
+
+class TurnEnd:
+    """Calls back once at the end of a turn of the loop, however often it is asked."""
+
+    __slots__ = ("_callback", "_is_set", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._is_set = False
+
+    def set(self, turns: int) -> None:
+        """Call back at the end of this turn (1) or of the next one (2). No effect when it is set already."""
+        if self._is_set:
+            return
+        self._is_set = True
+        if turns == 1:
+            self._loop.call_soon(self._ring)
+        else:
+            self._loop.call_soon(self._loop.call_soon, self._ring)
+
+    def _ring(self) -> None:
+        self._is_set = False
         self._callback()

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 
 from halimede import __version__
-from halimede.core.config.check_request import Checked
 from halimede.core.config.model_view import ModelView
 from halimede.core.observe import kv_cache, metrics
 from halimede.core.observe.custom_metrics import CustomMetrics
@@ -14,36 +13,24 @@ from halimede.core.types import (
     ErrorCode,
     InferenceError,
     InferenceRequest,
-    InferenceResponse,
     ModelIndexEntry,
     ServerMetadata,
 )
-from halimede.core.types.caller import MAX_DEPTH, Caller
+from halimede.core.types.caller import Caller
 from halimede.core.types.error import clip
 from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.statistics import ModelStatistics
-from halimede.runtime.clock import monotonic_ns
+from halimede.runtime.admission import Admission
 from halimede.runtime.lifecycle import ModelLifecycle, Serving
 from halimede.runtime.model import ModelVersion
-from halimede.runtime.model_calls import ModelCalls
-from halimede.runtime.pump import CANCELLED
 from halimede.runtime.sampler import Sampler
 from halimede.runtime.server import LoadParameter, OnResponse
-from halimede.runtime.threads import run_in_thread
 from halimede.settings import MetricsConfig, ModelControlMode
 
 log = logging.getLogger(__name__)
 
 STOPPING = InferenceError(ErrorCode.UNAVAILABLE, "Server is stopping, models are not loaded or unloaded any more")
 
-FRAMING_THREADS = 2
-
-TOO_DEEP = f"model '%s' is not called: calls within one another are at most {MAX_DEPTH} deep"
-NOT_ONE = (
-    "Model %s is using the decoupled. The current BLS request call doesn't support models using the decoupled"
-    " transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled"
-    " models.'"
-)
 EXTENSIONS = (
     "classification",
     "model_repository",
@@ -81,15 +68,12 @@ class CoreServer:
         self._custom_metrics = custom_metrics
         self._started = False
         self._draining = False
-        self._next_ticket = 1
         lifecycle.inferences = self
-        self._calls = ModelCalls(lifecycle.live)
+        self._admission = Admission(self._find_version, lifecycle.table)
         self._control: set[asyncio.Task[None]] = set()
-        self._framing: dict[int, asyncio.Task[None]] = {}
-        self._framing_slots = asyncio.Semaphore(FRAMING_THREADS)
 
     def __repr__(self) -> str:
-        return f"<CoreServer models={len(self._lifecycle.records)} in_flight={len(self._lifecycle.live.by_ticket)}>"
+        return f"<CoreServer models={len(self._lifecycle.records)} in_flight={len(self._lifecycle.table.by_ticket)}>"
 
     async def start(self, names: Sequence[str] | None) -> list[str]:
         """Load the models to begin with (None: all); returns the names of those that failed. Ready from then on."""
@@ -106,7 +90,7 @@ class CoreServer:
     async def close(self) -> None:
         """Wait for every accepted request, then free all models."""
         await self._lifecycle.close()
-        self._calls.close()
+        self._admission.close()
 
     def abort(self) -> None:
         """Answer everything that is queued with an error: the time to drain is over."""
@@ -134,89 +118,16 @@ class CoreServer:
         if record is None:
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{clip(name)}' is not found")
         serving = record.serving.get(version and str(_version_number(version)))
-        return serving is not None and await serving.version.pump.is_ready()
+        return serving is not None and await serving.version.executor.is_ready()
 
     def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
-        received_ns = monotonic_ns()
-        ticket = self._next_ticket
-        self._next_ticket = ticket + 1
-        if caller is not None and caller.depth > MAX_DEPTH:
-            error = InferenceError(ErrorCode.INVALID_ARG, TOO_DEEP % clip(request.model_name))
-            on_response(InferenceResponse(request.model_name, "", request.id, error=error))
-            return ticket
-        try:
-            model = self._find(request.model_name, request.model_version, is_inside=caller is not None).version
-            if request.wants_one and model.stats.decoupled:
-                raise InferenceError(ErrorCode.INTERNAL, NOT_ONE % model.name)
-            checked = model.checker.check(request)
-        except InferenceError as error:
-            on_response(InferenceResponse(request.model_name, "", request.id, error=error))
-            return ticket
-        if checked.needs_framing:
-            self._frame_first(ticket, model, request, checked, on_response, received_ns, caller)
-        else:
-            model.pump.submit(ticket, request, checked, on_response, received_ns, caller)
-            if caller is not None and caller.waiter is not None:
-                self._calls.made(ticket, caller, received_ns, model.pump)
-        return ticket
-
-    def _frame_first(
-        self,
-        ticket: int,
-        model: ModelVersion,
-        request: InferenceRequest,
-        checked: Checked,
-        on_response: OnResponse,
-        received_ns: int,
-        caller: Caller | None,
-    ) -> None:
-        """Check the many elements of a BYTES tensor on a thread: a second of work must not stop the event loop."""
-
-        def answer(error: InferenceError) -> None:
-            on_response(InferenceResponse(request.model_name, "", request.id, error=error))
-
-        async def check_then_submit() -> None:
-            try:
-                async with self._framing_slots:
-                    await run_in_thread(f"frame-{model.name}", lambda: model.checker.check_framing(request))
-            except InferenceError as error:
-                model.pump.release(checked.size_bytes)
-                answer(error)
-            except asyncio.CancelledError:
-                model.pump.release(checked.size_bytes)
-                answer(CANCELLED)
-            except Exception:
-                # No thread could be had, or no memory: the one request fails.
-                log.exception("model '%s': a request could not be checked", model.name, extra={"model": model.name})
-                model.pump.release(checked.size_bytes)
-                answer(InferenceError(ErrorCode.INTERNAL, f"request for model '{model.name}' could not be checked"))
-            else:
-                # Submitted first: a pump that is held by nobody may close.
-                model.pump.submit(ticket, request, checked, on_response, received_ns, caller)
-                model.pump.release(checked.size_bytes)
-                if caller is not None and caller.waiter is not None:
-                    self._calls.made(ticket, caller, received_ns, model.pump)
-
-        try:
-            model.pump.hold(checked.size_bytes)
-        except InferenceError as error:
-            answer(error)
-            return
-        task = asyncio.get_running_loop().create_task(check_then_submit())
-        self._framing[ticket] = task
-        task.add_done_callback(lambda _: self._framing.pop(ticket))
+        return self._admission.infer(request, on_response, caller)
 
     def cancel(self, ticket: int) -> None:
-        flight = self._lifecycle.live.by_ticket.get(ticket)
-        if flight is not None:
-            flight.pump.cancel(ticket)
-        elif ticket in self._framing:
-            self._framing[ticket].cancel()
+        self._admission.cancel(ticket)
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:
-        flight = self._lifecycle.live.by_ticket.get(ticket)
-        if flight is not None:
-            flight.pump.acknowledge(ticket, responses)
+        self._admission.acknowledge(ticket, responses)
 
     def kv_cache(self, model: str) -> KvCache | None:
         return kv_cache.find_kv_cache(self._custom_metrics.series(kv_cache.FAMILY), model)
@@ -292,6 +203,9 @@ class CoreServer:
         if self._draining:
             raise STOPPING
 
+    def _find_version(self, name: str, version: str, *, is_inside: bool) -> ModelVersion:
+        return self._find(name, version, is_inside=is_inside).version
+
     def _find(self, name: str, version: str, *, is_inside: bool = False) -> Serving:
         """What serves the model; a call from inside the server also finds what is leaving, and still needed."""
         record = self._lifecycle.records.get(name)
@@ -325,15 +239,15 @@ class CoreServer:
 
 
 def _sample_of(version: ModelVersion) -> metrics.ModelSample:
-    pump = version.pump
+    executor = version.executor
     return metrics.ModelSample(
         version.stats,
         version.config.metric_tags,
-        pending=pump.queued,
-        executing=pump.executing,
-        oldest_wait_ns=pump.oldest_wait_ns(),
+        pending=executor.queued,
+        executing=version.requests.count - executor.queued,
+        oldest_wait_ns=executor.oldest_wait_ns(),
         load_seconds=version.load_seconds,
-        parked=pump.parked,
+        parked=executor.parked,
     )
 
 

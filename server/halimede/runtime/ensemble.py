@@ -1,46 +1,38 @@
 """The requests of one ensemble's version: performs what their runs decide.
 
-A run (`core.ensemble.run`) decides which steps are called, with what, and what the answer is. Here its calls are made
-as any other inference, and their answers given back to it. There is no task and no future per request or step, and
-nothing is copied. A call may be answered before `infer` returns; that answer waits in a queue until what was decided
-before is done, so that nothing recurses however long the graph is.
-
-Calls above `max_inflight_requests` wait at their step's gate. One for which a model's own code waits goes on at once:
-what is under way there may wait for that model.
+A run (`core.ensemble.run`) decides which steps are called, with what, and what the response is. Here its calls are made
+like any other inference, and their responses are given back to it. There is no task and no future per request or step,
+and nothing is copied. A call may be answered before `infer` returns. That response waits in a queue until the earlier
+decisions are performed, so that nothing recurses however long the graph is.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from halimede.core.config.check_request import Checked, RequestChecker
-from halimede.core.ensemble.admission import Gate, Key
+from halimede.core.config.check_request import RequestChecker
 from halimede.core.ensemble.graph import Graph
 from halimede.core.ensemble.run import Acknowledge, Answer, Call, EnsembleRun, RunAction
-from halimede.core.observe.stats import ModelStats, outcome_of
 from halimede.core.schedule.waits import Held, Place
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller, Computed
 from halimede.core.types.error import of_request
 from halimede.core.types.server import WorkerHealth
-from halimede.core.types.statistics import FailureReason, ResponseOutcome
-from halimede.runtime.acceptor import Acceptor
-from halimede.runtime.alarm import Alarm
-from halimede.runtime.clock import monotonic_ns, wall_ms
-from halimede.runtime.live import Account, InFlight, LiveRequests
-from halimede.runtime.pump import CANCELLED, STOPPING
+from halimede.core.types.statistics import FailureReason
+from halimede.runtime.clock import monotonic_ns
+from halimede.runtime.executor import VersionExecutor
+from halimede.runtime.requests import CANCELLED, STOPPING, InFlight, Sent, VersionRequests
 from halimede.runtime.server import OnResponse
+from halimede.runtime.step_gates import StepGates, Waiting
 
 log = logging.getLogger(__name__)
 
 MAX_REQUESTS = 4096
 """Requests of one ensemble in flight."""
-
-NS_PER_US = 1000
 
 
 class Inferences(Protocol):
@@ -54,97 +46,70 @@ class Inferences(Protocol):
 
 
 @dataclass(slots=True)
-class EnsembleRequest(InFlight):
-    """One accepted request. `calls` are those under way, by number, with their tickets, 0 where there is none yet.
+class Running:
+    """A request and its run. `calls` are the tickets of the calls under way by number, 0 for a call without a ticket.
 
-    `answers` were sent, of which the client has not taken `ahead` yet; `held` are the calls whose models are told of an
-    answer that it was taken once the client goes on. `waited_ns` is what its calls spent at gates, `computed` what they
-    took to compute. `last_ns` is when it began or was answered last.
+    `ahead` is how many responses were sent that the client has not taken yet. `held` are the calls whose models hear
+    that a response was taken once the client continues. `waited_ns` is the time that its calls waited at gates,
+    `computed` the compute time of its calls.
     """
 
+    flight: InFlight
     run: EnsembleRun
     steps_caller: Caller
     computed: Computed
-    last_ns: int
+    sent: Sent
     calls: dict[int, int] = field(default_factory=dict)
-    answers: int = 0
     ahead: int = 0
     held: list[int] = field(default_factory=list)
-    has_failed: bool = False
     waited_ns: int = 0
     is_over: bool = False
-
-
-@dataclass(slots=True)
-class Waiting:
-    """A call at its step's gate, since when."""
-
-    flight: EnsembleRequest
-    action: Call
-    since_ns: int
 
 
 Decide = Callable[..., Sequence[RunAction]]
 
 
-class Ensemble(Account):
-    """Implements `runtime.acceptor.Acceptor`. `members` are the acceptors of the steps' models, None for one that does
-    not serve."""
+class Ensemble:
+    """Implements `runtime.executor.VersionExecutor`. `members` gives the executors of the steps' models, None for a
+    model that is not ready."""
 
     def __init__(
         self,
-        version: str,
         graph: Graph,
-        stats: ModelStats,
-        live: LiveRequests,
+        requests: VersionRequests,
         inferences: Inferences,
-        members: Callable[[], Sequence[Acceptor | None]],
+        members: Callable[[], Sequence[VersionExecutor | None]],
         checker: RequestChecker,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        super().__init__(live)
         self._name = graph.name
-        self._version = version
         self._graph = graph
-        self._stats = stats
+        self._requests = requests
         self._inferences = inferences
         self._members = members
         self._checker = checker
-        self._reshapes = checker.reshapes_outputs
         limit = graph.max_inflight_requests
-        self._gates = [Gate(limit) for _ in graph.steps] if limit else []
-        self._waiting: dict[Key, Waiting] = {}
-        self._alarm = Alarm(loop, self._expire)
-        self._events: deque[tuple[EnsembleRequest, Decide, tuple[Any, ...]]] = deque()
+        self._gates = StepGates[Running](len(graph.steps), limit, self._expired, loop) if limit else None
+        self._running: dict[int, Running] = {}
+        self._events: deque[tuple[Running, Decide, tuple[Any, ...]]] = deque()
         self._is_acting = False
+        requests.executor = self
 
     def __repr__(self) -> str:
-        waiting = f" waiting={len(self._waiting)}" if self._gates else ""
+        waiting = f" waiting={len(self._gates)}" if self._gates is not None else ""
+        requests = self._requests
         return (
-            f"<Ensemble {self._name}:{self._version} steps={len(self._graph.steps)} live={self._live_count}{waiting}>"
+            f"<Ensemble {self._name}:{requests.version} steps={len(self._graph.steps)} live={requests.count}{waiting}>"
         )
 
     @property
     def queued(self) -> int:
-        """Those that have a call at a gate; all others have begun as they were accepted."""
-        return len({key for key, _ in self._waiting})
-
-    @property
-    def executing(self) -> int:
-        return self._live_count - self.queued
+        """Requests that have a call at a gate; all others began when they were admitted."""
+        return len({waiting.key[0] for waiting in self._gates}) if self._gates is not None else 0
 
     @property
     def parked(self) -> int:
         return 0
-
-    def worker_health(self) -> WorkerHealth:
-        return WorkerHealth()
-
-    def oldest_wait_ns(self) -> int:
-        """How long the oldest call has waited at its gate; 0 when none waits."""
-        # They stand in the order in which they came.
-        oldest = next(iter(self._waiting.values()), None)
-        return 0 if oldest is None else max(0, monotonic_ns() - oldest.since_ns)
 
     @property
     def refusal(self) -> InferenceError | None:
@@ -154,6 +119,14 @@ class Ensemble(Account):
                 return InferenceError(member.refusal.code, text)
         return None
 
+    def worker_health(self) -> WorkerHealth:
+        return WorkerHealth()
+
+    def oldest_wait_ns(self) -> int:
+        """How long the oldest call has waited at its gate; 0 when none waits."""
+        oldest = next(iter(self._gates), None) if self._gates is not None else None
+        return 0 if oldest is None else max(0, monotonic_ns() - oldest.since_ns)
+
     def is_available(self) -> bool:
         return all(member is not None and member.is_available() for member in self._members())
 
@@ -162,338 +135,236 @@ class Ensemble(Account):
         asked = [member.is_ready() for member in members if member is not None]
         return all(await asyncio.gather(*asked)) and len(asked) == len(members)
 
-    def submit(
-        self,
-        key: int,
-        request: InferenceRequest,
-        checked: Checked,
-        on_response: OnResponse,
-        received_ns: int,
-        caller: Caller | None = None,
-    ) -> None:
-        """Begin a checked request; its answers come through `on_response`, perhaps before this returns."""
-        size_bytes = checked.size_bytes
-        try:
-            if self._live_count >= MAX_REQUESTS:
-                raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
-            live = self._live
-            if live.size_bytes + size_bytes > live.limit_bytes:
-                live.check_room(size_bytes)
-        except InferenceError as error:
-            self._stats.record_failure(FailureReason.REJECTED, monotonic_ns() - received_ns)
-            error = InferenceError(error.code, of_request(request.id, error.message))
-            on_response(InferenceResponse(self._name, self._version, request.id, error=error))
-            return
-        run = EnsembleRun(self._graph, request)
-        rows = checked.batch_size
+    def start(self, flight: InFlight, compatible: Hashable) -> None:  # noqa: ARG002
+        """See `runtime.requests.Executor.start`. Every request has a run of its own."""
+        if self._requests.count > MAX_REQUESTS:
+            raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+        run = EnsembleRun(self._graph, flight.request)
         computed = Computed()
-        steps_caller = (
-            Caller(1, None, computed)
-            if caller is None
-            else Caller(caller.depth + 1, _waiter(key, caller), computed, caller.model, caller.queue_timeout_ns)
-        )
-        flight = EnsembleRequest(
-            key,
-            request,
-            rows,
-            False,
-            self,
-            on_response,
-            received_ns,
-            received_ns,
-            size_bytes,
-            run,
-            steps_caller,
-            computed,
-            received_ns,
-            caller=caller,
-        )
-        self._accept(key, flight)
-        self._act(flight, run.begin)
+        caller = flight.caller
+        if caller is None:
+            steps_caller = Caller(1, None, computed)
+        else:
+            waiter = flight.key if caller.waiter is not None else None
+            steps_caller = Caller(caller.depth + 1, waiter, computed, caller.model, caller.queue_timeout_ns)
+        running = Running(flight, run, steps_caller, computed, Sent(flight.received_ns))
+        self._running[flight.key] = running
+        self._act(running, run.begin)
 
     def cancel(self, key: int) -> None:
-        """The client is gone: end the steps that are under way, and begin no more."""
-        flight = self._flight(key)
-        if flight is None or flight.cancelled:
+        """Cancel the calls under way, and make no more."""
+        running = self._running.get(key)
+        if running is None or running.flight.cancelled:
             return
-        flight.cancelled = True
-        self._act(flight, flight.run.cancel)
+        running.flight.cancelled = True
+        self._act(running, running.run.cancel)
 
     def try_refuse(self, key: int, error: InferenceError) -> bool:  # noqa: ARG002
         """False: the calls of its steps are queued, each at the step's model."""
         return False
 
     def is_busy(self) -> bool:
-        """False: what is looked at are the calls of its steps, each as it is made."""
+        """False: circles are found at the calls of its steps."""
         return False
 
     def place_of(self, key: int) -> Place:
-        return Held((key,)) if self._flight(key) is not None else None
+        return Held((key,)) if key in self._running else None
 
     def acknowledge(self, key: int, responses: int) -> None:
-        """The client took so many more answers: steps that were held back go on."""
-        flight = self._flight(key)
-        if flight is None:
+        """The client took so many more responses: steps that were held back go on."""
+        running = self._running.get(key)
+        if running is None:
             return
-        flight.ahead = max(0, flight.ahead - responses)
-        self._release(flight)
+        running.ahead = max(0, running.ahead - responses)
+        self._release(running)
 
     def abort(self) -> None:
-        """Answer all requests with an error: the server stops now. What their steps still do is unheard."""
-        for waiting in list(self._waiting.values()):
-            self._leave_gate(waiting)
-        for flight in list(self._live.by_ticket.values()):
-            if flight.pump is self and isinstance(flight, EnsembleRequest):
-                flight.cancelled = True
-                self._answer(flight, self._failure(flight, STOPPING))
+        """Finish all requests with an error. Later responses of their steps are ignored."""
+        for waiting in self._gates or ():
+            self._remove_from_gate(waiting.key)
+        for running in list(self._running.values()):
+            running.flight.cancelled = True
+            self._answer(running, self._requests.failure(running.flight, STOPPING))
 
     async def close(self) -> None:
-        """Wait until every accepted request is answered."""
-        await self.drained()
-        self._alarm.set(None)
+        """Wait until every request is finished."""
+        await self._requests.drained()
+        if self._gates is not None:
+            self._gates.close()
 
-    def _flight(self, key: int) -> EnsembleRequest | None:
-        flight = self._live.by_ticket.get(key)
-        return flight if isinstance(flight, EnsembleRequest) else None
-
-    def _act(self, flight: EnsembleRequest, decide: Decide, *what: Any) -> None:
-        """Do what is decided, after all that is being done already, in whose midst this may be called. Any: `decide`'s
-        arguments."""
+    def _act(self, running: Running, decide: Decide, *what: Any) -> None:
+        """Perform what `decide` decides, after the decisions that are being performed. Any: arguments of `decide`."""
         events = self._events
         if self._is_acting:
-            events.append((flight, decide, what))
+            events.append((running, decide, what))
             return
         self._is_acting = True
         try:
-            self._perform(flight, decide, what)
+            self._perform(running, decide, what)
             while events:
                 self._perform(*events.popleft())
         finally:
             self._is_acting = False
 
-    def _perform(self, flight: EnsembleRequest, decide: Decide, what: tuple[Any, ...]) -> None:
+    def _perform(self, running: Running, decide: Decide, what: tuple[Any, ...]) -> None:
         try:
             for action in decide(*what):
                 if isinstance(action, Call):
-                    if self._gates:
-                        self._call(flight, action)
-                    elif not flight.is_over:
-                        self._infer(flight, action)
+                    self._call(running, action)
                 elif isinstance(action, Answer):
-                    self._answer(flight, action.response)
+                    self._answer(running, action.response)
                 elif isinstance(action, Acknowledge):
-                    flight.held.append(action.call)
-                    self._release(flight)
+                    running.held.append(action.call)
+                    self._release(running)
                 else:
-                    self._cancel_call(flight, action.call)
+                    self._cancel_call(running, action.call)
         except Exception:
-            # Whatever it was: the one request must not stay unanswered for it.
-            about = {"model": self._name, "version": self._version}
+            # Whatever it was: the request must not stay unanswered.
+            about = {"model": self._name, "version": self._requests.version}
             log.exception("ensemble '%s': a request failed in the server", self._name, extra=about)
             failed = f"in ensemble '{self._name}', the server failed"
-            self._give_up(flight, InferenceError(ErrorCode.INTERNAL, failed))
+            self._give_up(running, InferenceError(ErrorCode.INTERNAL, failed))
 
-    def _call(self, flight: EnsembleRequest, action: Call) -> None:
+    def _call(self, running: Running, call: Call) -> None:
         """Make a call, or have it wait at its step's gate."""
-        if flight.is_over:
+        if running.is_over:
             return
-        gate = self._gates[action.step]
-        if flight.steps_caller.waiter is not None:
-            gate.enter()
-            self._infer(flight, action)
+        if self._gates is None:
+            self._infer(running, call)
             return
-        now = monotonic_ns()
-        timeout_us = action.request.timeout_us
-        key = (flight.key, action.call)
+        if running.steps_caller.waiter is not None:
+            self._gates.enter(call.step)
+            self._infer(running, call)
+            return
         try:
-            if gate.try_enter(key, now + timeout_us * NS_PER_US if timeout_us else None):
-                self._infer(flight, action)
-                return
+            if self._gates.try_enter((running.flight.key, call.call), running, call):
+                self._infer(running, call)
+            else:
+                running.calls[call.call] = 0
         except InferenceError as error:
-            self._refuse_call(flight, action, error)
-            return
-        self._waiting[key] = Waiting(flight, action, now)
-        flight.calls[action.call] = 0
-        if timeout_us:
-            self._arm()
+            self._refuse_call(running, call, error)
 
-    def _infer(self, flight: EnsembleRequest, action: Call) -> None:
-        call = action.call
-        calls = flight.calls
-        calls[call] = 0
+    def _infer(self, running: Running, call: Call) -> None:
+        number = call.call
+        calls = running.calls
+        calls[number] = 0
         on_response = (
-            partial(self._answered_at_gate, flight, call, action.step)
-            if self._gates
-            else partial(self._answered, flight, call)
+            partial(self._answered, running, number)
+            if self._gates is None
+            else partial(self._answered_behind_gate, running, number, call.step)
         )
-        ticket = self._inferences.infer(action.request, on_response, flight.steps_caller)
-        if call in calls:
-            calls[call] = ticket
+        ticket = self._inferences.infer(call.request, on_response, running.steps_caller)
+        if number in calls:
+            calls[number] = ticket
 
-    def _answered(self, flight: EnsembleRequest, call: int, response: InferenceResponse) -> None:
+    def _answered(self, running: Running, number: int, response: InferenceResponse) -> None:
         if response.final:
-            flight.calls.pop(call, None)
-        if flight.is_over:
+            running.calls.pop(number, None)
+        if running.is_over:
             return
-        self._act(flight, flight.run.on_response, call, response)
-        if response.error is not None and self._waiting:
-            self._withdraw(flight)
+        self._act(running, running.run.on_response, number, response)
+        if response.error is not None and self._gates:
+            # The request has failed: its calls that still wait at gates are not made.
+            for other, ticket in list(running.calls.items()):
+                if not ticket:
+                    self._cancel_call(running, other)
 
-    def _answered_at_gate(self, flight: EnsembleRequest, call: int, step: int, response: InferenceResponse) -> None:
-        self._answered(flight, call, response)
+    def _answered_behind_gate(self, running: Running, number: int, step: int, response: InferenceResponse) -> None:
+        self._answered(running, number, response)
         if response.final:
-            self._pass_on(self._gates[step])
+            self._open_gate(step)
 
-    def _pass_on(self, gate: Gate) -> None:
-        """A call has left the gate; another one may go on."""
-        key = gate.leave()
-        if key is None:
-            return
-        waiting = self._waiting.pop(key)
-        now = monotonic_ns()
-        waited_ns = now - waiting.since_ns
-        waiting.flight.waited_ns += waited_ns
-        request = waiting.action.request
-        if request.timeout_us:
-            # It is one wait for one step, here and in the queue of its model.
-            request.timeout_us = max(1, request.timeout_us - waited_ns // NS_PER_US)
-            self._arm()
-        self._act(waiting.flight, self._go_on, waiting)
+    def _open_gate(self, step: int) -> None:
+        """A call has left its step's gate: the next one goes on."""
+        waiting = self._gates.leave(step) if self._gates is not None else None
+        if waiting is not None:
+            waiting.owner.waited_ns += monotonic_ns() - waiting.since_ns
+            self._act(waiting.owner, self._go_on, waiting)
 
-    def _go_on(self, waiting: Waiting) -> Sequence[RunAction]:
-        """Make a call that was let through its gate; nothing more is decided by it."""
-        if waiting.flight.is_over:
-            self._pass_on(self._gates[waiting.action.step])
+    def _go_on(self, waiting: Waiting[Running]) -> Sequence[RunAction]:
+        """Make a call that has passed its gate. Decides nothing more."""
+        if waiting.owner.is_over:
+            self._open_gate(waiting.call.step)
         else:
-            self._infer(waiting.flight, waiting.action)
+            self._infer(waiting.owner, waiting.call)
         return ()
 
-    def _refuse_call(self, flight: EnsembleRequest, action: Call, error: InferenceError) -> None:
+    def _expired(self, waiting: Waiting[Running]) -> None:
+        waiting.owner.waited_ns += monotonic_ns() - waiting.since_ns
+        error = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
+        self._refuse_call(waiting.owner, waiting.call, error)
+
+    def _refuse_call(self, running: Running, call: Call, error: InferenceError) -> None:
         """Answer a call that was not made."""
-        request = action.request
+        request = call.request
         error = InferenceError(error.code, of_request(request.id, error.message))
-        self._answered(flight, action.call, InferenceResponse(request.model_name, "", request.id, error=error))
+        self._answered(running, call.call, InferenceResponse(request.model_name, "", request.id, error=error))
 
-    def _leave_gate(self, waiting: Waiting) -> None:
-        self._gates[waiting.action.step].try_remove((waiting.flight.key, waiting.action.call))
-        del self._waiting[waiting.flight.key, waiting.action.call]
+    def _remove_from_gate(self, key: tuple[int, int]) -> Waiting[Running] | None:
+        return self._gates.try_remove(key) if self._gates is not None else None
 
-    def _arm(self) -> None:
-        """Have the next deadline of a call at a gate kept."""
-        self._alarm.set(min((at for gate in self._gates if (at := gate.wake_at()) is not None), default=None))
-
-    def _expire(self) -> None:
-        now = monotonic_ns()
-        for gate in self._gates:
-            for key in gate.expire(now):
-                waiting = self._waiting.pop(key)
-                waiting.flight.waited_ns += now - waiting.since_ns
-                error = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
-                self._refuse_call(waiting.flight, waiting.action, error)
-        self._arm()
-
-    def _withdraw(self, flight: EnsembleRequest) -> None:
-        """Take back the calls of a request that has failed that still wait at gates."""
-        for call, ticket in list(flight.calls.items()):
-            if not ticket:
-                self._cancel_call(flight, call)
-
-    def _cancel_call(self, flight: EnsembleRequest, call: int) -> None:
-        waiting = self._waiting.get((flight.key, call))
+    def _cancel_call(self, running: Running, number: int) -> None:
+        waiting = self._remove_from_gate((running.flight.key, number))
         if waiting is not None:
-            self._leave_gate(waiting)
-            del flight.calls[call]
-            request = waiting.action.request
+            del running.calls[number]
+            request = waiting.call.request
             response = InferenceResponse(request.model_name, "", request.id, error=CANCELLED)
-            self._act(flight, flight.run.on_response, call, response)
+            self._act(running, running.run.on_response, number, response)
             return
-        ticket = flight.calls.get(call)
+        ticket = running.calls.get(number)
         if ticket:
             self._inferences.cancel(ticket)
 
-    def _release(self, flight: EnsembleRequest) -> None:
-        """Let steps go on: as many of their answers are held back as are ahead of the client, the latest ones."""
-        count = len(flight.held) - flight.ahead
+    def _release(self, running: Running) -> None:
+        """Let steps go on. As many of their latest responses stay held as the client is behind."""
+        count = len(running.held) - running.ahead
         if count <= 0:
             return
-        for call in flight.held[:count]:
-            ticket = flight.calls.get(call)
+        for number in running.held[:count]:
+            ticket = running.calls.get(number)
             if ticket:
                 self._inferences.acknowledge(ticket)
-        del flight.held[:count]
+        del running.held[:count]
 
-    def _give_up(self, flight: EnsembleRequest, error: InferenceError) -> None:
-        """The one request fails, whatever its steps still do."""
-        calls = list(flight.calls.items())
-        # First: its steps may be answered while they are cancelled, which would end it otherwise.
-        self._answer(flight, self._failure(flight, error))
-        for call, ticket in calls:
-            waiting = self._waiting.get((flight.key, call))
-            if waiting is not None:
-                self._leave_gate(waiting)
-            elif ticket:
+    def _give_up(self, running: Running, error: InferenceError) -> None:
+        """Finish a request with an error, whatever its steps still do."""
+        calls = list(running.calls.items())
+        # First: a step that is answered while it is cancelled would finish the request otherwise.
+        self._answer(running, self._requests.failure(running.flight, error))
+        for number, ticket in calls:
+            if self._remove_from_gate((running.flight.key, number)) is None and ticket:
                 self._inferences.cancel(ticket)
 
-    def _answer(self, flight: EnsembleRequest, response: InferenceResponse) -> None:
-        if flight.is_over:
+    def _answer(self, running: Running, response: InferenceResponse) -> None:
+        if running.is_over:
             return
-        response.model_version = self._version
-        if self._reshapes and response.outputs:
+        requests, flight, sent = self._requests, running.flight, running.sent
+        response.model_version = requests.version
+        if self._checker.reshapes_outputs and response.outputs:
             self._reshape(flight, response)
         now = monotonic_ns()
-        if self._stats.decoupled:
-            self._note_response(flight, response, now)
+        requests.record_response(flight, sent, response, now - sent.last_ns, 0)
+        sent.last_ns = now
         if not response.final:
-            flight.ahead += 1
-            self._send(flight, response)
+            running.ahead += 1
+            requests.send(flight, response)
             return
-        flight.is_over = True
-        self._live.take(flight.key)
-        self._live_count -= 1
-        if response.error is not None or flight.has_failed:
-            is_cancelled = (
-                flight.cancelled and response.error is not None and response.error.code is ErrorCode.CANCELLED
-            )
-            reason = FailureReason.CANCELED if is_cancelled else FailureReason.OTHER
-            self._stats.record_failure(reason, now - flight.received_ns)
-        else:
+        running.is_over = True
+        del self._running[flight.key]
+        if not sent.has_failed:
             # The sums of all calls: steps that run side by side may take longer together than the request.
-            computed = flight.computed
-            spent = computed.input_ns, computed.infer_ns, computed.output_ns
-            self._stats.record_execution(flight.rows, *spent)
-            self._stats.record_success(flight.rows, now - flight.received_ns, flight.waited_ns, *spent, wall_ms())
-            if flight.caller is not None and flight.caller.computed is not None:
-                flight.caller.computed.add(*spent)
-        self._send(flight, response)
-        self._rest()
+            spent = running.computed
+            requests.stats.record_execution(flight.rows, spent.input_ns, spent.infer_ns, spent.output_ns)
+            requests.finish(flight, response, spent, running.waited_ns)
+            return
+        is_cancelled = flight.cancelled and response.error is not None and response.error.code is ErrorCode.CANCELLED
+        reason = FailureReason.CANCELED if is_cancelled else FailureReason.OTHER
+        requests.finish(flight, response, None, reason=reason)
 
-    def _reshape(self, flight: EnsembleRequest, response: InferenceResponse) -> None:
-        """Give the outputs the shapes that clients are told of, or fail the answer whose steps gave others."""
+    def _reshape(self, flight: InFlight, response: InferenceResponse) -> None:
+        """Give the outputs their configured shapes. An output that does not fit fails the response."""
         try:
             self._checker.reshape_outputs(response.outputs, flight.rows)
         except InferenceError as error:
             response.error = InferenceError(error.code, f"in ensemble '{self._name}', {error.message}")
             response.outputs, response.parameters = [], {}
-
-    def _note_response(self, flight: EnsembleRequest, response: InferenceResponse, now_ns: int) -> None:
-        outcome = outcome_of(response)
-        flight.has_failed |= outcome in (ResponseOutcome.FAIL, ResponseOutcome.CANCEL)
-        self._stats.record_response(flight.answers, outcome, now_ns - flight.last_ns, 0)
-        flight.last_ns = now_ns
-        if outcome is ResponseOutcome.SUCCESS and not flight.answers:
-            self._stats.record_first_response(now_ns - flight.received_ns)
-        flight.answers += 1
-
-    def _send(self, flight: EnsembleRequest, response: InferenceResponse) -> None:
-        try:
-            flight.on_response(response)
-        except Exception:
-            about = {"model": self._name, "version": self._version, "request_id": response.id}
-            log.exception("answering a request of ensemble '%s' failed", self._name, extra=about)
-
-    def _failure(self, flight: EnsembleRequest, error: InferenceError) -> InferenceResponse:
-        return InferenceResponse(self._name, self._version, flight.request.id, error=error)
-
-
-def _waiter(key: int, caller: Caller) -> int | None:
-    return key if caller.waiter is not None else None

@@ -14,12 +14,12 @@ from halimede.core.repository.plan import Design, Labels, Parts
 from halimede.core.schedule.make import make_scheduler
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.types.server import WorkerHealth
-from halimede.runtime.acceptor import Acceptor
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.ensemble import Ensemble, Inferences
-from halimede.runtime.live import LiveRequests
+from halimede.runtime.executor import VersionExecutor
 from halimede.runtime.prepare import PreparedVersion
 from halimede.runtime.pump import Pump
+from halimede.runtime.requests import RequestTable, VersionRequests
 from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
 from halimede.workers.launcher import Launcher
@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 class ModelVersion:
     """A version with its instances up. Made by `start_version` or `make_ensemble`, ended by `close`.
 
-    `pump` takes its requests; `parts` is set for an ensemble, and `steps` are the names of its steps' models.
+    `requests` takes its requests, `executor` executes them. `parts` is set for an ensemble; `steps` are the names of
+    its steps' models.
     """
 
     __slots__ = (
@@ -41,12 +42,13 @@ class ModelVersion:
         "_services",
         "checker",
         "config",
+        "executor",
         "labels",
         "load_seconds",
         "name",
         "owner",
         "parts",
-        "pump",
+        "requests",
         "stats",
         "steps",
         "version",
@@ -60,8 +62,8 @@ class ModelVersion:
         labels: Labels,
         load_seconds: float,
         checker: RequestChecker,
-        stats: ModelStats,
-        pump: Acceptor,
+        requests: VersionRequests,
+        executor: VersionExecutor,
         services: ModelServices,
         *,
         parts: Parts | None = None,
@@ -74,8 +76,9 @@ class ModelVersion:
         self.labels = labels
         self.load_seconds = load_seconds
         self.checker = checker
-        self.stats = stats
-        self.pump = pump
+        self.stats = requests.stats
+        self.requests = requests
+        self.executor = executor
         self.parts = parts
         ensemble = config.ensemble_scheduling
         self.steps = frozenset(step.model_name for step in ensemble.step) if ensemble is not None else frozenset()
@@ -83,21 +86,21 @@ class ModelVersion:
         self._services = services
 
     def __repr__(self) -> str:
-        return f"<ModelVersion {self.name}:{self.version} {self.pump!r}>"
+        return f"<ModelVersion {self.name}:{self.version} {self.executor!r}>"
 
     @property
     def workers(self) -> WorkerHealth | None:
         """How its worker processes are; None where the instances are threads."""
-        return None if self._prepared.isolated is None else self.pump.worker_health()
+        return None if self._prepared.isolated is None else self.executor.worker_health()
 
     async def drained(self) -> None:
         """Wait until every accepted request is answered."""
-        await self.pump.drained()
+        await self.requests.drained()
 
     async def close(self) -> None:
         """Answer what was accepted, stop the instances, free the model."""
         try:
-            await self.pump.close()
+            await self.executor.close()
         finally:
             self._services.forget(self.owner)
         if self.parts is None:
@@ -112,7 +115,7 @@ async def start_version(
     prepared: PreparedVersion,
     labels: Labels,
     load_seconds: float,
-    live: LiveRequests,
+    table: RequestTable,
     launcher: Launcher,
     services: ModelServices,
 ) -> ModelVersion:
@@ -126,17 +129,10 @@ async def start_version(
     policy, batching = config.model_transaction_policy, config.dynamic_batching
     stats = ModelStats(name, str(prepared.version), decoupled=policy is not None and policy.decoupled)
     checker = RequestChecker(config)
-    pump = Pump(
-        name,
-        str(prepared.version),
-        make_scheduler(config, instances=0),
-        stats,
-        checker,
-        live,
-        loop,
-        preserve_ordering=batching is not None and batching.preserve_ordering,
-    )
-    version = ModelVersion(name, prepared, config, labels, load_seconds, checker, stats, pump, services)
+    in_order = batching is not None and batching.preserve_ordering
+    requests = VersionRequests(name, str(prepared.version), table, stats, preserve_ordering=in_order)
+    pump = Pump(make_scheduler(config, instances=0), requests, checker, loop)
+    version = ModelVersion(name, prepared, config, labels, load_seconds, checker, requests, pump, services)
 
     for placement in prepared.placements:
         log.info(
@@ -174,22 +170,24 @@ def make_ensemble(
     prepared: PreparedVersion,
     design: Design,
     load_seconds: float,
-    live: LiveRequests,
+    table: RequestTable,
     services: ModelServices,
     inferences: Inferences,
-    members: Callable[[], Sequence[Acceptor | None]],
+    members: Callable[[], Sequence[VersionExecutor | None]],
 ) -> ModelVersion:
     """A version of an ensemble, which serves at once.
 
-    `members` gives what takes the requests of the steps' models, now and later.
+    `members` gives the executors of the steps' models, now and later.
     """
     config, graph = design.config, design.graph
     name, number = config.name, str(prepared.version)
     stats = ModelStats(name, number, decoupled=graph.decoupled)
     checker = RequestChecker(config)
-    pump = Ensemble(number, graph, stats, live, inferences, members, checker, asyncio.get_running_loop())
+    requests = VersionRequests(name, number, table, stats)
+    ensemble = Ensemble(graph, requests, inferences, members, checker, asyncio.get_running_loop())
     return ModelVersion(
-        *(name, prepared, config, design.labels, load_seconds, checker, stats, pump, services), parts=design.parts
+        *(name, prepared, config, design.labels, load_seconds, checker, requests, ensemble, services),
+        parts=design.parts,
     )
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from halimede.core.schedule.call_timeouts import CallTimeouts
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.caller import Caller
-from halimede.runtime.acceptor import Acceptor
+from halimede.runtime.alarm import Alarm
 from halimede.runtime.clock import monotonic_ns
-from halimede.runtime.live import LiveRequests
+from halimede.runtime.requests import Executor, RequestTable
 
 log = logging.getLogger(__name__)
 
@@ -28,71 +28,57 @@ QUEUED_TOO_LONG = (
 )
 
 NS_PER_MS = 1_000_000
-LONGEST_SLEEP_MS = 3_600_000
-"""The timer looks again after this time at the latest."""
 
 
 class ModelCalls:
     """All methods run on the event loop's thread."""
 
-    def __init__(self, live: LiveRequests) -> None:
-        self._live = live
+    def __init__(self, table: RequestTable) -> None:
+        self._table = table
         self._timeouts = CallTimeouts()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(asyncio.get_running_loop(), self._look)
 
     def __repr__(self) -> str:
-        return f"<ModelCalls under_way={len(self._live.waits)} {self._timeouts!r}>"
+        return f"<ModelCalls under_way={len(self._table.waits)} {self._timeouts!r}>"
 
     def close(self) -> None:
         """End no more calls."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.set(None)
 
-    def made(self, ticket: int, caller: Caller, received_ns: int, pump: Acceptor) -> None:
-        """A model's code has made a call, directly or through an ensemble, and `pump` has taken it."""
-        if pump.is_busy() and self._live.waits.is_stuck(ticket):
-            flight = self._live.by_ticket[ticket]
-            pump.try_refuse(ticket, InferenceError(ErrorCode.UNAVAILABLE, DEADLOCK % flight.request.model_name))
+    def made(self, ticket: int, caller: Caller, received_ns: int, executor: Executor) -> None:
+        """A model's code has made a call, directly or through an ensemble, and `executor` has taken it."""
+        if executor.is_busy() and self._table.waits.is_stuck(ticket):
+            flight = self._table.by_ticket[ticket]
+            executor.try_refuse(ticket, InferenceError(ErrorCode.UNAVAILABLE, DEADLOCK % flight.request.model_name))
         elif caller.queue_timeout_ns and self._timeouts.begin(received_ns + caller.queue_timeout_ns):
-            self._arm()
-
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        wake_at = self._timeouts.wake_at
-        if wake_at is not None:
-            # The loop's timers count whole milliseconds; one that fires early would look in vain.
-            sleep_ms = min((wake_at - monotonic_ns()) // NS_PER_MS + 1, LONGEST_SLEEP_MS)
-            self._timer = asyncio.get_running_loop().call_later(max(0, sleep_ms) / 1000, self._look)
+            self._alarm.set(self._timeouts.wake_at)
 
     def _look(self) -> None:
         """End the calls that are queued for too long."""
-        self._timer = None
         now = monotonic_ns()
         due = self._timeouts.due(self._deadlines(), now)
-        # First: whoever is answered may call again at once.
-        self._arm()
+        # Before the calls are ended: a model that is answered may call again at once.
+        self._alarm.set(self._timeouts.wake_at)
         for ticket in due:
             self._end(ticket, now)
 
     def _deadlines(self) -> Iterator[tuple[int, int]]:
         """Of all calls under way, also of those that execute: their ticket, and until when they may be queued."""
-        by_ticket = self._live.by_ticket
-        for ticket in self._live.waits.tickets():
+        by_ticket = self._table.by_ticket
+        for ticket in self._table.waits.tickets():
             flight = by_ticket[ticket]
             if flight.caller is not None and flight.caller.queue_timeout_ns:
                 yield ticket, flight.queued_ns + flight.caller.queue_timeout_ns
 
     def _end(self, ticket: int, now_ns: int) -> None:
         """Answer a call with an error, unless it executes or is over."""
-        flight = self._live.by_ticket.get(ticket)
+        flight = self._table.by_ticket.get(ticket)
         if flight is None or flight.caller is None:
             return
         called, caller = flight.request.model_name, flight.caller.model
         waited_ms = (now_ns - flight.queued_ns) // NS_PER_MS
         text = QUEUED_TOO_LONG % (called, caller, waited_ms, flight.caller.queue_timeout_ns // NS_PER_MS)
-        if flight.pump.try_refuse(ticket, InferenceError(ErrorCode.UNAVAILABLE, text)):
+        if flight.requests.executor.try_refuse(ticket, InferenceError(ErrorCode.UNAVAILABLE, text)):
             log.warning(
                 "model '%s': its call of model '%s' was ended after %d ms in the queue (BLS_TIMEOUT_MS)",
                 *(caller, called, waited_ms),

@@ -1,42 +1,46 @@
-"""What the requests of one model version wait for, so that circles of calls are found."""
+"""Where the requests of one pump are: which worker has a request, and what it waits for."""
 
 from halimede.core.schedule.actions import Slot
 from halimede.core.schedule.waits import Held, Place, Queued
 from halimede.core.types.caller import Answers, RunningBatch
 from halimede.runtime.batches import Batches
 from halimede.runtime.instances import Instances
-from halimede.runtime.live import LiveRequests
+from halimede.runtime.requests import InFlight, VersionRequests
+from halimede.workers.worker import Worker
 
 
 class RequestPlaces:
-    """Of one pump, by the batches that its workers have."""
+    __slots__ = ("_batches", "_instances", "_requests")
 
-    __slots__ = ("_batches", "_instances", "_live", "_name", "_version")
-
-    def __init__(self, name: str, version: str, instances: Instances, batches: Batches, live: LiveRequests) -> None:
-        self._name = name
-        self._version = version
+    def __init__(self, requests: VersionRequests, instances: Instances, batches: Batches) -> None:
+        self._requests = requests
         self._instances = instances
         self._batches = batches
-        self._live = live
 
-    def of(self, key: int) -> Place:
-        """See `runtime.acceptor.Acceptor.place_of`."""
+    def worker_of(self, flight: InFlight) -> Worker | None:
+        """The worker that executes a request or has it open; None when it is queued."""
+        if flight.opened is not None:
+            return flight.opened.worker
+        found = self._batches.find(flight.key)
+        return None if found is None else self._instances.worker_of[found[0]]
+
+    def place_of(self, key: int) -> Place:
+        """See `runtime.requests.Executor.place_of`."""
         found = self._batches.find(key)
         if found is not None:
             running = self._name_of(found[1][0].key)
             return Held((running, Answers(running)))
-        opened = self._batches.open.get(key)
-        if opened is not None:
-            return Held((Answers(self._name_of(opened.first)),))
-        if key not in self._live.by_ticket:
+        flight = self._requests.find(key)
+        if flight is None:
             return None
-        # An instance that is down comes back free.
+        if flight.opened is not None:
+            return Held((Answers(self._name_of(flight.opened.first)),))
+        # An instance that is down is free when it comes back.
         holders = (self._batch_on(slot) for slot in self._instances.worker_of)
         return Queued([() if holder is None else (holder,) for holder in holders])
 
     def _name_of(self, first: int) -> RunningBatch:
-        return RunningBatch(self._name, self._version, first)
+        return RunningBatch(self._requests.name, self._requests.version, first)
 
     def _batch_on(self, slot: Slot) -> RunningBatch | None:
         batch = self._batches.running.get(slot)

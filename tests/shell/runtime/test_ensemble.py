@@ -28,8 +28,7 @@ from halimede.core.types.caller import Caller
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.ensemble import MAX_REQUESTS, Ensemble
-from halimede.runtime.live import LiveRequests
-from halimede.runtime.pump import STOPPING
+from halimede.runtime.requests import STOPPING, RequestTable, VersionRequests
 from halimede.runtime.server import OnResponse
 
 BROKEN = InferenceError(ErrorCode.INTERNAL, "it broke")
@@ -123,13 +122,12 @@ class Bench:
         )
         graph = make_graph(config, [member(model, decoupled=model in decoupled) for model in models])
         self.server = PlayedServer()
-        self.live = LiveRequests()
+        self.table = RequestTable()
         self.stats = ModelStats("e", "1", decoupled=graph.decoupled)
         loop = asyncio.get_running_loop()
         self.members: list[Any] = []
-        self.ensemble = Ensemble(
-            "1", graph, self.stats, self.live, self.server, lambda: self.members, RequestChecker(config), loop
-        )
+        self.requests = VersionRequests("e", "1", self.table, self.stats)
+        self.ensemble = Ensemble(graph, self.requests, self.server, lambda: self.members, RequestChecker(config), loop)
         self.responses: list[tuple[int, InferenceResponse]] = []
 
     def submit(self, *keys: int, caller: Caller | None = None, timeout_us: int = 0, size_bytes: int = 4) -> None:
@@ -141,7 +139,11 @@ class Bench:
                 assert response.id == str(key)
                 self.responses.append((key, response))
 
-            self.ensemble.submit(key, request, Checked(1, size_bytes), note, monotonic_ns(), caller)
+            self.requests.submit(key, request, Checked(1, size_bytes), note, monotonic_ns(), caller)
+
+    @property
+    def executing(self) -> int:
+        return self.requests.count - self.ensemble.queued
 
     @property
     def answers(self) -> list[tuple[int, InferenceError | str, bool]]:
@@ -153,8 +155,8 @@ class Bench:
 
     def assert_at_rest(self) -> None:
         """Nothing is left of any request."""
-        assert (self.ensemble.executing, self.live.by_ticket, self.live.size_bytes) == (0, {}, 0)
-        asyncio.get_running_loop().create_task(self.ensemble.drained()).cancel()
+        assert (self.executing, self.table.by_ticket, self.table.size_bytes) == (0, {}, 0)
+        asyncio.get_running_loop().create_task(self.requests.drained()).cancel()
 
 
 def of_e(error: InferenceError) -> InferenceError:
@@ -185,7 +187,7 @@ async def test_a_request_goes_through_its_steps_and_is_answered_once() -> None:
     bench.submit(1)
     assert bench.server.called == ["a"]
     bench.server.take().answer()
-    assert (bench.server.called, bench.ensemble.executing) == (["b"], 1)
+    assert (bench.server.called, bench.executing) == (["b"], 1)
     bench.server.take().answer()
     assert bench.answers == [(1, "ok", True)]
     response = bench.responses[0][1]
@@ -194,7 +196,7 @@ async def test_a_request_goes_through_its_steps_and_is_answered_once() -> None:
     assert (snapshot.inference_count, snapshot.execution_count, snapshot.inference.success.count) == (1, 1, 1)
     assert snapshot.inference.compute_infer.ns == 0
     bench.assert_at_rest()
-    await bench.ensemble.drained()
+    await bench.requests.drained()
 
 
 @story
@@ -274,7 +276,7 @@ async def test_a_full_ensemble_refuses_what_is_over_its_bounds() -> None:
 @story
 async def test_a_request_too_many_bytes_is_refused_as_by_any_model() -> None:
     bench = Bench("a")
-    bench.submit(1, size_bytes=bench.live.limit_bytes)
+    bench.submit(1, size_bytes=bench.table.limit_bytes)
     bench.submit(2, size_bytes=1)
     ((key, error, final),) = bench.answers
     assert (key, final) == (2, True)
@@ -306,7 +308,7 @@ async def test_requests_with_calls_at_gates_are_pending() -> None:
     ensemble = bench.ensemble
 
     def counted() -> tuple[int, int, bool]:
-        return ensemble.queued, ensemble.executing, ensemble.oldest_wait_ns() > 0
+        return ensemble.queued, bench.executing, ensemble.oldest_wait_ns() > 0
 
     bench.submit(1)
     assert counted() == (0, 1, False)
@@ -476,12 +478,12 @@ async def test_a_client_whose_callback_fails_costs_nobody_else_an_answer(caplog:
         raise ValueError("the client's own")
 
     inputs = [Tensor("IN", DataType.FP32, (1,), b"\0" * 4)]
-    bench.ensemble.submit(1, InferenceRequest("e", inputs=inputs), Checked(1, 4), fail, monotonic_ns())
+    bench.requests.submit(1, InferenceRequest("e", inputs=inputs), Checked(1, 4), fail, monotonic_ns())
     bench.submit(2)
     bench.server.take().answer()
     bench.server.take().answer()
     assert bench.answers == [(2, "ok", True)]
-    assert "answering a request of ensemble 'e' failed" in caplog.text
+    assert "answering a request of model 'e' failed" in caplog.text
     bench.assert_at_rest()
 
 

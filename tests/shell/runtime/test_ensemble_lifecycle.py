@@ -528,7 +528,7 @@ async def test_an_ensemble_called_by_the_one_instance_that_its_step_needs_is_an_
     answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
     inputs = [tensor_from_array("IN", DataType.FP32, np.ones((1, 4), np.float32))]
     # As the busy model's own code would call it from within that batch.
-    (first,) = house.lifecycle.live.by_ticket
+    (first,) = house.lifecycle.table.by_ticket
     batch = RunningBatch("busy", "1", first)
     house.core.infer(InferenceRequest("outer", inputs=inputs), answer.set_result, Caller(1, batch))
     error = (await answer).error

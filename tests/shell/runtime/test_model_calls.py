@@ -22,13 +22,13 @@ class Calling:
 
     def __init__(self) -> None:
         self.bench = Bench(preferred_batch_size=(1,))
-        self.calls = ModelCalls(self.bench.live)
+        self.calls = ModelCalls(self.bench.table)
 
     def call(self, key: int, timeout_ms: int, waiter: str = "a batch") -> None:
         caller = Caller(1, waiter, None, "a", timeout_ms * MS)
         request = InferenceRequest("m", id=str(key))
         now = monotonic_ns()
-        self.bench.pump.submit(key, request, Checked(1, 4, ()), self.bench._note(key), now, caller)
+        self.bench.requests.submit(key, request, Checked(1, 4, ()), self.bench._note(key), now, caller)
         self.calls.made(key, caller, now, self.bench.pump)
 
     async def until_answered(self, *keys: int) -> None:
@@ -65,7 +65,7 @@ def test_a_call_that_is_queued_for_too_long_is_ended(caplog: pytest.LogCaptureFi
         bench.submit(3)
         bench.workers[0].finish(reply=outputs())
         assert bench.answers[1:] == [(1, "ok", True), (3, "ok", True)]
-        assert len(bench.live.waits) == 0
+        assert len(bench.table.waits) == 0
 
     story(tell)
 
@@ -164,9 +164,10 @@ def test_whoever_is_ended_may_call_again_at_once() -> None:
         bench = calling.bench
         bench.submit(1)
         caller = Caller(1, "a batch", None, "a", 20 * MS)
-        pump, now = bench.pump, monotonic_ns()
-        pump.submit(2, InferenceRequest("m"), Checked(1, 4, ()), lambda _: calling.call(3, timeout_ms=20), now, caller)
-        calling.calls.made(2, caller, now, pump)
+        now, checked = monotonic_ns(), Checked(1, 4, ())
+        call_again = lambda _: calling.call(3, timeout_ms=20)  # noqa: E731
+        bench.requests.submit(2, InferenceRequest("m"), checked, call_again, now, caller)
+        calling.calls.made(2, caller, now, bench.pump)
         await calling.until_answered(3)
 
     story(tell)

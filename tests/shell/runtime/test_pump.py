@@ -19,8 +19,8 @@ from halimede.core.schedule.make import make_scheduler
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns
-from halimede.runtime.live import LiveRequests
 from halimede.runtime.pump import Pump
+from halimede.runtime.requests import RequestTable, VersionRequests
 from halimede.workers.worker import BatchDone, BatchItem, BatchTimes
 from support.pumping import story as scenario
 
@@ -70,17 +70,12 @@ class Bench:
         **batching: object,
     ) -> None:
         made = config(output, max_batch_size, **batching)
-        self.live = LiveRequests(limit_bytes)
+        self.table = RequestTable(limit_bytes)
         self.stats = ModelStats("m", "1")
+        in_order = bool(batching.get("preserve_ordering"))
+        self.requests = VersionRequests("m", "1", self.table, self.stats, preserve_ordering=in_order)
         self.pump = Pump(
-            "m",
-            "1",
-            make_scheduler(made, instances=0),
-            self.stats,
-            RequestChecker(made),
-            self.live,
-            asyncio.get_running_loop(),
-            preserve_ordering=bool(batching.get("preserve_ordering")),
+            make_scheduler(made, instances=0), self.requests, RequestChecker(made), asyncio.get_running_loop()
         )
         self.workers = [PlayedWorker(ordinal) for ordinal in range(workers)]
         for worker in self.workers:
@@ -90,7 +85,7 @@ class Bench:
     def submit(self, *keys: int, timeout_us: int = 0) -> None:
         for key in keys:
             request = InferenceRequest("m", id=str(key), timeout_us=timeout_us)
-            self.pump.submit(key, request, Checked(1, 4, ()), self._answer(key), monotonic_ns())
+            self.requests.submit(key, request, Checked(1, 4, ()), self._answer(key), monotonic_ns())
 
     def _answer(self, key: int) -> Callable[[InferenceResponse], None]:
         def on_response(response: InferenceResponse) -> None:
@@ -98,6 +93,10 @@ class Bench:
             self.answers.append((key, response.error.code if response.error is not None else "ok"))
 
         return on_response
+
+    @property
+    def executing(self) -> int:
+        return self.requests.count - self.pump.queued
 
     async def turn(self) -> None:
         """Let the loop's turn end, whereupon what came in it goes out."""
@@ -125,7 +124,7 @@ def test_a_backlog_forms_a_batch_behind_the_running_one() -> None:
         assert bench.running() == [[2, 3]]
         bench.finish()
         assert bench.answers == [(1, "ok"), (2, "ok"), (3, "ok")]
-        assert (bench.live.by_ticket, bench.live.size_bytes) == ({}, 0)
+        assert (bench.table.by_ticket, bench.table.size_bytes) == ({}, 0)
         assert (bench.stats.success_count, bench.stats.execution_count) == (3, 2)
 
     scenario(story)
@@ -268,8 +267,38 @@ def test_the_bytes_in_flight_are_bounded_over_all_models() -> None:
         assert bench.answers == [(3, ErrorCode.UNAVAILABLE)]
         bench.finish()
         bench.submit(4)
-        assert bench.live.size_bytes == 8
+        assert bench.table.size_bytes == 8
         assert Bench(limit_bytes=1).submit(1) is None
+
+    scenario(story)
+
+
+def test_a_refused_request_leaves_no_record_and_holds_nothing_back() -> None:
+    async def story() -> None:
+        policy = ModelQueuePolicy(max_queue_size=1)
+        bench = Bench(preserve_ordering=True, preferred_batch_size=(1,), default_queue_policy=policy)
+        bench.submit(1, 2, 3)
+        assert bench.answers == [(3, ErrorCode.UNAVAILABLE)]
+        assert (bench.requests.count, list(bench.table.by_ticket), bench.table.size_bytes) == (2, [1, 2], 8)
+        bench.finish()
+        await bench.turn()
+        bench.submit(4)
+        bench.finish()
+        assert bench.answers[1:] == [(1, "ok"), (2, "ok")]
+        assert bench.stats.failures[FailureReason.REJECTED] == 1
+
+    scenario(story)
+
+
+def test_a_finished_request_is_counted_and_answered_once() -> None:
+    async def story() -> None:
+        bench = Bench()
+        bench.submit(1)
+        flight = bench.requests.record_of(1)
+        bench.finish()
+        bench.requests.fail(flight, InferenceError(ErrorCode.INTERNAL, "late"), FailureReason.OTHER)
+        assert (bench.answers, bench.requests.count) == ([(1, "ok")], 0)
+        assert (bench.stats.success_count, sum(bench.stats.failures.values())) == (1, 0)
 
     scenario(story)
 
@@ -277,16 +306,16 @@ def test_the_bytes_in_flight_are_bounded_over_all_models() -> None:
 def test_requests_that_are_still_looked_at_count_as_in_flight() -> None:
     async def story() -> None:
         bench = Bench(limit_bytes=8)
-        bench.pump.hold(7)
+        bench.requests.hold(7)
         with pytest.raises(InferenceError) as refused:
-            bench.pump.hold(7)
+            bench.requests.hold(7)
         assert refused.value.code is ErrorCode.UNAVAILABLE
         bench.submit(1)
         assert bench.answers == [(1, ErrorCode.UNAVAILABLE)]
-        bench.pump.release(7)
+        bench.requests.release(7)
         # One alone may be larger.
-        bench.pump.hold(9)
-        bench.pump.release(9)
+        bench.requests.hold(9)
+        bench.requests.release(9)
 
     scenario(story)
 
@@ -374,7 +403,7 @@ def test_every_request_is_answered_once_under_a_mixed_load(workers: int) -> None
                     if bench.workers[worker].batches:
                         bench.finish(worker, InferenceError(ErrorCode.INTERNAL, "x") if key % 5 == 0 else None)
                 await bench.turn()
-        while bench.live.by_ticket:
+        while bench.table.by_ticket:
             for worker in range(workers):
                 if bench.workers[worker].batches:
                     bench.finish(worker)
@@ -409,13 +438,13 @@ def test_a_caller_that_fails_costs_no_other_its_answer() -> None:
         def broken(response: InferenceResponse) -> None:
             raise ValueError("a front end's own fault")
 
-        bench.pump.submit(2, InferenceRequest("m"), Checked(1, 4, ()), broken, monotonic_ns())
+        bench.requests.submit(2, InferenceRequest("m"), Checked(1, 4, ()), broken, monotonic_ns())
         bench.submit(3)
         bench.finish()
         await bench.turn()
         bench.finish()
         assert bench.answers == [(1, "ok"), (3, "ok")]
-        assert bench.live.by_ticket == {}
+        assert bench.table.by_ticket == {}
         await bench.pump.close()
 
     scenario(story)

@@ -59,7 +59,7 @@ def test_a_batch_lies_ready_at_a_worker_before_the_last_one_ends() -> None:
         worker.finish()
         worker.finish()
         assert bench.answers[1:] == [(2, "ok", True), (3, "ok", True)]
-        await bench.pump.drained()
+        await bench.requests.drained()
 
     story(tell)
 
@@ -71,7 +71,7 @@ def test_a_dead_worker_gives_back_the_ready_batch_that_it_had_not_read() -> None
         await bench.turn()
         running, ready = worker.batches
         bench.pump.on_event(WorkerDown(worker, "signal 9", parked=False, unread={2}))
-        assert (bench.pump.queued, bench.pump.executing) == (1, 1)
+        assert (bench.pump.queued, bench.executing) == (1, 1)
         [item], [unread] = running, ready
         assert (item.key, unread.key) == (1, 2)
 
@@ -91,7 +91,7 @@ def test_an_iterative_request_is_executed_until_its_model_is_done_and_answered_o
         await bench.turn()
         worker.finish()
         assert bench.answers == [(2, "ok", True), (1, "ok", True)]
-        assert (bench.stats.success_count, bench.live.by_ticket) == (2, {})
+        assert (bench.stats.success_count, bench.table.by_ticket) == (2, {})
 
     story(tell)
 

@@ -33,7 +33,7 @@ def test_a_request_stays_open_after_its_batch_until_its_final_answer() -> None:
         assert bench.answers == [(1, "ok", False), (1, "ok", False), (1, "end", True)]
         worker.send(2, outputs(), final=True)
         assert bench.answers[3:] == [(2, "ok", True)]
-        assert (bench.live.by_ticket, bench.live.size_bytes) == ({}, 0)
+        assert (bench.table.by_ticket, bench.table.size_bytes) == ({}, 0)
         await bench.pump.close()
 
     story(tell)
@@ -101,7 +101,7 @@ def test_answers_to_what_is_not_open_are_ignored() -> None:
         second.finish(reply=outputs())
         first.finish(reply=outputs())
         assert bench.answers[2:] == [(2, "ok", True), (3, "ok", True)]
-        assert bench.live.by_ticket == {}
+        assert bench.table.by_ticket == {}
 
     story(tell)
 
@@ -601,7 +601,7 @@ def test_a_request_is_refused_only_while_it_is_queued(where: str) -> None:
         refusals = [(told, response.error, response.final) for told, response in bench.responses]
         assert refusals == ([(key, stuck, True)] if is_queued else [])
         assert worker.cancelled == []
-        assert (key in bench.live.by_ticket) is not is_queued
+        assert (key in bench.table.by_ticket) is not is_queued
         if where != "open":
             worker.finish(reply=outputs())
         worker.send(1, outputs(), final=True)
@@ -638,10 +638,10 @@ def test_a_caller_that_asks_again_when_it_is_refused_is_refused_again() -> None:
             bench.submit(3)
 
         bench.submit(1)
-        bench.pump.submit(2, InferenceRequest("m"), Checked(1, 4, ()), ask_again, monotonic_ns())
+        bench.requests.submit(2, InferenceRequest("m"), Checked(1, 4, ()), ask_again, monotonic_ns())
         bench.workers[0].die(parked=True)
         assert bench.answers == [(3, UNAVAILABLE, True)]
-        assert list(bench.live.by_ticket) == [1]
+        assert list(bench.table.by_ticket) == [1]
 
     story(tell)
 
@@ -667,7 +667,7 @@ def test_an_unread_batch_waits_for_the_next_process_before_all_others() -> None:
         bench.submit(1, 2)
         await bench.turn()
         worker.die(has_read=False)
-        assert (bench.pump.queued, bench.pump.executing) == (2, 0)
+        assert (bench.pump.queued, bench.executing) == (2, 0)
         bench.pump.cancel(2)
         worker.restart()
         worker.finish(reply=outputs())

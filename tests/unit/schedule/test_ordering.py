@@ -64,6 +64,16 @@ def test_a_key_without_a_place_is_an_error_of_the_caller():
         order.completed(2, "two")
 
 
+def test_a_withdrawn_request_holds_nothing_back():
+    order = ResponseOrder[str]()
+    for key in (1, 2):
+        order.enqueued(key)
+    order.withdraw(2)
+    order.enqueued(3)
+    assert order.completed(3, "three") == []
+    assert order.completed(1, "one") == ["one", "three"]
+
+
 @given(st.permutations(range(8)), st.integers(0, 8))
 def test_any_order_of_completion_gives_the_order_of_arrival(completions: list[int], first_burst: int):
     order = ResponseOrder[int]()

@@ -17,7 +17,7 @@ class ResponseOrder(Generic[T]):
     """Holds answers back until those of every earlier request have left. `T` is whatever the caller sends.
 
     Every key that was `enqueued` must be `completed` once with `final`: a failure and a cancellation are answers like
-    any other. A request that the scheduler refused was never enqueued.
+    any other. A request that the scheduler refused is withdrawn.
     """
 
     def __init__(self) -> None:
@@ -29,6 +29,10 @@ class ResponseOrder(Generic[T]):
     def enqueued(self, key: int) -> None:
         """The request has its place: behind every key that is known now."""
         self._slots[key] = _Slot()
+
+    def withdraw(self, key: int) -> None:
+        """Remove the request that was enqueued last. It has no answer, and none waits for it."""
+        del self._slots[key]
 
     def completed(self, key: int, answer: T, final: bool = True) -> list[T]:
         """Take an answer of a request; all that may be sent now, in order. KeyError for a key that has no place."""

@@ -21,18 +21,14 @@ no other batch is ready.
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 
 from halimede.core.config.model_config import TimeoutAction
+from halimede.core.deadlines import Deadlines
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import ErrorCode, InferenceError
 
 AT_ONCE = 0
-
-# Deadlines of requests that are gone stay in the heap until they come up; above this they are swept when they outnumber
-# the live ones.
-STALE_DEADLINES = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -46,11 +42,10 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class Queued:
-    """A request in the queue. `batch` None: in the queue of delayed ones. `deadline` None: none, or already over."""
+    """A request in the queue. `batch` is None in the queue of delayed requests."""
 
     pending: Pending
     enqueued_at: int
-    deadline: int | None
     batch: Batch | None
 
 
@@ -72,9 +67,7 @@ class BatchQueue:
         self._closed: OrderedDict[Batch, None] = OrderedDict()
         self._open: Batch | None = None
         self._delayed: OrderedDict[int, Queued] = OrderedDict()
-        # (deadline, arrival, key); the arrival makes requests with one deadline expire in the order they came in.
-        self._deadlines: list[tuple[int, int, int]] = []
-        self._arrivals = 0
+        self._deadlines = Deadlines[int]()
 
     def oldest_enqueued_at(self) -> int | None:
         """When the oldest request came in, None when there is none."""
@@ -111,8 +104,9 @@ class BatchQueue:
             self._closed[batch] = None
             self._open = None
 
-        deadline = self._deadline(pending, now_ns) if self.may_expire else None
-        self.queued[pending.key] = Queued(pending, now_ns, deadline, batch)
+        self.queued[pending.key] = Queued(pending, now_ns, batch)
+        if self.may_expire and (timeout_ns := self._policy.timeout_ns(pending.timeout_us)):
+            self._deadlines.add(pending.key, now_ns + timeout_ns)
 
     def push_back(self, requests: Sequence[Pending], now_ns: int) -> None:
         """Take back a batch that did not run: it is closed, and before all others.
@@ -126,7 +120,7 @@ class BatchQueue:
         self._closed.move_to_end(batch, last=False)
         self._size_bytes += sum(each.size_bytes for each in requests)
         for pending in requests:
-            self.queued[pending.key] = Queued(pending, now_ns, None, batch)
+            self.queued[pending.key] = Queued(pending, now_ns, batch)
 
     def pop_ready(self, now_ns: int) -> tuple[int, ...]:
         """Take the next batch that is ready, as keys; empty when none is."""
@@ -139,7 +133,7 @@ class BatchQueue:
         else:
             return ()
         for key in batch.keys:
-            self._size_bytes -= self.queued.pop(key).pending.size_bytes
+            self._forget(self.queued[key])
         return tuple(batch.keys)
 
     def ready_at(self) -> int | None:
@@ -151,12 +145,11 @@ class BatchQueue:
     def expire(self, now_ns: int) -> list[int]:
         """Reject (then these are the keys, and they are gone) or delay the requests whose deadline has come."""
         rejected: list[int] = []
-        while (deadline := self.next_deadline()) is not None and deadline <= now_ns:
-            key = heappop(self._deadlines)[2]
+        for key in self._deadlines.pop_due(now_ns):
             queued = self.queued[key]
             self._leave(queued)
             if self._policy.timeout_action is TimeoutAction.DELAY:
-                queued.deadline = queued.batch = None
+                queued.batch = None
                 self._delayed[key] = queued
             else:
                 self._forget(queued)
@@ -165,12 +158,7 @@ class BatchQueue:
 
     def next_deadline(self) -> int | None:
         """The earliest deadline of a request in the queue."""
-        while self._deadlines:
-            deadline, _, key = self._deadlines[0]
-            if self._is_live(deadline, key):
-                return deadline
-            heappop(self._deadlines)
-        return None
+        return self._deadlines.next()
 
     def try_remove(self, key: int) -> bool:
         """Take one request out; False when it is not here."""
@@ -211,23 +199,6 @@ class BatchQueue:
             self._forget(self._delayed.pop(key))
         return tuple(keys)
 
-    def _deadline(self, pending: Pending, now_ns: int) -> int | None:
-        timeout_ns = self._policy.timeout_ns(pending.timeout_us)
-        if not timeout_ns:
-            return None
-        if len(self._deadlines) > 2 * len(self.queued) + STALE_DEADLINES:
-            self._deadlines = [entry for entry in self._deadlines if self._is_live(entry[0], entry[2])]
-            heapify(self._deadlines)
-        deadline = now_ns + timeout_ns
-        self._arrivals += 1
-        heappush(self._deadlines, (deadline, self._arrivals, pending.key))
-        return deadline
-
-    def _is_live(self, deadline: int, key: int) -> bool:
-        # A key may have come back with another request: then the deadline tells them apart, or is right anyway.
-        queued = self.queued.get(key)
-        return queued is not None and queued.deadline == deadline
-
     def _leave(self, queued: Queued) -> None:
         """Out of its batch, or out of the delayed ones."""
         key, batch = queued.pending.key, queued.batch
@@ -246,3 +217,5 @@ class BatchQueue:
     def _forget(self, queued: Queued) -> None:
         del self.queued[queued.pending.key]
         self._size_bytes -= queued.pending.size_bytes
+        if self.may_expire:
+            self._deadlines.discard(queued.pending.key)

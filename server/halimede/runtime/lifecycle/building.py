@@ -11,10 +11,10 @@ from halimede.core.types import ErrorCode, InferenceError
 from halimede.runtime.lifecycle.closing import Closing, close_prepared
 from halimede.runtime.lifecycle.left_behind import LeftBehind
 from halimede.runtime.lifecycle.record import ModelRecord
-from halimede.runtime.live import LiveRequests
 from halimede.runtime.model import ModelVersion, start_version
 from halimede.runtime.prepare import LoadOptions, PreparedModel, load_model
 from halimede.runtime.repository import ModelEntry
+from halimede.runtime.requests import RequestTable
 from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
 from halimede.workers.abandon import Abandon
@@ -29,14 +29,14 @@ class Builder:
         self,
         options: LoadOptions,
         load_threads: int,
-        live: LiveRequests,
+        table: RequestTable,
         services: ModelServices,
         closing: Closing,
         left_behind: LeftBehind,
     ) -> None:
         self._options = options
         self._slots = asyncio.Semaphore(load_threads)
-        self._live = live
+        self._table = table
         self._services = services
         self._closing = closing
         self._left_behind = left_behind
@@ -82,7 +82,7 @@ class Builder:
                     version,
                     prepared.labels,
                     prepared.load_seconds,
-                    self._live,
+                    self._table,
                     self._options.launcher,
                     self._services,
                 )

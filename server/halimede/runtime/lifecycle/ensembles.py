@@ -7,13 +7,13 @@ ensemble finishes as it began: models that are unloaded meanwhile stay, for call
 import logging
 
 from halimede.core.repository.plan import Design, Swap, Withdraw, follow, make_design
-from halimede.runtime.acceptor import Acceptor
 from halimede.runtime.ensemble import Inferences
+from halimede.runtime.executor import VersionExecutor
 from halimede.runtime.lifecycle.closing import Closing
 from halimede.runtime.lifecycle.record import ModelRecord, Records, find_step, take_snapshot
-from halimede.runtime.live import LiveRequests
 from halimede.runtime.model import ModelVersion, make_ensemble
 from halimede.runtime.prepare import PreparedModel
+from halimede.runtime.requests import RequestTable
 from halimede.runtime.services import ModelServices
 
 log = logging.getLogger(__name__)
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 class Ensembles:
     """The ensembles among the records."""
 
-    def __init__(self, records: Records, live: LiveRequests, services: ModelServices, closing: Closing) -> None:
+    def __init__(self, records: Records, table: RequestTable, services: ModelServices, closing: Closing) -> None:
         self.inferences: Inferences | None = None
         """Where ensembles have their steps done; set before any is loaded."""
         self._records = records
-        self._live = live
+        self._table = table
         self._services = services
         self._closing = closing
 
@@ -70,13 +70,13 @@ class Ensembles:
             raise RuntimeError(f"ensemble '{prepared.config.name}' has no server to do its steps")
         steps = tuple(dict.fromkeys(design.steps))
 
-        def members() -> list[Acceptor | None]:
+        def members() -> list[VersionExecutor | None]:
             serving = [find_step(self._records, step) for step in steps]
-            return [version.pump if version is not None else None for version in serving]
+            return [version.executor if version is not None else None for version in serving]
 
         return {
             version.version: make_ensemble(
-                version, design, prepared.load_seconds, self._live, self._services, inferences, members
+                version, design, prepared.load_seconds, self._table, self._services, inferences, members
             )
             for version in prepared.versions
         }

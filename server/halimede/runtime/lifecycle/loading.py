@@ -167,7 +167,7 @@ class Loader:
         loaded, also because its load waits for this one."""
         steps = members_of(prepared.config)
         found = {step: find_step(self._records, step) for step in steps}
-        usable = {step for step, version in found.items() if version is not None and version.pump.refusal is None}
+        usable = {step for step, version in found.items() if version is not None and version.executor.refusal is None}
         names = steps_to_load(record.name, steps, usable, self._waits)
         self._waits.add(record.name, names)
         try:

@@ -16,10 +16,10 @@ from halimede.runtime.lifecycle.left_behind import LeftBehind
 from halimede.runtime.lifecycle.loading import Loader
 from halimede.runtime.lifecycle.reading import RepositoryReader
 from halimede.runtime.lifecycle.record import ModelRecord, Records, serving_versions, take_snapshot
-from halimede.runtime.live import LiveRequests
 from halimede.runtime.model import ModelVersion
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
+from halimede.runtime.requests import RequestTable
 from halimede.runtime.services import ModelServices
 
 log = logging.getLogger(__name__)
@@ -40,13 +40,13 @@ class ModelLifecycle:
         self.records: Records = {}
         self.has_unreadable_repository = False
         """Whether a repository could not be read at the start. The server then does not know what it should serve."""
-        self.live = LiveRequests()
+        self.table = RequestTable()
         """Every request in flight, of all models, by ticket: filled and emptied by the pumps."""
         left_behind = LeftBehind()
         self._reader = RepositoryReader(repository, left_behind)
         self._closing = Closing(left_behind)
-        self._ensembles = Ensembles(self.records, self.live, services, self._closing)
-        builder = Builder(options, load_threads, self.live, services, self._closing, left_behind)
+        self._ensembles = Ensembles(self.records, self.table, services, self._closing)
+        builder = Builder(options, load_threads, self.table, services, self._closing, left_behind)
         self._loader = Loader(
             *(self.records, self._reader, builder, self._ensembles, self._closing, left_behind, services),
             retry_count=retry_count,
@@ -143,13 +143,13 @@ class ModelLifecycle:
     def busy(self) -> tuple[int, int]:
         """How many versions have requests in flight, and how many there are, serving and retired."""
         versions = self._versions()
-        return sum(version.pump.queued + version.pump.executing > 0 for version in versions), len(versions)
+        return sum(version.requests.count > 0 for version in versions), len(versions)
 
     def abort(self) -> None:
         """Fail what is queued in every model, serving or retired: the time to drain is over."""
         # Ensembles first: the failures of their steps are not the cause.
         for version in sorted(self._versions(), key=lambda each: each.parts is None):
-            version.pump.abort()
+            version.executor.abort()
 
     async def close(self) -> None:
         """Wait for every accepted request of every model, serving or retired, and free all of them."""

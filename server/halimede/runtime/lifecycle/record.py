@@ -110,15 +110,15 @@ class ModelRecord:
 
     def is_ready(self) -> bool:
         """Whether all versions serve, with an instance up. A reload changes nothing of that, nor when it fails."""
-        return bool(self.versions) and all(version.pump.is_available() for version in self.versions.values())
+        return bool(self.versions) and all(version.executor.is_available() for version in self.versions.values())
 
     def has_given_up(self) -> bool:
         """Whether a version's instances have died too often to be started again: a load makes new ones."""
-        return any(version.pump.refusal is not None for version in self.versions.values())
+        return any(version.executor.refusal is not None for version in self.versions.values())
 
     def health(self) -> dict[int, Health]:
         """How the instances of each version are that serves."""
-        return {number: Health(version.pump.refusal, version.workers) for number, version in self.versions.items()}
+        return {number: Health(version.executor.refusal, version.workers) for number, version in self.versions.items()}
 
 
 Records = dict[str, ModelRecord]

@@ -1,0 +1,147 @@
+"""The way into the server: finds the version that a request is for, checks the request, and hands it over.
+
+See `runtime.requests` for the stages that follow.
+"""
+
+import asyncio
+import logging
+from typing import Protocol
+
+from halimede.core.config.check_request import Checked
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types.caller import MAX_DEPTH, Caller
+from halimede.core.types.error import clip
+from halimede.runtime.clock import monotonic_ns
+from halimede.runtime.model import ModelVersion
+from halimede.runtime.model_calls import ModelCalls
+from halimede.runtime.requests import CANCELLED, RequestTable
+from halimede.runtime.server import OnResponse
+from halimede.runtime.threads import run_in_thread
+
+log = logging.getLogger(__name__)
+
+CHECKING_THREADS = 2
+
+TOO_DEEP = f"model '%s' is not called: calls within one another are at most {MAX_DEPTH} deep"
+NOT_ONE = (
+    "Model %s is using the decoupled. The current BLS request call doesn't support models using the decoupled"
+    " transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled"
+    " models.'"
+)
+
+
+class FindVersion(Protocol):
+    """Finds the version that a request is for. InferenceError when it does not serve."""
+
+    def __call__(self, name: str, version: str, *, is_inside: bool) -> ModelVersion: ...
+
+
+class Admission:
+    """See `runtime.server.Server` for `infer`, `cancel` and `acknowledge`."""
+
+    def __init__(self, find: FindVersion, table: RequestTable) -> None:
+        self._find = find
+        self._table = table
+        self._calls = ModelCalls(table)
+        self._next_ticket = 1
+        self._checking: dict[int, asyncio.Task[None]] = {}
+        self._checking_slots = asyncio.Semaphore(CHECKING_THREADS)
+
+    def __repr__(self) -> str:
+        return f"<Admission in_flight={len(self._table.by_ticket)} checking={len(self._checking)}>"
+
+    def close(self) -> None:
+        self._calls.close()
+
+    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None) -> int:
+        received_ns = monotonic_ns()
+        ticket = self._next_ticket
+        self._next_ticket = ticket + 1
+        if caller is not None and caller.depth > MAX_DEPTH:
+            error = InferenceError(ErrorCode.INVALID_ARG, TOO_DEEP % clip(request.model_name))
+            on_response(InferenceResponse(request.model_name, "", request.id, error=error))
+            return ticket
+        try:
+            model = self._find(request.model_name, request.model_version, is_inside=caller is not None)
+            if request.wants_one and model.stats.decoupled:
+                raise InferenceError(ErrorCode.INTERNAL, NOT_ONE % model.name)
+            checked = model.checker.check(request)
+        except InferenceError as error:
+            on_response(InferenceResponse(request.model_name, "", request.id, error=error))
+            return ticket
+        if checked.needs_framing:
+            self._check_on_thread(ticket, model, request, checked, on_response, received_ns, caller)
+        else:
+            self._submit(ticket, model, request, checked, on_response, received_ns, caller)
+        return ticket
+
+    def cancel(self, ticket: int) -> None:
+        flight = self._table.by_ticket.get(ticket)
+        if flight is not None:
+            flight.requests.executor.cancel(ticket)
+        elif ticket in self._checking:
+            self._checking[ticket].cancel()
+
+    def acknowledge(self, ticket: int, responses: int) -> None:
+        flight = self._table.by_ticket.get(ticket)
+        if flight is not None:
+            flight.requests.executor.acknowledge(ticket, responses)
+
+    def _submit(
+        self,
+        ticket: int,
+        model: ModelVersion,
+        request: InferenceRequest,
+        checked: Checked,
+        on_response: OnResponse,
+        received_ns: int,
+        caller: Caller | None,
+    ) -> None:
+        model.requests.submit(ticket, request, checked, on_response, received_ns, caller)
+        if caller is not None and caller.waiter is not None:
+            self._calls.made(ticket, caller, received_ns, model.requests.executor)
+
+    def _check_on_thread(
+        self,
+        ticket: int,
+        model: ModelVersion,
+        request: InferenceRequest,
+        checked: Checked,
+        on_response: OnResponse,
+        received_ns: int,
+        caller: Caller | None,
+    ) -> None:
+        """Check the many elements of a BYTES tensor on a thread: a second of work must not stop the event loop."""
+        requests = model.requests
+
+        def answer(error: InferenceError) -> None:
+            on_response(InferenceResponse(request.model_name, "", request.id, error=error))
+
+        async def check_then_submit() -> None:
+            try:
+                async with self._checking_slots:
+                    await run_in_thread(f"frame-{model.name}", lambda: model.checker.check_framing(request))
+            except InferenceError as error:
+                requests.release(checked.size_bytes)
+                answer(error)
+            except asyncio.CancelledError:
+                requests.release(checked.size_bytes)
+                answer(CANCELLED)
+            except Exception:
+                # The server has no thread or no memory left: only this request fails.
+                log.exception("model '%s': a request could not be checked", model.name, extra={"model": model.name})
+                requests.release(checked.size_bytes)
+                answer(InferenceError(ErrorCode.INTERNAL, f"request for model '{model.name}' could not be checked"))
+            else:
+                # Submitted before it is released: a version without requests may close.
+                self._submit(ticket, model, request, checked, on_response, received_ns, caller)
+                requests.release(checked.size_bytes)
+
+        try:
+            requests.hold(checked.size_bytes)
+        except InferenceError as error:
+            answer(error)
+            return
+        task = asyncio.get_running_loop().create_task(check_then_submit())
+        self._checking[ticket] = task
+        task.add_done_callback(lambda _: self._checking.pop(ticket))

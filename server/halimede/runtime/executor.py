@@ -1,0 +1,41 @@
+"""What a model version needs of its executor beyond the requests: how it is, and its end."""
+
+from typing import Protocol
+
+from halimede.core.types import InferenceError
+from halimede.core.types.server import WorkerHealth
+from halimede.runtime.requests import Executor
+
+
+class VersionExecutor(Executor, Protocol):
+    """The pump of a model's instances, or an ensemble."""
+
+    @property
+    def queued(self) -> int:
+        """How many requests wait to be executed."""
+
+    @property
+    def parked(self) -> int:
+        """How many instances are not restarted any more."""
+
+    @property
+    def refusal(self) -> InferenceError | None:
+        """Why new requests are refused, because no instance will come up; None otherwise."""
+
+    def worker_health(self) -> WorkerHealth:
+        """The state of the instances' processes."""
+
+    def oldest_wait_ns(self) -> int:
+        """How long the oldest queued request has waited; 0 when none is queued."""
+
+    def is_available(self) -> bool:
+        """Whether a request would be executed."""
+
+    async def is_ready(self) -> bool:
+        """Whether it is available and the model, if it has a say in that, says that it is ready."""
+
+    def abort(self) -> None:
+        """Finish all requests with an error at once: the server stops."""
+
+    async def close(self) -> None:
+        """Wait until every request is finished, then stop the instances."""
