@@ -89,14 +89,15 @@ class Ensemble:
         self._members = members
         self._checker = checker
         limit = graph.max_inflight_requests
-        self._gates = StepGates[Running](len(graph.steps), limit, self._expired, loop) if limit else None
+        self._is_gated = limit > 0
+        self._gates = StepGates[Running](len(graph.steps), limit, self._expired, loop)
         self._running: dict[int, Running] = {}
         self._events: deque[tuple[Running, Decide, tuple[Any, ...]]] = deque()
         self._is_acting = False
         requests.executor = self
 
     def __repr__(self) -> str:
-        waiting = f" waiting={len(self._gates)}" if self._gates is not None else ""
+        waiting = f" waiting={len(self._gates)}" if self._is_gated else ""
         requests = self._requests
         return (
             f"<Ensemble {self._name}:{requests.version} steps={len(self._graph.steps)} live={requests.count}{waiting}>"
@@ -105,7 +106,7 @@ class Ensemble:
     @property
     def queued(self) -> int:
         """Requests that have a call at a gate; all others began when they were admitted."""
-        return len({waiting.key[0] for waiting in self._gates}) if self._gates is not None else 0
+        return len({waiting.key[0] for waiting in self._gates})
 
     @property
     def parked(self) -> int:
@@ -124,7 +125,7 @@ class Ensemble:
 
     def oldest_wait_ns(self) -> int:
         """How long the oldest call has waited at its gate; 0 when none waits."""
-        oldest = next(iter(self._gates), None) if self._gates is not None else None
+        oldest = next(iter(self._gates), None)
         return 0 if oldest is None else max(0, monotonic_ns() - oldest.since_ns)
 
     def is_available(self) -> bool:
@@ -176,12 +177,12 @@ class Ensemble:
         if running is None:
             return
         running.ahead = max(0, running.ahead - responses)
-        self._release(running)
+        self._acknowledge_steps(running)
 
     def abort(self) -> None:
         """Finish all requests with an error. Later responses of their steps are ignored."""
-        for waiting in self._gates or ():
-            self._remove_from_gate(waiting.key)
+        for waiting in self._gates:
+            self._gates.try_remove(waiting.key)
         for running in list(self._running.values()):
             running.flight.cancelled = True
             self._answer(running, self._requests.failure(running.flight, STOPPING))
@@ -189,8 +190,7 @@ class Ensemble:
     async def close(self) -> None:
         """Wait until every request is finished."""
         await self._requests.drained()
-        if self._gates is not None:
-            self._gates.close()
+        self._gates.close()
 
     def _act(self, running: Running, decide: Decide, *what: Any) -> None:
         """Perform what `decide` decides, after the decisions that are being performed. Any: arguments of `decide`."""
@@ -215,7 +215,7 @@ class Ensemble:
                     self._answer(running, action.response)
                 elif isinstance(action, Acknowledge):
                     running.held.append(action.call)
-                    self._release(running)
+                    self._acknowledge_steps(running)
                 else:
                     self._cancel_call(running, action.call)
         except Exception:
@@ -229,7 +229,7 @@ class Ensemble:
         """Make a call, or have it wait at its step's gate."""
         if running.is_over:
             return
-        if self._gates is None:
+        if not self._is_gated:
             self._infer(running, call)
             return
         if running.steps_caller.waiter is not None:
@@ -242,16 +242,16 @@ class Ensemble:
             else:
                 running.calls[call.call] = 0
         except InferenceError as error:
-            self._refuse_call(running, call, error)
+            self._answered(running, call.call, _refused(call, error))
 
     def _infer(self, running: Running, call: Call) -> None:
         number = call.call
         calls = running.calls
         calls[number] = 0
         on_response = (
-            partial(self._answered, running, number)
-            if self._gates is None
-            else partial(self._answered_behind_gate, running, number, call.step)
+            partial(self._answered_behind_gate, running, number, call.step)
+            if self._is_gated
+            else partial(self._answered, running, number)
         )
         ticket = self._inferences.infer(call.request, on_response, running.steps_caller)
         if number in calls:
@@ -276,13 +276,13 @@ class Ensemble:
 
     def _open_gate(self, step: int) -> None:
         """A call has left its step's gate: the next one goes on."""
-        waiting = self._gates.leave(step) if self._gates is not None else None
+        waiting = self._gates.leave(step)
         if waiting is not None:
             waiting.owner.waited_ns += monotonic_ns() - waiting.since_ns
             self._act(waiting.owner, self._go_on, waiting)
 
     def _go_on(self, waiting: Waiting[Running]) -> Sequence[RunAction]:
-        """Make a call that has passed its gate. Decides nothing more."""
+        """Make a call that has passed its gate. Returns no further actions."""
         if waiting.owner.is_over:
             self._open_gate(waiting.call.step)
         else:
@@ -292,19 +292,10 @@ class Ensemble:
     def _expired(self, waiting: Waiting[Running]) -> None:
         waiting.owner.waited_ns += monotonic_ns() - waiting.since_ns
         error = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
-        self._refuse_call(waiting.owner, waiting.call, error)
-
-    def _refuse_call(self, running: Running, call: Call, error: InferenceError) -> None:
-        """Answer a call that was not made."""
-        request = call.request
-        error = InferenceError(error.code, of_request(request.id, error.message))
-        self._answered(running, call.call, InferenceResponse(request.model_name, "", request.id, error=error))
-
-    def _remove_from_gate(self, key: tuple[int, int]) -> Waiting[Running] | None:
-        return self._gates.try_remove(key) if self._gates is not None else None
+        self._answered(waiting.owner, waiting.call.call, _refused(waiting.call, error))
 
     def _cancel_call(self, running: Running, number: int) -> None:
-        waiting = self._remove_from_gate((running.flight.key, number))
+        waiting = self._gates.try_remove((running.flight.key, number))
         if waiting is not None:
             del running.calls[number]
             request = waiting.call.request
@@ -315,14 +306,13 @@ class Ensemble:
         if ticket:
             self._inferences.cancel(ticket)
 
-    def _release(self, running: Running) -> None:
+    def _acknowledge_steps(self, running: Running) -> None:
         """Let steps go on. As many of their latest responses stay held as the client is behind."""
         count = len(running.held) - running.ahead
         if count <= 0:
             return
         for number in running.held[:count]:
-            ticket = running.calls.get(number)
-            if ticket:
+            if ticket := running.calls.get(number):
                 self._inferences.acknowledge(ticket)
         del running.held[:count]
 
@@ -332,7 +322,7 @@ class Ensemble:
         # First: a step that is answered while it is cancelled would finish the request otherwise.
         self._answer(running, self._requests.failure(running.flight, error))
         for number, ticket in calls:
-            if self._remove_from_gate((running.flight.key, number)) is None and ticket:
+            if self._gates.try_remove((running.flight.key, number)) is None and ticket:
                 self._inferences.cancel(ticket)
 
     def _answer(self, running: Running, response: InferenceResponse) -> None:
@@ -341,7 +331,11 @@ class Ensemble:
         requests, flight, sent = self._requests, running.flight, running.sent
         response.model_version = requests.version
         if self._checker.reshapes_outputs and response.outputs:
-            self._reshape(flight, response)
+            try:
+                self._checker.reshape_outputs(response.outputs, flight.rows)
+            except InferenceError as error:
+                response.error = InferenceError(error.code, f"in ensemble '{self._name}', {error.message}")
+                response.outputs, response.parameters = [], {}
         now = monotonic_ns()
         requests.record_response(flight, sent, response, now - sent.last_ns, 0)
         sent.last_ns = now
@@ -361,10 +355,9 @@ class Ensemble:
         reason = FailureReason.CANCELED if is_cancelled else FailureReason.OTHER
         requests.finish(flight, response, None, reason=reason)
 
-    def _reshape(self, flight: InFlight, response: InferenceResponse) -> None:
-        """Give the outputs their configured shapes. An output that does not fit fails the response."""
-        try:
-            self._checker.reshape_outputs(response.outputs, flight.rows)
-        except InferenceError as error:
-            response.error = InferenceError(error.code, f"in ensemble '{self._name}', {error.message}")
-            response.outputs, response.parameters = [], {}
+
+def _refused(call: Call, error: InferenceError) -> InferenceResponse:
+    """The response to a call that was not made."""
+    request = call.request
+    error = InferenceError(error.code, of_request(request.id, error.message))
+    return InferenceResponse(request.model_name, "", request.id, error=error)
