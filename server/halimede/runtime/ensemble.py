@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.ensemble.graph import Graph
 from halimede.core.ensemble.run import Acknowledge, Answer, Call, EnsembleRun, RunAction
-from halimede.core.schedule.waits import Held, Place
+from halimede.core.schedule.wait_graph import Held, Place
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller, Computed
 from halimede.core.types.error import of_request

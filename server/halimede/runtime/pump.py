@@ -21,7 +21,7 @@ from collections.abc import Collection, Hashable
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.schedule.actions import Execute, Slot
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
-from halimede.core.schedule.waits import Place
+from halimede.core.schedule.wait_graph import Place
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import FailureReason

@@ -1,7 +1,7 @@
 """Where the requests of one pump are: which worker has a request, and what it waits for."""
 
 from halimede.core.schedule.actions import Slot
-from halimede.core.schedule.waits import Held, Place, Queued
+from halimede.core.schedule.wait_graph import Held, Place, Queued
 from halimede.core.types.caller import Answers, RunningBatch
 from halimede.runtime.batches import Batches
 from halimede.runtime.instances import Instances

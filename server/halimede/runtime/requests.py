@@ -20,7 +20,7 @@ from typing import Protocol
 from halimede.core.config.check_request import Checked
 from halimede.core.observe.stats import ModelStats, outcome_of
 from halimede.core.schedule.ordering import ResponseOrder
-from halimede.core.schedule.waits import Place, WaitGraph
+from halimede.core.schedule.wait_graph import Place, WaitGraph
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller, Computed
 from halimede.core.types.error import of_request

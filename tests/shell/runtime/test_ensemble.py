@@ -22,7 +22,7 @@ from halimede.core.config.model_config import (
 from halimede.core.ensemble.admission import MAX_WAITING
 from halimede.core.ensemble.graph import make_graph
 from halimede.core.observe.stats import ModelStats
-from halimede.core.schedule.waits import Held
+from halimede.core.schedule.wait_graph import Held
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.caller import Caller
 from halimede.core.types.statistics import FailureReason

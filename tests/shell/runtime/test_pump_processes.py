@@ -6,7 +6,7 @@ import pytest
 
 from halimede.core.config.check_request import Checked
 from halimede.core.config.model_config import ModelOutput, ModelQueuePolicy, ModelTensorReshape
-from halimede.core.schedule.waits import Held, Queued
+from halimede.core.schedule.wait_graph import Held, Queued
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.caller import Answers, RunningBatch
 from halimede.core.types.server import WorkerHealth

@@ -1,6 +1,6 @@
 """How long a call of a model's code may be queued: `BLS_TIMEOUT_MS` of the model that calls.
 
-The server refuses a call that closes a circle (`core.schedule.waits`), but it cannot know every wait: a model may wait
+The server refuses a call that closes a circle (`core.schedule.wait_graph`), but it cannot know every wait: a model may wait
 for a thread that calls its own model. Such a call stays in a queue until its time is up. A call that executes is never
 ended.
 

@@ -1,6 +1,6 @@
 """Calls by number; what waits is a word."""
 
-from halimede.core.schedule.waits import Held, Place, Queued, WaitGraph
+from halimede.core.schedule.wait_graph import Held, Place, Queued, WaitGraph
 
 FREE = ()
 
