@@ -2,7 +2,8 @@
 worker's channel.
 
 To wake a process on another, halted processor costs some 20 us on both sides on a virtual machine, as much as all else
-of a small batch. Whoever spins yields the processor at each look. Standard library only, for any CPython from 3.10 on.
+of a small batch. A spinning process yields the processor after each check. Standard library only, for any CPython from
+3.10 on.
 """
 
 from dataclasses import dataclass

@@ -11,14 +11,14 @@ from halimede.workers.worker import Worker, WorkerDown
 
 
 class Instances:
-    """`workers` has the scheduled ones by ordinal, `worker_of` and `slots` are by slot and by ordinal."""
+    """`workers` are the scheduled instances by ordinal, `worker_of` by slot. `slots` are by ordinal."""
 
     def __init__(self) -> None:
         self.workers: dict[int, Worker] = {}
         self.worker_of: dict[Slot, Worker] = {}
         self.slots: dict[int, tuple[Slot, ...]] = {}
         self.capacity = 0
-        """How many slots are up."""
+        """Number of slots of instances that are up."""
         self._passive: list[Worker] = []
         self._down: dict[int, WorkerDown] = {}
         self._recovery: Recovery | None = None
@@ -28,17 +28,17 @@ class Instances:
 
     @property
     def parked(self) -> int:
-        """How many are not started again."""
+        """Number of instances that are not restarted any more."""
         return sum(down.parked for down in self._down.values())
 
     def health(self) -> WorkerHealth:
-        """How the worker processes are."""
-        # Those that are not started again first.
+        """The state of the worker processes."""
+        # Parked instances first.
         downs = sorted(self._down.values(), key=lambda down: (not down.parked, down.worker.ordinal))
         return health_of([down.reason for down in downs], self._recovery, monotonic_ns())
 
     def add(self, worker: Worker) -> bool:
-        """Whether it is up: its process may have ended before."""
+        """Add a scheduled instance. Returns whether it is up: its process may have ended already."""
         self.workers[worker.ordinal] = worker
         slots = tuple(Slot(worker.ordinal, number) for number in range(worker.concurrency))
         self.slots[worker.ordinal] = slots
@@ -47,20 +47,20 @@ class Instances:
         return self.is_up(worker)
 
     def add_passive(self, worker: Worker) -> None:
-        """One that is loaded and never scheduled."""
+        """Add an instance that is never scheduled."""
         self._passive.append(worker)
 
     def is_up(self, worker: Worker) -> bool:
         return worker.ordinal not in self._down
 
     def take_down(self, down: WorkerDown) -> bool:
-        """Whether it is one that is scheduled, and not passive or still to be added."""
+        """Note that a process ended. Returns whether its instance is scheduled: not passive, and added already."""
         self._down[down.worker.ordinal] = down
         self._count_capacity()
         return down.worker.ordinal in self.workers
 
     def bring_up(self, worker: Worker) -> bool:
-        """Whether it is one that is scheduled, and was down."""
+        """Note that a process was restarted. Returns whether its instance is scheduled and was down."""
         down = self._down.pop(worker.ordinal, None)
         if down is None or worker.ordinal not in self.workers:
             return False
@@ -69,18 +69,18 @@ class Instances:
         return True
 
     def end_of_hope(self) -> str | None:
-        """Why none runs or will run again; None while one does, or will."""
+        """Why no instance will come up any more; None while one is up or will be restarted."""
         downs = [self._down[ordinal] for ordinal in self.workers if ordinal in self._down]
         if len(downs) < len(self.workers) or not all(down.parked for down in downs):
             return None
         return downs[-1].reason
 
     async def is_ready(self) -> bool:
-        """Whether one is up and, where its model has a say in that, says that it is ready."""
+        """Whether an instance is up and its model, if it implements readiness, says that it is ready."""
         up = list(self._up())
         if not up:
             return not self.workers
-        # All are asked at once and the first yes is enough: one that is busy may answer late.
+        # All are asked at once and the first yes is enough: a busy instance may answer late.
         loop = asyncio.get_running_loop()
         asked = [loop.create_task(worker.is_ready()) for worker in up]
         try:
@@ -93,7 +93,7 @@ class Instances:
         return False
 
     async def stop(self) -> None:
-        """Side by side: one may take long."""
+        """Stop all at once: each may take long."""
         await asyncio.gather(*(worker.stop() for worker in (*self.workers.values(), *self._passive)))
 
     def _up(self) -> Iterator[Worker]:

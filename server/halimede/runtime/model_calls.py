@@ -1,8 +1,8 @@
-"""The calls that models' code makes of other models: ends those that would wait for ever.
+"""The calls of models' code to other models: ends calls that would wait for ever.
 
-A call that closes a circle of calls is refused when it is made. A call that is queued for longer than its caller's
-`BLS_TIMEOUT_MS` is ended by the one timer that all calls share. Both answer the call with an error, so that its caller
-goes on and frees its instance.
+A call that completes a circle of calls is refused when it is made. A call that is queued for longer than its caller's
+`BLS_TIMEOUT_MS` is ended by one timer that all calls share. Both answer the call with an error, so that its caller
+continues and frees its instance.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class ModelCalls:
         return f"<ModelCalls under_way={len(self._table.waits)} {self._timeouts!r}>"
 
     def close(self) -> None:
-        """End no more calls."""
+        """Stop the timer."""
         self._alarm.set(None)
 
     def made(self, ticket: int, caller: Caller, received_ns: int, executor: Executor) -> None:
@@ -54,7 +54,7 @@ class ModelCalls:
             self._alarm.set(self._timeouts.wake_at)
 
     def _look(self) -> None:
-        """End the calls that are queued for too long."""
+        """End the calls that were queued for too long."""
         now = monotonic_ns()
         due = self._timeouts.due(self._deadlines(), now)
         # Before the calls are ended: a model that is answered may call again at once.
@@ -63,7 +63,7 @@ class ModelCalls:
             self._end(ticket, now)
 
     def _deadlines(self) -> Iterator[tuple[int, int]]:
-        """Of all calls under way, also of those that execute: their ticket, and until when they may be queued."""
+        """The ticket and the deadline of each call under way, also of those that execute."""
         by_ticket = self._table.by_ticket
         for ticket in self._table.waits.tickets():
             flight = by_ticket[ticket]
@@ -71,7 +71,7 @@ class ModelCalls:
                 yield ticket, flight.queued_ns + flight.caller.queue_timeout_ns
 
     def _end(self, ticket: int, now_ns: int) -> None:
-        """Answer a call with an error, unless it executes or is over."""
+        """Answer a call with an error, unless it executes or is finished."""
         flight = self._table.by_ticket.get(ticket)
         if flight is None or flight.caller is None:
             return

@@ -52,28 +52,28 @@ class Server(Protocol):
         """Start an inference and return its ticket. `caller` is for those inside the server, None for a client.
 
         `on_response` gets every answer, the last one with `final`; errors come the same way. It may be called before
-        this returns, and is never called again after the final answer. Tickets are never 0 and never reused. Whoever
-        takes answers that are not final says so by `acknowledge`.
+        this returns, and is never called again after the final answer. Tickets are never 0 and never reused. A caller
+        that takes answers that are not final acknowledges them by `acknowledge`.
         """
 
     def cancel(self, ticket: int) -> None:
-        """The caller lost interest: a queued request is dropped, a running one gets its flag.
+        """The client has disconnected: a queued request is dropped, an executing one gets its cancel flag.
 
         The final answer, an error of code CANCELLED or the real one, still comes through the callback. Unknown tickets
         are ignored.
         """
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:
-        """So many more answers, none of them final, have left for the client: a model that waits for that goes on.
+        """The client took so many more answers, none of them final: a model that waits for that continues.
 
-        Decoupled models send only so many answers ahead of those that were acknowledged. Unknown tickets are ignored.
+        A decoupled model sends a bounded number of answers ahead of the acknowledged ones. Unknown tickets are ignored.
         """
 
     def kv_cache(self, model: str) -> KvCache | None:
-        """How full the cache of a language model is; None for a model that does not tell."""
+        """How full the cache of a language model is; None for a model that does not report it."""
 
     def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
-        """Of one version, of all versions of a model (version ""), or of all models (name "").
+        """The statistics of one version, of all versions of a model (version ""), or of all models (name "").
         INVALID_ARG `requested model '<m>' is not available` when unknown."""
 
     async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:

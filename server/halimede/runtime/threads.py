@@ -34,7 +34,7 @@ async def run_in_thread(name: str, work: Callable[[], T]) -> T:
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
-            return  # the loop has closed: nobody waits any more
+            return  # the loop is closed: no task waits for the result
 
     threading.Thread(target=target, name=name, daemon=True).start()
     return await future

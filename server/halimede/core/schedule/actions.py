@@ -10,9 +10,9 @@ from halimede.core.types.statistics import FailureReason
 
 
 class Slot(NamedTuple):
-    """One of the batches that an instance runs at a time: the instance's ordinal in its model, and the slot's number.
+    """The place of one batch at an instance: the instance's ordinal in its model, and the number of the slot there.
 
-    A tuple, because the hash and the comparison of tuples are native code.
+    A tuple, because tuples hash and compare in native code.
     """
 
     instance: int
@@ -21,10 +21,10 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One position in the batch of a sequence model, and what the model's control inputs say there.
+    """One position in the batch of a sequence model, with its values of the model's control inputs.
 
-    `request` None is a null row: a position between or before others that no sequence uses. It gets a copy of another
-    request's inputs, with a READY of false, and its outputs are dropped. A control that is not named is false, or 0.
+    `request` None is a null row: an unused position before or between used ones. It gets a copy of another request's
+    inputs with READY false, and its outputs are dropped. A control that is not in `controls` is false, or 0.
     """
 
     position: int
@@ -34,11 +34,10 @@ class Row:
 
 @dataclass(slots=True)
 class Execute:
-    """Run these requests, in this order, as one batch in this slot. Each has its end in one `completed` of the slot.
+    """Run these requests in this order as one batch in this slot. The batch ends with one `completed` of the slot.
 
-    A slot may be given its next batch before `completed` of its last one: it lies ready at the worker, which runs the
-    batches of a slot in the order in which it got them. `rows` says where the requests stand in the batch, by position
-    and with every null row; () has them one after the other, without controls.
+    A slot may get its next batch before `completed` of the last one. The worker runs the batches of a slot in order.
+    `rows` are the positions of the batch, including null rows; () means one request after the other without controls.
     """
 
     slot: Slot
@@ -48,7 +47,7 @@ class Execute:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Answer this request with this error; it left the queue and will never run."""
+    """Answer this request with this error. It has left the queue and will not run."""
 
     request: int
     error: InferenceError

@@ -202,8 +202,8 @@ def _encode(name: str, array: NDArray[Any]) -> bytes:
 def check_size(tensor: Tensor) -> None:
     """Raise unless the data is as long as datatype and shape say.
 
-    Of very many BYTES elements the least length alone is looked at. Walking them takes seconds, on the loop where they
-    come from a process, and whoever reads them walks them: a client, the next model's check, the JSON of an answer.
+    Of very many BYTES elements only the minimum length is checked. Walking them takes seconds, on the loop if they come
+    from a process, and every reader walks them again: a client, the next model's check, the JSON of a response.
     """
     if min(tensor.shape, default=0) < 0:
         raise _internal(f"output '{tensor.name}': shape {shape_text(tensor.shape)} has a negative dimension")

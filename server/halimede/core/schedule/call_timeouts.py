@@ -1,8 +1,8 @@
 """How long a call of a model's code may be queued: `BLS_TIMEOUT_MS` of the model that calls.
 
-The server refuses a call that closes a circle (`core.schedule.wait_graph`), but it cannot know every wait: a model may wait
-for a thread that calls its own model. Such a call stays in a queue until its time is up. A call that executes is never
-ended.
+The server refuses a call that completes a circle (`core.schedule.wait_graph`), but it cannot know every wait: a model
+may wait for a thread that calls its own model. Such a call stays in a queue until its time is up. A call that executes
+is never ended.
 
 Nothing is kept per call. The server has a record of each call under way; when the earliest deadline may have come, it
 looks through these records. So a call costs one comparison, and a deadline is kept to within `LOOK_PAUSE_NS`.
@@ -11,17 +11,17 @@ looks through these records. So a call costs one comparison, and a deadline is k
 from collections.abc import Iterable
 
 LOOK_PAUSE_NS = 50_000_000
-"""The shortest time from one look at all calls to the next."""
+"""Minimum time between two searches of all calls."""
 
 
 class CallTimeouts:
-    """When to look at the calls under way, and which of them have had their time. Times are nanoseconds."""
+    """When to search the calls under way, and which of them have timed out. Times are nanoseconds."""
 
     __slots__ = ("wake_at",)
 
     def __init__(self) -> None:
         self.wake_at: int | None = None
-        """When to look next, None when no call has a deadline."""
+        """When to search next; None when no call has a deadline."""
 
     def __repr__(self) -> str:
         return f"<CallTimeouts wake_at={self.wake_at}>"

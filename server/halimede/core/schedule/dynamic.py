@@ -15,9 +15,10 @@ from halimede.core.types.statistics import FailureReason
 class DynamicBatchScheduler:
     """A `Scheduler` over one `BatchQueue`. It starts with one free slot of each of the instances 0 to `instances` - 1.
 
-    Expired requests are dealt with first, so that what is late at the same moment as a slot gets free is rejected.
+    Requests expire before slots are filled: a request whose deadline comes at the moment a slot becomes free is
+    rejected.
 
-    Its requests are independent of one another, so that those which a dead worker has not read are executed once more.
+    Requests are independent of one another, so those that a dead worker has not read are executed again.
     """
 
     follows_outcomes = False
@@ -26,7 +27,7 @@ class DynamicBatchScheduler:
         self._queue = BatchQueue(policy)
         self.max_batch_size = policy.max_batch_size
         self.may_expire = self._queue.may_expire
-        # Free longest first: a model's instances on several devices take turns, and none is left cold.
+        # The slot that was free longest comes first, so that the instances of a model on several devices take turns.
         self._free: deque[Slot] = deque(Slot(instance) for instance in range(instances))
         self._busy: dict[Slot, int] = {}
         """Slots that run a batch, and its number of requests."""
@@ -39,7 +40,7 @@ class DynamicBatchScheduler:
         return f"<{type(self).__name__} queue={self.queued} running={running}/{slots}>"
 
     def enqueue(self, pending: Pending, now_ns: int) -> int | None:
-        """See `Scheduler`. Where more requests are expected, a turn later, or as soon as they are there."""
+        """See `Scheduler`. When more requests are expected, poll one turn later, or as soon as they have arrived."""
         free = self._free
         self._queue.push(pending, now_ns, bool(free))
         if not free:
@@ -72,7 +73,7 @@ class DynamicBatchScheduler:
         return actions
 
     def wake_at(self) -> int | None:
-        """See `Scheduler`. 0, which is in the past, when there is work for a `poll` that has not been made."""
+        """See `Scheduler`. Returns 0, which is in the past, when `poll` has an action now."""
         deadline = self._queue.next_deadline() if self.may_expire else None
         ready = self._queue.ready_at() if self._free else None
         if deadline is None or ready is None:
@@ -86,9 +87,9 @@ class DynamicBatchScheduler:
         self,
         slot: Slot,
         took_ns: int,
-        outcomes: Sequence[Outcome] = (),  # noqa: ARG002  it follows none
+        outcomes: Sequence[Outcome] = (),  # noqa: ARG002  outcomes are not followed
     ) -> int | None:
-        """See `Scheduler`. Ignored from a slot that was removed meanwhile."""
+        """See `Scheduler`. Ignored for a slot that was removed meanwhile."""
         queued = len(self._queue.queued)
         if slot in self._busy:
             self._expected.note(queued + self._executing, len(self._busy) + len(self._free), took_ns)
@@ -112,7 +113,7 @@ class DynamicBatchScheduler:
         return [pending.key for batch in unread for pending in batch]
 
     def _leave(self, slot: Slot) -> None:
-        """The slot runs nothing any more."""
+        """The slot is idle from now on."""
         self._executing -= self._busy.pop(slot, 0)
 
     def drain(self) -> list[int]:

@@ -8,7 +8,7 @@ from halimede.core.schedule.scheduler import Scheduler
 
 
 def make_scheduler(config: ModelConfig, instances: int = 0) -> Scheduler:
-    """The scheduler that a complete, validated configuration asks for. It begins with a slot of so many instances."""
+    """The scheduler of a complete, validated configuration. It begins with one slot of each instance."""
     if config.dynamic_batching is None:
         return DefaultScheduler(from_config(config), instances)
     return DynamicBatchScheduler(from_config(config), instances)

@@ -59,9 +59,9 @@ class BatchQueue:
         self._enough = max(policy.preferred_batch_sizes, default=policy.max_batch_size)
         self._delay = policy.max_queue_delay_ns
         self.may_expire = policy.default_timeout_ns > 0 or policy.allow_timeout_override
-        """Whether a request may run out of time here."""
+        """Whether requests may have a deadline."""
         self.queued: dict[int, Queued] = {}
-        """By key, in the order of arrival. Read by others, changed here alone."""
+        """By key, in the order of arrival. Changed only here."""
         self._size_bytes = 0
         # Ordered dictionaries: batches and delayed requests leave from the front and, when cancelled, from anywhere.
         self._closed: OrderedDict[Batch, None] = OrderedDict()
@@ -75,13 +75,13 @@ class BatchQueue:
         return next((queued.enqueued_at for queued in self.queued.values()), None)
 
     def would_hold(self, rows: int) -> bool:
-        """Whether a request of so many rows would wait here, for those before it or for company."""
+        """Whether a request of `rows` rows would wait here, for earlier requests or for a larger batch."""
         return bool(self.queued) or (self._delay > 0 and rows < self._enough and rows not in self._preferred)
 
     def push(self, pending: Pending, now_ns: int, is_idle: bool) -> None:
-        """Take a request in, or raise UNAVAILABLE when the queue is full. `is_idle` says that an instance is free.
+        """Add a request, or raise UNAVAILABLE when the queue is full. `is_idle` means that an instance is free.
 
-        The byte bound does not refuse a request that is alone: it could never run.
+        The byte bound does not refuse a request in an empty queue: it could never run.
         """
         count, size_bytes = len(self.queued), self._size_bytes + pending.size_bytes
         if count >= self._policy.max_queue_size or (count and size_bytes > self._policy.max_queue_bytes):
@@ -109,9 +109,9 @@ class BatchQueue:
             self._deadlines.add(pending.key, now_ns + timeout_ns)
 
     def push_back(self, requests: Sequence[Pending], now_ns: int) -> None:
-        """Take back a batch that did not run: it is closed, and before all others.
+        """Return a batch that did not run. It is closed, and first in the queue.
 
-        Its requests have no deadline, which they kept when they left for an instance, and the bounds refuse none.
+        Its requests have no deadline any more, and the bounds do not apply.
         """
         if not requests:
             return
@@ -161,7 +161,7 @@ class BatchQueue:
         return self._deadlines.next()
 
     def try_remove(self, key: int) -> bool:
-        """Take one request out; False when it is not here."""
+        """Remove one request; False when it is not queued."""
         queued = self.queued.get(key)
         if queued is None:
             return False
@@ -184,7 +184,7 @@ class BatchQueue:
         return self.queued[batch.keys[0]].enqueued_at + self._delay
 
     def _pop_delayed(self) -> tuple[int, ...]:
-        """The first delayed requests that may share a batch; their time is over, so they wait for no company."""
+        """Take the first delayed requests that may share a batch. They are late, so they do not wait for more."""
         keys: list[int] = []
         rows = 0
         compatible: Hashable = None
@@ -200,7 +200,7 @@ class BatchQueue:
         return tuple(keys)
 
     def _leave(self, queued: Queued) -> None:
-        """Out of its batch, or out of the delayed ones."""
+        """Remove a request from its batch, or from the delayed requests."""
         key, batch = queued.pending.key, queued.batch
         if batch is None:
             del self._delayed[key]

@@ -1,19 +1,19 @@
 """The contract between a scheduler and the pump that performs its decisions.
 
-A scheduler is synchronous and pure but for its own state: it is told what happened and when, and says what to do. It
-holds keys and sizes, never tensors. The pump calls `poll` after every event that can free capacity or form a batch
+A scheduler is synchronous, and pure except for its own state: it gets events with their time, and decides what to do.
+It holds keys and sizes, never tensors. The pump calls `poll` after every event that can free capacity or form a batch
 (`enqueue`, `try_cancel`, `completed`, `add_slot`, `remove_slot`) and when `wake_at` has come; it performs the actions
 in order.
 
-`enqueue` and `completed` return in how many turns of the event loop the pump polls for them, so that requests that come
-in one turn can share a batch: 0 is at once, 1 as this turn ends, 2 as the next one ends; None where a poll would have
-nothing to do.
+`enqueue` and `completed` return when the pump is to poll, in turns of the event loop, so that requests that arrive in
+one turn can share a batch: 0 is at once, 1 is the end of this turn, 2 is the end of the next turn. None means that a
+poll would have nothing to do.
 
-A resource that several schedulers share is asked inside `poll`. Whoever gives it back calls the `Pump.wake` of those
-that were refused.
+A scheduler asks for a resource that it shares with others inside `poll`. The scheduler that frees the resource calls
+`Pump.wake` of those that were refused.
 
-server/DESIGN.md ("Schedulers") says how each kind of scheduler uses the contract, and `tests/unit/schedule` has a toy
-of each.
+server/DESIGN.md ("Schedulers") describes how each kind of scheduler uses the contract.
+`tests/support/toy_schedulers.py` has a small one of each kind.
 """
 
 from collections.abc import Collection, Hashable, Sequence
@@ -30,7 +30,7 @@ class Pending:
 
     `key` is unique while the request lives. `batch_size` is its number of rows, at least 1. `size_bytes` counts against
     the queue's byte bound. `compatible` is equal for requests that may share a batch (input names and the dimensions
-    that vary). `timeout_us` 0 means the policy's own.
+    that vary). `timeout_us` 0 means the timeout of the policy.
     """
 
     key: int
@@ -48,11 +48,11 @@ class Outcome(Enum):
     """What became of a request of a batch that has ended."""
 
     DONE = "done"
-    """It was executed. Its answers may still come, beside its batch."""
+    """It was executed. Its responses may still come, beside the end of its batch."""
     AGAIN = "again"
     """Its model asks for another execution. The request is queued again, and leaves the scheduler once more."""
     GONE = "gone"
-    """It failed, or its client has gone. What it would have done to its sequence's state is not done."""
+    """It failed, or its client has disconnected. The state of its sequence was not updated."""
 
 
 class Scheduler(Protocol):
@@ -62,56 +62,55 @@ class Scheduler(Protocol):
     """
 
     max_batch_size: int
-    """Of how many rows an execution is at most, but for a request that has more by itself."""
+    """Maximum number of rows of an execution. A single request may have more."""
 
     may_expire: bool
-    """Whether requests may run out of time in the queue. If not, `enqueue` changes `wake_at` only while a slot is
-    free."""
+    """Whether queued requests have deadlines. If not, `enqueue` changes `wake_at` only while a slot is free."""
 
     follows_outcomes: bool
-    """Whether `completed` is told outcomes. They cost the pump a look at every reply, which most schedulers spare."""
+    """Whether `completed` gets outcomes. To make them, the pump must look at each reply."""
 
     def enqueue(self, pending: Pending, now_ns: int) -> int | None:
         """Accept the request, or raise InferenceError (UNAVAILABLE when the queue is full) and forget it.
 
-        Returns in how many turns to poll.
+        Returns when to poll, in turns.
         """
 
     def try_start(self, batch_size: int) -> Slot | None:
-        """The slot that a request of so many rows is given at once, without being queued; busy until `completed`.
+        """Take a slot for a request of `batch_size` rows that is not queued; the slot is busy until `completed`.
 
-        Where `enqueue` and an immediate `poll` would have executed it alone, and no others are expected to join it. If
-        None, nothing has happened.
+        A slot is returned where `enqueue` and an immediate `poll` would execute the request alone and no other request
+        is expected to join it. None changes nothing.
         """
 
     def poll(self, now_ns: int) -> Sequence[Action]:
-        """All that is due at `now_ns`. A second call at the same time without an event between returns nothing."""
+        """All actions due at `now_ns`. A second call at the same time without an event in between returns nothing."""
 
     def wake_at(self) -> int | None:
-        """The next time at which `poll` has something to do without another event, in ns; None for never."""
+        """The next time in ns at which `poll` has an action without another event; None for never."""
 
     def try_cancel(self, key: int) -> bool:
         """Remove a queued request; False when it is not queued (already executing, or unknown)."""
 
     def completed(self, slot: Slot, took_ns: int, outcomes: Sequence[Outcome] = ()) -> int | None:
-        """The oldest batch of the slot has ended, and took so long. Returns in how many turns to poll.
+        """The oldest batch of the slot has ended after `took_ns`. Returns when to poll, in turns.
 
-        `outcomes` are in the order of the batch's requests; () says that all are DONE, or that nobody follows them.
+        `outcomes` are in the order of the batch's requests; () means that all are DONE, or that the scheduler does not
+        follow outcomes.
         """
 
     def add_slot(self, slot: Slot) -> None:
-        """A slot of a new or restarted instance: it is free, and knows nothing of what ran in it before."""
+        """Add a free slot of a new or restarted instance. It has no state of earlier batches."""
 
     def remove_slot(self, slot: Slot, unread: Sequence[Sequence[Pending]], now_ns: int) -> Collection[int]:
-        """The slot is gone, and all state in it; nothing more is given to it, and what it had is not `completed`.
+        """Remove a slot and all state in it. Its batches are not `completed`.
 
-        `unread` are those of its batches that its worker has certainly not begun, without their cancelled requests and
-        without `compatible`. Returns the keys of those that are queued again, to be delivered once more. The pump fails
-        all others.
+        `unread` are the batches of the slot that its worker has certainly not begun, without cancelled requests and
+        without `compatible`. Returns the keys of the requests that are queued again. The pump fails all others.
         """
 
     def drain(self) -> Sequence[int]:
-        """Empty the queue and return its keys in order: the model is going away."""
+        """Empty the queue and return its keys in order: the model is unloaded."""
 
     @property
     def queued(self) -> int:

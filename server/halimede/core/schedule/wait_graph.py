@@ -1,11 +1,11 @@
-"""Which calls wait for which batches: finds the call that nobody will ever answer.
+"""Calls between models and the batches that they wait for: finds deadlocks.
 
-A model's code may call other models while its batch holds an instance. A call that only instances could serve whose own
-batches wait for it, directly or through other calls, would wait for ever. Only a new call can close such a circle: one
-look when a call is made finds them all.
+A model's code may call other models while its batch occupies an instance. A call is in a deadlock when every instance
+that could serve it runs a batch that waits for this call, directly or through other calls. Only a new call can complete
+such a circle, so it is enough to check each call when it is made.
 
-What holds a call up ends when all calls that it waits for are answered. A call that runs is answered when all that
-holds it up can end; one that is queued, when all that holds up one of its model's instances can.
+A waiter, such as a batch, ends when all calls that it waits for are answered. An executing call is answered when all
+its waiters can end. A queued call is answered when all waiters of one of its model's instances can end.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -14,24 +14,24 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Held:
-    """It is answered when all of these have ended: its batch, or the steps of an ensemble's request, and the like."""
+    """The call is answered when all of these have ended: its batch, or the request of an ensemble, and the like."""
 
     by: Sequence[Hashable]
 
 
 @dataclass(slots=True)
 class Queued:
-    """It is served as soon as one of these instances is: each by what holds it up, nothing for one that is free."""
+    """The call is served as soon as one instance is free. Per instance, what it waits for; empty for a free one."""
 
     instances: Sequence[Sequence[Hashable]]
 
 
 Place = Held | Queued | None
-"""Where a request is; None where nothing holds it up, because it is over."""
+"""Where a request is; None when it is finished."""
 
 
 class WaitGraph:
-    """The calls that are under way, by what waits for them. `place_of` says where a request is, by ticket."""
+    """The calls under way by what waits for them. `place_of` gives the place of a request by its ticket."""
 
     __slots__ = ("_calls", "_place_of", "_waiters")
 
@@ -44,16 +44,16 @@ class WaitGraph:
         return len(self._waiters)
 
     def tickets(self) -> Iterable[int]:
-        """Of all calls under way, in the order in which they were made."""
+        """The tickets of all calls under way, in the order of the calls."""
         return self._waiters
 
     def add(self, ticket: int, waiter: Hashable) -> None:
-        """From now on `waiter` waits for this call."""
+        """Add a call that `waiter` waits for."""
         self._waiters[ticket] = waiter
         self._calls.setdefault(waiter, set()).add(ticket)
 
     def remove(self, ticket: int) -> None:
-        """The call is answered; ignored when it is not known."""
+        """Remove a call that is answered. Ignored when it is unknown."""
         waiter = self._waiters.pop(ticket, None)
         if waiter is None:
             return
@@ -63,13 +63,13 @@ class WaitGraph:
             del self._calls[waiter]
 
     def is_stuck(self, ticket: int) -> bool:
-        """Whether nothing that can happen will answer this call."""
+        """Whether the call is in a deadlock."""
         place = self._place_of(ticket)
-        # Nearly always whoever serves it waits for nobody: then there is nothing more to look at.
+        # The usual case: what serves the call waits for no other call.
         if _is_served(place, {waiter for waiter in _waiters_in(place) if waiter not in self._calls}):
             return False
         places, waiters = self._reachable(ticket)
-        # What can end is found from its ends on: who waits for nobody, then who waits for those, until no more is.
+        # Find what can end, beginning with what waits for no call, until nothing is added.
         ends: set[Hashable] = set()
         answered: set[int] = set()
         grows = True
@@ -86,7 +86,7 @@ class WaitGraph:
         return ticket not in answered
 
     def _reachable(self, ticket: int) -> tuple[dict[int, Place], set[Hashable]]:
-        """The places of all calls on which the answer to this one may depend, and the batches and the like in them."""
+        """The places of all calls on which this call depends, and the waiters in these places."""
         places: dict[int, Place] = {}
         waiters: set[Hashable] = set()
         pending = [ticket]
