@@ -14,7 +14,8 @@ from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import DataType, InferenceResponse, Tensor
 from halimede.core.wire import grpc_infer
-from halimede.core.wire.http_infer import InferDecoder, decode_infer, encode_infer
+from halimede.core.wire.http_request import InferDecoder, decode_infer
+from halimede.core.wire.http_response import encode_infer
 from halimede.core.wire.protocol import ModelInferRequest, parse
 
 BATCH = 16

@@ -130,7 +130,8 @@ def _answer(runner: "Runner", host: Terminal, view: "ModelView", file: Path) -> 
     from halimede.core.config.process_options import strict_outputs
     from halimede.core.schedule.replies import ReplyChecker
     from halimede.core.types import InferenceError, InferenceResponse
-    from halimede.core.wire.http_infer import decode_infer, encode_infer
+    from halimede.core.wire.http_request import decode_infer
+    from halimede.core.wire.http_response import encode_infer
 
     checker = ReplyChecker(view.config, is_strict=strict_outputs(view.config))
     rules = RequestChecker(view.config)

@@ -15,18 +15,17 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceResponse, Tensor
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.tensor import join_bytes
-from halimede.core.wire.http_infer import (
-    BINARY,
+from halimede.core.wire.destinations import BINARY, ResponseFormat
+from halimede.core.wire.http_request import (
     DecodedInfer,
-    ResponseFormat,
     decode_infer,
     decode_infer_steps,
     decode_large_steps,
     decode_small,
-    encode_infer,
     parse_header_length,
 )
-from halimede.core.wire.json_tensor import run
+from halimede.core.wire.http_response import encode_infer
+from halimede.core.wire.steps import run
 from support.examples import examples
 
 CONFIG = ModelConfig(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import join_bytes
-from halimede.core.wire.json_tensor import Steps, run
+from halimede.core.wire.steps import Steps, run
 
 UNCLASSIFIABLE = (DataType.FP16, DataType.BF16, DataType.BOOL, DataType.BYTES)
 """Datatypes that Triton makes no classes of."""

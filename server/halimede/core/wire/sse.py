@@ -5,9 +5,10 @@ from dataclasses import replace
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import InferenceResponse
 from halimede.core.types.tensor import Buffer
+from halimede.core.wire.destinations import JSON, OutputFormat, ResponseFormat
 from halimede.core.wire.http_control import error_json
-from halimede.core.wire.http_infer import JSON, OutputFormat, ResponseFormat, encode_infer_steps
-from halimede.core.wire.json_tensor import Steps
+from halimede.core.wire.http_response import encode_infer_steps
+from halimede.core.wire.steps import Steps
 
 MEDIA_TYPE = "text/event-stream"
 

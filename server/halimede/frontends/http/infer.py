@@ -5,18 +5,17 @@ from functools import partial
 
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse
+from halimede.core.wire.destinations import ResponseFormat
 from halimede.core.wire.forwarding import Forwarding
-from halimede.core.wire.http_infer import (
+from halimede.core.wire.http_request import (
     EMPTY_FINAL,
     DecodedInfer,
     InferDecoder,
-    ResponseFormat,
     decode_infer_steps,
-    encode_infer,
-    encode_infer_steps,
     parse_header_length,
     reserved_parameter,
 )
+from halimede.core.wire.http_response import encode_infer, encode_infer_steps
 from halimede.core.wire.sse import accepts_events, encode_event_steps, json_only
 from halimede.frontends.http.answers import (
     IN_STEPS_ABOVE,
