@@ -70,7 +70,7 @@ def wire_http_us(*, is_known: bool) -> list[float]:
         decoded = decoder.decode(body, header_length) if is_known else decode_infer(view, body, header_length)
         tensor = decoded.request.inputs[0]
         output = Tensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.data)
-        encode_infer(InferenceResponse("ident", "1", outputs=[output]), decoded.format, view)
+        encode_infer(InferenceResponse("ident", "1", outputs=[output]), decoded.destinations, view)
 
     return us_per_request(step, 1)
 
@@ -87,6 +87,6 @@ def wire_grpc_us() -> list[float]:
         tensor = call.request.inputs[0]
         output = Tensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.data)
         response = InferenceResponse("ident", "1", outputs=[output])
-        grpc_infer.encode_infer(response, view, call.classes).SerializeToString()
+        grpc_infer.encode_infer(response, view, call.destinations).SerializeToString()
 
     return us_per_request(step, 1)

@@ -89,7 +89,7 @@ def outcome(decode: Callable[[], http_request.DecodedInfer]) -> tuple[Any, ...]:
     request = decoded.request
     tensors = [(t.name, t.datatype, t.shape, bytes(t.data)) for t in request.inputs]
     # NaN is unlike itself, and what it was read from may hold it in a parameter.
-    return tensors, request.outputs, repr(request.parameters), request.id, request.priority, repr(decoded.format)
+    return tensors, request.outputs, repr(request.parameters), request.id, request.priority, repr(decoded.destinations)
 
 
 def check_ways(view: ModelView, body: bytes, header_length: int | None) -> None:

@@ -164,7 +164,7 @@ def _answer(runner: "Runner", host: Terminal, view: "ModelView", file: Path) -> 
             outputs = checker.check(reply.outputs, request.outputs, checked.batch_size if has_rows else None)
             rules.reshape_outputs(outputs, checked.batch_size)
             response = InferenceResponse(view.name, view.version, request.id, outputs, dict(reply.parameters))
-            encoded = encode_infer(response, decoded.format, view)
+            encoded = encode_infer(response, decoded.destinations, view)
         except InferenceError as error:
             click.echo(f"{file}: {error.message}", err=True)
             failed = 1

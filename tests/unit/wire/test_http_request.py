@@ -5,7 +5,7 @@ import pytest
 from halimede.core.config.model_config import ModelInput
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.core.types.tensor import join_bytes
-from halimede.core.wire.destinations import BINARY, ResponseFormat
+from halimede.core.wire.destinations import BINARY, Destinations
 from halimede.core.wire.http_request import DecodedInfer, decode_infer, parse_header_length
 from support.inference_bodies import VIEW, asking, floats, invalid, refusal, tensor, view, with_tail
 
@@ -22,7 +22,7 @@ def test_a_request_in_json() -> None:
                 Tensor("s", DataType.BYTES, (1, 2), join_bytes(["a", "é"])),
             ],
         ),
-        ResponseFormat(),
+        Destinations(),
     )
 
 
@@ -74,7 +74,7 @@ def test_reserved_parameters_have_fields_of_their_own() -> None:
             sequence_start=True,
             parameters={"s": "text", "i": -1, "b": False, "f": 0.5},
         ),
-        ResponseFormat(BINARY),
+        Destinations(BINARY),
     )
     assert decode_infer(VIEW, asking(parameters={"sequence_id": "abc"}), None).request.sequence_id == "abc"
 
@@ -272,7 +272,7 @@ def test_header_length_that_is_not_a_number(text: str) -> None:
 def raw(body: bytes, *dims: int, datatype: DataType = DataType.FP32, max_batch_size: int = 0) -> Tensor:
     model = view(inputs=(ModelInput("x", datatype, dims=dims),), max_batch_size=max_batch_size)
     decoded = decode_infer(model, body, 0, "5")
-    assert decoded == DecodedInfer(InferenceRequest("m", "5", inputs=decoded.request.inputs), ResponseFormat(BINARY))
+    assert decoded == DecodedInfer(InferenceRequest("m", "5", inputs=decoded.request.inputs), Destinations(BINARY))
     return decoded.request.inputs[0]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.core.types.tensor import join_bytes
-from halimede.core.wire.destinations import BINARY, JSON, ResponseFormat
+from halimede.core.wire.destinations import BINARY, JSON, Destinations
 from halimede.core.wire.http_request import (
     SMALL_JSON_BYTES,
     DecodedInfer,
@@ -42,7 +42,7 @@ def test_a_large_document_is_decoded_in_steps() -> None:
                 Tensor("c", DataType.BYTES, (1, 1), join_bytes(["x" * 200_000])),
             ],
         ),
-        ResponseFormat(JSON, {"y": BINARY}),
+        Destinations(JSON, {"y": BINARY}),
     )
     assert decode_infer(VIEW, body, len(document)) == expected
     assert run(decode_infer_steps(VIEW, memoryview(body), len(document))) == expected

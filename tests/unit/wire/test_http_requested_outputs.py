@@ -7,24 +7,24 @@ import pytest
 
 from halimede.core.config.model_config import ModelOutput
 from halimede.core.types import DataType, InferenceError
-from halimede.core.wire.destinations import BINARY, JSON, OutputFormat, ResponseFormat
+from halimede.core.wire.destinations import BINARY, JSON, Destinations, Inline
 from halimede.core.wire.http_request import decode_infer, decode_large_steps
 from halimede.core.wire.steps import run
 from support.inference_bodies import VIEW, asking, invalid, refusal, tensor, view
 
 
-def formats(*outputs: Any, **parameters: Any) -> tuple[tuple[str, ...], ResponseFormat]:
+def formats(*outputs: Any, **parameters: Any) -> tuple[tuple[str, ...], Destinations]:
     decoded = decode_infer(VIEW, asking(outputs=list(outputs), parameters=parameters), None)
-    return decoded.request.outputs, decoded.format
+    return decoded.request.outputs, decoded.destinations
 
 
 def test_all_outputs_are_json_unless_binary_is_asked_for() -> None:
-    assert formats() == ((), ResponseFormat(JSON))
-    assert formats(binary_data_output=True) == ((), ResponseFormat(BINARY))
+    assert formats() == ((), Destinations(JSON))
+    assert formats(binary_data_output=True) == ((), Destinations(BINARY))
 
 
 def test_named_output_defaults_to_json_independently_of_others() -> None:
-    assert formats({"name": "a"}, binary_data_output=True) == (("a",), ResponseFormat(BINARY, {"a": JSON}))
+    assert formats({"name": "a"}, binary_data_output=True) == (("a",), Destinations(BINARY, {"a": JSON}))
 
 
 def test_every_named_output_has_its_format() -> None:
@@ -36,9 +36,9 @@ def test_every_named_output_has_its_format() -> None:
         {"name": "e", "parameters": {"classification": 0}},
     ) == (
         ("b", "a", "c", "d", "e"),
-        ResponseFormat(
+        Destinations(
             JSON,
-            {"b": BINARY, "a": JSON, "c": OutputFormat(False, 3), "d": OutputFormat(True, 2), "e": JSON},
+            {"b": BINARY, "a": JSON, "c": Inline(False, 3), "d": Inline(True, 2), "e": JSON},
         ),
     )
 

@@ -1,34 +1,42 @@
-"""How the outputs of a response travel."""
+"""Where the outputs of a response go, as the request asks for it.
+
+Both codecs make these values from a request, and both encoders of responses read them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class OutputFormat:
-    """How one output travels. `classes` is the number of classes wanted, 0 for the tensor itself."""
+class Inline:
+    """In the response itself.
+
+    `binary` is the choice between binary data and JSON; over gRPC every output is binary. `classes` is the number of
+    best classes to send instead of the tensor, 0 for the tensor.
+    """
 
     binary: bool
     classes: int = 0
 
 
-JSON = OutputFormat(binary=False)
-BINARY = OutputFormat(binary=True)
+JSON = Inline(binary=False)
+BINARY = Inline(binary=True)
 
 
 @dataclass(slots=True)
-class ResponseFormat:
-    """How the outputs of a response travel: `outputs` for those that the request named, `default` for the others."""
+class Destinations:
+    """The destination of each output: that in `outputs` if its name is there, else `default`."""
 
-    default: OutputFormat = JSON
-    outputs: Mapping[str, OutputFormat] = field(default_factory=dict)
+    default: Inline = JSON
+    outputs: Mapping[str, Inline] = field(default_factory=dict)
 
-    def of(self, name: str) -> OutputFormat:
-        """The format of this output."""
+    def of(self, name: str) -> Inline:
+        """The destination of this output."""
         return self.outputs.get(name, self.default)
 
 
-ALL_JSON = ResponseFormat()
+ALL_JSON = Destinations()
 """Every output as JSON."""
 
-ALL_BINARY = ResponseFormat(BINARY)
+ALL_BINARY = Destinations(BINARY)
+"""Every output as binary data."""

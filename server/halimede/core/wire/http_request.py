@@ -17,7 +17,7 @@ from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRe
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import Buffer
-from halimede.core.wire.destinations import ALL_BINARY, ALL_JSON, BINARY, JSON, OutputFormat, ResponseFormat
+from halimede.core.wire.destinations import ALL_BINARY, ALL_JSON, BINARY, JSON, Destinations, Inline
 from halimede.core.wire.forwarding import RESERVED_PREFIX
 from halimede.core.wire.json_access import (
     array_member,
@@ -53,10 +53,10 @@ _TEMPLATE_BYTES = 1 << 10
 
 @dataclass(slots=True)
 class DecodedInfer:
-    """A request, and how its answer is to be written."""
+    """A request, and where its outputs go."""
 
     request: InferenceRequest
-    format: ResponseFormat
+    destinations: Destinations
 
 
 def parse_header_length(text: str, body_length: int) -> int:
@@ -90,7 +90,7 @@ class _Template:
     """All that a JSON part without id and parameters says: everything of a binary request but its tensors' bytes."""
 
     outputs: tuple[str, ...]
-    format: ResponseFormat
+    destinations: Destinations
     inputs: tuple[tuple[str, DataType, tuple[int, ...], int], ...]
     tail_bytes: int
 
@@ -126,7 +126,7 @@ class InferDecoder:
             inputs.append(Tensor(name, datatype, shape, whole[at : at + size]))
             at += size
         request = InferenceRequest(self.view.name, self._version, "", inputs, template.outputs)
-        return DecodedInfer(request, template.format)
+        return DecodedInfer(request, template.destinations)
 
     def _remember(self, text: bytes, tail_bytes: int, decoded: DecodedInfer) -> None:
         request = decoded.request
@@ -137,7 +137,7 @@ class InferDecoder:
             return
         if len(self.known) >= _TEMPLATES:
             self.known.clear()
-        self.known[text] = _Template(request.outputs, decoded.format, inputs, tail_bytes)
+        self.known[text] = _Template(request.outputs, decoded.destinations, inputs, tail_bytes)
 
 
 def decode_infer_steps(
@@ -183,7 +183,7 @@ def decode_small(view: ModelView, text: Buffer, tail: memoryview | None, version
         tensors.append(Tensor(name, datatype, shape, data))
     if tail is not None and at != len(tail):
         raise _extra_data(view)
-    check_outputs(view, decoded.request, decoded.format)
+    check_outputs(view, decoded.request, decoded.destinations)
     return decoded
 
 
@@ -221,7 +221,7 @@ def decode_large_steps(
             yield 0
     if tail is not None and at != len(tail):
         raise _extra_data(view)
-    check_outputs(view, decoded.request, decoded.format)
+    check_outputs(view, decoded.request, decoded.destinations)
     return decoded
 
 
@@ -269,10 +269,10 @@ def _read_head(document: Any, view: ModelView, version: str) -> DecodedInfer:
     binary = False
     if "parameters" in document:
         binary = _read_parameters(request, object_member(document, "parameters"))
-    form = ALL_BINARY if binary else ALL_JSON
+    destinations = ALL_BINARY if binary else ALL_JSON
     if document.get("outputs", _EMPTY) != _EMPTY:
-        form = _read_outputs(request, array_member(document, "outputs"), form.default)
-    return DecodedInfer(request, form)
+        destinations = _read_outputs(request, array_member(document, "outputs"), destinations.default)
+    return DecodedInfer(request, destinations)
 
 
 _EMPTY: list[Any] = []
@@ -319,19 +319,19 @@ _RESERVED_PARAMETERS = frozenset(
 )
 
 
-def _read_outputs(request: InferenceRequest, outputs: list[Any], default: OutputFormat) -> ResponseFormat:
-    formats: dict[str, OutputFormat] = {}
+def _read_outputs(request: InferenceRequest, outputs: list[Any], default: Inline) -> Destinations:
+    inline: dict[str, Inline] = {}
     names: list[str] = []
     for item in outputs:
         name = text_member(item, "name")
         names.append(name)
-        # An output that is named takes nothing from `binary_data_output`.
-        formats[name] = _output_format(name, object_member(item, "parameters")) if "parameters" in item else JSON
+        # `binary_data_output` is for outputs that are not named.
+        inline[name] = _read_destination(name, object_member(item, "parameters")) if "parameters" in item else JSON
     request.outputs = tuple(names)
-    return ResponseFormat(default, formats)
+    return Destinations(default, inline)
 
 
-def _output_format(name: str, parameters: dict[str, Any]) -> OutputFormat:
+def _read_destination(name: str, parameters: dict[str, Any]) -> Inline:
     classes = unsigned_member(parameters, "classification") if "classification" in parameters else 0
     binary = flag_member(parameters, "binary_data") if "binary_data" in parameters else False
     if "shared_memory_region" in parameters:
@@ -340,7 +340,7 @@ def _output_format(name: str, parameters: dict[str, Any]) -> OutputFormat:
                 raise invalid(f"Output can't set both 'shared_memory_region' and '{other}'")
         raise _no_shared_memory("output", name)
     if classes:
-        return OutputFormat(binary, classes)
+        return Inline(binary, classes)
     return BINARY if binary else JSON
 
 

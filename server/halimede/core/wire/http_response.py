@@ -9,7 +9,7 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceResponse
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.classification import classify_steps
-from halimede.core.wire.destinations import BINARY, ResponseFormat
+from halimede.core.wire.destinations import BINARY, Destinations
 from halimede.core.wire.json_limits import HALF, half_output
 from halimede.core.wire.json_print import print_steps
 from halimede.core.wire.steps import Steps, run
@@ -26,22 +26,22 @@ class EncodedInfer:
     json_length: int | None
 
 
-def encode_infer(response: InferenceResponse, format: ResponseFormat, view: ModelView) -> EncodedInfer:  # noqa: A002
+def encode_infer(response: InferenceResponse, destinations: Destinations, view: ModelView) -> EncodedInfer:
     """Write a response that has no error. INVALID_ARG for outputs that cannot be sent in the format asked for."""
     if len(response.outputs) == 1 and not response.id and not response.parameters:
         sole = response.outputs[0]
-        if format.of(sole.name) is BINARY:
+        if destinations.of(sole.name) is BINARY:
             data = sole.data
             head = _sole_binary_json(
                 response.model_name, response.model_version, sole.name, sole.datatype, sole.shape, len(data)
             )
             return EncodedInfer([head, data], len(head))
-    return run(encode_infer_steps(response, format, view))
+    return run(encode_infer_steps(response, destinations, view))
 
 
 def encode_infer_steps(
     response: InferenceResponse,
-    format: ResponseFormat,  # noqa: A002
+    destinations: Destinations,
     view: ModelView,
 ) -> Steps[EncodedInfer]:
     """As `encode_infer`, in steps of at most about 10 ms each."""
@@ -53,15 +53,15 @@ def encode_infer_steps(
     tails: list[Buffer] = []
     has_binary = False
     for number, answer in enumerate(response.outputs):
-        wish = format.of(answer.name)
+        destination = destinations.of(answer.name)
         output = answer
-        if wish.classes:
+        if destination.classes:
             labels = view.labels.get(answer.name, ())
-            output = yield from classify_steps(answer, wish.classes, labels, view.config.max_batch_size > 0)
+            output = yield from classify_steps(answer, destination.classes, labels, view.config.max_batch_size > 0)
         if number:
             chunks.append(b",")
         chunks.append(_output_json(output.name, output.datatype, output.shape))
-        if wish.binary:
+        if destination.binary:
             has_binary = True
             chunks.append(b',"parameters":{"binary_data_size":%d}}' % len(output.data))
             tails.append(output.data)

@@ -4,24 +4,24 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, InferenceError, InferenceRequest
 from halimede.core.types.error import clip
 from halimede.core.wire.classification import check_classifiable
-from halimede.core.wire.destinations import ALL_BINARY, ResponseFormat
+from halimede.core.wire.destinations import ALL_BINARY, Destinations
 from halimede.core.wire.json_access import invalid
 
 HALF = (DataType.FP16, DataType.BF16)
 """Datatypes that JSON cannot carry, as in Triton."""
 
 
-def check_outputs(view: ModelView, request: InferenceRequest, form: ResponseFormat) -> None:
+def check_outputs(view: ModelView, request: InferenceRequest, destinations: Destinations) -> None:
     """Refuse before the model runs what could not be sent after it."""
-    if form is ALL_BINARY or (view.config.backend == "python" and not request.outputs):
+    if destinations is ALL_BINARY or (view.config.backend == "python" and not request.outputs):
         return  # A python model may leave out any output that nobody asks for by name.
     for output in view.config.output:
-        if request.outputs and output.name not in form.outputs:
+        if request.outputs and output.name not in destinations.outputs:
             continue
-        wish = form.of(output.name)
-        if wish.classes:
+        destination = destinations.of(output.name)
+        if destination.classes:
             check_classifiable(output.name, output.data_type)
-        elif not wish.binary and output.data_type in HALF:
+        elif not destination.binary and output.data_type in HALF:
             raise half_output(output.name, output.data_type)
 
 
