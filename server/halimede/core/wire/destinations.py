@@ -6,6 +6,8 @@ Both codecs make these values from a request, and both encoders of responses rea
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from halimede.core.types import RegionSlice
+
 
 @dataclass(frozen=True, slots=True)
 class Inline:
@@ -18,6 +20,9 @@ class Inline:
     binary: bool
     classes: int = 0
 
+
+Destination = Inline | RegionSlice
+"""What a request says of one output: send it in the response, or write it to a client's shared memory."""
 
 JSON = Inline(binary=False)
 BINARY = Inline(binary=True)

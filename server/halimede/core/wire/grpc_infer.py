@@ -18,15 +18,17 @@ from halimede.core.types import (
     InferenceRequest,
     InferenceResponse,
     ParameterValue,
+    RegionSlice,
     Tensor,
 )
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import Buffer, join_bytes
 from halimede.core.wire.classification import classify
-from halimede.core.wire.destinations import ALL_BINARY, BINARY, Destinations, Inline
+from halimede.core.wire.destinations import ALL_BINARY, BINARY, Destination, Destinations, Inline
 from halimede.core.wire.protocol import ModelInferResponse, ModelStreamInferResponse, ProtoMessage
 from halimede.core.wire.raw_tensor import shape_text
+from halimede.core.wire.shared_memory import REGION_PARAMETERS, read_region, resolve
 
 STATUS_MESSAGE_LIMIT = 4096
 ELEMENTS_PER_PIECE = 64 << 10
@@ -116,8 +118,8 @@ def decode_infer(message: ProtoMessage) -> InferCall:
                 f"[request id: {clip(request.id) or '<id_unknown>'}] All input dimensions should be specified for input"
                 f" '{clip(name)}' for model '{clip(request.model_name)}', got {shape_text(shape)}"
             )
-        if tensor.parameters:
-            _refuse_shared_memory(tensor, "input")
+        if tensor.parameters and (region := _region_parameters(tensor)):
+            resolve("input", name, read_region("input", name, region))
         if not raws:
             data = _explicit_contents(tensor, datatype, request.model_name)
         elif tensor.HasField("contents"):
@@ -133,11 +135,14 @@ def decode_infer(message: ProtoMessage) -> InferCall:
     wanted = message.outputs
     if wanted:
         request.outputs = tuple([output.name for output in wanted])
-        classified = {
-            output.name: destination
-            for output in wanted
-            if output.parameters and (destination := _read_destination(output)) is not BINARY
-        }
+        classified: dict[str, Inline] = {}
+        for output in wanted:
+            if output.parameters:
+                destination = _read_destination(output)
+                if isinstance(destination, RegionSlice):
+                    resolve("output", output.name, destination)
+                if destination.classes:
+                    classified[output.name] = destination
         if classified:
             call.destinations = Destinations(BINARY, classified)
     return call
@@ -265,8 +270,9 @@ def _read_parameters(call: InferCall, parameters: Mapping[str, ProtoMessage]) ->
                 request.parameters[key] = getattr(parameter, kind)
 
 
-def _read_destination(output: ProtoMessage) -> Inline:
-    _refuse_shared_memory(output, "output")
+def _read_destination(output: ProtoMessage) -> Destination:
+    if region := _region_parameters(output):
+        return read_region("output", output.name, region)
     if "classification" not in output.parameters:
         return BINARY
     classes = output.parameters["classification"]
@@ -277,14 +283,14 @@ def _read_destination(output: ProtoMessage) -> Inline:
     return Inline(binary=True, classes=classes.int64_param)
 
 
-def _refuse_shared_memory(tensor: ProtoMessage, kind: str) -> None:
-    for key in ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"):
-        if key in tensor.parameters:
-            raise InferenceError(
-                ErrorCode.UNSUPPORTED,
-                f"parameter '{key}' of {kind} '{clip(tensor.name)}': shared memory is not available yet,"
-                " tensors must be sent in the message",
-            )
+def _region_parameters(tensor: ProtoMessage) -> dict[str, object]:
+    """The parameters of a tensor that describe shared memory, each with the value of whichever field it has."""
+    return {key: _value(tensor.parameters[key]) for key in REGION_PARAMETERS if key in tensor.parameters}
+
+
+def _value(parameter: ProtoMessage) -> object:
+    kind = parameter.WhichOneof("parameter_choice")
+    return None if kind is None else getattr(parameter, kind)
 
 
 def _explicit_contents(tensor: ProtoMessage, datatype: DataType, model: str) -> Buffer:

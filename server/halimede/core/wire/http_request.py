@@ -13,11 +13,11 @@ from typing import Any
 import orjson
 
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
+from halimede.core.types import DataType, InferenceError, InferenceRequest, RegionSlice, Tensor
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import Buffer
-from halimede.core.wire.destinations import ALL_BINARY, ALL_JSON, BINARY, JSON, Destinations, Inline
+from halimede.core.wire.destinations import ALL_BINARY, ALL_JSON, BINARY, JSON, Destination, Destinations, Inline
 from halimede.core.wire.forwarding import RESERVED_PREFIX
 from halimede.core.wire.json_access import (
     array_member,
@@ -42,6 +42,7 @@ from halimede.core.wire.json_scan import (
     scan_steps,
 )
 from halimede.core.wire.raw_tensor import LENGTH_BYTES, byte_size, element_count, take
+from halimede.core.wire.shared_memory import REGION, read_region, resolve
 from halimede.core.wire.steps import Steps, run
 
 SMALL_JSON_BYTES = 64 << 10
@@ -175,11 +176,13 @@ def decode_small(view: ModelView, text: Buffer, tail: memoryview | None, version
     for item in array_member(document, "inputs"):
         name, datatype, shape, source = _read_input(item, tail is not None)
         data: Buffer
-        if isinstance(source, list):
-            data = pack(name, datatype, element_count(name, datatype, shape, view.name), source)
-        else:
+        if isinstance(source, int):
             data = take(tail or _NOTHING, at, source, name, view.name)
             at += source
+        elif isinstance(source, list):
+            data = pack(name, datatype, element_count(name, datatype, shape, view.name), source)
+        else:
+            resolve("input", name, source)
         tensors.append(Tensor(name, datatype, shape, data))
     if tail is not None and at != len(tail):
         raise _extra_data(view)
@@ -210,12 +213,14 @@ def decode_large_steps(
     for item in array_member(document, "inputs"):
         name, datatype, shape, source = _read_input(item, tail is not None)
         data: Buffer
-        if isinstance(source, list):
+        if isinstance(source, int):
+            data = take(tail or _NOTHING, at, source, name, view.name)
+            at += source
+        elif isinstance(source, list):
             count = element_count(name, datatype, shape, view.name)
             data = yield from pack_steps(name, datatype, count, text, layout, layout.spans[source[0]], block_bytes)
         else:
-            data = take(tail or _NOTHING, at, source, name, view.name)
-            at += source
+            resolve("input", name, source)
         tensors.append(Tensor(name, datatype, shape, data))
         if len(tensors) % 256 == 0:
             yield 0
@@ -326,26 +331,36 @@ def _read_outputs(request: InferenceRequest, outputs: list[Any], default: Inline
         name = text_member(item, "name")
         names.append(name)
         # `binary_data_output` is for outputs that are not named.
-        inline[name] = _read_destination(name, object_member(item, "parameters")) if "parameters" in item else JSON
+        if "parameters" not in item:
+            inline[name] = JSON
+            continue
+        destination = _read_destination(name, object_member(item, "parameters"))
+        if isinstance(destination, RegionSlice):
+            resolve("output", name, destination)
+        inline[name] = destination
     request.outputs = tuple(names)
     return Destinations(default, inline)
 
 
-def _read_destination(name: str, parameters: dict[str, Any]) -> Inline:
+def _read_destination(name: str, parameters: dict[str, Any]) -> Destination:
     classes = unsigned_member(parameters, "classification") if "classification" in parameters else 0
     binary = flag_member(parameters, "binary_data") if "binary_data" in parameters else False
-    if "shared_memory_region" in parameters:
+    if REGION in parameters:
         for other in ("classification", "binary_data"):
             if other in parameters:
-                raise invalid(f"Output can't set both 'shared_memory_region' and '{other}'")
-        raise _no_shared_memory("output", name)
+                raise invalid(f"Output can't set both '{REGION}' and '{other}'")
+        return read_region("output", name, parameters)
     if classes:
         return Inline(binary, classes)
     return BINARY if binary else JSON
 
 
-def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, ...], list[Any] | int]:
-    """Name, datatype, shape, and either the data as parsed or its size in the binary part."""
+_Source = int | list[Any] | RegionSlice
+"""The data of an input: its size in the binary part, the array as parsed, or a slice of shared memory."""
+
+
+def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, ...], _Source]:
+    """Name, datatype, shape and data."""
     name = text_member(item, "name")
     datatype = FROM_WIRE.get(text_member(item, "datatype"))
     if datatype is None:
@@ -355,7 +370,7 @@ def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, 
         if type(dim) is not int or dim < 0:
             raise wrong_type("shape", "unsigned-integer")
     parameters = object_member(item, "parameters") if "parameters" in item else {}
-    if "binary_data_size" in parameters and "data" not in item and "shared_memory_region" not in parameters:
+    if "binary_data_size" in parameters and "data" not in item and REGION not in parameters:
         if not has_header:
             raise invalid(
                 "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' when passing"
@@ -367,7 +382,7 @@ def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, 
         for present, field_text in (
             ("data" in item, " 'data'"),
             ("binary_data_size" in parameters, " 'binary_data_size' in 'parameters'"),
-            ("shared_memory_region" in parameters, " 'shared_memory_region' in 'parameters'"),
+            (REGION in parameters, f" '{REGION}' in 'parameters'"),
         )
         if present
     ]
@@ -377,7 +392,7 @@ def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, 
             f" 'shared_memory_region' in 'parameters'. But{' set' + ''.join(fields) if fields else ' no field is set'}"
         )
     if "data" not in item:
-        raise _no_shared_memory("input", name)
+        return name, datatype, shape, read_region("input", name, parameters)
     if datatype in HALF:
         raise half_input(name, datatype)
     return name, datatype, shape, array_member(item, "data")
@@ -419,14 +434,6 @@ def _raw_request(view: ModelView, body: Buffer, version: str) -> DecodedInfer:
 
 def _unidentified(message: str) -> InferenceError:
     return invalid(f"[request id: <id_unknown>] {message}")
-
-
-def _no_shared_memory(kind: str, name: str) -> InferenceError:
-    return InferenceError(
-        ErrorCode.UNSUPPORTED,
-        f"parameter 'shared_memory_region' of {kind} '{clip(name)}': shared memory is not available yet,"
-        " tensors must be sent in the message",
-    )
 
 
 def _extra_data(view: ModelView) -> InferenceError:
