@@ -61,11 +61,11 @@ class DecodedInfer:
 
 
 def parse_header_length(text: str, body_length: int) -> int:
-    """The value of `Inference-Header-Content-Length`, 0 for a raw request; INVALID_ARG unless the body has as much."""
+    """The value of `Inference-Header-Content-Length`, 0 for a raw request; INVALID_ARG if the body is shorter."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
         raise invalid(f"Unable to parse 'Inference-Header-Content-Length', got: {clip(text)}")
-    # Twenty digits are more than any body has; int() would refuse some thousands.
+    # No body has a length of twenty digits. int() would raise an error for thousands of digits.
     length = int(digits) if len(digits) < 20 else body_length + 1
     if length > body_length or (length and text[0] == "-"):
         raise invalid(f"inference header size should be in range (0, {body_length}), got: {clip(text)}")
@@ -76,7 +76,7 @@ def decode_infer(view: ModelView, body: Buffer, header_length: int | None, versi
     """Decode a request body; tensors are views of it where they can be.
 
     `header_length` None means that all of the body is JSON, 0 that all of it is the one input's bytes, n that n bytes
-    of JSON come before binary tensors. INVALID_ARG for what is wrong, UNSUPPORTED for shared memory.
+    of JSON come before binary tensors. INVALID_ARG for an invalid body, UNSUPPORTED for shared memory.
     """
     if header_length == 0 or not len(body):
         return _raw_request(view, body, version)
@@ -88,7 +88,7 @@ def decode_infer(view: ModelView, body: Buffer, header_length: int | None, versi
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """All that a JSON part without id and parameters says: everything of a binary request but its tensors' bytes."""
+    """What a JSON part without id and parameters contains: a binary request without the bytes of its tensors."""
 
     outputs: tuple[str, ...]
     destinations: Destinations
@@ -99,8 +99,8 @@ class _Template:
 class InferDecoder:
     """Decodes the requests of one version of a model, with the same results as `decode_infer`.
 
-    Clients that send tensors as binary data send the same JSON part again and again. The parts of at most
-    _TEMPLATE_BYTES are remembered, _TEMPLATES of them, as what they came out as.
+    Clients that send tensors as binary data send the same JSON part again and again. The decoder remembers parts of at
+    most _TEMPLATE_BYTES, at most _TEMPLATES of them.
     """
 
     def __init__(self, view: ModelView, version: str) -> None:
@@ -119,7 +119,7 @@ class InferDecoder:
             self._remember(text, len(body) - header_length, decoded)
             return decoded
         if len(body) - header_length != template.tail_bytes:
-            return decode_infer(self.view, body, header_length, self._version)  # It knows what is wrong.
+            return decode_infer(self.view, body, header_length, self._version)  # This finds the error.
         whole = memoryview(body)
         at = header_length
         inputs = []
@@ -133,7 +133,7 @@ class InferDecoder:
         request = decoded.request
         inputs = tuple((each.name, each.datatype, each.shape, len(each.data)) for each in request.inputs)
         plain = InferenceRequest(self.view.name, self._version, "", request.inputs, request.outputs)
-        # Whatever else it says, or data that it has itself, is decoded each time.
+        # A part with an id, with parameters or with data is decoded each time.
         if request != plain or sum(size for *_, size in inputs) != tail_bytes:
             return
         if len(self.known) >= _TEMPLATES:
@@ -160,13 +160,13 @@ def _split(body: Buffer, header_length: int | None) -> tuple[Buffer, memoryview 
 
 
 def decode_small(view: ModelView, text: Buffer, tail: memoryview | None, version: str) -> DecodedInfer:
-    """Decode a JSON part at once. `tail` is the binary part, None when the request did not say that it has one."""
+    """Decode a JSON part at once. `tail` is the binary part, None if the request has no header length."""
     raw = bytes(text)
     check_depth(raw)
     try:
         document = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        # JSON has no such tokens, but Triton takes them in data: there each array is parsed on its own.
+        # JSON has no such tokens, but Triton accepts them in data. `decode_large_steps` parses data separately.
         if b"NaN" in raw or b"Infinity" in raw:
             return run(decode_large_steps(view, raw, tail, version))
         document = load_json(raw)
@@ -198,7 +198,7 @@ def decode_large_steps(
     block_bytes: int = BLOCK_BYTES,
     skeleton_limit: int = MAX_SKELETON_BYTES,
 ) -> Steps[DecodedInfer]:
-    """Decode a JSON part in steps, with the verdict of `decode_small`.
+    """Decode a JSON part in steps, with the same result as `decode_small`.
 
     Beside the data of its inputs and white space the document may have `skeleton_limit` bytes, and one number 64 KiB.
     """
@@ -231,13 +231,13 @@ def decode_large_steps(
 
 
 def _data_spans(document: Any) -> set[int]:
-    """Which of the arrays taken out are the data of an input, and so are parsed later and in pieces."""
+    """Which of the removed arrays are the data of an input. These are parsed later, in pieces."""
     placed = [item.get("data") for item in _inputs(document) if isinstance(item, dict)]
     return {place[0] for place in placed if isinstance(place, list)}
 
 
 def _inputs(document: Any) -> list[Any]:
-    """The inputs of a document that may yet turn out to be none."""
+    """The inputs of a document that is not checked yet, empty if it has no array of them."""
     inputs = document.get("inputs") if isinstance(document, dict) else None
     return inputs if isinstance(inputs, list) else []
 
@@ -245,7 +245,7 @@ def _inputs(document: Any) -> list[Any]:
 def _settle_steps(
     document: Any, layout: Layout, view: memoryview, data_spans: set[int], skeleton_limit: int, block_bytes: int
 ) -> Steps[None]:
-    """Parse all arrays that are not data, and put back the shapes: no other array there has a meaning."""
+    """Parse all arrays that are not data, and put back the shapes. No other array there has a meaning."""
     parsed: dict[int, Any] = {}
     parsed_bytes = len(layout.skeleton)
     for i, (opened, closed) in enumerate(layout.spans):
@@ -265,7 +265,7 @@ _NOTHING = memoryview(b"")
 
 
 def _read_head(document: Any, view: ModelView, version: str) -> DecodedInfer:
-    """All of a request but its inputs."""
+    """Read everything of a request except its inputs."""
     if type(document) is not dict:
         raise missing("inputs")
     request = InferenceRequest(view.name, version)
@@ -284,7 +284,7 @@ _EMPTY: list[Any] = []
 
 
 def _read_parameters(request: InferenceRequest, parameters: dict[str, Any]) -> bool:
-    """Put the reserved parameters where they belong, and return `binary_data_output`."""
+    """Put the parameters into the request, reserved ones into its fields, and return `binary_data_output`."""
     binary = False
     for key, value in parameters.items():
         if key not in _RESERVED_PARAMETERS:
@@ -311,11 +311,11 @@ def _read_parameters(request: InferenceRequest, parameters: dict[str, Any]) -> b
 
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
-"""The one parameter of its kind that is taken; whoever cannot do as it says refuses it by `reserved_parameter`."""
+"""The only accepted parameter with the reserved prefix. Only responses as events honour it."""
 
 
 def reserved_parameter() -> InferenceError:
-    """The error for a parameter with a name that is not the model's to read."""
+    """The error for a parameter whose name has the reserved prefix."""
     return invalid("parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.")
 
 
@@ -399,7 +399,7 @@ def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, 
 
 
 def _raw_request(view: ModelView, body: Buffer, version: str) -> DecodedInfer:
-    """The request whose body is all that there is of a model's only input: batch 1, one dimension may be open."""
+    """A request whose whole body is the data of the model's only input: batch size 1, one dimension may be variable."""
     config = view.config
     if len(config.input) != 1:
         raise _unidentified(

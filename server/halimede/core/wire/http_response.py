@@ -27,7 +27,7 @@ class EncodedInfer:
 
 
 def encode_infer(response: InferenceResponse, destinations: Destinations, view: ModelView) -> EncodedInfer:
-    """Write a response that has no error. INVALID_ARG for outputs that cannot be sent in the format asked for."""
+    """Encode a response without error. INVALID_ARG for outputs that their destination cannot carry."""
     if len(response.outputs) == 1 and not response.id and not response.parameters:
         sole = response.outputs[0]
         if destinations.of(sole.name) is BINARY:
@@ -94,7 +94,7 @@ def _output_json(name: str, datatype: DataType, shape: tuple[int, ...]) -> bytes
 def _sole_binary_json(
     model: str, version: str, name: str, datatype: DataType, shape: tuple[int, ...], size_bytes: int
 ) -> bytes:
-    """The JSON part of a response that is one binary tensor: answers to like requests differ in its bytes alone."""
+    """The JSON part of a response of one binary tensor. Responses to similar requests share it."""
     return b'{%b,"outputs":[%b,"parameters":{"binary_data_size":%d}}]}' % (
         _model_json(model, version),
         _output_json(name, datatype, shape),
@@ -103,7 +103,7 @@ def _sole_binary_json(
 
 
 def parameters_json(response: InferenceResponse, value: object) -> bytes:
-    """The parameters of a response, or one of their values; INTERNAL where the model gave what JSON cannot say."""
+    """The parameters of a response, or the value of one; INTERNAL if JSON cannot represent it."""
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError as error:

@@ -1,4 +1,4 @@
-"""Tensors that JSON cannot carry. They are refused before the model runs where that is known."""
+"""What JSON cannot carry: half-precision floats."""
 
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, InferenceError, InferenceRequest
@@ -12,9 +12,9 @@ HALF = (DataType.FP16, DataType.BF16)
 
 
 def check_outputs(view: ModelView, request: InferenceRequest, destinations: Destinations) -> None:
-    """Refuse before the model runs what could not be sent after it."""
+    """Raise INVALID_ARG before the model runs if an output could not be sent afterwards."""
     if destinations is ALL_BINARY or (view.config.backend == "python" and not request.outputs):
-        return  # A python model may leave out any output that nobody asks for by name.
+        return  # A python model may leave out any output that the request does not name.
     for output in view.config.output:
         if request.outputs and output.name not in destinations.outputs:
             continue

@@ -14,7 +14,7 @@ MEDIA_TYPE = "text/event-stream"
 
 
 def accepts_events(accept: str) -> bool:
-    """Whether a client that sends this `Accept` wants events: it names them, and does not like JSON better."""
+    """Whether a client that sends this `Accept` wants events: it names them, and does not prefer JSON."""
     weights: dict[str, float] = {}
     for item in accept.lower().split(","):
         name, *parameters = (part.strip() for part in item.split(";"))
@@ -33,7 +33,7 @@ def _weight(text: str) -> float:
 
 
 def event(json: list[Buffer]) -> list[Buffer]:
-    """The event of a JSON document in chunks."""
+    """The event that carries a JSON document in chunks."""
     return [b"data: ", *json, b"\n\n"]
 
 
@@ -52,7 +52,7 @@ def json_only(destinations: Destinations) -> Destinations:
 def encode_event_steps(
     response: InferenceResponse, destinations: Destinations, view: ModelView, *, tells_final: bool
 ) -> Steps[list[Buffer]]:
-    """A response as the JSON of `infer`, in chunks. `tells_final`: it says, as over gRPC, whether it is the last."""
+    """A response as the JSON of `infer`, in chunks. `tells_final`: it states whether it is the last, as over gRPC."""
     if tells_final:
         parameters = {**response.parameters, "triton_final_response": response.final}
         response = replace(response, parameters=parameters)
