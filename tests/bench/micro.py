@@ -14,7 +14,8 @@ from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import DataType, InferenceResponse, Tensor
 from halimede.core.wire import grpc_infer
-from halimede.core.wire.http_infer import InferDecoder, decode_infer, encode_infer
+from halimede.core.wire.http_request import InferDecoder, decode_infer
+from halimede.core.wire.http_response import encode_infer
 from halimede.core.wire.protocol import ModelInferRequest, parse
 
 BATCH = 16
@@ -69,7 +70,7 @@ def wire_http_us(*, is_known: bool) -> list[float]:
         decoded = decoder.decode(body, header_length) if is_known else decode_infer(view, body, header_length)
         tensor = decoded.request.inputs[0]
         output = Tensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.data)
-        encode_infer(InferenceResponse("ident", "1", outputs=[output]), decoded.format, view)
+        encode_infer(InferenceResponse("ident", "1", outputs=[output]), decoded.destinations, view)
 
     return us_per_request(step, 1)
 
@@ -86,6 +87,6 @@ def wire_grpc_us() -> list[float]:
         tensor = call.request.inputs[0]
         output = Tensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.data)
         response = InferenceResponse("ident", "1", outputs=[output])
-        grpc_infer.encode_infer(response, view, call.classes).SerializeToString()
+        grpc_infer.encode_infer(response, view, call.destinations).SerializeToString()
 
     return us_per_request(step, 1)

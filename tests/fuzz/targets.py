@@ -19,9 +19,9 @@ from halimede.core.config.read import ParsedConfig, read_json, read_pbtxt, read_
 from halimede.core.config.write import to_json
 from halimede.core.schedule.batching import check_reply
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
-from halimede.core.wire import generate, grpc_infer, http_infer
-from halimede.core.wire.json_tensor import run
+from halimede.core.wire import generate, grpc_infer, http_request
 from halimede.core.wire.protocol import ModelInferRequest, parse
+from halimede.core.wire.steps import run
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import Listener
@@ -79,7 +79,7 @@ def check_tensors(request: InferenceRequest) -> None:
 # ---- JSON to tensors
 
 
-def outcome(decode: Callable[[], http_infer.DecodedInfer]) -> tuple[Any, ...]:
+def outcome(decode: Callable[[], http_request.DecodedInfer]) -> tuple[Any, ...]:
     """The request and the format, or the code of the error: what all ways of reading must agree on."""
     try:
         decoded = decode()
@@ -89,12 +89,12 @@ def outcome(decode: Callable[[], http_infer.DecodedInfer]) -> tuple[Any, ...]:
     request = decoded.request
     tensors = [(t.name, t.datatype, t.shape, bytes(t.data)) for t in request.inputs]
     # NaN is unlike itself, and what it was read from may hold it in a parameter.
-    return tensors, request.outputs, repr(request.parameters), request.id, request.priority, repr(decoded.format)
+    return tensors, request.outputs, repr(request.parameters), request.id, request.priority, repr(decoded.destinations)
 
 
 def check_ways(view: ModelView, body: bytes, header_length: int | None) -> None:
-    at_once = outcome(lambda: http_infer.decode_infer(view, body, header_length))
-    decoder = http_infer.InferDecoder(view, "")
+    at_once = outcome(lambda: http_request.decode_infer(view, body, header_length))
+    decoder = http_request.InferDecoder(view, "")
     assert outcome(lambda: decoder.decode(body, header_length)) == at_once
     assert outcome(lambda: decoder.decode(body, header_length)) == at_once, "a known JSON part"
 
@@ -110,11 +110,11 @@ def json_to_tensor(data: bytes) -> None:
     if header_length != 0 and body:
         text = body if header_length is None else memoryview(body)[:header_length]
         tail = None if header_length is None else memoryview(body)[header_length:]
-        small = outcome(lambda: http_infer.decode_small(VIEW, text, tail, ""))
-        steps = outcome(lambda: run(http_infer.decode_large_steps(VIEW, text, tail, "", block_bytes=16)))
+        small = outcome(lambda: http_request.decode_small(VIEW, text, tail, ""))
+        steps = outcome(lambda: run(http_request.decode_large_steps(VIEW, text, tail, "", block_bytes=16)))
         assert steps == small
     try:
-        request = http_infer.decode_infer(VIEW, body, header_length).request
+        request = http_request.decode_infer(VIEW, body, header_length).request
     except InferenceError:
         return
     check_tensors(request)

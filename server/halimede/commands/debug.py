@@ -130,7 +130,8 @@ def _answer(runner: "Runner", host: Terminal, view: "ModelView", file: Path) -> 
     from halimede.core.config.process_options import strict_outputs
     from halimede.core.schedule.replies import ReplyChecker
     from halimede.core.types import InferenceError, InferenceResponse
-    from halimede.core.wire.http_infer import decode_infer, encode_infer
+    from halimede.core.wire.http_request import decode_infer
+    from halimede.core.wire.http_response import encode_infer
 
     checker = ReplyChecker(view.config, is_strict=strict_outputs(view.config))
     rules = RequestChecker(view.config)
@@ -163,7 +164,7 @@ def _answer(runner: "Runner", host: Terminal, view: "ModelView", file: Path) -> 
             outputs = checker.check(reply.outputs, request.outputs, checked.batch_size if has_rows else None)
             rules.reshape_outputs(outputs, checked.batch_size)
             response = InferenceResponse(view.name, view.version, request.id, outputs, dict(reply.parameters))
-            encoded = encode_infer(response, decoded.format, view)
+            encoded = encode_infer(response, decoded.destinations, view)
         except InferenceError as error:
             click.echo(f"{file}: {error.message}", err=True)
             failed = 1

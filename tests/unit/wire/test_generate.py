@@ -19,7 +19,7 @@ from halimede.core.wire.generate import (
     load_metrics,
     tensor_shape,
 )
-from halimede.core.wire.json_tensor import run
+from halimede.core.wire.steps import run
 
 
 def view(inputs: dict[str, tuple[DataType, tuple[int, ...]]], max_batch_size: int = 0) -> ModelView:

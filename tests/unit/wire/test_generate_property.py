@@ -10,7 +10,7 @@ from halimede.core.config.model_config import ModelConfig, ModelInput
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest
 from halimede.core.wire.generate import decode_large_steps, decode_small
-from halimede.core.wire.json_tensor import run
+from halimede.core.wire.steps import run
 from support.examples import examples
 
 INPUTS = {"f": DataType.FP32, "i": DataType.INT8, "u": DataType.UINT64, "b": DataType.BOOL, "s": DataType.BYTES}

@@ -11,6 +11,7 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.tensor import join_bytes, tensor_from_array
+from halimede.core.wire.destinations import ALL_BINARY, BINARY, Destinations, Inline
 from halimede.core.wire.grpc_infer import (
     InferCall,
     decode_infer,
@@ -65,7 +66,7 @@ def test_a_request_with_raw_contents() -> None:
             inputs=[Tensor("a", DataType.FP32, (1, 2), b"\0" * 8), Tensor("b", DataType.BYTES, (1,), b"\1\0\0\0x")],
             outputs=("y", "x"),
         ),
-        classes={},
+        destinations=Destinations(BINARY),
     )
 
 
@@ -187,7 +188,7 @@ def test_reserved_parameters_go_to_fields_and_the_rest_stays() -> None:
             timeout_us=1000,
             parameters={"flag": False, "count": -5, "name": "a\0b", "factor": 0.5},
         ),
-        classes={},
+        destinations=Destinations(BINARY),
         wants_empty_final=True,
     )
 
@@ -255,7 +256,10 @@ def test_classification_parameters_are_read() -> None:
     message.outputs.add(name="scores").parameters["classification"].int64_param = 3
     message.outputs.add(name="plain").parameters["binary_data"].bool_param = True
     call = decode_infer(message)
-    assert (call.request.outputs, call.classes) == (("scores", "plain"), {"scores": 3})
+    assert (call.request.outputs, call.destinations) == (
+        ("scores", "plain"),
+        Destinations(BINARY, {"scores": Inline(binary=True, classes=3)}),
+    )
 
     message.outputs[0].parameters["classification"].int64_param = 0
     assert refusal(message) == invalid("invalid value for 'classification' parameter, expected >= 0")
@@ -335,12 +339,12 @@ def test_a_response_has_raw_outputs_and_its_parameters() -> None:
         ],
         raw_output_contents=[array.tobytes(), b"\0" * 4],
     )
-    assert encode_infer(response, VIEW, {}) == expected
+    assert encode_infer(response, VIEW, ALL_BINARY) == expected
 
 
 def test_response_parameter_without_a_field_type_is_an_error() -> None:
     with pytest.raises(InferenceError) as caught:
-        encode_infer(InferenceResponse("m", "1", parameters={"big": 10**30}), VIEW, {})
+        encode_infer(InferenceResponse("m", "1", parameters={"big": 10**30}), VIEW, ALL_BINARY)
     assert caught.value == InferenceError(
         ErrorCode.INTERNAL, "response parameter 'big' of model 'm' is outside the range of int64 and uint64"
     )
@@ -348,7 +352,11 @@ def test_response_parameter_without_a_field_type_is_an_error() -> None:
 
 def test_a_classified_output_is_strings_with_labels() -> None:
     scores = tensor_from_array("scores", DataType.FP32, np.array([[0.25, 0.75], [3, 1]], np.float32))
-    message = encode_infer(InferenceResponse("m", "1", outputs=[scores]), VIEW, {"scores": 1})
+    message = encode_infer(
+        InferenceResponse("m", "1", outputs=[scores]),
+        VIEW,
+        Destinations(BINARY, {"scores": Inline(binary=True, classes=1)}),
+    )
     assert [(out.name, out.datatype, list(out.shape)) for out in message.outputs] == [("scores", "BYTES", [2, 1])]
     assert list(message.raw_output_contents) == [join_bytes(["0.750000:1:dog", "3.000000:0:cat"])]
 
@@ -358,7 +366,7 @@ def test_streamed_responses_say_whether_they_are_final() -> None:
     for final in (True, False):
         parameters = {"triton_final_response": {"bool_param": final}}
         response = InferenceResponse("m", "1", "7", final=final, parameters={"triton_final_response": "mine"})
-        assert encode_stream_infer(response, VIEW, {}) == ModelStreamInferResponse(
+        assert encode_stream_infer(response, VIEW, ALL_BINARY) == ModelStreamInferResponse(
             infer_response={**inner, "parameters": parameters}
         )
     assert encode_empty_final(InferenceResponse("m", "1", "7")) == ModelStreamInferResponse(

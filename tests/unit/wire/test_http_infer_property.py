@@ -15,18 +15,17 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceResponse, Tensor
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.tensor import join_bytes
-from halimede.core.wire.http_infer import (
-    BINARY,
+from halimede.core.wire.destinations import BINARY, Destinations
+from halimede.core.wire.http_request import (
     DecodedInfer,
-    ResponseFormat,
     decode_infer,
     decode_infer_steps,
     decode_large_steps,
     decode_small,
-    encode_infer,
     parse_header_length,
 )
-from halimede.core.wire.json_tensor import run
+from halimede.core.wire.http_response import encode_infer
+from halimede.core.wire.steps import run
 from support.examples import examples
 
 CONFIG = ModelConfig(
@@ -48,7 +47,7 @@ def verdict(decode: Callable[[], DecodedInfer]) -> tuple[object, ...]:
         return (error.code,) if len(error.message) < 4096 else (error.code, "and too long a text")
     request = decoded.request
     tensors = [(t.name, t.datatype, t.shape, bytes(t.data)) for t in request.inputs]
-    return tensors, request.outputs, request.parameters, request.id, decoded.format
+    return tensors, request.outputs, request.parameters, request.id, decoded.destinations
 
 
 REFUSALS = [(ErrorCode.INVALID_ARG,), (ErrorCode.UNSUPPORTED,)]
@@ -251,7 +250,7 @@ def request_of(answer: bytes, json_length: int | None) -> tuple[bytes, int | Non
 @many
 @given(tensors([t for t in DataType if t is not DataType.INVALID]))
 def test_binary_tensors_come_back_bit_by_bit(sent: list[Tensor]) -> None:
-    encoded = encode_infer(InferenceResponse("m", "1", outputs=sent), ResponseFormat(BINARY), VIEW)
+    encoded = encode_infer(InferenceResponse("m", "1", outputs=sent), Destinations(BINARY), VIEW)
     body, length = request_of(b"".join(encoded.chunks), encoded.json_length)
     assert length is not None
     assert decode_infer(VIEW, body, length).request.inputs == sent
@@ -260,7 +259,7 @@ def test_binary_tensors_come_back_bit_by_bit(sent: list[Tensor]) -> None:
 @many
 @given(tensors([t for t in FROM_WIRE.values() if t.name not in ("FP16", "BF16")]), st.sampled_from([16, 40, 4096]))
 def test_json_tensors_come_back_value_by_value(sent: list[Tensor], block_bytes: int) -> None:
-    encoded = encode_infer(InferenceResponse("m", "1", outputs=sent), ResponseFormat(), VIEW)
+    encoded = encode_infer(InferenceResponse("m", "1", outputs=sent), Destinations(), VIEW)
     body, length = request_of(b"".join(encoded.chunks), encoded.json_length)
     assert length is None
     for decoded in (

@@ -18,7 +18,7 @@ from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutp
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest
 from halimede.core.types.datatype import FROM_WIRE
-from halimede.core.wire import grpc_infer, http_infer
+from halimede.core.wire import grpc_infer, http_request
 from halimede.core.wire.protocol import ModelInferRequest, parse
 from support.examples import examples
 
@@ -141,7 +141,7 @@ def http_taken(model: Model, document: dict[str, object], tail: bytes | None) ->
     text = json.dumps(document).encode()
     length = None if tail is None else len(text)
     body = text + (tail or b"")
-    return is_taken(model, lambda: http_infer.decode_infer(model.view, body, length).request, len(body))
+    return is_taken(model, lambda: http_request.decode_infer(model.view, body, length).request, len(body))
 
 
 @many
@@ -246,7 +246,7 @@ def test_a_raw_request_is_taken_exactly_when_a_shape_of_its_size_is_known(
         right = len(wanted) - len(fixed) == 1 and row_bytes <= LARGEST_TENSOR and len(body) % row_bytes == 0
     else:
         right = len(body) == row_bytes
-    taken = is_taken(model, lambda: http_infer.decode_infer(model.view, body, 0).request, len(body))
+    taken = is_taken(model, lambda: http_request.decode_infer(model.view, body, 0).request, len(body))
     assert taken == right
 
 

@@ -6,7 +6,7 @@ from halimede.core.types.device import Device, DeviceKind, Placement
 from halimede.core.types.error import ErrorCode, InferenceError, Problem
 from halimede.core.types.request import InferenceRequest, InferenceResponse, ParameterValue
 from halimede.core.types.server import ModelIndexEntry, ModelReadyState, ServerMetadata
-from halimede.core.types.tensor import Buffer, Tensor
+from halimede.core.types.tensor import Buffer, RegionSlice, Tensor
 
 __all__ = [
     "ApiCategory",
@@ -23,6 +23,7 @@ __all__ = [
     "ParameterValue",
     "Placement",
     "Problem",
+    "RegionSlice",
     "Restrictions",
     "Secret",
     "ServerMetadata",

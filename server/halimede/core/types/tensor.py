@@ -1,8 +1,8 @@
 """A tensor as it is transferred: name, datatype, shape and its bytes in wire layout.
 
 Wire layout is little-endian and row-major; a BYTES tensor is the concatenation, in row-major order, of a 4-byte
-little-endian length and the bytes of each element. HTTP binary data, gRPC raw contents, shared memory, worker channel
-and cache key all use this layout, so a tensor is never converted on the way; models get numpy views of it.
+little-endian length and the bytes of each element. HTTP binary data, gRPC raw contents, shared memory and the worker
+channel all use this layout, so a tensor is never converted on the way; models get numpy views of it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,9 +18,20 @@ Buffer = bytes | bytearray | memoryview
 """Contiguous bytes. A memoryview here is always one-dimensional with format "B", so that len() is a byte count."""
 
 
+@dataclass(frozen=True, slots=True)
+class RegionSlice:
+    """`byte_size` bytes from `offset` on of the shared memory that a client registered under the name `region`."""
+
+    region: str
+    byte_size: int = 0
+    offset: int = 0
+
+
 @dataclass(slots=True)
 class Tensor:
-    """`data` is in wire layout, with the length that datatype and shape give (BYTES: that its elements give)."""
+    """`data` is in host memory and in wire layout, with the length that datatype and shape give (BYTES: that
+    its elements give).
+    """
 
     name: str
     datatype: DataType

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import join_bytes
-from halimede.core.wire.json_tensor import Steps, run
+from halimede.core.wire.steps import Steps, run
 
 UNCLASSIFIABLE = (DataType.FP16, DataType.BF16, DataType.BOOL, DataType.BYTES)
-"""Datatypes that Triton makes no classes of."""
+"""Datatypes for which there are no classes, as in Triton."""
 
 
 def check_classifiable(name: str, datatype: DataType) -> None:
@@ -28,15 +28,16 @@ TEXTS_PER_STEP = 4096
 
 
 def classify(tensor: Tensor, k: int, labels: Sequence[str], batched: bool) -> Tensor:
-    """As `classify_steps`, in one go."""
+    """As `classify_steps`, at once."""
     return run(classify_steps(tensor, k, labels, batched))
 
 
 def classify_steps(tensor: Tensor, k: int, labels: Sequence[str], batched: bool) -> Steps[Tensor]:
     """The `k` largest values of each row, best first, as a BYTES tensor of shape `[batch,]min(k, n)`.
 
-    `batched` means that the first dimension counts rows; all others are one row's. Equal values keep the order of their
-    indices and NaN comes last. A label that is missing or empty is left out. A step makes at most TEXTS_PER_STEP texts.
+    `batched` means that the first dimension counts rows; the other dimensions belong to one row. Equal values keep the
+    order of their indices and NaN comes last. A label that is missing or empty is left out. A step makes at most
+    TEXTS_PER_STEP texts.
     """
     check_classifiable(tensor.name, tensor.datatype)
     values = tensor.array()
@@ -56,7 +57,7 @@ def classify_steps(tensor: Tensor, k: int, labels: Sequence[str], batched: bool)
 
 def _largest(row: NDArray[Any], count: int) -> NDArray[np.intp]:
     """Indices of the `count` largest values, largest first."""
-    # Both turn the order round without overflow: `~x` is -x-1 for signed and max-x for unsigned integers.
+    # Both reverse the order without overflow: `~x` is -x-1 for signed and max-x for unsigned integers.
     keys = -row if row.dtype.kind == "f" else ~row
     if count < row.size:
         bound = np.partition(keys, count)[count]

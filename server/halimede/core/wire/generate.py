@@ -31,32 +31,24 @@ from halimede.core.types import (
 from halimede.core.types.error import clip
 from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.tensor import Buffer
-from halimede.core.wire.http_infer import (
-    ALL_JSON,
-    HALF,
-    SMALL_JSON_BYTES,
-    check_outputs,
-    half_input,
-    half_output,
-    join_chunks,
-    parameter_value,
-    parameters_json,
-)
+from halimede.core.wire.destinations import ALL_JSON
+from halimede.core.wire.http_request import SMALL_JSON_BYTES
+from halimede.core.wire.http_response import join_chunks, parameters_json
+from halimede.core.wire.json_access import parameter_value
+from halimede.core.wire.json_array import pack, pack_steps
+from halimede.core.wire.json_limits import HALF, check_outputs, half_input, half_output
 from halimede.core.wire.json_members import MemberLayout, scan_members_steps
-from halimede.core.wire.json_tensor import (
+from halimede.core.wire.json_print import print_steps
+from halimede.core.wire.json_scan import (
     BLOCK_BYTES,
     JSON_SPACE,
     MAX_SKELETON_BYTES,
-    Steps,
     check_depth,
     load_json,
     malformed,
-    pack,
-    pack_steps,
-    print_steps,
-    run,
     skeleton_error,
 )
+from halimede.core.wire.steps import Steps, run
 
 NOT_ONE_RESPONSE = InferenceError(
     ErrorCode.INVALID_ARG,

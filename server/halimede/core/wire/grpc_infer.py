@@ -18,14 +18,17 @@ from halimede.core.types import (
     InferenceRequest,
     InferenceResponse,
     ParameterValue,
+    RegionSlice,
     Tensor,
 )
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import Buffer, join_bytes
 from halimede.core.wire.classification import classify
+from halimede.core.wire.destinations import ALL_BINARY, BINARY, Destination, Destinations, Inline
 from halimede.core.wire.protocol import ModelInferResponse, ModelStreamInferResponse, ProtoMessage
 from halimede.core.wire.raw_tensor import shape_text
+from halimede.core.wire.shared_memory import REGION_PARAMETERS, read_region, resolve
 
 STATUS_MESSAGE_LIMIT = 4096
 ELEMENTS_PER_PIECE = 64 << 10
@@ -61,10 +64,13 @@ _FIELD_DATATYPE = {
 
 @dataclass(slots=True)
 class InferCall:
-    """A decoded request, and how to encode its responses. `classes` is the number of classes by output."""
+    """A decoded request, and where its outputs go.
+
+    `wants_empty_final` asks for a last message without content where a decoupled model has nothing more to send.
+    """
 
     request: InferenceRequest
-    classes: dict[str, int]
+    destinations: Destinations
     wants_empty_final: bool = False
 
 
@@ -89,7 +95,7 @@ def decode_infer(message: ProtoMessage) -> InferCall:
         if len(getattr(message, field)) > MAX_ENTRIES:
             raise _invalid(f"request has {len(getattr(message, field))} {field}, at most {MAX_ENTRIES} are taken")
     request = InferenceRequest(message.model_name, message.model_version, message.id)
-    call = InferCall(request, {})
+    call = InferCall(request, ALL_BINARY)
     if message.parameters:
         _read_parameters(call, message.parameters)
     raws = message.raw_input_contents
@@ -112,8 +118,8 @@ def decode_infer(message: ProtoMessage) -> InferCall:
                 f"[request id: {clip(request.id) or '<id_unknown>'}] All input dimensions should be specified for input"
                 f" '{clip(name)}' for model '{clip(request.model_name)}', got {shape_text(shape)}"
             )
-        if tensor.parameters:
-            _refuse_shared_memory(tensor, "input")
+        if tensor.parameters and (region := _region_parameters(tensor)):
+            resolve("input", name, read_region("input", name, region))
         if not raws:
             data = _explicit_contents(tensor, datatype, request.model_name)
         elif tensor.HasField("contents"):
@@ -129,24 +135,31 @@ def decode_infer(message: ProtoMessage) -> InferCall:
     wanted = message.outputs
     if wanted:
         request.outputs = tuple([output.name for output in wanted])
+        classified: dict[str, Inline] = {}
         for output in wanted:
             if output.parameters:
-                _read_output_parameters(call, output)
+                destination = _read_destination(output)
+                if isinstance(destination, RegionSlice):
+                    resolve("output", output.name, destination)
+                if destination.classes:
+                    classified[output.name] = destination
+        if classified:
+            call.destinations = Destinations(BINARY, classified)
     return call
 
 
-def encode_infer(response: InferenceResponse, view: ModelView, classes: Mapping[str, int]) -> ProtoMessage:
-    """Encode a response without error as ModelInferResponse; INVALID_ARG for classes of an output without labels."""
+def encode_infer(response: InferenceResponse, view: ModelView, destinations: Destinations) -> ProtoMessage:
+    """Encode a response without error as ModelInferResponse; INVALID_ARG for classes where the datatype has none."""
     message = ModelInferResponse()
-    _fill(message, response, view, classes)
+    _fill(message, response, view, destinations)
     return message
 
 
-def encode_stream_infer(response: InferenceResponse, view: ModelView, classes: Mapping[str, int]) -> ProtoMessage:
+def encode_stream_infer(response: InferenceResponse, view: ModelView, destinations: Destinations) -> ProtoMessage:
     """As `encode_infer`, in a ModelStreamInferResponse that states whether it is the last one."""
     message = ModelStreamInferResponse()
     inner = message.infer_response
-    _fill(inner, response, view, classes)
+    _fill(inner, response, view, destinations)
     inner.parameters["triton_final_response"].bool_param = response.final
     return message
 
@@ -179,7 +192,7 @@ def encode_stream_error(
     return message
 
 
-def _fill(message: ProtoMessage, response: InferenceResponse, view: ModelView, classes: Mapping[str, int]) -> None:
+def _fill(message: ProtoMessage, response: InferenceResponse, view: ModelView, destinations: Destinations) -> None:
     message.model_name = response.model_name
     message.model_version = response.model_version
     message.id = response.id
@@ -187,9 +200,9 @@ def _fill(message: ProtoMessage, response: InferenceResponse, view: ModelView, c
         _write_parameter(message.parameters[key], key, value, response.model_name)
     for answer in response.outputs:
         output = answer
-        if classes and output.name in classes:
-            labels = view.labels.get(output.name, ())
-            output = classify(output, classes[output.name], labels, view.config.max_batch_size > 0)
+        if destinations is not ALL_BINARY and (classes := destinations.of(answer.name).classes):
+            labels = view.labels.get(answer.name, ())
+            output = classify(answer, classes, labels, view.config.max_batch_size > 0)
         tensor = message.outputs.add()
         tensor.name = output.name
         tensor.datatype = output.datatype.name
@@ -257,26 +270,27 @@ def _read_parameters(call: InferCall, parameters: Mapping[str, ProtoMessage]) ->
                 request.parameters[key] = getattr(parameter, kind)
 
 
-def _read_output_parameters(call: InferCall, output: ProtoMessage) -> None:
-    _refuse_shared_memory(output, "output")
+def _read_destination(output: ProtoMessage) -> Destination:
+    if region := _region_parameters(output):
+        return read_region("output", output.name, region)
     if "classification" not in output.parameters:
-        return
-    wish = output.parameters["classification"]
-    if wish.WhichOneof("parameter_choice") != "int64_param":
+        return BINARY
+    classes = output.parameters["classification"]
+    if classes.WhichOneof("parameter_choice") != "int64_param":
         raise _wrong_type("classification", "int64_param")
-    if wish.int64_param <= 0:
+    if classes.int64_param <= 0:
         raise _invalid("invalid value for 'classification' parameter, expected >= 0")
-    call.classes[output.name] = wish.int64_param
+    return Inline(binary=True, classes=classes.int64_param)
 
 
-def _refuse_shared_memory(tensor: ProtoMessage, kind: str) -> None:
-    for key in ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"):
-        if key in tensor.parameters:
-            raise InferenceError(
-                ErrorCode.UNSUPPORTED,
-                f"parameter '{key}' of {kind} '{clip(tensor.name)}': shared memory is not available yet,"
-                " tensors must be sent in the message",
-            )
+def _region_parameters(tensor: ProtoMessage) -> dict[str, object]:
+    """The parameters of a tensor that describe shared memory, each with the value of whichever field it has."""
+    return {key: _value(tensor.parameters[key]) for key in REGION_PARAMETERS if key in tensor.parameters}
+
+
+def _value(parameter: ProtoMessage) -> object:
+    kind = parameter.WhichOneof("parameter_choice")
+    return None if kind is None else getattr(parameter, kind)
 
 
 def _explicit_contents(tensor: ProtoMessage, datatype: DataType, model: str) -> Buffer:

@@ -1,6 +1,6 @@
 """Find the arrays and long strings in JSON documents whose members are the data (`generate`).
 
-It works as `json_tensor.scan_steps`, but takes other parts out of the document: every array that is not inside another
+It works as `json_scan.scan_steps`, but takes other parts out of the document: every array that is not inside another
 array, and every string longer than a block that is the value of a member. `[n]` in the skeleton stands for spans[n];
 because all arrays are taken out, every list in the skeleton is such a placeholder. A string's span covers the same
 range that an array with only this string would have: everything between the two ends.
@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from halimede.core.types.tensor import Buffer
-from halimede.core.wire.json_tensor import (
+from halimede.core.wire.json_scan import (
     BLOCK_BYTES,
     COMMA,
     JSON_SPACE,
     MAX_SKELETON_BYTES,
     Layout,
     Skeleton,
-    Steps,
     Tokens,
     checked_depth,
     cut,
@@ -28,6 +27,7 @@ from halimede.core.wire.json_tensor import (
     malformed,
     tokenize,
 )
+from halimede.core.wire.steps import Steps
 
 _OPENING, _CLOSING = b"["[0], b"]"[0]
 _LONGEST_GAP = 64

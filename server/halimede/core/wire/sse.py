@@ -5,15 +5,16 @@ from dataclasses import replace
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import InferenceResponse
 from halimede.core.types.tensor import Buffer
+from halimede.core.wire.destinations import JSON, Destinations, Inline
 from halimede.core.wire.http_control import error_json
-from halimede.core.wire.http_infer import JSON, OutputFormat, ResponseFormat, encode_infer_steps
-from halimede.core.wire.json_tensor import Steps
+from halimede.core.wire.http_response import encode_infer_steps
+from halimede.core.wire.steps import Steps
 
 MEDIA_TYPE = "text/event-stream"
 
 
 def accepts_events(accept: str) -> bool:
-    """Whether a client that sends this `Accept` wants events: it names them, and does not like JSON better."""
+    """Whether a client that sends this `Accept` wants events: it names them, and does not prefer JSON."""
     weights: dict[str, float] = {}
     for item in accept.lower().split(","):
         name, *parameters = (part.strip() for part in item.split(";"))
@@ -32,7 +33,7 @@ def _weight(text: str) -> float:
 
 
 def event(json: list[Buffer]) -> list[Buffer]:
-    """The event of a JSON document in chunks."""
+    """The event that carries a JSON document in chunks."""
     return [b"data: ", *json, b"\n\n"]
 
 
@@ -40,20 +41,20 @@ def error_event(message: str) -> list[Buffer]:
     return event([error_json(message)])
 
 
-def json_only(form: ResponseFormat) -> ResponseFormat:
-    """The same wishes where nothing binary can be sent."""
-    if not form.outputs:
-        return ResponseFormat()
-    outputs = {name: OutputFormat(binary=False, classes=wish.classes) for name, wish in form.outputs.items()}
-    return ResponseFormat(JSON, outputs)
+def json_only(destinations: Destinations) -> Destinations:
+    """The same destinations, with JSON in place of binary data."""
+    if not destinations.outputs:
+        return Destinations()
+    outputs = {name: Inline(binary=False, classes=each.classes) for name, each in destinations.outputs.items()}
+    return Destinations(JSON, outputs)
 
 
 def encode_event_steps(
-    response: InferenceResponse, form: ResponseFormat, view: ModelView, *, tells_final: bool
+    response: InferenceResponse, destinations: Destinations, view: ModelView, *, tells_final: bool
 ) -> Steps[list[Buffer]]:
-    """A response as the JSON of `infer`, in chunks. `tells_final`: it says, as over gRPC, whether it is the last."""
+    """A response as the JSON of `infer`, in chunks. `tells_final`: it states whether it is the last, as over gRPC."""
     if tells_final:
         parameters = {**response.parameters, "triton_final_response": response.final}
         response = replace(response, parameters=parameters)
-    encoded = yield from encode_infer_steps(response, form, view)
+    encoded = yield from encode_infer_steps(response, destinations, view)
     return encoded.chunks

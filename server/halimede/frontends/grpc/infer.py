@@ -12,6 +12,7 @@ import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, ParameterValue
+from halimede.core.wire.destinations import ALL_BINARY, Destinations
 from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.grpc_infer import (
     InferCall,
@@ -52,8 +53,8 @@ async def _decode(message: ProtoMessage, size_bytes: int) -> InferCall:
     return decode_infer(message)
 
 
-def _encode(response: InferenceResponse, view: ModelView, classes: dict[str, int]) -> bytes:
-    return bytes(encode_infer(response, view, classes).SerializeToString())
+def _encode(response: InferenceResponse, view: ModelView, destinations: Destinations) -> bytes:
+    return bytes(encode_infer(response, view, destinations).SerializeToString())
 
 
 class Infer:
@@ -109,11 +110,11 @@ class Infer:
         if response.error is not None:
             raise response.error
         if sum([len(output.data) for output in response.outputs]) > (
-            MAX_TYPED_ON_LOOP_BYTES if call.classes else MAX_ON_LOOP_BYTES
+            MAX_ON_LOOP_BYTES if call.destinations is ALL_BINARY else MAX_TYPED_ON_LOOP_BYTES
         ):
             async with self._messages.large:
-                return await asyncio.to_thread(_encode, response, view, call.classes)
-        return _encode(response, view, call.classes)
+                return await asyncio.to_thread(_encode, response, view, call.destinations)
+        return _encode(response, view, call.destinations)
 
     async def _read(self, noted: Call, raw: bytes, context: Context) -> tuple[ModelView, InferCall]:
         async with self._messages.open(raw) as opened:
@@ -331,7 +332,7 @@ class _InferStream:
         try:
             if not request.slot.is_ordered and response.final and response.is_empty:
                 return _raw(encode_empty_final(response)) if call.wants_empty_final else None
-            return _raw(encode_stream_infer(response, view, call.classes))
+            return _raw(encode_stream_infer(response, view, call.destinations))
         except InferenceError as error:
             return self._failure(request, error, executed_by, response.final)
         except Exception:

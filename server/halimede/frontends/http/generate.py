@@ -15,7 +15,7 @@ from halimede.core.wire.generate import (
     encode_generate_steps,
     load_metrics,
 )
-from halimede.core.wire.json_tensor import run
+from halimede.core.wire.steps import run
 from halimede.frontends.http.answers import (
     IN_STEPS_ABOVE,
     Parameters,

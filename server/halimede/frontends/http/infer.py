@@ -5,18 +5,17 @@ from functools import partial
 
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse
+from halimede.core.wire.destinations import Destinations
 from halimede.core.wire.forwarding import Forwarding
-from halimede.core.wire.http_infer import (
+from halimede.core.wire.http_request import (
     EMPTY_FINAL,
     DecodedInfer,
     InferDecoder,
-    ResponseFormat,
     decode_infer_steps,
-    encode_infer,
-    encode_infer_steps,
     parse_header_length,
     reserved_parameter,
 )
+from halimede.core.wire.http_response import encode_infer, encode_infer_steps
 from halimede.core.wire.sse import accepts_events, encode_event_steps, json_only
 from halimede.frontends.http.answers import (
     IN_STEPS_ABOVE,
@@ -134,7 +133,7 @@ class InferHandler:
         if parameters:
             add_forwarded(request, parameters)
         exchange.request_id = request.id
-        call = _Call(self, exchange, view, decoded.format)
+        call = _Call(self, exchange, view, decoded.destinations)
         call.ticket = self.server.infer(request, call.take_response)
         if not call.is_over:
             exchange.on_gone = call.cancel
@@ -147,12 +146,12 @@ class InferHandler:
         sends_empty_final = bool(request.parameters.pop(EMPTY_FINAL, False))
         if parameters:
             add_forwarded(request, parameters)
-        form = json_only(decoded.format)
+        destinations = json_only(decoded.destinations)
         EventCall(
             self.server,
             self.steps,
             exchange,
-            lambda response: encode_event_steps(response, form, view, tells_final=sends_empty_final),
+            lambda response: encode_event_steps(response, destinations, view, tells_final=sends_empty_final),
             is_decoupled=is_decoupled(view),
             sends_empty_final=sends_empty_final,
             on_crash=self.on_crash,
@@ -175,15 +174,13 @@ _SMALL_NUMBERS = {b"%d" % number: number for number in range(1024)}
 class _Call:
     """One inference on its way through the server."""
 
-    __slots__ = ("early", "exchange", "format", "handler", "is_over", "ticket", "view")
+    __slots__ = ("destinations", "early", "exchange", "handler", "is_over", "ticket", "view")
 
-    def __init__(
-        self, handler: InferHandler, exchange: Exchange, view: ModelView, response_format: ResponseFormat
-    ) -> None:
+    def __init__(self, handler: InferHandler, exchange: Exchange, view: ModelView, destinations: Destinations) -> None:
         self.handler = handler
         self.exchange = exchange
         self.view = view
-        self.format = response_format
+        self.destinations = destinations
         self.ticket = 0
         self.early = 0
         self.is_over = False
@@ -213,7 +210,7 @@ class _Call:
             if coding == IDENTITY and (
                 (len(outputs) == 1 and len(outputs[0].data) <= IN_STEPS_ABOVE) or self._is_quick(response)
             ):
-                encoded = encode_infer(response, self.format, self.view)
+                encoded = encode_infer(response, self.destinations, self.view)
                 self._send(encoded.chunks, encoded.json_length)
                 return
             exchange.on_gone = None  # The inference is over: nothing is left to cancel.
@@ -231,12 +228,12 @@ class _Call:
             size += len(output.data)
         if size <= IN_STEPS_ABOVE:
             return True
-        form = self.format
-        written = (len(output.data) for output in response.outputs if not form.of(output.name).binary)
+        destinations = self.destinations
+        written = (len(output.data) for output in response.outputs if not destinations.of(output.name).binary)
         return sum(written) <= IN_STEPS_ABOVE
 
     def _encode(self, response: InferenceResponse, coding: str) -> Steps[None]:
-        encoded = yield from encode_infer_steps(response, self.format, self.view)
+        encoded = yield from encode_infer_steps(response, self.destinations, self.view)
         if coding != IDENTITY:
             chunks = yield from compress_steps(encoded.chunks, coding)
             if sum(map(len, chunks)) < sum(map(len, encoded.chunks)):

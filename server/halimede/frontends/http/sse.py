@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import partial
 
 from halimede.core.types import Buffer, InferenceError, InferenceRequest, InferenceResponse
-from halimede.core.wire.json_tensor import Steps, run
 from halimede.core.wire.sse import MEDIA_TYPE, error_event, event
 from halimede.core.wire.status_map import HTTP_STATUS
+from halimede.core.wire.steps import Steps, run
 from halimede.frontends.http.answers import IN_STEPS_ABOVE, respond_infer_error, retry_fields, size_of
 from halimede.frontends.http.exchange import Exchange, Stream
 from halimede.frontends.http.steps import StepQueue

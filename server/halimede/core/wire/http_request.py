@@ -1,0 +1,440 @@
+"""Inference requests as HTTP bodies: JSON, JSON with binary tensors behind it, or one raw tensor.
+
+Texts are Triton's; a client's fault is INVALID_ARG whatever number Triton gives it. This module does not check whether
+the tensors fit the model, except where the answer would come too late: outputs that JSON cannot carry are refused
+before the model runs. A document of at most `SMALL_JSON_BYTES` is parsed at once, a larger one in the slices of
+`json_scan`.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import orjson
+
+from halimede.core.config.model_view import ModelView
+from halimede.core.types import DataType, InferenceError, InferenceRequest, RegionSlice, Tensor
+from halimede.core.types.datatype import FROM_WIRE
+from halimede.core.types.error import clip
+from halimede.core.types.tensor import Buffer
+from halimede.core.wire.destinations import ALL_BINARY, ALL_JSON, BINARY, JSON, Destination, Destinations, Inline
+from halimede.core.wire.forwarding import RESERVED_PREFIX
+from halimede.core.wire.json_access import (
+    array_member,
+    flag_member,
+    invalid,
+    missing,
+    object_member,
+    parameter_value,
+    text_member,
+    unsigned_member,
+    wrong_type,
+)
+from halimede.core.wire.json_array import pack, pack_steps
+from halimede.core.wire.json_limits import HALF, check_outputs, half_input
+from halimede.core.wire.json_scan import (
+    BLOCK_BYTES,
+    MAX_SKELETON_BYTES,
+    Layout,
+    array_steps,
+    check_depth,
+    load_json,
+    scan_steps,
+)
+from halimede.core.wire.raw_tensor import LENGTH_BYTES, byte_size, element_count, take
+from halimede.core.wire.shared_memory import REGION, read_region, resolve
+from halimede.core.wire.steps import Steps, run
+
+SMALL_JSON_BYTES = 64 << 10
+"""JSON up to this size is decoded in one step."""
+
+_TEMPLATES = 64
+_TEMPLATE_BYTES = 1 << 10
+
+
+@dataclass(slots=True)
+class DecodedInfer:
+    """A request, and where its outputs go."""
+
+    request: InferenceRequest
+    destinations: Destinations
+
+
+def parse_header_length(text: str, body_length: int) -> int:
+    """The value of `Inference-Header-Content-Length`, 0 for a raw request; INVALID_ARG if the body is shorter."""
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        raise invalid(f"Unable to parse 'Inference-Header-Content-Length', got: {clip(text)}")
+    # No body has a length of twenty digits. int() would raise an error for thousands of digits.
+    length = int(digits) if len(digits) < 20 else body_length + 1
+    if length > body_length or (length and text[0] == "-"):
+        raise invalid(f"inference header size should be in range (0, {body_length}), got: {clip(text)}")
+    return length
+
+
+def decode_infer(view: ModelView, body: Buffer, header_length: int | None, version: str = "") -> DecodedInfer:
+    """Decode a request body; tensors are views of it where they can be.
+
+    `header_length` None means that all of the body is JSON, 0 that all of it is the one input's bytes, n that n bytes
+    of JSON come before binary tensors. INVALID_ARG for an invalid body, UNSUPPORTED for shared memory.
+    """
+    if header_length == 0 or not len(body):
+        return _raw_request(view, body, version)
+    text, tail = _split(body, header_length)
+    if len(text) <= SMALL_JSON_BYTES:
+        return decode_small(view, text, tail, version)
+    return run(decode_large_steps(view, text, tail, version))
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """What a JSON part without id and parameters contains: a binary request without the bytes of its tensors."""
+
+    outputs: tuple[str, ...]
+    destinations: Destinations
+    inputs: tuple[tuple[str, DataType, tuple[int, ...], int], ...]
+    tail_bytes: int
+
+
+class InferDecoder:
+    """Decodes the requests of one version of a model, with the same results as `decode_infer`.
+
+    Clients that send tensors as binary data send the same JSON part again and again. The decoder remembers parts of at
+    most _TEMPLATE_BYTES, at most _TEMPLATES of them.
+    """
+
+    def __init__(self, view: ModelView, version: str) -> None:
+        self.view = view
+        self._version = version
+        self.known: dict[bytes, _Template] = {}
+
+    def decode(self, body: Buffer, header_length: int | None) -> DecodedInfer:
+        """As `decode_infer`."""
+        if not header_length or header_length > _TEMPLATE_BYTES:
+            return decode_infer(self.view, body, header_length, self._version)
+        text = bytes(body[:header_length])
+        template = self.known.get(text)
+        if template is None:
+            decoded = decode_infer(self.view, body, header_length, self._version)
+            self._remember(text, len(body) - header_length, decoded)
+            return decoded
+        if len(body) - header_length != template.tail_bytes:
+            return decode_infer(self.view, body, header_length, self._version)  # This finds the error.
+        whole = memoryview(body)
+        at = header_length
+        inputs = []
+        for name, datatype, shape, size in template.inputs:
+            inputs.append(Tensor(name, datatype, shape, whole[at : at + size]))
+            at += size
+        request = InferenceRequest(self.view.name, self._version, "", inputs, template.outputs)
+        return DecodedInfer(request, template.destinations)
+
+    def _remember(self, text: bytes, tail_bytes: int, decoded: DecodedInfer) -> None:
+        request = decoded.request
+        inputs = tuple((each.name, each.datatype, each.shape, len(each.data)) for each in request.inputs)
+        plain = InferenceRequest(self.view.name, self._version, "", request.inputs, request.outputs)
+        # A part with an id, with parameters or with data is decoded each time.
+        if request != plain or sum(size for *_, size in inputs) != tail_bytes:
+            return
+        if len(self.known) >= _TEMPLATES:
+            self.known.clear()
+        self.known[text] = _Template(request.outputs, decoded.destinations, inputs, tail_bytes)
+
+
+def decode_infer_steps(
+    view: ModelView, body: Buffer, header_length: int | None, version: str = ""
+) -> Steps[DecodedInfer]:
+    """As `decode_infer`, in steps of at most about 10 ms each."""
+    if header_length != 0 and len(body):
+        text, tail = _split(body, header_length)
+        if len(text) > SMALL_JSON_BYTES:
+            return (yield from decode_large_steps(view, text, tail, version))
+    return decode_infer(view, body, header_length, version)
+
+
+def _split(body: Buffer, header_length: int | None) -> tuple[Buffer, memoryview | None]:
+    if header_length is None:
+        return body, None
+    whole = memoryview(body)
+    return whole[:header_length], whole[header_length:]
+
+
+def decode_small(view: ModelView, text: Buffer, tail: memoryview | None, version: str) -> DecodedInfer:
+    """Decode a JSON part at once. `tail` is the binary part, None if the request has no header length."""
+    raw = bytes(text)
+    check_depth(raw)
+    try:
+        document = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        # JSON has no such tokens, but Triton accepts them in data. `decode_large_steps` parses data separately.
+        if b"NaN" in raw or b"Infinity" in raw:
+            return run(decode_large_steps(view, raw, tail, version))
+        document = load_json(raw)
+    decoded = _read_head(document, view, version)
+    tensors = decoded.request.inputs
+    at = 0
+    for item in array_member(document, "inputs"):
+        name, datatype, shape, source = _read_input(item, tail is not None)
+        data: Buffer
+        if isinstance(source, int):
+            data = take(tail or _NOTHING, at, source, name, view.name)
+            at += source
+        elif isinstance(source, list):
+            data = pack(name, datatype, element_count(name, datatype, shape, view.name), source)
+        else:
+            resolve("input", name, source)
+        tensors.append(Tensor(name, datatype, shape, data))
+    if tail is not None and at != len(tail):
+        raise _extra_data(view)
+    check_outputs(view, decoded.request, decoded.destinations)
+    return decoded
+
+
+def decode_large_steps(
+    view: ModelView,
+    text: Buffer,
+    tail: memoryview | None,
+    version: str,
+    block_bytes: int = BLOCK_BYTES,
+    skeleton_limit: int = MAX_SKELETON_BYTES,
+) -> Steps[DecodedInfer]:
+    """Decode a JSON part in steps, with the same result as `decode_small`.
+
+    Beside the data of its inputs and white space the document may have `skeleton_limit` bytes, and one number 64 KiB.
+    """
+    layout = yield from scan_steps(text, block_bytes, skeleton_limit)
+    document = load_json(layout.skeleton)
+    data_spans = _data_spans(document)
+    yield 0
+    yield from _settle_steps(document, layout, memoryview(text), data_spans, skeleton_limit, block_bytes)
+    decoded = _read_head(document, view, version)
+    tensors = decoded.request.inputs
+    at = 0
+    for item in array_member(document, "inputs"):
+        name, datatype, shape, source = _read_input(item, tail is not None)
+        data: Buffer
+        if isinstance(source, int):
+            data = take(tail or _NOTHING, at, source, name, view.name)
+            at += source
+        elif isinstance(source, list):
+            count = element_count(name, datatype, shape, view.name)
+            data = yield from pack_steps(name, datatype, count, text, layout, layout.spans[source[0]], block_bytes)
+        else:
+            resolve("input", name, source)
+        tensors.append(Tensor(name, datatype, shape, data))
+        if len(tensors) % 256 == 0:
+            yield 0
+    if tail is not None and at != len(tail):
+        raise _extra_data(view)
+    check_outputs(view, decoded.request, decoded.destinations)
+    return decoded
+
+
+def _data_spans(document: Any) -> set[int]:
+    """Which of the removed arrays are the data of an input. These are parsed later, in pieces."""
+    placed = [item.get("data") for item in _inputs(document) if isinstance(item, dict)]
+    return {place[0] for place in placed if isinstance(place, list)}
+
+
+def _inputs(document: Any) -> list[Any]:
+    """The inputs of a document that is not checked yet, empty if it has no array of them."""
+    inputs = document.get("inputs") if isinstance(document, dict) else None
+    return inputs if isinstance(inputs, list) else []
+
+
+def _settle_steps(
+    document: Any, layout: Layout, view: memoryview, data_spans: set[int], skeleton_limit: int, block_bytes: int
+) -> Steps[None]:
+    """Parse all arrays that are not data, and put back the shapes. No other array there has a meaning."""
+    parsed: dict[int, Any] = {}
+    parsed_bytes = len(layout.skeleton)
+    for i, (opened, closed) in enumerate(layout.spans):
+        if i in data_spans:
+            continue
+        text = yield from array_steps(view, opened, closed, skeleton_limit - parsed_bytes, block_bytes)
+        parsed_bytes += len(text)
+        parsed[i] = load_json(text, opened)
+        if i % 1024 == 0:
+            yield 0
+    for item in _inputs(document):
+        if isinstance(item, dict) and isinstance(item.get("shape"), list):
+            item["shape"] = parsed[item["shape"][0]]
+
+
+_NOTHING = memoryview(b"")
+
+
+def _read_head(document: Any, view: ModelView, version: str) -> DecodedInfer:
+    """Read everything of a request except its inputs."""
+    if type(document) is not dict:
+        raise missing("inputs")
+    request = InferenceRequest(view.name, version)
+    if "id" in document:
+        request.id = text_member(document, "id")
+    binary = False
+    if "parameters" in document:
+        binary = _read_parameters(request, object_member(document, "parameters"))
+    destinations = ALL_BINARY if binary else ALL_JSON
+    if document.get("outputs", _EMPTY) != _EMPTY:
+        destinations = _read_outputs(request, array_member(document, "outputs"), destinations.default)
+    return DecodedInfer(request, destinations)
+
+
+_EMPTY: list[Any] = []
+
+
+def _read_parameters(request: InferenceRequest, parameters: dict[str, Any]) -> bool:
+    """Put the parameters into the request, reserved ones into its fields, and return `binary_data_output`."""
+    binary = False
+    for key, value in parameters.items():
+        if key not in _RESERVED_PARAMETERS:
+            if key.startswith(RESERVED_PREFIX):
+                raise reserved_parameter()
+            request.parameters[key] = parameter_value(key, value)
+            continue
+        match key:
+            case "sequence_id":
+                request.sequence_id = value if type(value) is str else unsigned_member(parameters, key)
+            case "sequence_start":
+                request.sequence_start = flag_member(parameters, key)
+            case "sequence_end":
+                request.sequence_end = flag_member(parameters, key)
+            case "priority":
+                request.priority = unsigned_member(parameters, key)
+            case "timeout":
+                request.timeout_us = unsigned_member(parameters, key)
+            case "binary_data_output":
+                binary = flag_member(parameters, key)
+            case _:  # EMPTY_FINAL
+                request.parameters[key] = flag_member(parameters, key)
+    return binary
+
+
+EMPTY_FINAL = "triton_enable_empty_final_response"
+"""The only accepted parameter with the reserved prefix. Only responses as events honour it."""
+
+
+def reserved_parameter() -> InferenceError:
+    """The error for a parameter whose name has the reserved prefix."""
+    return invalid("parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.")
+
+
+_RESERVED_PARAMETERS = frozenset(
+    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output", EMPTY_FINAL)
+)
+
+
+def _read_outputs(request: InferenceRequest, outputs: list[Any], default: Inline) -> Destinations:
+    inline: dict[str, Inline] = {}
+    names: list[str] = []
+    for item in outputs:
+        name = text_member(item, "name")
+        names.append(name)
+        # `binary_data_output` is for outputs that are not named.
+        if "parameters" not in item:
+            inline[name] = JSON
+            continue
+        destination = _read_destination(name, object_member(item, "parameters"))
+        if isinstance(destination, RegionSlice):
+            resolve("output", name, destination)
+        inline[name] = destination
+    request.outputs = tuple(names)
+    return Destinations(default, inline)
+
+
+def _read_destination(name: str, parameters: dict[str, Any]) -> Destination:
+    classes = unsigned_member(parameters, "classification") if "classification" in parameters else 0
+    binary = flag_member(parameters, "binary_data") if "binary_data" in parameters else False
+    if REGION in parameters:
+        for other in ("classification", "binary_data"):
+            if other in parameters:
+                raise invalid(f"Output can't set both '{REGION}' and '{other}'")
+        return read_region("output", name, parameters)
+    if classes:
+        return Inline(binary, classes)
+    return BINARY if binary else JSON
+
+
+_Source = int | list[Any] | RegionSlice
+"""The data of an input: its size in the binary part, the array as parsed, or a slice of shared memory."""
+
+
+def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, ...], _Source]:
+    """Name, datatype, shape and data."""
+    name = text_member(item, "name")
+    datatype = FROM_WIRE.get(text_member(item, "datatype"))
+    if datatype is None:
+        raise invalid(f"invalid datatype for input {clip(name)}")
+    shape = tuple(array_member(item, "shape"))
+    for dim in shape:
+        if type(dim) is not int or dim < 0:
+            raise wrong_type("shape", "unsigned-integer")
+    parameters = object_member(item, "parameters") if "parameters" in item else {}
+    if "binary_data_size" in parameters and "data" not in item and REGION not in parameters:
+        if not has_header:
+            raise invalid(
+                "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' when passing"
+                " inputs in binary data format"
+            )
+        return name, datatype, shape, unsigned_member(parameters, "binary_data_size")
+    fields = [
+        field_text
+        for present, field_text in (
+            ("data" in item, " 'data'"),
+            ("binary_data_size" in parameters, " 'binary_data_size' in 'parameters'"),
+            (REGION in parameters, f" '{REGION}' in 'parameters'"),
+        )
+        if present
+    ]
+    if len(fields) != 1:
+        raise invalid(
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters',"
+            f" 'shared_memory_region' in 'parameters'. But{' set' + ''.join(fields) if fields else ' no field is set'}"
+        )
+    if "data" not in item:
+        return name, datatype, shape, read_region("input", name, parameters)
+    if datatype in HALF:
+        raise half_input(name, datatype)
+    return name, datatype, shape, array_member(item, "data")
+
+
+def _raw_request(view: ModelView, body: Buffer, version: str) -> DecodedInfer:
+    """A request whose whole body is the data of the model's only input: batch size 1, one dimension may be variable."""
+    config = view.config
+    if len(config.input) != 1:
+        raise _unidentified(
+            f"Raw request must only have 1 input (found 1) to be deduced but got {len(config.input)} inputs in"
+            f" '{view.name}' model configuration"
+        )
+    only = config.input[0]
+    datatype = only.data_type
+    open_dims = [at for at, dim in enumerate(only.dims) if dim < 0]
+    if len(open_dims) > 1:
+        raise _unidentified(
+            f"The shape of the raw input '{only.name}' can not be deduced because there are more than one"
+            " variable-sized dimension"
+        )
+    dims = list(only.dims)
+    if datatype is DataType.BYTES:
+        if open_dims or prod(dims) != 1:
+            raise _unidentified(f"For BYTE datatype raw input '{only.name}', the model must have input shape [1]")
+        body = b"".join((len(body).to_bytes(LENGTH_BYTES, "little"), body))
+    elif open_dims:
+        row_bytes = prod(dim for dim in dims if dim >= 0) * datatype.itemsize
+        dims[open_dims[0]] = len(body) // row_bytes
+    shape = (1, *dims) if config.max_batch_size > 0 else tuple(dims)
+    if datatype is not DataType.BYTES and byte_size(datatype, shape) != len(body):
+        raise _unidentified(
+            f"input byte size mismatch for input 'raw_input' for model '{view.name}'. Expected"
+            f" {byte_size(datatype, shape)}, got {len(body)}"
+        )
+    request = InferenceRequest(view.name, version, inputs=[Tensor(only.name, datatype, shape, memoryview(body))])
+    return DecodedInfer(request, ALL_BINARY)
+
+
+def _unidentified(message: str) -> InferenceError:
+    return invalid(f"[request id: <id_unknown>] {message}")
+
+
+def _extra_data(view: ModelView) -> InferenceError:
+    return invalid(f"unexpected additional input data for model '{view.name}'")

@@ -1,0 +1,74 @@
+"""Read the members of parsed JSON objects, with Triton's error texts."""
+
+from typing import Any
+
+from halimede.core.types import ErrorCode, InferenceError, ParameterValue
+from halimede.core.types.error import clip
+
+
+def invalid(message: str) -> InferenceError:
+    """The error for a request that the client has to change."""
+    return InferenceError(ErrorCode.INVALID_ARG, message)
+
+
+def missing(key: str) -> InferenceError:
+    """The error for a member that is not there."""
+    return invalid(f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
+
+
+def wrong_type(key: str, kind: str) -> InferenceError:
+    """The error for a member of another kind than `kind`, which is JSON's name for it."""
+    return invalid(f"Unable to parse '{key}': attempt to access JSON non-{kind} as {kind}")
+
+
+def text_member(item: Any, key: str) -> str:
+    """The string at `key`; INVALID_ARG if the item is not an object or has no string there."""
+    if type(item) is not dict or key not in item:
+        raise missing(key)
+    value = item[key]
+    if type(value) is not str:
+        raise wrong_type(key, "string")
+    return value
+
+
+def array_member(item: dict[str, Any], key: str) -> list[Any]:
+    """The array at `key`; INVALID_ARG if there is none."""
+    if key not in item:
+        raise missing(key)
+    value = item[key]
+    if type(value) is not list:
+        raise wrong_type(key, "array")
+    return value
+
+
+def object_member(item: dict[str, Any], key: str) -> dict[str, Any]:
+    """The object at `key`, which must exist; INVALID_ARG if it is something else."""
+    value = item[key]
+    if type(value) is not dict:
+        raise wrong_type(key, "object")
+    return value
+
+
+def unsigned_member(item: dict[str, Any], key: str) -> int:
+    """The unsigned integer at `key`, which must exist; INVALID_ARG if it is something else."""
+    value = item[key]
+    if type(value) is not int or value < 0:
+        raise wrong_type(key, "unsigned-integer")
+    return value
+
+
+def flag_member(item: dict[str, Any], key: str) -> bool:
+    """The boolean at `key`, which must exist; INVALID_ARG if it is something else."""
+    value = item[key]
+    if type(value) is not bool:
+        raise wrong_type(key, "boolean")
+    return value
+
+
+def parameter_value(key: str, value: Any) -> ParameterValue:
+    """The value of a parameter that the model reads; INVALID_ARG unless it is a string, a boolean or a number."""
+    if isinstance(value, str | float) or (isinstance(value, int) and value < 2**63):
+        return value
+    if isinstance(value, int):
+        raise invalid(f"parameter '{clip(key)}' is out of range. It should be at most {2**63 - 1}.")
+    raise invalid(f"parameter '{clip(key)}' has invalid type. It should be either 'int', 'bool', or 'string'.")

@@ -1,0 +1,126 @@
+"""The arrays of a document are found and taken out, in steps."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.wire.json_members import scan_members_steps
+from halimede.core.wire.json_scan import BLOCK_BYTES, array_steps, check_depth, load_json, scan_steps
+from halimede.core.wire.steps import run
+
+
+def invalid(text: str) -> InferenceError:
+    return InferenceError(ErrorCode.INVALID_ARG, text)
+
+
+def scan_refusal(text: bytes, block_bytes: int = BLOCK_BYTES) -> InferenceError:
+    with pytest.raises(InferenceError) as caught:
+        run(scan_steps(text, block_bytes))
+    return caught.value
+
+
+def test_only_arrays_inside_of_inputs_are_taken_out() -> None:
+    text = b'{"a":[1],"inputs":[{"shape":[2,3],"parameters":{"p":[4]},"data":[[1],"]"]},[7]],"b":{"c":{"d":[5]}}}'
+    layout = run(scan_steps(text))
+    assert layout.skeleton == (
+        b'{"a":[1],"inputs":[{"shape":[0],"parameters":{"p":[4]},"data":[1]},[7]],"b":{"c":{"d":[2]}}}'
+    )
+    assert [text[opened : closed + 1] for opened, closed in layout.spans] == [b"[2,3]", b'[[1],"]"]', b"[5]"]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2, 3, 7, 1000])
+def test_brackets_in_strings_are_text_for_any_block_size(block_bytes: int) -> None:
+    text = rb'{"\\":[{"k[\"":["]\\\"[",1,"\\\\"],"}":"{"}]}'
+    layout = run(scan_steps(text, block_bytes))
+    assert layout.skeleton == rb'{"\\":[{"k[\"":[0],"}":"{"}]}'
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([b"\\", b'"', b"[", b"]", b"a", b","]), max_size=40).map(b"".join), st.integers(1, 8))
+def test_scan_result_does_not_depend_on_the_block_size(content: bytes, block_bytes: int) -> None:
+    text = b'{"inputs":[{"data":["' + content + b'"]}]}'
+
+    def verdict(block_bytes: int) -> object:
+        try:
+            layout = run(scan_steps(text, block_bytes))
+        except InferenceError as error:
+            return error.code
+        return layout.skeleton, layout.spans
+
+    assert verdict(block_bytes) == verdict(1000)
+
+
+@pytest.mark.parametrize("text", [b"[" * 101 + b"]" * 101, b'{"a":' * 101 + b"1" + b"}" * 101, b"[" * 1_000_000])
+def test_nesting_has_a_limit(text: bytes) -> None:
+    error = invalid("JSON nesting depth exceeds maximum allowed limit (100)")
+    assert scan_refusal(text) == error
+    with pytest.raises(InferenceError) as caught:
+        check_depth(text)
+    assert caught.value == error
+
+
+def test_nesting_up_to_the_limit_and_brackets_in_strings_are_fine() -> None:
+    check_depth(b"[" * 100 + b"]" * 100)
+    check_depth(b'["' + b"[" * 1000 + b'"]')
+    check_depth(b"[" + b",".join([b"[]"] * 1000) + b"]")
+
+
+@pytest.mark.parametrize("text", [b'{"inputs":[{"data":[1}]}', b"]", b'{"a":"', b'{"inputs":[{"data":[1', b'"\\"'])
+def test_brackets_and_quotes_must_match(text: bytes) -> None:
+    assert scan_refusal(text).message.startswith("failed to parse the request JSON buffer: ")
+    assert scan_refusal(text, 3).message.startswith("failed to parse the request JSON buffer: ")
+
+
+def test_content_beside_the_data_is_limited() -> None:
+    error = invalid(
+        "the request JSON has more than 262144 bytes beside the 'data' of its inputs and white space;"
+        " send large values as tensors"
+    )
+    assert scan_refusal(b'{"id":"' + b"x" * 300_000 + b'"}') == error
+    assert scan_refusal(b'{"inputs":[' + b'{"data":[]},' * 30_000) == error
+    run(scan_steps(b'{"inputs":[{"data":[' + b" " * 1_000_000 + b"]}]}"))
+
+
+PIECES = [b" ", b"\n", b"\t", b"\r\n  ", b"a", b'\\"', b"\\\\", b"[", b"{", b",", b"    "]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join),
+    st.lists(st.sampled_from([b" ", b"\n", b"\t", b"\r"]), max_size=30).map(b"".join),
+    st.integers(1, 40),
+)
+def test_white_space_is_shortened_outside_of_strings_alone(content: bytes, space: bytes, block_bytes: int) -> None:
+    string = b'"' + content.replace(b"\n", b"n").replace(b"\t", b"t").replace(b"\r", b"r") + b'"'
+    marked = b'{|"id"|:|%b|,|"inputs"|:|[|{|"name"|:|%b|}|]|,|"n"|:|-1|}' % (string, string)
+    text = marked.replace(b"|", space)
+    for scan in (scan_steps, scan_members_steps):
+        skeleton = run(scan(text, block_bytes)).skeleton
+        if scan is scan_steps:
+            assert json.loads(skeleton) == json.loads(text)
+        # A block ends in each run at most.
+        assert len(skeleton) <= len(marked) + len(text) // block_bytes + 1
+
+
+def test_white_space_is_limited_by_the_body_alone_and_read_in_steps() -> None:
+    space = b" \n" * (4 << 20)
+    text = b'{"id":%b"a  b"%b,"inputs":%b[{"shape":[%b1%b],"data":[%b1]}%b]}' % ((space[: 1 << 20],) * 7)
+    layout = run(scan_steps(text))
+    assert json.loads(layout.skeleton) == {"id": "a  b", "inputs": [{"shape": [0], "data": [1]}]}
+    opened, closed = layout.spans[0]
+    assert json.loads(run(array_steps(memoryview(text), opened, closed, 1000, BLOCK_BYTES))) == [1]
+    steps = sum(1 for _ in scan_steps(b'{"id":"a"' + space + b"}"))
+    assert steps >= len(space) // BLOCK_BYTES
+
+
+def test_white_space_between_two_numbers_keeps_them_apart() -> None:
+    text = b'{"id":1' + b" " * 1000 + b"2}"
+    with pytest.raises(InferenceError):
+        load_json(run(scan_steps(text)).skeleton)
+    # A line end in a string is an error, wherever it stands.
+    array = b'["a  \n"]'
+    with pytest.raises(InferenceError):
+        load_json(run(array_steps(memoryview(array), 0, len(array) - 1, 1000, 4)))
