@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halimede.core.config.defaults import apply_defaults
 from halimede.core.config.instances import completed_groups
 from halimede.core.config.model_config import (
     AllVersions,
@@ -39,7 +40,9 @@ from halimede.core.config.model_config import (
     TimeoutAction,
     WarmupInput,
 )
-from halimede.core.config.validate import apply_defaults, model_name_problem, reshape_problem, validate
+from halimede.core.config.names import model_name_problem
+from halimede.core.config.shapes import reshape_problem
+from halimede.core.config.validate import validate
 from halimede.core.inventory import Inventory
 from halimede.core.types import DataType, Problem
 
