@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from halimede.commands.flags import GROUPS, Flag
-from halimede.commands.flags import Treatment as FlagTreatment
+from halimede.commands.flag import Flag
+from halimede.commands.flag import Treatment as FlagTreatment
+from halimede.commands.flags import GROUPS
 from halimede.core.config.schema import FieldDescription, MessageDescription, descriptions
 from halimede.core.config.support import Treatment
 from halimede.core.observe import metrics

@@ -1,9 +1,7 @@
 """Ensembles of python, identity and ONNX models, as clients see them over HTTP, gRPC and streams."""
 
-import os
 import queue
 import shutil
-import signal
 import socket
 import threading
 import time
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
@@ -22,9 +19,8 @@ from tritonclient.utils import InferenceServerException
 from support.calls import DECOUPLED_OVER_HTTP, canceled, executing, index, load, metric, pending, unload
 from support.ensemble_models import Step, Tensors, add_ensemble, add_plus, chain
 from support.models import add_identity, add_scaled
-from support.open_loop import Phase, Stream, run_phases
-from support.served import add_python, body, infer, parameter, workers
-from support.server import RunningServer, Start, start_server, wait_until
+from support.served import add_python, body, infer, parameter
+from support.server import RunningServer, start_server, wait_until
 
 REPEAT = """
 for request in requests:
@@ -471,68 +467,3 @@ def test_an_unknown_output_is_refused_by_the_ensemble(server: RunningServer) -> 
         pytest.raises(InferenceServerException, match="unexpected inference output 'NOPE' for model 'pipe'"),
     ):
         client.infer("pipe", row(), outputs=[triton.InferRequestedOutput("NOPE")])
-
-
-def test_a_stop_answers_what_was_accepted_with_all_its_steps(repository: Path, start: Start) -> None:
-    add_identity(repository, "slow", dims="4", extra=parameter("execute_delay_ms", "400"))
-    add_plus(repository, "plus")
-    add_ensemble(repository, "e", chain("slow", "plus", "plus"))
-    add_ensemble(repository, "outer", chain("e", "plus"))
-    server = start("--model-repository", repository)
-    with ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(infer, server, name, 1, 1, 1, 1) for name in ("e", "outer") * 2]
-        wait_until(lambda: executing(server, "e") == 4, "all to be accepted", server)
-        server.process.send_signal(signal.SIGTERM)
-        assert sorted(answer.result()[1][0] for answer in answers) == [3.0, 3.0, 4.0, 4.0]  # type: ignore[index]
-    assert server.process.wait(20) == 0
-
-
-def dying_steps(repository: Path, start: Start, seconds: float, every_s: float, growth_mib: float) -> None:
-    """64 callers of an ensemble of 8 steps, of which one loses its process every few seconds."""
-    names = [f"step{number}" for number in range(8)]
-    for name in names:
-        add_plus(repository, name)
-    add_ensemble(repository, "e", chain(*names))
-    server = start("--model-repository", repository)
-    with ThreadPoolExecutor(1) as pool:
-
-        def run(length: float) -> Any:
-            stream = Stream("e", server.http_port, "/v2/models/e/infer", content, callers=64)
-            return pool.submit(run_phases, [Phase(length, (stream,))])
-
-        content = '{"inputs":[{"name":"IN","shape":[1,4],"datatype":"FP32","data":[1,1,1,1]}]}'
-        run(2).result()
-        process = psutil.Process(server.process.pid)
-        before = process.memory_info().rss
-        under_way = run(seconds)
-        begun = time.monotonic()
-        for name in (names * 100)[: int(seconds / every_s)]:
-            while not (alive := workers(server, name)):
-                time.sleep(0.01)
-            os.kill(alive[0].pid, signal.SIGKILL)
-            time.sleep(every_s)
-            assert time.monotonic() < begun + 3 * seconds + 30
-        (phase,) = under_way.result()
-    outcome = phase["e"]
-    assert set(outcome.latencies_ms) <= {"200", "500", "503"}, set(outcome.latencies_ms)
-    assert sum(len(each) for each in outcome.latencies_ms.values()) == outcome.sent
-    assert outcome.count(200) > outcome.count(500) + outcome.count(503)
-    assert "in ensemble 'e', " in outcome.bodies.get("500", "in ensemble 'e', ")
-    wait_until(lambda: executing(server, "e") == 0, "nothing in flight", server)
-    for name in names:
-        wait_until(lambda name=name: executing(server, name) == 0, f"nothing in flight in {name}", server)
-    assert (process.memory_info().rss - before) / 2**20 < growth_mib
-    # The client counts what was answered in time; the warm-up and what was still under way come on top.
-    assert metric(server, "nv_inference_request_success", "e") >= outcome.count(200)
-    wait_until(lambda: infer(server, "e", 1, 1, 1, 1)[0] == 200, "all steps to be back", server)
-    assert server.stop() == 0
-
-
-def test_steps_that_die_leave_no_request_unanswered(repository: Path, start: Start) -> None:
-    dying_steps(repository, start, seconds=3, every_s=1, growth_mib=40)
-
-
-@pytest.mark.load
-@pytest.mark.timeout(300)
-def test_steps_that_die_for_a_minute_leave_no_request_unanswered(repository: Path, start: Start) -> None:
-    dying_steps(repository, start, seconds=60, every_s=5, growth_mib=40)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from halimede.commands.flags import GROUPS, Flag, Treatment, all_flags
+from halimede.commands.flag import Flag, Treatment
+from halimede.commands.flags import GROUPS, all_flags
 from halimede.core.types import ApiCategory, Secret
 from halimede.settings import AccessLevel, CompressionLevel, LogFormat, MetricsConfig, ModelControlMode, Settings
 from support.command_line import complaint, settings

@@ -4,12 +4,8 @@ import json
 import logging
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,34 +15,10 @@ from halimede.core.observe.log_lines import (
     MAX_LINE_BYTES,
     Severity,
     render_default,
-    render_json,
 )
 from halimede.log import MAX_QUEUED_BYTES, MAX_QUEUED_LINES, LogHandler, LogOutput, LogWriter, log_table
+from support.logs import FLUSH_S, Log, run, stalled
 from support.server import wait_until
-
-FLUSH_S = 30.0
-
-
-class Log:
-    """A logger of its own, in JSON, with verbose lines: those are not limited in number."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.writer = LogWriter(LogOutput(path), render_json)
-        self.logger = logging.Logger("halimede.test")
-        self.logger.addHandler(LogHandler(self.writer, frozenset(Severity)))
-        self._path = path
-
-    def documents(self) -> list[dict[str, object]]:
-        self.writer.flush(FLUSH_S)
-        assert self._path is not None
-        return read(self._path)
-
-    def messages(self) -> list[object]:
-        return [document["message"] for document in self.documents()]
-
-
-def read(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture
@@ -57,44 +29,6 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def log(path: Path) -> Log:
     return Log(path)
-
-
-@contextmanager
-def stalled(directory: Path) -> Iterator[tuple[Log, Callable[[], list[dict[str, object]]]]]:
-    """A log into a pipe that is not read, and a function that reads its current content."""
-    fifo = directory / "pipe"
-    os.mkfifo(fifo)
-    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    log = Log(fifo)
-    rest = bytearray()
-
-    def drain() -> list[dict[str, object]]:
-        try:
-            while data := os.read(reader, 1 << 20):
-                rest.extend(data)
-        except BlockingIOError:
-            pass
-        end = rest.rfind(b"\n") + 1
-        lines = rest[:end].splitlines()
-        del rest[:end]
-        return [json.loads(line) for line in lines]
-
-    try:
-        yield log, drain
-    finally:
-        os.close(reader)
-
-
-def run(program: str, shell: Sequence[str] = (), **options: object) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: the root logger is one per process, and pytest has handlers on it."""
-    before = (
-        "import logging, sys\nfrom pathlib import Path\nfrom halimede.log import *\nfrom halimede.settings import *\n"
-    )
-    return subprocess.run(  # type: ignore[call-overload, no-any-return]
-        [*shell, sys.executable, "-c", before + program],
-        check=False,
-        **{"capture_output": True, "text": True, "timeout": 60, **options},
-    )
 
 
 @pytest.mark.parametrize(
@@ -341,119 +275,6 @@ def test_unread_log_does_not_delay_the_exit(tmp_path: Path) -> None:
         assert time.monotonic() - begun < 20
 
 
-def test_moved_or_deleted_log_file_is_recreated(log: Log, path: Path) -> None:
-    log.logger.debug("before")
-    assert log.messages() == ["before"]
-    moved = path.rename(path.with_name("server.log.1"))
-    # As after SIGHUP: without another line, so that the old file can be compressed.
-    log.writer.reopen()
-    wait_until(path.exists, "the new file")
-    log.logger.debug("between")
-    assert log.messages() == ["between"]
-    path.unlink()
-
-    def is_there() -> bool:
-        log.logger.debug("afterwards")
-        log.writer.flush(FLUSH_S)
-        return path.exists()
-
-    wait_until(is_there, "the new file, which the path is looked at for once a second")
-    assert set(log.messages()) == {"afterwards"}
-    assert [each["message"] for each in read(moved)] == ["before"]
-    assert log.writer.dropped == 0
-
-
-def test_log_file_closed_by_a_library_is_reopened(log: Log, path: Path) -> None:
-    log.logger.debug("before")
-    assert log.messages() == ["before"]
-    (number,) = (int(fd) for fd in os.listdir("/proc/self/fd") if is_open_at(int(fd), path))
-    os.close(number)
-
-    def is_written_again() -> bool:
-        log.logger.debug("afterwards")
-        return "afterwards" in log.messages()
-
-    wait_until(is_written_again, "the file to be opened anew")
-    (number,) = (int(fd) for fd in os.listdir("/proc/self/fd") if is_open_at(int(fd), path))
-
-
-def is_open_at(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except OSError:
-        return False
-
-
-def test_a_file_that_was_emptied_is_written_from_its_beginning(log: Log, path: Path) -> None:
-    log.logger.debug("before")
-    assert log.messages() == ["before"]
-    path.write_text("")
-    log.logger.debug("afterwards")
-    assert log.messages() == ["afterwards"]
-
-
-def test_a_file_that_is_already_there_is_continued(path: Path) -> None:
-    path.write_text('{"message":"of the last run"}\n')
-    log = Log(path)
-    log.logger.debug("of this one")
-    assert log.messages() == ["of the last run", "of this one"]
-
-
-def test_log_waits_for_a_deleted_directory_to_return(tmp_path: Path) -> None:
-    home = tmp_path / "logs"
-    home.mkdir()
-    log = Log(home / "server.log")
-    log.logger.debug("before")
-    assert log.messages() == ["before"]
-    (home / "server.log").unlink()
-    home.rmdir()
-
-    def lost() -> bool:
-        log.logger.debug("into nothing")
-        log.writer.flush(FLUSH_S)
-        return log.writer.dropped > 0
-
-    wait_until(lost, "lines that are lost")
-    home.mkdir()
-    wait_until((home / "server.log").exists, "the new file")
-    wait_until(lambda: any("log lines were dropped" in str(each) for each in log.messages()), "the count")
-
-
-def test_full_disk_only_loses_lines() -> None:
-    log = Log(Path("/dev/full"))
-    for number in range(100):
-        log.logger.debug("line %d", number)
-    log.writer.flush(FLUSH_S)
-    assert log.writer.dropped == 100
-
-
-def test_line_after_one_cut_by_a_full_disk_is_intact(path: Path) -> None:
-    done = run(
-        "import resource\n"
-        "def limit(size):\n"
-        "    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))\n"
-        f"configure(Settings(log_file=Path({str(path)!r}), log_format=LogFormat.JSON, log_verbose=1))\n"
-        "log = logging.getLogger('halimede.a')\n"
-        "limit(1000)\n"
-        "for number in range(100):\n"
-        "    log.debug('line %d', number)\n"
-        "shutdown()\n"
-        "limit(resource.RLIM_INFINITY)\n"
-        "log.debug('there is room again')\n"
-        "shutdown()\n"
-        "print(dropped_lines())\n"
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    dropped = int(done.stdout)
-    *lines, cut, again, note = path.read_text().splitlines()
-    assert len(lines) == 100 - dropped > 0
-    assert [json.loads(line)["message"] for line in lines] == [f"line {number}" for number in range(len(lines))]
-    with pytest.raises(json.JSONDecodeError):
-        json.loads(cut)
-    assert json.loads(again)["message"] == "there is room again"
-    assert json.loads(note)["message"] == f"{dropped} log lines were dropped: File too large"
-
-
 @pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise RuntimeError('last words')", "os.kill(os.getpid(), 2)"])
 def test_nothing_is_lost_at_an_exit(end: str) -> None:
     done = run(
@@ -524,42 +345,3 @@ def test_destructors_may_log_whenever_they_run(path: Path) -> None:
     assert done.returncode == 0, done.stderr
     verbose = [line.split('"')[1] for line in path.read_text().splitlines() if line.startswith("I")]
     assert (verbose.count("dying"), verbose.count("living")) == (3000, 3000)
-
-
-def test_log_without_stderr_writes_to_no_other_file(tmp_path: Path) -> None:
-    innocent = tmp_path / "innocent"
-    done = run(
-        "import os\n"
-        "configure(Settings())\n"
-        f"opened = open({str(innocent)!r}, 'wb')\n"
-        "logging.getLogger('halimede.a').error('fire')\n"
-        "os.write(2, b'a library that prints')\n"
-        "shutdown()\n"
-        "print(opened.fileno() > 2, dropped_lines(), flush=True)\n"
-        "import subprocess\n"
-        "subprocess.run([sys.executable, '-c', 'import sys; print(sys.stderr is not None)'])\n",
-        shell=["sh", "-c", 'exec "$@" 2>&-', "sh"],
-    )
-    assert (done.returncode, done.stdout) == (0, "True 1\nTrue\n")
-    assert innocent.read_bytes() == b""
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("nowhere/server.log", "No such file or directory"),
-        ("", "Is a directory"),
-        ("fifo", "No such device or address"),
-    ],
-)
-def test_a_file_that_cannot_be_opened_is_an_error_that_names_the_flag(tmp_path: Path, name: str, why: str) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    path = tmp_path / name
-    done = run(
-        "from halimede.core.types import InferenceError\n"
-        "try:\n"
-        f"    configure(Settings(log_file=Path({str(path)!r})))\n"
-        "except InferenceError as error:\n"
-        "    logging.getLogger('halimede.a').error('%s', error)\n"
-    )
-    assert done.stderr.split("] ")[1] == f'"--log-file: {path} cannot be opened: {why}"\n'

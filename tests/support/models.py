@@ -144,3 +144,12 @@ def add_scaled(repository: Path, name: str, factor: float, *, version: int = 1) 
         [("OUT", "FP32", ["N", 4])],
         [helper.make_tensor("factor", TensorProto.FLOAT, [], np.array([factor], np.float32))],
     )
+
+
+ONE = "instance_group { kind: KIND_CPU count: 1 }"
+"""The configuration of a model with one instance."""
+
+
+def delay(milliseconds: int) -> str:
+    """The configuration of an identity model that computes for this long."""
+    return f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{milliseconds}" }} }}'

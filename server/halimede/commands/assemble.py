@@ -9,7 +9,7 @@ from typing import Any
 
 from halimede import __version__
 from halimede.backends.access import repository_problem
-from halimede.commands.flags import Flag
+from halimede.commands.flag import Flag
 from halimede.commands.parse import Given
 from halimede.commands.readers import UNIX
 from halimede.settings import ModelControlMode, Settings

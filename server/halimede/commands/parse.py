@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from halimede.commands.flags import BY_NAME, Flag, Treatment
+from halimede.commands.flag import Flag, Treatment
+from halimede.commands.flags import BY_NAME
 
 
 @dataclass(slots=True)

@@ -11,7 +11,8 @@ from click.shell_completion import CompletionItem
 
 from halimede import __version__
 from halimede.commands.assemble import assemble
-from halimede.commands.flags import BY_NAME, GROUPS, HELP, TRITON_VERSION, VERSION, Flag, Treatment, all_flags
+from halimede.commands.flag import Flag, Treatment
+from halimede.commands.flags import BY_NAME, GROUPS, HELP, TRITON_VERSION, VERSION, all_flags
 from halimede.commands.parse import parse
 from halimede.settings import Settings
 

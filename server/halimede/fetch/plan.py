@@ -4,8 +4,10 @@ from typing import Any, TypeAlias
 
 import orjson
 
+from halimede.core.config.defaults import apply_defaults
+from halimede.core.config.names import model_name_problem
 from halimede.core.config.read import ParsedConfig, read_json
-from halimede.core.config.validate import apply_defaults, model_name_problem, validate
+from halimede.core.config.validate import validate
 from halimede.core.repository.layout import NOT_MODELS, detect_backend
 from halimede.core.types import InferenceError
 from halimede_spec import fetch_plan

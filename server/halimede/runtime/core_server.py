@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 
 from halimede import __version__
 from halimede.core.config.model_view import ModelView
-from halimede.core.observe import kv_cache, metrics
+from halimede.core.observe import kv_cache, metrics, metrics_page
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.repository.layout import asked_name_problem
 from halimede.core.types import (
@@ -164,10 +164,10 @@ class CoreServer:
         await self._finish(self._lifecycle.unload(name, with_steps=unload_dependents))
 
     def render_metrics(self) -> Generator[None, None, list[bytes]]:
-        """The metrics page in Prometheus' text format, in steps as `core.observe.metrics.render` makes it."""
+        """The metrics page in Prometheus' text format, in steps as `core.observe.metrics_page.render` makes it."""
         versions = [v for _, record in sorted(self._lifecycle.records.items()) for v in record.versions.values()]
         sample = self._sampler.latest
-        return metrics.render(
+        return metrics_page.render(
             map(_sample_of, versions),
             sample.system,
             sample.gpus,

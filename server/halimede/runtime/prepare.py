@@ -25,6 +25,7 @@ from halimede.backends.discover import DEFAULT_BACKEND_DIRECTORY, find_backend
 from halimede.backends.python.backend import PythonBackend
 from halimede.backends.python.environment import PARAMETER as EXECUTION_ENV_PATH
 from halimede.backends.python.environment import default_cache, resolve_environment
+from halimede.core.config.defaults import apply_defaults
 from halimede.core.config.explain import DEFAULT, Stage
 from halimede.core.config.files import CONFIG_NAME
 from halimede.core.config.instances import completed_groups, plan_instances
@@ -44,7 +45,7 @@ from halimede.core.config.process_options import (
 )
 from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_config, read_json
 from halimede.core.config.support import check_devices, check_support
-from halimede.core.config.validate import apply_defaults, undeclared, validate
+from halimede.core.config.validate import undeclared, validate
 from halimede.core.config.versions import select_versions
 from halimede.core.inventory import Inventory
 from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend

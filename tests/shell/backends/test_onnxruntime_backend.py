@@ -1,21 +1,13 @@
 import os
-import subprocess
-import sys
-import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from halimede.backends.api import ModelSource, RefusedRequestsError, RunContext
-from halimede.backends.onnxruntime import OnnxRuntimeBackend
+from halimede.backends.api import RefusedRequestsError, RunContext
 from halimede.backends.onnxruntime.signature import tensors_without_rank
-from halimede.backends.onnxruntime.threads import ThreadPlan, plan_threads, quota_cores
 from halimede.core.config.model_config import (
     Accelerator,
     ExecutionAccelerators,
@@ -23,7 +15,6 @@ from halimede.core.config.model_config import (
     ModelConfig,
     ModelDynamicBatching,
     ModelInput,
-    ModelInstanceGroup,
     ModelOptimizationPolicy,
     ModelOutput,
     ModelParameter,
@@ -31,92 +22,25 @@ from halimede.core.config.model_config import (
 )
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Placement
 from halimede.workers.worker import BatchItem
+from support.onnx_models import (
+    ADD_SUB,
+    BACKEND,
+    CONTEXT,
+    CPU,
+    ONNX_TYPES,
+    add_sub,
+    config,
+    floats,
+    group,
+    identity,
+    model,
+    refused,
+    run,
+    source,
+    tensor,
+)
 
 FP32, BYTES, BF16 = DataType.FP32, DataType.BYTES, DataType.BF16
-BACKEND = OnnxRuntimeBackend()
-CONTEXT = RunContext([""], [1], [BatchItem(1, InferenceRequest("m"), 1, cancelled=False)])
-CPU = Placement("m_0", 0, "CPU")
-
-ONNX_TYPES = {
-    DataType.BOOL: TensorProto.BOOL,
-    DataType.UINT8: TensorProto.UINT8,
-    DataType.UINT16: TensorProto.UINT16,
-    DataType.UINT32: TensorProto.UINT32,
-    DataType.UINT64: TensorProto.UINT64,
-    DataType.INT8: TensorProto.INT8,
-    DataType.INT16: TensorProto.INT16,
-    DataType.INT32: TensorProto.INT32,
-    DataType.INT64: TensorProto.INT64,
-    DataType.FP16: TensorProto.FLOAT16,
-    DataType.FP32: TensorProto.FLOAT,
-    DataType.FP64: TensorProto.DOUBLE,
-    DataType.BYTES: TensorProto.STRING,
-    DataType.BF16: TensorProto.BFLOAT16,
-}
-
-
-def tensor(name: str, datatype: DataType, shape: Sequence[int | str | None] | None) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, ONNX_TYPES[datatype], shape)
-
-
-def model(nodes, inputs, outputs, initializers=(), opset=17) -> onnx.ModelProto:
-    graph = helper.make_graph(nodes, "g", inputs, outputs, list(initializers))
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
-
-
-def identity(datatype: DataType, shape: Sequence[int | str | None]) -> onnx.ModelProto:
-    return model(
-        [helper.make_node("Identity", ["x"], ["y"])], [tensor("x", datatype, shape)], [tensor("y", datatype, shape)]
-    )
-
-
-def add_sub(shape: Sequence[int | str | None] = ("n", 2)) -> onnx.ModelProto:
-    return model(
-        [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Sub", ["a", "b"], ["difference"])],
-        [tensor("a", FP32, shape), tensor("b", FP32, shape)],
-        [tensor("sum", FP32, shape), tensor("difference", FP32, shape)],
-    )
-
-
-def config(inputs: dict[str, tuple], outputs: dict[str, tuple], **fields) -> ModelConfig:
-    """A complete configuration; a tensor is (datatype, *dims)."""
-    return ModelConfig(
-        name="m",
-        backend="onnxruntime",
-        input=tuple(ModelInput(name, datatype, dims=tuple(dims)) for name, (datatype, *dims) in inputs.items()),
-        output=tuple(ModelOutput(name, datatype, dims=tuple(dims)) for name, (datatype, *dims) in outputs.items()),
-        **{"max_batch_size": 8} | fields,
-    )
-
-
-ADD_SUB = config({"a": (FP32, 2), "b": (FP32, 2)}, {"sum": (FP32, 2), "difference": (FP32, 2)})
-
-
-def source(directory: Path, proto: onnx.ModelProto | None, **options: str) -> ModelSource:
-    version = directory / "1"
-    version.mkdir(exist_ok=True)
-    if proto is not None:
-        onnx.save(proto, version / "model.onnx")
-    return ModelSource("m", 1, directory, version / "model.onnx", {k.replace("_", "-"): v for k, v in options.items()})
-
-
-def run(directory, proto, config: ModelConfig, inputs: dict, outputs: Sequence[str] | None = None, **options: str):
-    loaded = BACKEND.load(config, source(directory, proto, **options))
-    instance = loaded.create_instance(CPU)
-    result = instance.run(inputs, outputs or [each.name for each in config.output], CONTEXT)
-    instance.close()
-    loaded.close()
-    return result
-
-
-def floats(*rows) -> np.ndarray:
-    return np.array(rows, dtype=np.float32)
-
-
-def refused(work) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        work()
-    return caught.value
 
 
 def test_only_requested_outputs_are_computed(tmp_path):
@@ -360,113 +284,6 @@ def test_non_tensor_output_is_skipped_unless_it_is_configured(tmp_path):
     )
 
 
-def group(kind: InstanceKind, count: int, gpus: tuple[int, ...] = ()) -> tuple[ModelInstanceGroup, ...]:
-    return (ModelInstanceGroup("m", kind, count, gpus=gpus),)
-
-
-def instances(directory: Path, count: int, **parameters: str):
-    settings = replace(
-        ADD_SUB,
-        instance_group=group(InstanceKind.KIND_CPU, count),
-        parameters={key: ModelParameter(value) for key, value in parameters.items()},
-    )
-    loaded = BACKEND.load(settings, source(directory, add_sub()))
-    return [loaded.create_instance(Placement(f"m_{i}", i, "CPU")) for i in range(count)]
-
-
-def test_instances_run_in_parallel_on_a_shared_session(tmp_path):
-    several = instances(tmp_path, 4)
-    inputs = {"a": floats([1, 2]), "b": floats([3, 4])}
-    begin = threading.Barrier(len(several))
-
-    def work(instance) -> list:
-        begin.wait(10)
-        return [instance.run(inputs, ["sum"], CONTEXT)["sum"].tolist() for _ in range(200)]
-
-    with ThreadPoolExecutor(len(several)) as pool:
-        assert list(pool.map(work, several)) == [[[[4, 6]]] * 200] * 4
-
-
-@pytest.mark.parametrize(
-    ("plan", "expected"),
-    [
-        (plan_threads(2, 2), ThreadPlan(intra=1, inter=1, spin=True, share=True)),
-        (plan_threads(16, 2), ThreadPlan(intra=15, inter=1, spin=True, share=True)),
-        (plan_threads(2, 4), ThreadPlan(intra=1, inter=1, spin=False, share=True)),
-        (plan_threads(4, 1), ThreadPlan(intra=4, inter=1, spin=True, share=True)),
-        (plan_threads(16, 2, intra=1), ThreadPlan(intra=1, inter=1, spin=True, share=True)),
-        (plan_threads(16, 2, intra=4), ThreadPlan(intra=4, inter=1, spin=True, share=False)),
-        (plan_threads(4, 2, intra=4), ThreadPlan(intra=4, inter=1, spin=False, share=False)),
-        (plan_threads(4, 2, parallel=True), ThreadPlan(intra=2, inter=2, spin=True, share=False)),
-        (plan_threads(4, 1, intra=2, inter=3, parallel=True), ThreadPlan(intra=2, inter=3, spin=True, share=True)),
-        (plan_threads(16, 2, can_share=False), ThreadPlan(intra=8, inter=1, spin=True, share=False)),
-    ],
-)
-def test_threads_are_planned_so_that_the_instances_share_the_cores(plan, expected):
-    assert plan == expected
-
-
-@pytest.mark.parametrize(
-    ("cpu_max", "cores"), [("max 100000\n", None), ("200000 100000\n", 2), ("50000 100000", 1), ("", None)]
-)
-def test_a_containers_quota_counts_whole_cores(cpu_max, cores):
-    assert quota_cores(cpu_max) == cores
-
-
-PREAMBLE = """
-import os, sys
-from dataclasses import replace
-from pathlib import Path
-from halimede.backends.api import ModelSource
-from halimede.backends.onnxruntime import OnnxRuntimeBackend
-from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelInstanceGroup, ModelParameter
-from halimede.core.types import Placement
-
-def threads():
-    return len(os.listdir("/proc/self/task"))
-
-def where(**options):
-    directory = Path(sys.argv[1])
-    return ModelSource("m", 1, directory, directory / "1" / "model.onnx", options)
-
-backend = OnnxRuntimeBackend()
-"""
-
-
-def in_a_new_process(code: str, directory: Path) -> str:
-    """What `code` prints in a process of its own: threads of other tests' sessions must not be counted."""
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + code, str(directory)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def test_sessions_start_the_threads_of_their_plan(tmp_path):
-    source(tmp_path, add_sub())
-    printed = in_a_new_process(
-        """
-config = backend.autocomplete(ModelConfig(), where())
-
-def started(count, **parameters):
-    groups = (ModelInstanceGroup("m", InstanceKind.KIND_CPU, count),)
-    parameters = {key: ModelParameter(value) for key, value in parameters.items()}
-    before = threads()
-    model = backend.load(replace(config, instance_group=groups, parameters=parameters), where())
-    instances = [model.create_instance(Placement("m", i, "CPU")) for i in range(count)]
-    return threads() - before
-
-print(*(started(count, intra_op_thread_count=each) for count, each in ((4, "1"), (1, "4"), (2, "3"))))
-""",
-        tmp_path,
-    )
-    assert printed == "0 3 4"
-
-
 def test_a_parallel_model_without_arena_and_pattern_computes_the_same(tmp_path):
     settings = replace(
         ADD_SUB,
@@ -526,22 +343,6 @@ def test_a_gpu_instance_needs_a_device(tmp_path):
 def test_defaults():
     assert BACKEND.default_model_filename == "model.onnx"
     assert [BACKEND.default_instance_count(kind) for kind in ("CPU", "GPU", "MODEL")] == [2, 1, 1]
-
-
-def test_all_models_can_share_one_pool_of_threads(tmp_path):
-    source(tmp_path, add_sub())
-    printed = in_a_new_process(
-        """
-backend.supports_gpu()
-before = threads()
-pool = {"enable-global-threadpool": "1", "intra-op-thread-count": "3", "inter-op-thread-count": "1"}
-config = backend.autocomplete(ModelConfig(), where(**pool))
-models = [backend.load(config, where(**pool)) for _ in range(3)]
-print(threads() - before)
-""",
-        tmp_path,
-    )
-    assert printed == "2"
 
 
 def test_invalid_numeric_backend_setting_is_named(tmp_path):

@@ -1,16 +1,8 @@
-"""config.pbtxt and JSON to a ModelConfig: the values, the problems, and their positions.
-
-The references for the random tests are the protocol's own writers and readers: text_format and json_format of the
-Python runtime, and protoc, whose C++ parser is the one in Triton. `test_config_differential` continues from there.
-"""
+"""config.pbtxt and JSON to a ModelConfig: the values, the problems, and their positions."""
 
 import json
-import re
 
 import pytest
-from google.protobuf import json_format, text_format
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from halimede.core.config.model_config import (
     AllVersions,
@@ -45,98 +37,11 @@ from halimede.core.config.model_config import (
     WarmupInput,
 )
 from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_json, read_pbtxt
-from halimede.core.config.write import to_json
 from halimede.core.types import DataType, Problem
 from support.configs import (
-    EDITS,
-    Protoc,
-    configurations,
-    edited,
     names_of,
-    new,
-    parsed_by_text_format,
-    serialized,
-    to_proto,
 )
-from support.examples import examples
-
-VISION = """
-# A vision model, as people write them.
-name: "resnet50"
-platform: "onnxruntime_onnx"
-max_batch_size: 0x10            # sixteen
-input [
-  {
-    name: "input"
-    data_type: TYPE_FP32
-    format: FORMAT_NCHW
-    dims: [ 3, 224, 224 ]       # C, H, W
-    reshape { shape: [ 1, 3, 224, 224 ] }
-  },
-  { name: "mask", data_type: TYPE_BOOL, dims: -1; optional: true }
-]
-output {
-  name: "output"
-  data_type: TYPE_FP32
-  dims: 1000
-  label_filename: 'labels' ".txt"
-}
-instance_group [
-  { count: 2 kind: KIND_GPU gpus: [ 0, 1 ]
-    rate_limiter { resources [ { name: "R1" global: True count: 3 } ] priority: 2 } }
-]
-dynamic_batching {
-  preferred_batch_size: [ 4, 8 ]
-  max_queue_delay_microseconds: 100
-  default_queue_policy < timeout_action: DELAY default_timeout_microseconds: 5000 >
-  priority_queue_policy { key: 2 value: { max_queue_size: 7 } }
-}
-version_policy: { specific: { versions: [ 1, 3 ] } }
-optimization { cuda { graphs: t } priority: PRIORITY_MAX eager_batching: 1 }
-parameters { key: "threads" value { string_value: "4" } }
-parameters: { key: "caf\\303\\251", value: { string_value: "\\"x\\"\\n" } },
-"""
-
-SEQUENCES = """
-name: "stateful" backend: "python"
-sequence_batching {
-  max_sequence_idle_microseconds: 5000000
-  direct { minimum_slot_utilization: .5f }
-  control_input [
-    {
-      name: "START"
-      control [ { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } ]
-    },
-    {
-      name: "CORRID"
-      control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 }
-    }
-  ]
-  state [ {
-    input_name: "in" output_name: "out" data_type: TYPE_INT32 dims: [ -1 ]
-    initial_state: { data_type: TYPE_INT32 dims: [ 1 ] zero_data: false name: "zero" }
-  } ]
-}
-model_warmup [ {
-  name: "first" batch_size: 1
-  inputs { key: "x" value: { data_type: TYPE_STRING dims: [ 2 ] random_data: true } }
-} ]
-"""
-
-ENSEMBLE = """
-name: "pipeline"
-platform: "ensemble"
-version_policy { all { } }
-ensemble_scheduling {
-  step [
-    { model_name: "a" model_version: -1
-      input_map { key: "A_IN" value: "raw" }
-      output_map { key: "A_OUT" value: "mid" } },
-    { model_name: "b" model_version: 2
-      input_map [ { key: "B0" value: "mid" }, { key: "B1" value: "raw" } ] }
-  ]
-}
-"""
+from support.written_configs import ENSEMBLE, SEQUENCES, VISION
 
 
 def test_a_vision_model_is_read():
@@ -555,114 +460,3 @@ def test_problems_are_located_by_the_longest_path_that_is_known():
         ("the whole file", 0, 0),
         ("has its place", 7, 8),
     ]
-
-
-# --- beside the protocol's own readers ---
-
-
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
-@given(configurations(), st.booleans(), st.booleans(), st.booleans(), st.booleans())
-def test_output_of_the_text_format_printer_is_read_back(config, as_utf8, as_one_line, short_lists, pointy):
-    text = text_format.MessageToString(
-        to_proto(config, new()),
-        as_utf8=as_utf8,
-        as_one_line=as_one_line,
-        use_short_repeated_primitives=short_lists,
-        pointy_brackets=pointy,
-    )
-    parsed = read_pbtxt(text)
-    assert (parsed.problems, parsed.config) == ((), config)
-
-
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
-@given(configurations(), st.booleans(), st.booleans(), st.booleans())
-def test_json_output_is_read_back_in_both_directions(config, snake, defaults, numbers):
-    message = to_proto(config, new())
-    text = json_format.MessageToJson(
-        message,
-        preserving_proto_field_name=snake,
-        always_print_fields_with_no_presence=defaults,
-        use_integers_for_enums=numbers,
-    )
-    assert (read_json(text).problems, read_json(text).config) == ((), config)
-    assert (read_json(to_json(config)).problems, read_json(to_json(config)).config) == ((), config)
-    assert json_format.Parse(to_json(config), new()) == message
-
-
-SEEDS = [
-    VISION.encode(),
-    SEQUENCES.encode(),
-    ENSEMBLE.encode(),
-    b'name: "a\\n" max_batch_size: -0x1F',
-    b"version_policy { latest { num_versions: 017 } }",
-    b"sequence_batching { direct < minimum_slot_utilization: 1.5e-3f > }",
-    b"input [ { dims: [ 1, 2 ] data_type: 3 }, < optional: t > ];",
-    b'metric_tags [ { key: "a", value: \'b\' "c" } ], # end',
-    b"model_warmup { inputs { key: 'k' value { zero_data: true } } }",
-]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"max_batch_size: - 1",
-        b"max_batch_size: -#\n1",
-        b"max_batch_size: +1",
-        b"max_batch_size: 1_0",
-        b"max_batch_size: 0b1",
-        b"max_batch_size: 0o1",
-        b"response_cache { enable: 01 }",
-        b"optimization { priority: 01 }",
-        b"sequence_batching { direct { minimum_slot_utilization: inff } }",
-        b"sequence_batching { direct { minimum_slot_utilization: 1ff } }",
-        b"name: '\\q'",
-        b"name: '\\400'",
-        b"name: '\\ud83d\\ude00'",
-        b"name: 'x\0'",
-        b"# \0",
-        b"# \xff",
-        b"name\xc2\xa0: 'x'",
-    ],
-)
-def test_parser_follows_the_cpp_parser(protoc, text):
-    accepted = not read_pbtxt(text).problems
-    assert (accepted, parsed_by_text_format(text) is None) == (protoc.encoded(text) is not None, accepted)
-
-
-@settings(max_examples=examples(500), deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(SEEDS), EDITS)
-def test_edited_json_is_accepted_only_where_the_protocol_accepts_it(seed, edits):
-    text = edited(to_json(read_pbtxt(seed).config), edits)
-    parsed = read_json(text)
-    if not parsed.problems:
-        assert serialized(to_proto(parsed.config, new())) == serialized(parse_json(text))
-
-
-def parse_json(text):
-    try:
-        return json_format.Parse(text, new())
-    except json_format.ParseError:
-        # Protobuf's C++ does not mind the case of enum names, its Python does.
-        return json_format.Parse(
-            re.sub(r"(?i)\b(type|kind|format|model|batch)_\w+", lambda m: m[0].upper(), text), new()
-        )
-
-
-@settings(max_examples=examples(300), deadline=None)
-@given(st.binary(max_size=60) | st.text(max_size=60) | st.text(alphabet=st.characters(categories=["Cs"]), max_size=3))
-def test_no_text_raises_an_exception(text):
-    for parsed in (read_pbtxt(text), read_json(text)):
-        assert isinstance(to_json(parsed.config), bytes)
-        assert all(problem.line >= 1 and problem.column >= 1 for problem in parsed.problems)
-
-
-@pytest.fixture(scope="module")
-def protoc(tmp_path_factory):
-    judge = Protoc(tmp_path_factory.mktemp("protoc"))
-    yield judge
-    judge.close()
-
-
-def test_json_takes_enum_names_in_any_case() -> None:
-    text = '{"input": [{"name": "x", "data_type": "TYPE_uINT64", "dims": ["1"]}]}'
-    assert serialized(to_proto(read_json(text).config, new())) == serialized(parse_json(text))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from halimede.core.config.defaults import apply_defaults
 from halimede.core.config.explain import Stage, explained, origins
 from halimede.core.config.model_config import (
     InstanceKind,
@@ -15,7 +16,6 @@ from halimede.core.config.model_config import (
     ModelParameter,
 )
 from halimede.core.config.read import read_pbtxt, read_yaml
-from halimede.core.config.validate import apply_defaults
 from halimede.core.config.write import to_pbtxt, to_yaml
 from halimede.core.types import DataType
 from support.configs import configurations

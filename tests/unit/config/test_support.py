@@ -4,6 +4,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from halimede.core.config.defaults import apply_defaults
 from halimede.core.config.model_config import (
     Accelerator,
     BatchInput,
@@ -42,7 +43,6 @@ from halimede.core.config.model_config import (
     TimeoutAction,
 )
 from halimede.core.config.support import NOT_YET, TABLE, check_devices, check_support
-from halimede.core.config.validate import apply_defaults
 from halimede.core.types import DataType, Problem
 
 

@@ -4,22 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede.core.config.instances import completed_groups
+from halimede.core.config.defaults import apply_defaults
 from halimede.core.config.model_config import (
     AllVersions,
-    ControlKind,
     EnsembleStep,
     InputFormat,
     InstanceKind,
     LatestVersions,
     ModelConfig,
-    ModelDynamicBatching,
     ModelEnsembling,
     ModelInput,
     ModelInstanceGroup,
     ModelOptimizationPolicy,
-    ModelOutput,
-    ModelQueuePolicy,
     ModelRateLimiter,
     ModelResponseCache,
     ModelSequenceBatching,
@@ -27,30 +23,15 @@ from halimede.core.config.model_config import (
     ModelTransactionPolicy,
     ModelVersionPolicy,
     ModelWarmup,
-    PinnedMemoryBuffer,
     RateLimiterResource,
-    SequenceControl,
-    SequenceControlInput,
-    SequenceInitialState,
-    SequenceState,
     SpecificVersions,
-    StrategyDirect,
-    StrategyOldest,
-    TimeoutAction,
     WarmupInput,
 )
-from halimede.core.config.validate import apply_defaults, model_name_problem, reshape_problem, validate
-from halimede.core.inventory import Inventory
+from halimede.core.config.names import model_name_problem
+from halimede.core.config.shapes import reshape_problem
+from halimede.core.config.validate import validate
 from halimede.core.types import DataType, Problem
-
-X = ModelInput("x", DataType.FP32, dims=(4,))
-Y = ModelOutput("y", DataType.FP32, dims=(4,))
-GOOD = ModelConfig(name="m", backend="python", max_batch_size=8, input=(X,), output=(Y,))
-
-
-def problems(**changes: object) -> list[tuple[str, str]]:
-    """(path, message) of every problem that a good configuration gets by these changes."""
-    return [(problem.path, problem.message) for problem in validate(replace(GOOD, **changes), "m")]  # type: ignore[arg-type]
+from support.valid_config import GOOD, X, Y, problems
 
 
 def test_a_good_configuration_has_no_problems():
@@ -230,73 +211,6 @@ def test_no_file_lies_outside_the_model_directory(path: str, problem: str):
     ]
 
 
-@pytest.mark.parametrize(
-    ("batching", "expected"),
-    [
-        (ModelDynamicBatching(preferred_batch_size=(4, 8)), []),
-        (
-            ModelDynamicBatching(preferred_batch_size=(0, 4, 9)),
-            [
-                (
-                    "dynamic_batching.preferred_batch_size[0]",
-                    "dynamic batching preferred size must be positive for m",
-                ),
-                (
-                    "dynamic_batching.preferred_batch_size[2]",
-                    "dynamic batching preferred size must be <= max batch size for m",
-                ),
-            ],
-        ),
-        (ModelDynamicBatching(priority_levels=2, default_priority_level=2), []),
-        (
-            ModelDynamicBatching(priority_levels=2),
-            [("dynamic_batching.default_priority_level", "default priority level must be in range [1, 2] for m")],
-        ),
-        (
-            ModelDynamicBatching(priority_levels=2, default_priority_level=3),
-            [("dynamic_batching.default_priority_level", "default priority level must be in range [1, 2] for m")],
-        ),
-        (ModelDynamicBatching(default_priority_level=1), []),
-        (ModelDynamicBatching(preserve_ordering=True, priority_levels=1, default_priority_level=1), []),
-        (
-            ModelDynamicBatching(preserve_ordering=True, priority_levels=2, default_priority_level=1),
-            [
-                (
-                    "dynamic_batching.priority_levels",
-                    "Only one priority level is allowed when 'preserve_ordering' is true for m",
-                )
-            ],
-        ),
-        (ModelDynamicBatching(default_queue_policy=ModelQueuePolicy(TimeoutAction.DELAY)), []),
-        (
-            ModelDynamicBatching(
-                preserve_ordering=True,
-                priority_levels=1,
-                default_priority_level=1,
-                default_queue_policy=ModelQueuePolicy(TimeoutAction.DELAY),
-                priority_queue_policy={1: ModelQueuePolicy(TimeoutAction.DELAY), 2: ModelQueuePolicy()},
-            ),
-            [
-                (
-                    "dynamic_batching.default_queue_policy.timeout_action",
-                    "Queue policy can not have DELAY as 'timeout_action' when 'preserve_ordering' is true for m",
-                ),
-                (
-                    "dynamic_batching.priority_queue_policy[1].timeout_action",
-                    "Queue policy can not have DELAY as 'timeout_action' when 'preserve_ordering' is true for m",
-                ),
-                (
-                    "dynamic_batching.priority_queue_policy[2]",
-                    "priority queue policy must have priority level in range [1, 1] for m",
-                ),
-            ],
-        ),
-    ],
-)
-def test_dynamic_batching_rules(batching: ModelDynamicBatching, expected: list[tuple[str, str]]):
-    assert problems(dynamic_batching=batching) == expected
-
-
 def test_the_number_of_instances_is_bounded():
     def group(**changes: object) -> ModelInstanceGroup:
         return replace(ModelInstanceGroup(kind=InstanceKind.KIND_GPU), **changes)  # type: ignore[arg-type]
@@ -340,131 +254,6 @@ def test_some_instance_must_run_requests():
             "instance_group",
             "at least one instance group of model m must not be passive, or nothing runs its requests",
         )
-    ]
-
-
-def control(name: str, *controls: SequenceControl) -> SequenceControlInput:
-    return SequenceControlInput(name, controls)
-
-
-START = SequenceControl(ControlKind.CONTROL_SEQUENCE_START, int32_false_true=(0, 1))
-END = SequenceControl(ControlKind.CONTROL_SEQUENCE_END, fp32_false_true=(0.0, 1.0))
-CORRID = SequenceControl(ControlKind.CONTROL_SEQUENCE_CORRID, data_type=DataType.UINT64)
-
-
-def sequence(*inputs: SequenceControlInput) -> list[tuple[str, str]]:
-    return [
-        (path.removeprefix("sequence_batching.control_input"), message)
-        for path, message in problems(sequence_batching=ModelSequenceBatching(control_input=inputs))
-    ]
-
-
-def test_sequence_controls_that_keep_the_rules():
-    assert sequence(control("START", START), control("END", END), control("ID", CORRID)) == []
-
-
-def test_sequence_control_rules():
-    assert sequence(control("x", START)) == [
-        ("[0].name", "sequence batching control tensor 'x' has the name of another input")
-    ]
-    assert sequence(control("", START), control("S", START)) == [
-        ("[0].name", "sequence batching control tensor must specify 'name'"),
-        ("[1].control[0].kind", "sequence batching specifies multiple CONTROL_SEQUENCE_START tensors"),
-    ]
-    assert sequence(control("S", START, END), control("N")) == [
-        ("[0]", "sequence batching control tensor 'S' must carry exactly one control, got 2"),
-        ("[1]", "sequence batching control tensor 'N' must carry exactly one control, got 0"),
-    ]
-    assert sequence(control("S", replace(START, bool_false_true=(False, True)))) == [
-        (
-            "[0].control[0]",
-            "sequence batching control tensor 'S' must specify exactly one of 'int32_false_true', 'fp32_false_true' or "
-            "'bool_false_true' for CONTROL_SEQUENCE_START",
-        )
-    ]
-    assert sequence(control("S", replace(START, int32_false_true=(1,)))) == [
-        (
-            "[0].control[0].int32_false_true",
-            "sequence batching control tensor 'S' must have exactly 2 entries in 'int32_false_true', got 1",
-        )
-    ]
-    assert sequence(control("I", replace(CORRID, data_type=DataType.FP32, int32_false_true=(0, 1)))) == [
-        (
-            "[0].control[0].data_type",
-            "sequence batching control tensor 'I' has unexpected data type TYPE_FP32 for CONTROL_SEQUENCE_CORRID, "
-            "expected one of TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32, TYPE_STRING",
-        ),
-        (
-            "[0].control[0].int32_false_true",
-            "sequence batching control tensor 'I' must not specify 'int32_false_true' for CONTROL_SEQUENCE_CORRID",
-        ),
-    ]
-
-
-@pytest.mark.parametrize("utilization", [-0.1, 1.1, float("nan")])
-def test_slot_utilization_is_a_share(utilization: float):
-    direct = ModelSequenceBatching(direct=StrategyDirect(minimum_slot_utilization=utilization))
-
-    assert problems(sequence_batching=direct) == [
-        (
-            "sequence_batching.direct.minimum_slot_utilization",
-            f"'minimum_slot_utilization' must be in range [0, 1] for m, got {utilization}",
-        )
-    ]
-
-
-def test_oldest_strategy_rules():
-    oldest = StrategyOldest(max_candidate_sequences=-1, preferred_batch_size=(9,))
-
-    assert problems(sequence_batching=ModelSequenceBatching(oldest=oldest)) == [
-        (
-            "sequence_batching.oldest.max_candidate_sequences",
-            "'max_candidate_sequences' must be non-negative value for m",
-        ),
-        (
-            "sequence_batching.oldest.preferred_batch_size[0]",
-            "sequence batching preferred batch size must be <= max batch size for m",
-        ),
-    ]
-
-
-def test_sequence_state_rules():
-    initial = SequenceInitialState(DataType.FP32, (1,), zero_data=True, name="zero")
-    good = SequenceState("in", "out", DataType.FP32, (1,), (initial,))
-    bad = SequenceState(
-        "in",
-        "",
-        dims=(0,),
-        initial_state=(SequenceInitialState(DataType.FP32, (-1,), data_file="../x"), SequenceInitialState()),
-        use_growable_memory=True,
-    )
-
-    assert problems(sequence_batching=ModelSequenceBatching(state=(good,))) == []
-    found = problems(sequence_batching=ModelSequenceBatching(state=(good, bad)))
-    assert [(path.removeprefix("sequence_batching.state[1]"), message) for path, message in found] == [
-        (".output_name", "sequence state must specify 'output_name'"),
-        (".data_type", "sequence state 'in' must specify 'data_type'"),
-        (
-            ".dims[0]",
-            "sequence state 'in' dimension must be integer >= 1, or -1 to indicate a variable-size dimension, got 0",
-        ),
-        (
-            ".use_growable_memory",
-            "sequence state 'in' needs 'use_same_buffer_for_input_output' for 'use_growable_memory'",
-        ),
-        (".initial_state[0].name", "initial state of sequence state 'in' must specify 'name'"),
-        (
-            ".initial_state[0].data_type",
-            "initial state of sequence state 'in' has data type TYPE_FP32, expected TYPE_INVALID",
-        ),
-        (
-            ".initial_state[0].dims[0]",
-            "initial state of sequence state 'in' must have fixed dims of at least 1, got -1",
-        ),
-        (".initial_state[0].data_file", "'data_file' of sequence state 'in' must not contain '..'"),
-        (".initial_state[1].name", "initial state of sequence state 'in' must specify 'name'"),
-        (".initial_state[1]", "initial state of sequence state 'in' must specify 'zero_data' or 'data_file'"),
-        (".input_name", "sequence state 'input_name' 'in' is used twice"),
     ]
 
 
@@ -586,73 +375,6 @@ def test_names_that_a_model_may_have(name: str):
 )
 def test_names_that_a_model_may_not_have(name: str, problem: str):
     assert model_name_problem(name) == problem
-
-
-def test_defaults_of_a_python_model_are_tritons():
-    completed = ModelConfig(
-        backend="python",
-        max_batch_size=4,
-        input=(ModelInput("IN", DataType.FP32, dims=(4,)),),
-        output=(ModelOutput("OUT", DataType.FP32, dims=(4,)),),
-        dynamic_batching=ModelDynamicBatching(),
-    )
-
-    config = apply_defaults(completed, "auto", "model.py")
-    groups = completed_groups(config, Inventory(), default_count={"CPU": 1}.__getitem__, backend_gpu=False)
-
-    assert replace(config, instance_group=groups) == ModelConfig(
-        name="auto",
-        platform="",
-        backend="python",
-        runtime="",
-        version_policy=ModelVersionPolicy(latest=LatestVersions(num_versions=1)),
-        max_batch_size=4,
-        input=(ModelInput("IN", DataType.FP32, InputFormat.FORMAT_NONE, (4,)),),
-        output=(ModelOutput("OUT", DataType.FP32, (4,), label_filename=""),),
-        optimization=ModelOptimizationPolicy(
-            input_pinned_memory=PinnedMemoryBuffer(enable=True), output_pinned_memory=PinnedMemoryBuffer(enable=True)
-        ),
-        dynamic_batching=ModelDynamicBatching(preferred_batch_size=(4,)),
-        instance_group=(ModelInstanceGroup(name="auto", kind=InstanceKind.KIND_CPU, count=1),),
-        default_model_filename="model.py",
-    )
-
-
-def test_defaults_keep_set_values_and_are_idempotent():
-    said = replace(
-        GOOD,
-        version_policy=ModelVersionPolicy(all=AllVersions()),
-        default_model_filename="net.py",
-        dynamic_batching=ModelDynamicBatching(preferred_batch_size=(2,)),
-        optimization=ModelOptimizationPolicy(
-            input_pinned_memory=PinnedMemoryBuffer(enable=False), output_pinned_memory=PinnedMemoryBuffer(enable=True)
-        ),
-    )
-
-    assert apply_defaults(said, "m", "model.py") == said
-    once = apply_defaults(GOOD, "m", "model.py")
-    assert apply_defaults(once, "m", "other.py") == once
-
-
-def test_empty_version_policy_means_latest():
-    config = apply_defaults(replace(GOOD, version_policy=ModelVersionPolicy()), "m")
-
-    assert config.version_policy == ModelVersionPolicy(latest=LatestVersions(1))
-
-
-def test_defaults_of_sequence_batching():
-    def defaults(max_batch_size: int, batching: ModelSequenceBatching) -> ModelSequenceBatching | None:
-        config = replace(GOOD, max_batch_size=max_batch_size, sequence_batching=batching)
-        return apply_defaults(config, "m").sequence_batching
-
-    assert defaults(8, ModelSequenceBatching()) == ModelSequenceBatching(max_sequence_idle_microseconds=1_000_000)
-    assert defaults(8, ModelSequenceBatching(oldest=StrategyOldest())) == ModelSequenceBatching(
-        oldest=StrategyOldest(max_candidate_sequences=8, preferred_batch_size=(8,)),
-        max_sequence_idle_microseconds=1_000_000,
-    )
-    assert defaults(0, ModelSequenceBatching(oldest=StrategyOldest(), max_sequence_idle_microseconds=5)) == (
-        ModelSequenceBatching(oldest=StrategyOldest(max_candidate_sequences=1), max_sequence_idle_microseconds=5)
-    )
 
 
 def test_messages_clip_long_names():

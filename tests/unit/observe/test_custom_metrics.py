@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from halimede.core.observe import custom_metrics, metrics
+from halimede.core.observe import custom_metrics, metrics_page
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.observe.metrics import PAGE_NAMES, ModelSample
 from halimede.core.observe.stats import ModelStats
@@ -403,7 +403,7 @@ def test_labels_and_descriptions_are_escaped(labels: dict[str, str], description
 
 def test_custom_metrics_are_at_the_end_of_the_page():
     def whole(custom: CustomMetrics | None) -> bytes:
-        steps = metrics.render(
+        steps = metrics_page.render(
             [ModelSample(ModelStats("m", "1"))], None, [], custom=custom.render() if custom is not None else None
         )
         while True:

@@ -3,14 +3,8 @@ from collections.abc import Iterable, Sequence
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from halimede.core.observe.metrics import (
-    MODELS_PER_STEP,
-    GpuSample,
-    ModelSample,
-    StateSample,
-    SystemSample,
-    render,
-)
+from halimede.core.observe.metrics import GpuSample, ModelSample, StateSample, SystemSample
+from halimede.core.observe.metrics_page import MODELS_PER_STEP, render
 from halimede.core.observe.stats import BUCKET_EDGES_NS, ModelStats
 from halimede.core.types import ModelReadyState
 from halimede.core.types.statistics import FailureReason

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from halimede.core.config.validate import model_name_problem
+from halimede.core.config.names import model_name_problem
 
 CONFIG_NAME = "config.pbtxt"
 """The name of the configuration in messages when there is no file."""

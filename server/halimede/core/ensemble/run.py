@@ -1,36 +1,35 @@
 """One request's way through an ensemble: values in, actions out.
 
-A step is *decided* as soon as all tensors that it waits for are known, present or absent. It is then called, or
-skipped: its condition is false, or an input that it must have is missing because another step was skipped. The outputs
-of a skipped step are absent, and so is an output that a called step did not give. An input that is absent is left out
-of the call; where the model must have it and no condition is the cause, the model's own check says so, as in Triton.
+A step is *decided* as soon as all tensors that it waits for are known, present or absent. It is then called or
+skipped. It is skipped if its condition is false, or if a required input is absent because another step was skipped. The
+outputs of a skipped step are absent, and so is an output that a called step did not give. A call leaves out an absent
+input. If the model requires it and no condition is the cause, the model's own check refuses the call, as in Triton.
 
-What the tensors are held in is dropped when its last user has started: the run never keeps one longer than it needs it,
-and never copies one, since a call has a new `Tensor` over the same bytes.
+A tensor is dropped when its last user has started (`scopes`). It is never copied: a call has a new `Tensor` over the
+same bytes.
 
 Each answer of a decoupled step opens a scope (`graph` has the rules), and each scope in which the outputs are known
-gives one answer. A scope is over when all its users are decided, its calls and the scopes within it are over. The
-answer that is given as the run ends is the final one; where the run ends after the last answer was given, an empty
-answer says so. An answer is never held back to learn whether it is the last.
+gives one answer. A scope is over when all its users are decided and its calls and inner scopes are over. The answer
+that is given as the run ends is the final one. If the run ends after the last answer was given, an empty answer marks
+the end: an answer is never delayed to learn whether it is the last.
 
-After an error, or `cancel`, nothing more is started. The run ends when all calls are over, with the first error; calls
-of decoupled steps, which might answer for ever, are cancelled.
+After an error or a `cancel`, no call is started. The run ends when all calls are over, with the first error. Calls of
+decoupled steps are cancelled, because their models may answer for ever.
 """
 
-from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 
-from halimede.core.ensemble.graph import Graph, Plan, Step
+from halimede.core.ensemble.graph import Graph, Step
+from halimede.core.ensemble.scopes import Absent, Scope, Scopes
+from halimede.core.ensemble.sequence import SequenceParameters, sequence_after, sequence_of
 from halimede.core.ensemble.when import is_met
-from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, ParameterValue, Tensor
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.error import clip
 
 
 @dataclass(slots=True)
 class Call:
-    """Ask the step's model; its answers come back through `on_response` under this number."""
+    """Call the step's model; its answers come to `on_response` with this number."""
 
     call: int
     step: int
@@ -44,7 +43,7 @@ class CancelCall:
 
 @dataclass(slots=True)
 class Acknowledge:
-    """One more answer of a decoupled step is used up, and its call is still under way: more may come."""
+    """One more answer of a decoupled step was used, and its call is under way: more answers may come."""
 
     call: int
 
@@ -57,61 +56,7 @@ class Answer:
 RunAction = Call | CancelCall | Acknowledge | Answer
 
 
-class Absent(Enum):
-    """Why a tensor is not there: nobody gave it, or a condition was false."""
-
-    MISSING = auto()
-    SKIPPED = auto()
-
-
-_Sequence = tuple[int | str, bool, bool]
-"""Correlation id, start, end."""
-
-_SEQUENCE_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end"})
-
 _CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
-
-
-class _Scope:
-    """The tensors of one scope and what waits for them. `waits` and `uses` count down, as `Plan` says.
-
-    `call` is the one whose answer opened it, and `is_owed` whether that answer is to be acknowledged. `children` are
-    the scopes that its own decoupled step opened; there will be no more of them when `has_all_children`.
-    """
-
-    __slots__ = (
-        "call",
-        "calls",
-        "children",
-        "has_all_children",
-        "is_over",
-        "is_owed",
-        "number",
-        "parent",
-        "sequences",
-        "undecided",
-        "uses",
-        "values",
-        "waits",
-    )
-
-    def __init__(
-        self, plan: Plan, number: int, parent: "_Scope | None" = None, call: int = 0, is_owed: bool = False
-    ) -> None:
-        self.number = number
-        self.parent = parent
-        self.call = call
-        self.is_owed = is_owed
-        self.values: dict[str, Tensor | Absent] = {}
-        # Of tensors that came with other sequence parameters than the request's.
-        self.sequences: dict[str, _Sequence] = {}
-        self.uses = dict(plan.uses.get(number, {}))
-        self.waits = list(plan.waits)
-        self.undecided = plan.undecided.get(number, 0)
-        self.calls = 0
-        self.children = 0
-        self.has_all_children = False
-        self.is_over = False
 
 
 @dataclass(slots=True)
@@ -119,16 +64,16 @@ class _Pending:
     """A call under way."""
 
     step: Step
-    scope: _Scope
-    sequence: _Sequence | None
+    scope: Scope
+    sequence: SequenceParameters | None
     is_cancelled: bool = False
 
 
 class EnsembleRun:
     """One request's way through the graph.
 
-    Every call must be answered through `on_response`, the last time with a final response. The actions come in the
-    order in which they are to be done. There is one `Answer` that is final, and nothing after it.
+    Every call must be answered through `on_response`; its last response is final. Perform the actions in their order.
+    Exactly one `Answer` is final, and no action follows it.
     """
 
     __slots__ = (
@@ -139,20 +84,18 @@ class EnsembleRun:
         "_graph",
         "_is_over",
         "_last_call",
-        "_open",
         "_plan",
-        "_ready",
         "_request",
-        "_root",
+        "_scopes",
         "_template",
     )
 
     def __init__(self, graph: Graph, request: InferenceRequest) -> None:
-        """`request` fits the ensemble's configuration."""
+        """`request` must fit the ensemble's configuration."""
         self._graph = graph
         self._plan = graph.plan(request.outputs)
         self._request: InferenceRequest | None = request
-        # What every step is told, without the tensors: they are held by the scopes alone.
+        # What every call has of the request. Only the scopes hold tensors.
         self._template = InferenceRequest(
             "",
             "",
@@ -166,10 +109,7 @@ class EnsembleRun:
             request.sequence_start,
             request.sequence_end,
         )
-        self._root = _Scope(self._plan, 0)
-        # The scopes that decoupled steps' answers opened, by number.
-        self._open: dict[int, dict[_Scope, None]] = {}
-        self._ready: deque[tuple[int, _Scope]] = deque()
+        self._scopes = Scopes(self._plan)
         self._calls: dict[int, _Pending] = {}
         self._last_call = 0
         self._failure: InferenceError | None = None
@@ -183,25 +123,22 @@ class EnsembleRun:
     @property
     def held(self) -> tuple[str, ...]:
         """The names of the tensors that the run holds, once per scope."""
-        scopes = [self._root, *(scope for scopes in self._open.values() for scope in scopes)]
         held = [tensor.name for tensor in self._request.inputs] if self._request is not None else []
-        for scope in scopes:
-            held += [name for name, value in scope.values.items() if isinstance(value, Tensor)]
-        return tuple(held)
+        return (*held, *self._scopes.held)
 
     def begin(self) -> list[RunAction]:
-        """What to do first. Nothing after a `cancel`."""
+        """The first actions; none after a `cancel`."""
         request, self._request = self._request, None
         if request is None:
             return []
         given = {tensor.name: tensor for tensor in request.inputs}
         for name in self._graph.inputs:
-            self._know(self._root, name, given.get(name, Absent.MISSING))
-        self._go_on(self._root)
+            self._scopes.put(self._scopes.root, name, given.get(name, Absent.MISSING))
+        self._go_on(self._scopes.root)
         return self._taken()
 
     def on_response(self, call: int, response: InferenceResponse) -> list[RunAction]:
-        """What to do now that a call was answered."""
+        """The actions that follow from an answer to a call."""
         pending = self._calls[call]
         if response.final:
             del self._calls[call]
@@ -220,7 +157,7 @@ class EnsembleRun:
             self._know_outputs(pending, pending.scope, response)
             self._go_on(pending.scope)
         else:
-            # Its model was loaded anew as a decoupled one, and this graph is of before.
+            # The model was loaded again, as a decoupled one, after this graph was made.
             self._actions.append(Acknowledge(call))
             pending.is_cancelled = True
             self._actions.append(CancelCall(call))
@@ -231,9 +168,9 @@ class EnsembleRun:
         return self._taken()
 
     def cancel(self) -> list[RunAction]:
-        """End early: no new calls, those under way are cancelled, the answer is an error of code CANCELLED.
+        """End early: start no call and cancel those under way; the answer is an error of code CANCELLED.
 
-        After an error the answer is that error. Nothing when the run is over.
+        After an error the answer is that error. There are no actions when the run is over.
         """
         if self._is_over:
             return []
@@ -252,73 +189,39 @@ class EnsembleRun:
 
     # What is known.
 
-    def _know(self, scope: _Scope, tensor: str, value: Tensor | Absent, sequence: _Sequence | None = None) -> None:
-        """A tensor is there, or is known not to come: whoever waited for nothing else is ready."""
-        plan = self._plan
-        users = plan.users.get(tensor)
-        if users is None or scope.uses[tensor] == 0:
-            return
-        scope.values[tensor] = value
-        if sequence is not None:
-            scope.sequences[tensor] = sequence
-        waits, own = scope.waits, scope.number
-        for user in users:
-            number = plan.scopes[user]
-            if number == own:
-                waits[user] -= 1
-                if not waits[user]:
-                    self._ready.append((user, scope))
-            else:
-                for inner in self._open.get(number, ()):
-                    self._count_down(inner, user)
-
-    def _know_outputs(self, pending: _Pending, scope: _Scope, response: InferenceResponse) -> None:
+    def _know_outputs(self, pending: _Pending, scope: Scope, response: InferenceResponse) -> None:
         given = {}
         for tensor in response.outputs:
             given[tensor.name] = tensor
         sequence = pending.sequence
         if response.parameters:
-            sequence = self._sequence_after(sequence, response.parameters)
+            sequence = sequence_after(sequence, self._template, response.parameters)
         step = pending.step
         for key in self._plan.needed[step.index]:
-            self._know(scope, step.outputs[key], given.get(key, Absent.MISSING), sequence)
+            self._scopes.put(scope, step.outputs[key], given.get(key, Absent.MISSING), sequence)
 
     def _on_one_of_many(self, pending: _Pending, call: int, response: InferenceResponse) -> None:
-        """An answer of a decoupled step opens a scope, but for one that says only that there are no more."""
+        """Open a scope for an answer of a decoupled step, unless the answer only says that no more follow."""
         scope = pending.scope
         if response.final:
             scope.calls -= 1
             scope.has_all_children = True
         if response.final and response.is_empty:
-            self._release_shared(scope)
+            self._scopes.release_shared(scope)
             self._close(scope)
             return
-        inner = self._opened(scope, pending.step, call, is_owed=not response.final)
+        inner = self._scopes.open(scope, pending.step.opens, call, is_owed=not response.final)
         self._know_outputs(pending, inner, response)
         self._go_on(inner)
 
-    def _opened(self, scope: _Scope, step: Step, call: int = 0, *, is_owed: bool = False) -> _Scope:
-        inner = _Scope(self._plan, step.opens, scope, call, is_owed)
-        scope.children += 1
-        self._open.setdefault(inner.number, {})[inner] = None
-        for tensor, users in self._plan.shared.get(inner.number, {}).items():
-            if tensor in self._root.values:
-                for user in users:
-                    self._count_down(inner, user)
-        return inner
-
-    def _count_down(self, scope: _Scope, user: int) -> None:
-        scope.waits[user] -= 1
-        if scope.waits[user] == 0:
-            self._ready.append((user, scope))
-
     # What is decided.
 
-    def _go_on(self, scope: _Scope) -> None:
-        """Decide all that is ready, then close what is over by it."""
+    def _go_on(self, scope: Scope) -> None:
+        """Decide every user that is ready, then close the scopes that are over."""
         touched = {scope: None}
-        while self._ready:
-            user, at = self._ready.popleft()
+        ready = self._scopes.ready
+        while ready:
+            user, at = ready.popleft()
             at.undecided -= 1
             touched[at] = None
             if user == self._plan.answer:
@@ -336,31 +239,31 @@ class EnsembleRun:
             if not (at.undecided or at.calls):
                 self._close(at)
 
-    def _decide(self, step: Step, scope: _Scope, touched: dict[_Scope, None]) -> None:
-        """Call the step, or skip it. InferenceError where its condition can not be decided."""
+    def _decide(self, step: Step, scope: Scope, touched: dict[Scope, None]) -> None:
+        """Call the step or skip it. InferenceError if its condition cannot be decided."""
         if self._plan.is_flat:
             self._run(step, scope)
             return
-        inputs = {key: self._home(scope, tensor).values[tensor] for key, tensor in step.inputs.items()}
+        inputs = {key: self._scopes.home(scope, tensor).values[tensor] for key, tensor in step.inputs.items()}
         runs = self._runs(step, scope, inputs)
         sequence = None
         for tensor in step.tensors:
-            sequence = self._home(scope, tensor).sequences.get(tensor, sequence)
-            self._used(scope, tensor)
+            sequence = self._scopes.home(scope, tensor).sequences.get(tensor, sequence)
+            self._scopes.use(scope, tensor)
         if runs:
             self._call(step, scope, inputs, sequence)
             return
         outputs = scope
         if step.decoupled:
-            # As if it had given one answer with nothing in it, so that what depends on it is decided once.
-            outputs = self._opened(scope, step)
+            # As if it had given one empty answer, so that each step that depends on it is decided once.
+            outputs = self._scopes.open(scope, step.opens)
             scope.has_all_children = True
             touched[outputs] = None
         for key in self._plan.needed[step.index]:
-            self._know(outputs, step.outputs[key], Absent.SKIPPED)
+            self._scopes.put(outputs, step.outputs[key], Absent.SKIPPED)
 
-    def _run(self, step: Step, root: _Scope) -> None:
-        """`_decide` of a graph that is flat, without what only others need."""
+    def _run(self, step: Step, root: Scope) -> None:
+        """`_decide` for a flat graph, without the work that only other graphs need."""
         values, uses, sequences = root.values, root.uses, root.sequences
         inputs = {}
         for key, tensor in step.inputs.items():
@@ -374,7 +277,7 @@ class EnsembleRun:
                 del values[tensor]
         self._call(step, root, inputs, sequence)
 
-    def _runs(self, step: Step, scope: _Scope, inputs: dict[str, Tensor | Absent]) -> bool:
+    def _runs(self, step: Step, scope: Scope, inputs: dict[str, Tensor | Absent]) -> bool:
         for key, value in inputs.items():
             if value is Absent.SKIPPED and key not in step.optional:
                 return False
@@ -382,11 +285,13 @@ class EnsembleRun:
             return True
         named: dict[str, Tensor | None] = {}
         for tensor in step.when.tensors:
-            value = self._home(scope, tensor).values[tensor]
+            value = self._scopes.home(scope, tensor).values[tensor]
             named[tensor] = value if isinstance(value, Tensor) else None
         return is_met(step.when, named, self._template.parameters)
 
-    def _call(self, step: Step, scope: _Scope, inputs: dict[str, Tensor | Absent], sequence: _Sequence | None) -> None:
+    def _call(
+        self, step: Step, scope: Scope, inputs: dict[str, Tensor | Absent], sequence: SequenceParameters | None
+    ) -> None:
         template = self._template
         number, start, end = sequence or (template.sequence_id, template.sequence_start, template.sequence_end)
         shown = []
@@ -411,81 +316,45 @@ class EnsembleRun:
         self._calls[self._last_call] = _Pending(step, scope, sequence)
         self._actions.append(Call(self._last_call, step.index, request))
 
-    def _give(self, scope: _Scope) -> None:
-        """The outputs are known: that is the answer, or one of a decoupled ensemble's."""
+    def _give(self, scope: Scope) -> None:
+        """Make the answer of the scope from the outputs, which are known."""
         graph = self._graph
         outputs = []
         sequence = None
         for name in self._plan.outputs:
-            home = self._home(scope, name)
+            home = self._scopes.home(scope, name)
             value = home.values[name]
             sequence = home.sequences.get(name, sequence)
-            self._used(scope, name)
+            self._scopes.use(scope, name)
             if isinstance(value, Tensor):
                 outputs.append(_shown_as(value, name, graph.ranks[name], graph.batches))
         response = InferenceResponse(graph.name, "", self._template.id, outputs, final=not graph.decoupled)
         if outputs:
-            number, start, end = sequence or self._own_sequence()
+            number, start, end = sequence or sequence_of(self._template)
             response.parameters = {"sequence_id": number, "sequence_start": start, "sequence_end": end}
         if graph.decoupled:
             self._actions.append(Answer(response))
         else:
             self._answer = response
 
-    def _own_sequence(self) -> _Sequence:
-        template = self._template
-        return template.sequence_id, template.sequence_start, template.sequence_end
+    # What is over.
 
-    def _sequence_after(self, before: _Sequence | None, parameters: Mapping[str, ParameterValue]) -> _Sequence | None:
-        """The sequence parameters of a step's outputs: those that it ran with, but for what its answer says."""
-        if parameters.keys().isdisjoint(_SEQUENCE_PARAMETERS):
-            return before
-        number, start, end = before or self._own_sequence()
-        said = parameters.get("sequence_id", number)
-        return (
-            said if isinstance(said, int | str) else number,
-            bool(parameters.get("sequence_start", start)),
-            bool(parameters.get("sequence_end", end)),
-        )
-
-    # What is let go.
-
-    def _home(self, scope: _Scope, tensor: str) -> _Scope:
-        """Where a tensor is that is used in this scope."""
-        return scope if self._plan.scope_of[tensor] == scope.number else self._root
-
-    def _used(self, scope: _Scope, tensor: str) -> None:
-        """One user less. Those in scopes within the tensor's own are counted together, when these are over."""
-        if self._plan.scope_of[tensor] == scope.number:
-            self._let_go(scope, tensor)
-
-    def _let_go(self, scope: _Scope, tensor: str) -> None:
-        scope.uses[tensor] -= 1
-        if scope.uses[tensor] == 0:
-            scope.values.pop(tensor, None)
-
-    def _release_shared(self, scope: _Scope) -> None:
-        """Let go what only scopes within this one used, if there are none and will be none."""
-        if scope is self._root and scope.has_all_children and scope.children == 0:
-            for tensor in self._plan.lent:
-                self._let_go(scope, tensor)
-
-    def _close(self, scope: _Scope) -> None:
-        """End the scope if it is over, and those around it that are over by this."""
+    def _close(self, scope: Scope) -> None:
+        """Close the scope if it is over, and the outer scopes that are over because of this."""
         while not (scope.is_over or scope.undecided or scope.calls or scope.children):
             scope.is_over = True
             parent = scope.parent
             if parent is None:
                 self._finish()
                 return
-            del self._open[scope.number][scope]
+            self._scopes.close(scope)
             self._acknowledge(scope)
             parent.children -= 1
-            self._release_shared(parent)
+            self._scopes.release_shared(parent)
             scope = parent
 
-    def _acknowledge(self, scope: _Scope) -> None:
-        """Its answer is used up; who has given the last one needs no word of it."""
+    def _acknowledge(self, scope: Scope) -> None:
+        """Acknowledge the answer that opened the scope, unless its call has ended."""
         if scope.is_owed and scope.call in self._calls:
             self._actions.append(Acknowledge(scope.call))
 
@@ -497,10 +366,10 @@ class EnsembleRun:
         self._actions.append(Answer(response or InferenceResponse(self._graph.name, "", self._template.id)))
 
     def _says_end(self) -> bool:
-        """Mark the last answer of a decoupled ensemble as final, if it has not been sent yet. Whether it was marked."""
+        """Mark the last answer of a decoupled ensemble as final if it was not sent yet; return whether it was."""
         for action in reversed(self._actions):
             if isinstance(action, Answer):
-                # A final answer without outputs is read as the end alone.
+                # A client takes a final answer without outputs for the end only.
                 action.response.final = not action.response.is_empty
                 return action.response.final
         return False
@@ -509,7 +378,7 @@ class EnsembleRun:
 
     def _fail(self, code: ErrorCode, message: str) -> None:
         self._stop(InferenceError(code, f"in ensemble '{clip(self._graph.name)}', {message}"))
-        # Nobody was told yet of what was decided in the same breath.
+        # Calls that were decided in the same step were not started yet.
         decided = self._taken()
         for action in decided:
             if isinstance(action, Call):
@@ -523,16 +392,11 @@ class EnsembleRun:
         self._end_if_idle()
 
     def _stop(self, error: InferenceError) -> None:
-        """Let go of everything; only the ends of the calls under way still count."""
+        """Release every tensor. From now on only the ends of the calls under way count."""
         self._failure = error
         self._request = self._answer = None
-        self._ready.clear()
-        self._root.values.clear()
-        for scopes in self._open.values():
-            for scope in scopes:
-                scope.values.clear()
-                self._acknowledge(scope)
-        self._open.clear()
+        for scope in self._scopes.clear():
+            self._acknowledge(scope)
 
     def _end_if_idle(self) -> None:
         if not self._calls and not self._is_over:
@@ -542,7 +406,7 @@ class EnsembleRun:
 
 
 def _shown_as(tensor: Tensor, name: str, rank: int, batches: bool) -> Tensor:
-    """The tensor under another name, over the same bytes, with a batch dimension of 1 more or less if that fits."""
+    """The tensor under another name, over the same bytes. A batch dimension of 1 is added or removed to fit `rank`."""
     shape = tensor.shape
     if len(shape) != rank:
         if batches and len(shape) == rank - 1:

@@ -5,21 +5,17 @@ A family is announced even if it has no series, except the one for decoupled mod
 are no `nv_pinned_memory_pool_*`, because this server has no such pool.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from halimede.core.observe.exposition import FamilyText, Number, edge_texts, label_text
-from halimede.core.observe.stats import BUCKET_EDGES_NS, FIRST_RESPONSE_EDGES_NS, ModelStats
+from halimede.core.observe.exposition import FamilyText, Number
+from halimede.core.observe.stats import ModelStats
 from halimede.core.types import ModelReadyState
 
 NS_PER_US = 1000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
-
-MODELS_PER_STEP = 32
-"""Number of models rendered in one turn of the event loop: a millisecond."""
-PART_PER_STEP_BYTES = 64 << 10
 
 
 @dataclass(slots=True)
@@ -92,7 +88,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class _Valued(Generic[S]):
+class Valued(Generic[S]):
     """A family with one value per subject; None for an unknown value."""
 
     family: Family
@@ -109,8 +105,8 @@ class Group:
     families: tuple[Family, ...]
 
 
-MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
-    _Valued(
+MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
+    Valued(
         Family(
             "nv_inference_request_success",
             "counter",
@@ -120,7 +116,7 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
         ),
         lambda model: model.stats.success_count,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_inference_count",
             "counter",
@@ -130,7 +126,7 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
         ),
         lambda model: model.stats.inference_count,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_inference_exec_count",
             "counter",
@@ -140,7 +136,7 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
         ),
         lambda model: model.stats.execution_count,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_inference_request_duration_us",
             "counter",
@@ -150,7 +146,7 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
         ),
         lambda model: model.stats.request_ns // NS_PER_US,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_inference_queue_duration_us",
             "counter",
@@ -160,7 +156,7 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
         ),
         lambda model: model.stats.queue_ns // NS_PER_US,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_inference_compute_input_duration_us",
             "counter",
@@ -172,7 +168,7 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
         ),
         lambda model: model.stats.input_ns // NS_PER_US,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_inference_compute_infer_duration_us",
             "counter",
@@ -183,7 +179,7 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
         ),
         lambda model: model.stats.infer_ns // NS_PER_US,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_inference_compute_output_duration_us",
             "counter",
@@ -193,7 +189,7 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
         ),
         lambda model: model.stats.output_ns // NS_PER_US,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_inference_pending_request_count",
             "gauge",
@@ -203,7 +199,7 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
         ),
         lambda model: model.pending,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_model_load_duration_secs",
             "gauge",
@@ -213,7 +209,7 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
         ),
         lambda model: model.load_seconds,
     ),
-    _Valued(
+    Valued(
         Family(
             "halimede_queue_requests",
             "gauge",
@@ -223,7 +219,7 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
         ),
         lambda model: model.pending,
     ),
-    _Valued(
+    Valued(
         Family(
             "halimede_executing_requests",
             "gauge",
@@ -233,7 +229,7 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
         ),
         lambda model: model.executing,
     ),
-    _Valued(
+    Valued(
         Family(
             "halimede_queue_oldest_request_seconds",
             "gauge",
@@ -243,7 +239,7 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
         ),
         lambda model: model.oldest_wait_ns / NS_PER_S,
     ),
-    _Valued(
+    Valued(
         Family(
             "halimede_worker_restarts_total",
             "counter",
@@ -253,7 +249,7 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
         ),
         lambda model: model.stats.worker_restarts,
     ),
-    _Valued(
+    Valued(
         Family(
             "halimede_parked_instances",
             "gauge",
@@ -265,8 +261,8 @@ MODEL_FAMILIES: tuple[_Valued[ModelSample], ...] = (
     ),
 )
 
-GPU_FAMILIES: tuple[_Valued[GpuSample], ...] = (
-    _Valued(
+GPU_FAMILIES: tuple[Valued[GpuSample], ...] = (
+    Valued(
         Family(
             "nv_gpu_utilization",
             "gauge",
@@ -276,7 +272,7 @@ GPU_FAMILIES: tuple[_Valued[GpuSample], ...] = (
         ),
         lambda gpu: gpu.utilization,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_gpu_memory_total_bytes",
             "gauge",
@@ -286,7 +282,7 @@ GPU_FAMILIES: tuple[_Valued[GpuSample], ...] = (
         ),
         lambda gpu: gpu.memory_total_bytes,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_gpu_memory_used_bytes",
             "gauge",
@@ -296,7 +292,7 @@ GPU_FAMILIES: tuple[_Valued[GpuSample], ...] = (
         ),
         lambda gpu: gpu.memory_used_bytes,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_gpu_power_usage",
             "gauge",
@@ -306,7 +302,7 @@ GPU_FAMILIES: tuple[_Valued[GpuSample], ...] = (
         ),
         lambda gpu: gpu.power_usage_watts,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_gpu_power_limit",
             "gauge",
@@ -316,7 +312,7 @@ GPU_FAMILIES: tuple[_Valued[GpuSample], ...] = (
         ),
         lambda gpu: gpu.power_limit_watts,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_energy_consumption",
             "counter",
@@ -328,8 +324,8 @@ GPU_FAMILIES: tuple[_Valued[GpuSample], ...] = (
     ),
 )
 
-SYSTEM_FAMILIES: tuple[_Valued[SystemSample], ...] = (
-    _Valued(
+SYSTEM_FAMILIES: tuple[Valued[SystemSample], ...] = (
+    Valued(
         Family(
             "nv_cpu_utilization",
             "gauge",
@@ -339,7 +335,7 @@ SYSTEM_FAMILIES: tuple[_Valued[SystemSample], ...] = (
         ),
         lambda system: system.cpu_utilization,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_cpu_memory_total_bytes",
             "gauge",
@@ -349,7 +345,7 @@ SYSTEM_FAMILIES: tuple[_Valued[SystemSample], ...] = (
         ),
         lambda system: system.memory_total_bytes,
     ),
-    _Valued(
+    Valued(
         Family(
             "nv_cpu_memory_used_bytes",
             "gauge",
@@ -444,96 +440,3 @@ PAGE_NAMES = frozenset(
     name for group in GROUPS for family in group.families for name in sample_names(family.name, family.kind)
 )
 """The names of all series that this page may contain."""
-
-_EDGES = edge_texts(edge / NS_PER_S for edge in BUCKET_EDGES_NS)
-_EDGES_MS = edge_texts(edge / NS_PER_MS for edge in FIRST_RESPONSE_EDGES_NS)
-
-
-def render(
-    models: Iterable[ModelSample],
-    system: SystemSample | None,
-    gpus: Sequence[GpuSample],
-    *,
-    states: Iterable[StateSample] = (),
-    dropped_log_lines: int = 0,
-    latencies: bool = True,
-    first_responses: bool = True,
-    custom: Generator[None, None, list[bytes]] | None = None,
-) -> Generator[None, None, list[bytes]]:
-    """The body of a scrape in parts, rendered in steps of about a millisecond, as a thousand models take long.
-
-    Each model is taken from `models` and all of its values are read within one step, so the values are consistent.
-    `system` is None if the machine is not sampled; without `latencies` there are no `nv_*_duration_us`, without
-    `first_responses` there is no histogram of them. `custom` renders the parts that come after all others, in steps of
-    its own.
-    """
-    valued = [each for each in MODEL_FAMILIES if latencies or not each.family.name.endswith("_duration_us")]
-    texts = [(each.value, each.family.text()) for each in valued]
-    failures, durations, waits, state_text = FAILURES.text(), DURATIONS.text(), WAITS.text(), STATE.text()
-    first_text: FamilyText | None = None
-    for number, model in enumerate(models, 1):
-        names = _labels(model)
-        labels = label_text(names)
-        for value, text in texts:
-            known = value(model)
-            if known is not None:
-                text.sample(labels, known)
-        stats = model.stats
-        for reason, count in stats.failures.items():
-            failures.sample(label_text({**names, "reason": reason.value}), count)
-        durations.histogram(labels, _EDGES, stats.request_buckets, stats.request_ns / NS_PER_S)
-        waits.histogram(labels, _EDGES, stats.queue_buckets, stats.queue_ns / NS_PER_S)
-        if first_responses and stats.first_response_buckets:
-            first_text = first_text or FIRST_RESPONSES.text()
-            first_text.histogram(labels, _EDGES_MS, stats.first_response_buckets, stats.first_response_ns / NS_PER_MS)
-        if number % MODELS_PER_STEP == 0:
-            yield
-    for number, sample in enumerate(states, 1):
-        head, tail = label_text({"model": sample.model}), label_text({"version": sample.version})
-        for state in STATES:
-            state_text.sample(f'{head},state="{state.value}",{tail}', int(sample.state is state))
-        if number % MODELS_PER_STEP == 0:
-            yield
-
-    parts: list[bytes] = []
-    of_models = [*(text for _, text in texts), failures, durations, waits, state_text]
-    if first_text is not None:
-        of_models.append(first_text)
-    for text in of_models:
-        parts.append(text.to_bytes())
-        if len(parts[-1]) > PART_PER_STEP_BYTES:
-            yield
-    parts += _texts(GPU_FAMILIES, [(label_text({"gpu_uuid": gpu.uuid}), gpu) for gpu in gpus])
-    parts += _texts(SYSTEM_FAMILIES, [] if system is None else [("", system)])
-    dropped = DROPPED.text()
-    dropped.sample("", dropped_log_lines)
-    parts.append(dropped.to_bytes())
-    if custom is not None:
-        parts += yield from custom
-    return parts
-
-
-def _texts(families: Iterable[_Valued[S]], subjects: Sequence[tuple[str, S]]) -> list[bytes]:
-    parts: list[bytes] = []
-    for each in families:
-        text = each.family.text()
-        for labels, subject in subjects:
-            value = each.value(subject)
-            if value is not None:
-                text.sample(labels, value)
-        parts.append(text.to_bytes())
-    return parts
-
-
-def _labels(model: ModelSample) -> dict[str, str]:
-    tags = {_tag_label(tag): value for tag, value in model.tags.items()}
-    return {**tags, "model": model.stats.name, "version": model.stats.version}
-
-
-def _tag_label(tag: str) -> str:
-    """A tag's label: one leading underscore, as in Triton, avoids collisions; invalid characters become underscores.
-
-    Prometheus reserves two leading underscores: it refuses a scrape that has them, or drops them.
-    """
-    legal = "".join([char if char.isascii() and char.isalnum() else "_" for char in tag])
-    return "_" + legal.lstrip("_")

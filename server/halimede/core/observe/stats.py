@@ -41,7 +41,6 @@ class ModelStats:
         "_batches",
         "_responses",
         "decoupled",
-        "execution_count",
         "fail_ns",
         "failures",
         "first_response_buckets",
@@ -67,7 +66,6 @@ class ModelStats:
         self.decoupled = decoupled
         self.last_inference_ms = 0
         self.inference_count = 0
-        self.execution_count = 0
         self.success_count = 0
         self.request_ns = 0
         self.queue_ns = 0
@@ -89,6 +87,11 @@ class ModelStats:
     def __repr__(self) -> str:
         failed = sum(self.failures.values())
         return f"<ModelStats {self.name}:{self.version} success={self.success_count} fail={failed}>"
+
+    @property
+    def execution_count(self) -> int:
+        """Number of batches that instances executed."""
+        return sum(batch[0] for batch in self._batches.values())
 
     def record_success(
         self,
@@ -114,7 +117,6 @@ class ModelStats:
 
     def record_execution(self, rows: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """Record that an instance executed a batch of `rows` rows in total."""
-        self.execution_count += 1
         batch = self._batches.get(rows)
         if batch is None:
             batch = self._batches[rows] = [0, 0, 0, 0]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.config.validate import model_name_problem
+from halimede.core.config.names import model_name_problem
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 

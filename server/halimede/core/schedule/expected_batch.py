@@ -27,7 +27,7 @@ class ExpectedBatch:
         return f"<ExpectedBatch requests={self.requests}>"
 
     def note(self, in_model: int, slots: int, took_ns: int) -> None:
-        """Record that a batch ended after `took_ns`, with `in_model` requests queued or executing, including its own."""
+        """Record that a batch ended after `took_ns`, with `in_model` requests queued or executing."""
         parts = slots + 1 if took_ns < SPLIT_NS else slots
         requests = min(in_model // max(1, parts), self._max_batch_size)
         self.requests = requests if requests >= MIN_REQUESTS else 1

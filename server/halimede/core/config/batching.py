@@ -1,0 +1,184 @@
+"""The rules for dynamic batching and sequence batching in a model configuration."""
+
+from collections.abc import Iterable, Iterator
+
+from halimede.core.config.model_config import (
+    ControlKind,
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelQueuePolicy,
+    ModelSequenceBatching,
+    SequenceControl,
+    SequenceState,
+    TimeoutAction,
+)
+from halimede.core.config.names import path_problem
+from halimede.core.config.shapes import dims_problems, fixed_dims_problems
+from halimede.core.types import DataType, Problem
+from halimede.core.types.error import clip
+
+_CORRELATION_TYPES = (DataType.UINT64, DataType.INT64, DataType.UINT32, DataType.INT32, DataType.BYTES)
+
+
+def dynamic_batching_problems(config: ModelConfig, batching: ModelDynamicBatching) -> Iterator[Problem]:
+    name = clip(config.name)
+    path = "dynamic_batching"
+    yield from _preferred_sizes(
+        batching.preferred_batch_size,
+        config.max_batch_size,
+        "dynamic batching preferred size",
+        name,
+        f"{path}.preferred_batch_size",
+    )
+    levels = batching.priority_levels
+    if levels > 0 and not 1 <= batching.default_priority_level <= levels:
+        yield Problem(
+            f"default priority level must be in range [1, {levels}] for {name}", f"{path}.default_priority_level"
+        )
+    if batching.preserve_ordering and levels > 1:
+        yield Problem(
+            f"Only one priority level is allowed when 'preserve_ordering' is true for {name}",
+            f"{path}.priority_levels",
+        )
+    yield from _queue_policy(config, batching, batching.default_queue_policy, f"{path}.default_queue_policy")
+    for level, policy in batching.priority_queue_policy.items():
+        where = f"{path}.priority_queue_policy[{level}]"
+        if not 1 <= level <= levels:
+            yield Problem(f"priority queue policy must have priority level in range [1, {levels}] for {name}", where)
+        yield from _queue_policy(config, batching, policy, where)
+
+
+def _queue_policy(
+    config: ModelConfig, batching: ModelDynamicBatching, policy: ModelQueuePolicy | None, path: str
+) -> Iterator[Problem]:
+    if policy is not None and batching.preserve_ordering and policy.timeout_action is TimeoutAction.DELAY:
+        yield Problem(
+            f"Queue policy can not have DELAY as 'timeout_action' when 'preserve_ordering' is true for "
+            f"{clip(config.name)}",
+            f"{path}.timeout_action",
+        )
+
+
+def sequence_batching_problems(config: ModelConfig, batching: ModelSequenceBatching) -> Iterator[Problem]:
+    name = clip(config.name)
+    path = "sequence_batching"
+    if batching.direct is not None:
+        utilization = batching.direct.minimum_slot_utilization
+        if not 0.0 <= utilization <= 1.0:
+            yield Problem(
+                f"'minimum_slot_utilization' must be in range [0, 1] for {name}, got {utilization}",
+                f"{path}.direct.minimum_slot_utilization",
+            )
+    if batching.oldest is not None:
+        if batching.oldest.max_candidate_sequences < 0:
+            yield Problem(
+                f"'max_candidate_sequences' must be non-negative value for {name}",
+                f"{path}.oldest.max_candidate_sequences",
+            )
+        yield from _preferred_sizes(
+            batching.oldest.preferred_batch_size,
+            config.max_batch_size,
+            "sequence batching preferred batch size",
+            name,
+            f"{path}.oldest.preferred_batch_size",
+        )
+    yield from _control_inputs(config, batching)
+    state_names: set[str] = set()
+    for i, state in enumerate(batching.state):
+        yield from _sequence_state(state, f"{path}.state[{i}]")
+        for field, used in (("input_name", state.input_name), ("output_name", state.output_name)):
+            key = f"{field} {used}"
+            if used and key in state_names:
+                yield Problem(f"sequence state '{field}' '{clip(used)}' is used twice", f"{path}.state[{i}].{field}")
+            state_names.add(key)
+
+
+def _control_inputs(config: ModelConfig, batching: ModelSequenceBatching) -> Iterator[Problem]:
+    names = {tensor.name for tensor in config.input}
+    kinds: set[ControlKind] = set()
+    for i, control_input in enumerate(batching.control_input):
+        path = f"sequence_batching.control_input[{i}]"
+        called = f"sequence batching control tensor '{clip(control_input.name)}'"
+        if not control_input.name:
+            yield Problem("sequence batching control tensor must specify 'name'", f"{path}.name")
+        elif control_input.name in names:
+            yield Problem(f"{called} has the name of another input", f"{path}.name")
+        names.add(control_input.name)
+        if len(control_input.control) != 1:
+            yield Problem(f"{called} must carry exactly one control, got {len(control_input.control)}", path)
+        for j, control in enumerate(control_input.control):
+            where = f"{path}.control[{j}]"
+            if control.kind in kinds:
+                yield Problem(f"sequence batching specifies multiple {control.kind.name} tensors", f"{where}.kind")
+            kinds.add(control.kind)
+            yield from _control(control, called, where)
+
+
+def _control(control: SequenceControl, called: str, path: str) -> Iterator[Problem]:
+    given = [
+        (field, len(values))
+        for field, values in (
+            ("int32_false_true", control.int32_false_true),
+            ("fp32_false_true", control.fp32_false_true),
+            ("bool_false_true", control.bool_false_true),
+        )
+        if values
+    ]
+    if control.kind is ControlKind.CONTROL_SEQUENCE_CORRID:
+        if control.data_type not in _CORRELATION_TYPES:
+            yield Problem(
+                f"{called} has unexpected data type {control.data_type.config_name} for CONTROL_SEQUENCE_CORRID, "
+                f"expected one of {', '.join(t.config_name for t in _CORRELATION_TYPES)}",
+                f"{path}.data_type",
+            )
+        for field, _ in given:
+            yield Problem(f"{called} must not specify '{field}' for CONTROL_SEQUENCE_CORRID", f"{path}.{field}")
+    elif len(given) != 1:
+        yield Problem(
+            f"{called} must specify exactly one of 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
+            f"{control.kind.name}",
+            path,
+        )
+    elif given[0][1] != 2:
+        field, count = given[0]
+        yield Problem(f"{called} must have exactly 2 entries in '{field}', got {count}", f"{path}.{field}")
+
+
+def _sequence_state(state: SequenceState, path: str) -> Iterator[Problem]:
+    for field, used in (("input_name", state.input_name), ("output_name", state.output_name)):
+        if not used:
+            yield Problem(f"sequence state must specify '{field}'", f"{path}.{field}")
+    called = f"sequence state '{clip(state.input_name)}'"
+    if state.data_type is DataType.INVALID:
+        yield Problem(f"{called} must specify 'data_type'", f"{path}.data_type")
+    if not state.dims:
+        yield Problem(f"{called} must specify 'dims'", f"{path}.dims")
+    yield from dims_problems(state.dims, f"{called} dimension", f"{path}.dims")
+    if state.use_growable_memory and not state.use_same_buffer_for_input_output:
+        yield Problem(
+            f"{called} needs 'use_same_buffer_for_input_output' for 'use_growable_memory'",
+            f"{path}.use_growable_memory",
+        )
+    for i, initial in enumerate(state.initial_state):
+        where = f"{path}.initial_state[{i}]"
+        if not initial.name:
+            yield Problem(f"initial state of {called} must specify 'name'", f"{where}.name")
+        if initial.data_type is not state.data_type:
+            yield Problem(
+                f"initial state of {called} has data type {initial.data_type.config_name}, expected "
+                f"{state.data_type.config_name}",
+                f"{where}.data_type",
+            )
+        yield from fixed_dims_problems(initial.dims, f"initial state of {called}", f"{where}.dims")
+        if initial.zero_data is None and initial.data_file is None:
+            yield Problem(f"initial state of {called} must specify 'zero_data' or 'data_file'", where)
+        if initial.data_file is not None and (problem := path_problem(initial.data_file)):
+            yield Problem(f"'data_file' of {called} {problem}", f"{where}.data_file")
+
+
+def _preferred_sizes(sizes: Iterable[int], max_batch_size: int, what: str, name: str, path: str) -> Iterator[Problem]:
+    for i, size in enumerate(sizes):
+        if size <= 0:
+            yield Problem(f"{what} must be positive for {name}", f"{path}[{i}]")
+        elif size > max_batch_size:
+            yield Problem(f"{what} must be <= max batch size for {name}", f"{path}[{i}]")

@@ -1,0 +1,126 @@
+"""The page of the server's metrics: the values of a scrape as Prometheus' text format.
+
+`metrics` declares the families.
+"""
+
+from collections.abc import Generator, Iterable, Sequence
+
+from halimede.core.observe.exposition import FamilyText, edge_texts, label_text
+from halimede.core.observe.metrics import (
+    DROPPED,
+    DURATIONS,
+    FAILURES,
+    FIRST_RESPONSES,
+    GPU_FAMILIES,
+    MODEL_FAMILIES,
+    NS_PER_MS,
+    NS_PER_S,
+    STATE,
+    STATES,
+    SYSTEM_FAMILIES,
+    WAITS,
+    GpuSample,
+    ModelSample,
+    S,
+    StateSample,
+    SystemSample,
+    Valued,
+)
+from halimede.core.observe.stats import BUCKET_EDGES_NS, FIRST_RESPONSE_EDGES_NS
+
+MODELS_PER_STEP = 32
+"""Number of models rendered in one turn of the event loop: a millisecond."""
+PART_PER_STEP_BYTES = 64 << 10
+
+_EDGES = edge_texts(edge / NS_PER_S for edge in BUCKET_EDGES_NS)
+_EDGES_MS = edge_texts(edge / NS_PER_MS for edge in FIRST_RESPONSE_EDGES_NS)
+
+
+def render(
+    models: Iterable[ModelSample],
+    system: SystemSample | None,
+    gpus: Sequence[GpuSample],
+    *,
+    states: Iterable[StateSample] = (),
+    dropped_log_lines: int = 0,
+    latencies: bool = True,
+    first_responses: bool = True,
+    custom: Generator[None, None, list[bytes]] | None = None,
+) -> Generator[None, None, list[bytes]]:
+    """The body of a scrape in parts, rendered in steps of about a millisecond, as a thousand models take long.
+
+    Each model is taken from `models` and all of its values are read within one step, so the values are consistent.
+    `system` is None if the machine is not sampled; without `latencies` there are no `nv_*_duration_us`, without
+    `first_responses` there is no histogram of them. `custom` renders the parts that come after all others, in steps of
+    its own.
+    """
+    valued = [each for each in MODEL_FAMILIES if latencies or not each.family.name.endswith("_duration_us")]
+    texts = [(each.value, each.family.text()) for each in valued]
+    failures, durations, waits, state_text = FAILURES.text(), DURATIONS.text(), WAITS.text(), STATE.text()
+    first_text: FamilyText | None = None
+    for number, model in enumerate(models, 1):
+        names = _labels(model)
+        labels = label_text(names)
+        for value, text in texts:
+            known = value(model)
+            if known is not None:
+                text.sample(labels, known)
+        stats = model.stats
+        for reason, count in stats.failures.items():
+            failures.sample(label_text({**names, "reason": reason.value}), count)
+        durations.histogram(labels, _EDGES, stats.request_buckets, stats.request_ns / NS_PER_S)
+        waits.histogram(labels, _EDGES, stats.queue_buckets, stats.queue_ns / NS_PER_S)
+        if first_responses and stats.first_response_buckets:
+            first_text = first_text or FIRST_RESPONSES.text()
+            first_text.histogram(labels, _EDGES_MS, stats.first_response_buckets, stats.first_response_ns / NS_PER_MS)
+        if number % MODELS_PER_STEP == 0:
+            yield
+    for number, sample in enumerate(states, 1):
+        head, tail = label_text({"model": sample.model}), label_text({"version": sample.version})
+        for state in STATES:
+            state_text.sample(f'{head},state="{state.value}",{tail}', int(sample.state is state))
+        if number % MODELS_PER_STEP == 0:
+            yield
+
+    parts: list[bytes] = []
+    of_models = [*(text for _, text in texts), failures, durations, waits, state_text]
+    if first_text is not None:
+        of_models.append(first_text)
+    for text in of_models:
+        parts.append(text.to_bytes())
+        if len(parts[-1]) > PART_PER_STEP_BYTES:
+            yield
+    parts += _texts(GPU_FAMILIES, [(label_text({"gpu_uuid": gpu.uuid}), gpu) for gpu in gpus])
+    parts += _texts(SYSTEM_FAMILIES, [] if system is None else [("", system)])
+    dropped = DROPPED.text()
+    dropped.sample("", dropped_log_lines)
+    parts.append(dropped.to_bytes())
+    if custom is not None:
+        parts += yield from custom
+    return parts
+
+
+def _texts(families: Iterable[Valued[S]], subjects: Sequence[tuple[str, S]]) -> list[bytes]:
+    parts: list[bytes] = []
+    for each in families:
+        text = each.family.text()
+        for labels, subject in subjects:
+            value = each.value(subject)
+            if value is not None:
+                text.sample(labels, value)
+        parts.append(text.to_bytes())
+    return parts
+
+
+def _labels(model: ModelSample) -> dict[str, str]:
+    tags = {_tag_label(tag): value for tag, value in model.tags.items()}
+    return {**tags, "model": model.stats.name, "version": model.stats.version}
+
+
+def _tag_label(tag: str) -> str:
+    """A tag's label: one leading underscore, as in Triton, avoids collisions; invalid characters become underscores.
+
+    Prometheus reserves two leading underscores: it refuses a scrape that has them, or drops them.
+    """
+    legal = "".join([char if char.isascii() and char.isalnum() else "_" for char in tag])
+    return "_" + legal.lstrip("_")

@@ -1,0 +1,217 @@
+"""The rules for dynamic and sequence batching."""
+
+from dataclasses import replace
+
+import pytest
+
+from halimede.core.config.model_config import (
+    ControlKind,
+    ModelDynamicBatching,
+    ModelQueuePolicy,
+    ModelSequenceBatching,
+    SequenceControl,
+    SequenceControlInput,
+    SequenceInitialState,
+    SequenceState,
+    StrategyDirect,
+    StrategyOldest,
+    TimeoutAction,
+)
+from halimede.core.types import DataType
+from support.valid_config import problems
+
+
+@pytest.mark.parametrize(
+    ("batching", "expected"),
+    [
+        (ModelDynamicBatching(preferred_batch_size=(4, 8)), []),
+        (
+            ModelDynamicBatching(preferred_batch_size=(0, 4, 9)),
+            [
+                (
+                    "dynamic_batching.preferred_batch_size[0]",
+                    "dynamic batching preferred size must be positive for m",
+                ),
+                (
+                    "dynamic_batching.preferred_batch_size[2]",
+                    "dynamic batching preferred size must be <= max batch size for m",
+                ),
+            ],
+        ),
+        (ModelDynamicBatching(priority_levels=2, default_priority_level=2), []),
+        (
+            ModelDynamicBatching(priority_levels=2),
+            [("dynamic_batching.default_priority_level", "default priority level must be in range [1, 2] for m")],
+        ),
+        (
+            ModelDynamicBatching(priority_levels=2, default_priority_level=3),
+            [("dynamic_batching.default_priority_level", "default priority level must be in range [1, 2] for m")],
+        ),
+        (ModelDynamicBatching(default_priority_level=1), []),
+        (ModelDynamicBatching(preserve_ordering=True, priority_levels=1, default_priority_level=1), []),
+        (
+            ModelDynamicBatching(preserve_ordering=True, priority_levels=2, default_priority_level=1),
+            [
+                (
+                    "dynamic_batching.priority_levels",
+                    "Only one priority level is allowed when 'preserve_ordering' is true for m",
+                )
+            ],
+        ),
+        (ModelDynamicBatching(default_queue_policy=ModelQueuePolicy(TimeoutAction.DELAY)), []),
+        (
+            ModelDynamicBatching(
+                preserve_ordering=True,
+                priority_levels=1,
+                default_priority_level=1,
+                default_queue_policy=ModelQueuePolicy(TimeoutAction.DELAY),
+                priority_queue_policy={1: ModelQueuePolicy(TimeoutAction.DELAY), 2: ModelQueuePolicy()},
+            ),
+            [
+                (
+                    "dynamic_batching.default_queue_policy.timeout_action",
+                    "Queue policy can not have DELAY as 'timeout_action' when 'preserve_ordering' is true for m",
+                ),
+                (
+                    "dynamic_batching.priority_queue_policy[1].timeout_action",
+                    "Queue policy can not have DELAY as 'timeout_action' when 'preserve_ordering' is true for m",
+                ),
+                (
+                    "dynamic_batching.priority_queue_policy[2]",
+                    "priority queue policy must have priority level in range [1, 1] for m",
+                ),
+            ],
+        ),
+    ],
+)
+def test_dynamic_batching_rules(batching: ModelDynamicBatching, expected: list[tuple[str, str]]):
+    assert problems(dynamic_batching=batching) == expected
+
+
+def control(name: str, *controls: SequenceControl) -> SequenceControlInput:
+    return SequenceControlInput(name, controls)
+
+
+START = SequenceControl(ControlKind.CONTROL_SEQUENCE_START, int32_false_true=(0, 1))
+
+
+END = SequenceControl(ControlKind.CONTROL_SEQUENCE_END, fp32_false_true=(0.0, 1.0))
+
+
+CORRID = SequenceControl(ControlKind.CONTROL_SEQUENCE_CORRID, data_type=DataType.UINT64)
+
+
+def sequence(*inputs: SequenceControlInput) -> list[tuple[str, str]]:
+    return [
+        (path.removeprefix("sequence_batching.control_input"), message)
+        for path, message in problems(sequence_batching=ModelSequenceBatching(control_input=inputs))
+    ]
+
+
+def test_sequence_controls_that_keep_the_rules():
+    assert sequence(control("START", START), control("END", END), control("ID", CORRID)) == []
+
+
+def test_sequence_control_rules():
+    assert sequence(control("x", START)) == [
+        ("[0].name", "sequence batching control tensor 'x' has the name of another input")
+    ]
+    assert sequence(control("", START), control("S", START)) == [
+        ("[0].name", "sequence batching control tensor must specify 'name'"),
+        ("[1].control[0].kind", "sequence batching specifies multiple CONTROL_SEQUENCE_START tensors"),
+    ]
+    assert sequence(control("S", START, END), control("N")) == [
+        ("[0]", "sequence batching control tensor 'S' must carry exactly one control, got 2"),
+        ("[1]", "sequence batching control tensor 'N' must carry exactly one control, got 0"),
+    ]
+    assert sequence(control("S", replace(START, bool_false_true=(False, True)))) == [
+        (
+            "[0].control[0]",
+            "sequence batching control tensor 'S' must specify exactly one of 'int32_false_true', 'fp32_false_true' or "
+            "'bool_false_true' for CONTROL_SEQUENCE_START",
+        )
+    ]
+    assert sequence(control("S", replace(START, int32_false_true=(1,)))) == [
+        (
+            "[0].control[0].int32_false_true",
+            "sequence batching control tensor 'S' must have exactly 2 entries in 'int32_false_true', got 1",
+        )
+    ]
+    assert sequence(control("I", replace(CORRID, data_type=DataType.FP32, int32_false_true=(0, 1)))) == [
+        (
+            "[0].control[0].data_type",
+            "sequence batching control tensor 'I' has unexpected data type TYPE_FP32 for CONTROL_SEQUENCE_CORRID, "
+            "expected one of TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32, TYPE_STRING",
+        ),
+        (
+            "[0].control[0].int32_false_true",
+            "sequence batching control tensor 'I' must not specify 'int32_false_true' for CONTROL_SEQUENCE_CORRID",
+        ),
+    ]
+
+
+@pytest.mark.parametrize("utilization", [-0.1, 1.1, float("nan")])
+def test_slot_utilization_is_a_share(utilization: float):
+    direct = ModelSequenceBatching(direct=StrategyDirect(minimum_slot_utilization=utilization))
+
+    assert problems(sequence_batching=direct) == [
+        (
+            "sequence_batching.direct.minimum_slot_utilization",
+            f"'minimum_slot_utilization' must be in range [0, 1] for m, got {utilization}",
+        )
+    ]
+
+
+def test_oldest_strategy_rules():
+    oldest = StrategyOldest(max_candidate_sequences=-1, preferred_batch_size=(9,))
+
+    assert problems(sequence_batching=ModelSequenceBatching(oldest=oldest)) == [
+        (
+            "sequence_batching.oldest.max_candidate_sequences",
+            "'max_candidate_sequences' must be non-negative value for m",
+        ),
+        (
+            "sequence_batching.oldest.preferred_batch_size[0]",
+            "sequence batching preferred batch size must be <= max batch size for m",
+        ),
+    ]
+
+
+def test_sequence_state_rules():
+    initial = SequenceInitialState(DataType.FP32, (1,), zero_data=True, name="zero")
+    good = SequenceState("in", "out", DataType.FP32, (1,), (initial,))
+    bad = SequenceState(
+        "in",
+        "",
+        dims=(0,),
+        initial_state=(SequenceInitialState(DataType.FP32, (-1,), data_file="../x"), SequenceInitialState()),
+        use_growable_memory=True,
+    )
+
+    assert problems(sequence_batching=ModelSequenceBatching(state=(good,))) == []
+    found = problems(sequence_batching=ModelSequenceBatching(state=(good, bad)))
+    assert [(path.removeprefix("sequence_batching.state[1]"), message) for path, message in found] == [
+        (".output_name", "sequence state must specify 'output_name'"),
+        (".data_type", "sequence state 'in' must specify 'data_type'"),
+        (
+            ".dims[0]",
+            "sequence state 'in' dimension must be integer >= 1, or -1 to indicate a variable-size dimension, got 0",
+        ),
+        (
+            ".use_growable_memory",
+            "sequence state 'in' needs 'use_same_buffer_for_input_output' for 'use_growable_memory'",
+        ),
+        (".initial_state[0].name", "initial state of sequence state 'in' must specify 'name'"),
+        (
+            ".initial_state[0].data_type",
+            "initial state of sequence state 'in' has data type TYPE_FP32, expected TYPE_INVALID",
+        ),
+        (
+            ".initial_state[0].dims[0]",
+            "initial state of sequence state 'in' must have fixed dims of at least 1, got -1",
+        ),
+        (".initial_state[0].data_file", "'data_file' of sequence state 'in' must not contain '..'"),
+        (".initial_state[1].name", "initial state of sequence state 'in' must specify 'name'"),
+        (".initial_state[1]", "initial state of sequence state 'in' must specify 'zero_data' or 'data_file'"),
+        (".input_name", "sequence state 'input_name' 'in' is used twice"),
+    ]
