@@ -27,12 +27,8 @@ from halimede_operator.core.operator_mark import other_operator
 from halimede_operator.core.ownership import taken_over
 from halimede_operator.core.plan import Plan, member_names, plan
 from halimede_operator.core.platform import Platform
-from halimede_operator.core.pods import (
-    SCHEDULER_PATIENCE_S,
-    waits_for_pull_secrets,
-    waits_for_scheduler,
-    waits_for_volumes,
-)
+from halimede_operator.core.pods.kubelet_events import waits_for_pull_secrets, waits_for_volumes
+from halimede_operator.core.pods.placement import SCHEDULER_PATIENCE_S, waits_for_scheduler
 from halimede_operator.core.reading import condition, moment_at
 from halimede_operator.core.snapshot import Contender, Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
