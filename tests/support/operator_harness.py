@@ -19,7 +19,7 @@ from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.platform import Platform
 from halimede_operator.queue import Outcome
-from halimede_operator.reconcile import Reconciler
+from halimede_operator.reconcile.reconciler import Reconciler
 from support.kube_api import KubeApi, kube_api
 
 DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")

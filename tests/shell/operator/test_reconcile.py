@@ -17,16 +17,16 @@ from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.operator_mark import FREE_AFTER_S
 from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed, Gone
-from halimede_operator.reconcile import (
+from halimede_operator.reconcile.changes import ROLLOUT_SPACING_S
+from halimede_operator.reconcile.observer import MOST_PODS_ASKED
+from halimede_operator.reconcile.reconciler import (
     CONFLICT_AGAIN_S,
     DEADLINE_AGAIN_S,
-    MOST_PODS_ASKED,
-    MOUNT_PATIENCE_S,
+    EVENTS_AFTER_S,
     OTHER_OPERATOR_AGAIN_S,
-    ROLLOUT_SPACING_S,
+    REPORT_AFTER_S,
     UNCLAIMED_S,
     UNSCHEDULED_AGAIN_S,
-    UNTOLD_S,
 )
 from support.kube_api import Fault, deep
 from support.operator_harness import CHILDREN, DIGITS, SPEC, Harness, beside, run
@@ -402,7 +402,7 @@ def test_a_lasting_failure_is_reported_once_until_it_is_over(tmp_path: Path):
             outcome = await harness.again()
             assert isinstance(outcome, Failed)
             assert (outcome.failure, "status" in harness.digits()) == (Failure.TRANSIENT, False)
-            harness.now += UNTOLD_S / 5
+            harness.now += REPORT_AFTER_S / 5
         for _ in range(5):
             assert isinstance(await harness.again(), Failed)
             harness.now += 60
@@ -726,7 +726,7 @@ def test_events_of_a_pod_without_volumes_are_read_ever_more_rarely(tmp_path: Pat
         _an_event(harness, "it", uid, 'configmap "corp-ca" not found')
         _an_event(harness, "another", "uid-of-another", 'secret "other" not found')
         asked = "GET /api/v1/namespaces/prod/events"
-        assert (await harness.again(), harness.api.counted(asked)) == (Done(again_in=MOUNT_PATIENCE_S), 0)
+        assert (await harness.again(), harness.api.counted(asked)) == (Done(again_in=EVENTS_AFTER_S), 0)
         assert harness.condition("ModelFetched")["reason"] == "Fetching"
         waits = {}
         for age_s in (3, 60, 3600):
@@ -735,7 +735,7 @@ def test_events_of_a_pod_without_volumes_are_read_ever_more_rarely(tmp_path: Pat
             assert isinstance(outcome, Done)
             waits[age_s] = outcome.again_in
             assert harness.condition("ModelFetched")["reason"] == "ConfigMapMissing"
-        assert waits == {3: MOUNT_PATIENCE_S, 60: 15, 3600: 60}
+        assert waits == {3: EVENTS_AFTER_S, 60: 15, 3600: 60}
         assert harness.api.counted(asked) == 3
 
         _a_pod_that_waits(harness, begun, does=False)
