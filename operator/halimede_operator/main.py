@@ -31,7 +31,7 @@ from halimede_operator.handlers.watch import Watches, kopf_settings
 from halimede_operator.lease import Leadership, LostError
 from halimede_operator.metrics import Metrics
 from halimede_operator.queue import Done, Failed, Gone, Outcome, Queue
-from halimede_operator.reconcile import Reconciler
+from halimede_operator.reconcile.reconciler import Reconciler
 from halimede_operator.settings import Settings, parse
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,8 @@ import pytest
 from kubernetes import client, config
 
 from cluster.access import Cluster
-from support.custom_resources import BAD, GOOD, Bad, Json, changed, ensemble, model
+from support.bad_custom_resources import BAD, Bad
+from support.custom_resources import GOOD, Json, changed, ensemble, model
 
 pytestmark = pytest.mark.usefixtures("crds")
 PLURALS = {"InferenceModel": "inferencemodels", "ModelEnsemble": "modelensembles"}

@@ -16,7 +16,8 @@ from halimede_operator.core.api.spec import UNREAD, Kind, ModelSpec, Spec
 from halimede_operator.core.api.uris import read_uri
 from halimede_operator.core.platform import Platform
 from halimede_spec.uri import parse_uri
-from support.custom_resources import ABSENT, BAD, CRDS, FULL, FULL_MODEL, GOOD, MORE, Bad, Json, changed, schema_of
+from support.bad_custom_resources import BAD, Bad
+from support.custom_resources import ABSENT, CRDS, FULL, FULL_MODEL, GOOD, MORE, Json, changed, schema_of
 
 PLATFORM = Platform(server_image="server", gpu_server_image="gpu-server")
 KINDS = tuple(CRDS)

@@ -19,7 +19,7 @@ from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.platform import Platform
 from halimede_operator.queue import Outcome
-from halimede_operator.reconcile import Reconciler
+from halimede_operator.reconcile.reconciler import Reconciler
 from support.kube_api import KubeApi, kube_api
 
 DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")
@@ -135,3 +135,26 @@ async def beside(harness: Harness, lease: str = "halimede/this") -> AsyncIterato
         yield Harness(harness.api, cache, reconciler, harness.folder, nodes, harness.now)
     finally:
         await client.close()
+
+
+def create_unscheduled_pod(harness: Harness) -> None:
+    message = {"reason": "Unschedulable", "message": "0/2 nodes"}
+    create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "False", **message})
+
+
+def create_pod(harness: Harness, name: str, *conditions: dict[str, str], node: str = "") -> str:
+    def owned_by(owner: dict[str, Any]) -> dict[str, Any]:
+        name, uid = owner["metadata"]["name"], owner["metadata"]["uid"]
+        reference = {"apiVersion": "apps/v1", "kind": owner["kind"], "name": name, "uid": uid, "controller": True}
+        return {"labels": owner["metadata"]["labels"], "ownerReferences": [reference]}
+
+    deployment = harness.api.objects["deployments", "prod", "digits"]
+    template = deployment["spec"]["template"]
+    replica_set = harness.api.put(
+        "replicasets", "prod", "digits-1", spec={"template": template}, metadata=owned_by(deployment)
+    )
+    pod = harness.api.put(
+        "pods", "prod", name, spec={**template["spec"], "nodeName": node}, metadata=owned_by(replica_set),
+        status={"phase": "Pending", "conditions": list(conditions)},
+    )  # fmt: skip
+    return str(pod["metadata"]["uid"])

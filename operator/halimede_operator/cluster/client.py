@@ -15,7 +15,7 @@ from halimede_operator.cluster.decoding import decode
 from halimede_operator.cluster.kinds import BY_KIND, EVENTS, LEASES, NODES, Resource
 from halimede_operator.core.api_errors import Cause, Meaning, meaning_of
 from halimede_operator.core.platform import FIELD_MANAGER
-from halimede_operator.core.pods import NO_PULL_SECRET
+from halimede_operator.core.pods.kubelet_events import NO_PULL_SECRET
 from halimede_operator.core.snapshot import Object
 
 STATUS_MANAGER = f"{FIELD_MANAGER}-status"

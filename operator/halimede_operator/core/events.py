@@ -10,7 +10,7 @@ from typing import Any
 
 from halimede_operator.core.api.conditions import TRUE
 from halimede_operator.core.api.spec import Key
-from halimede_operator.core.pods import NormalReason
+from halimede_operator.core.pods.failure import NormalReason
 from halimede_operator.core.reading import clean, condition, name_at, text_at
 
 LEAST_PAUSE_S = 60.0

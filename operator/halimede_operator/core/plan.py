@@ -41,10 +41,10 @@ def member_names(ensemble: Object) -> frozenset[str]:
     return frozenset(name for step in steps if (name := text_at(step, "modelRef", "name")))
 
 
-def plan(snapshot: Snapshot, platform: Platform, strangers: Sequence[Object] = ()) -> Plan:
+def plan(snapshot: Snapshot, platform: Platform, name_holders: Sequence[Object] = ()) -> Plan:
     """Plan the changes of one object's children. Pure: no I/O.
 
-    strangers: objects of other owners that have the names of children to create.
+    name_holders: objects of other owners that have the names of children to create.
     """
     spec, problems = parse(snapshot.key.kind, snapshot.object, platform)
     if spec is None:
@@ -68,5 +68,5 @@ def plan(snapshot: Snapshot, platform: Platform, strangers: Sequence[Object] = (
         snapshot.children,
         snapshot.pods,
     )
-    changes = diff(wanted, (*snapshot.children, *strangers), uid, snapshot.replica_sets)
+    changes = diff(wanted, (*snapshot.children, *name_holders), uid, snapshot.replica_sets)
     return Plan(changes, spec, (), waiting_settings)

@@ -18,7 +18,9 @@ from halimede_operator.core.api.spec import EnsembleSpec, Kind, ModelSpec, Probl
 from halimede_operator.core.events import EventDraft, EventLimit, events_of
 from halimede_operator.core.labels import selector_of
 from halimede_operator.core.names import child_name
-from halimede_operator.core.pods import DIGEST, SERVER, Failure, FetchedModel, NormalReason, Reason, Stage
+from halimede_operator.core.pods.failure import Failure, NormalReason, Reason, Stage
+from halimede_operator.core.pods.fields import SERVER
+from halimede_operator.core.pods.view import DIGEST, FetchedModel
 from halimede_operator.core.reading import (
     at,
     clean,

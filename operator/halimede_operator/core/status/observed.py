@@ -9,7 +9,9 @@ from typing import Any
 from halimede_operator.core.api.spec import EnsembleSpec, ModelSpec, Spec
 from halimede_operator.core.children.deployment import PROGRESS_DEADLINE_SECONDS
 from halimede_operator.core.labels import REVISION_LABEL
-from halimede_operator.core.pods import Failure, PodView, Reason, Stage, read_pod
+from halimede_operator.core.pods.failure import Failure, Reason, Stage
+from halimede_operator.core.pods.read import read_pod
+from halimede_operator.core.pods.view import PodView
 from halimede_operator.core.reading import (
     at,
     at_rest,
@@ -196,12 +198,12 @@ def _worst(
     """The failure to report: the worst reason, and of equal ones that of the oldest pod.
 
     Pods of older templates count only if there is none of the newest, because they are being replaced anyway. A pod
-    that is over counts until a later pod has begun: by then its ReplicaSet has replaced it.
+    that is over counts until a later pod has started: by then its ReplicaSet has replaced it.
     """
     if sum(pod.stage == Stage.SERVING for pod in newest) >= desired:
         return None
-    begun = max((pod.created for pod in newest if pod.has_begun), default="")
-    standing = [*(newest or live), *(pod for pod in over if pod.created >= begun)]
+    started = max((pod.created for pod in newest if pod.has_started), default="")
+    standing = [*(newest or live), *(pod for pod in over if pod.created >= started)]
     failures = [pod.failure for pod in standing if pod.failure is not None]
     if len(newest) < desired:
         failures += [_refusal(message) for message in refused]

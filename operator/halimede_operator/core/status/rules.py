@@ -22,7 +22,8 @@ from typing import Any, Protocol
 from halimede_operator.core.api.conditions import FALSE, TRUE, UNKNOWN, Condition
 from halimede_operator.core.api.spec import Problem
 from halimede_operator.core.api_errors import Meaning
-from halimede_operator.core.pods import NormalReason, PodView, Stage
+from halimede_operator.core.pods.failure import NormalReason, Stage
+from halimede_operator.core.pods.view import PodView
 from halimede_operator.core.reading import at, clean, condition, name_at, text_at
 from halimede_operator.core.snapshot import Object
 from halimede_operator.core.status.observed import Observed

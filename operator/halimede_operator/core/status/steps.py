@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from halimede_operator.core.api.spec import EnsembleSpec
-from halimede_operator.core.pods import FetchedModel
+from halimede_operator.core.pods.view import FetchedModel
 from halimede_operator.core.reading import clean, condition, integer_at, text_at
 from halimede_operator.core.snapshot import Object
 from halimede_operator.core.status.observed import Observed

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from halimede_operator.core.pods import NormalReason, Reason
+from halimede_operator.core.pods.failure import NormalReason, Reason
 
 ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs" / "pages" / "kubernetes-status.md").read_text()

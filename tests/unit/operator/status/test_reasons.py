@@ -3,7 +3,7 @@
 import pytest
 
 from halimede_operator.core.api.spec import Workload
-from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion, Shortage
+from halimede_operator.core.snapshot import Object
 from halimede_operator.core.status import status_of
 from support.operator_pods import (
     IMAGE,
@@ -16,8 +16,6 @@ from support.operator_pods import (
     fetch_failed,
     fetched,
     fetching,
-    gpu_node,
-    index,
     leaving,
     loading,
     lost_readiness,
@@ -26,7 +24,6 @@ from support.operator_pods import (
     rejected,
     replica_set,
     running,
-    second,
     serving,
     snapshot,
     stopped,
@@ -34,24 +31,9 @@ from support.operator_pods import (
     waiting,
 )
 from support.operator_specs import model_key, model_spec
+from support.operator_status import FETCH, LOG, NAME, NO_GPU, NOW, ON, REJECTED, SERVER, condition_state, ready_state
 
-NOW = "2026-11-22T10:00:00Z"
-NAME = f"bert-{NEW}-aaaaa"
-SERVER = f"pod {NAME}: container server (image {IMAGE})"
-FETCH = f"pod {NAME}: container fetch (image {IMAGE})"
-ON = f"pod {NAME} on node node-1"
-NO_GPU = (
-    "0/2 nodes are available: 2 Insufficient nvidia.com/mig-1g.5gb. no new claims to deallocate, "
-    "preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod."
-)
 PULL = 'failed to pull and unpack image "x": failed to resolve reference "x": dial tcp: lookup x on 10.0.0.1:53: '
-REJECTED = "Pod was rejected: Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 1, Available: 0, which is unexpected"
-LOG = (
-    "I1122 09:12:25.737360 1 app.py:200] \"starting\"\n"
-    "E1122 09:12:25.747360 1 lifecycle.py:945] \"failed to load 'bert' version 1: Internal: no weights\"\n"
-    'E1122 09:12:25.747360 1 app.py:212] "creating server: Internal - failed to load all models: bert"\n'
-    'I1122 09:12:25.747395 1 app.py:313] "Waiting for in-flight requests to complete."\n'
-)  # fmt: skip
 JSON_LOG = (
     'ime":"2026-11-22T09:12:28.198Z","level":"ERROR","message":"cut off"}\n'
     '{"time":"2026-11-22T09:12:28.209Z","level":"ERROR","message":"failed to load: Traceback (most recent call last):\\n  File \\"a\\"\\nValueError: no weights\\n"}\n'
@@ -60,16 +42,6 @@ JSON_LOG = (
 LOAD_SAID = (
     "failed to load 'bert' version 1: Internal: no weights; creating server: Internal - failed to load all models: bert"
 )
-
-
-def ready_of(status: Object) -> tuple[str, str, str]:
-    return next((c["status"], c["reason"], c["message"]) for c in status["conditions"] if c["type"] == "Ready")
-
-
-def said_of(status: Object, type_: str) -> tuple[str, str]:
-    return next((c["status"], c["reason"]) for c in status["conditions"] if c["type"] == type_)
-
-
 CASES = {
     "no node has the device": (unscheduled(NO_GPU), "Placed", "InsufficientDevices", f"pod {NAME}: {NO_GPU}"),
     "taints": (
@@ -193,9 +165,9 @@ def test_each_failure_of_a_pod_has_its_reason(case: str):
 
     status = status_of(snapshot(model_key(), pod_, child=deployment()), model_spec(), (), (), (), NOW)
 
-    assert ready_of(status) == ("False", reason, f"0/1 replicas serving: {message}")
-    assert said_of(status, type_) == ("False", reason)
-    assert said_of(status, "Reconciling") == ("True", reason)
+    assert ready_state(status) == ("False", reason, f"0/1 replicas serving: {message}")
+    assert condition_state(status, type_) == ("False", reason)
+    assert condition_state(status, "Reconciling") == ("True", reason)
     assert status["lastFailure"]["reason"] == reason
     assert status["lastFailure"]["message"] == message
     assert status["lastFailure"]["pod"] == NAME
@@ -233,148 +205,9 @@ def test_normal_startup_stages_are_no_failure(case: str):
 
     status = status_of(snapshot(model_key(), *pods, child=deployment()), model_spec(), (), (), (), NOW)
 
-    assert ready_of(status) == ("False", reason, f"0/1 replicas serving: {message}")
+    assert ready_state(status) == ("False", reason, f"0/1 replicas serving: {message}")
     assert status["phase"] == phase
     assert "lastFailure" not in status
-
-
-SETUP = 'MountVolume.SetUp failed for volume "%s" : %s'
-SUMMARY = (
-    "Unable to attach or mount volumes: unmounted volumes=[keys], unattached volumes=[], "
-    "failed to process volumes=[]: context deadline exceeded"
-)
-NO_SECRET, NO_MAP = 'secret "keys" not found', 'configmap "corp-ca" not found'
-MOUNTS = {
-    "a Secret": ([(1, SETUP % ("keys", NO_SECRET))], "SecretMissing", SETUP % ("keys", NO_SECRET)),
-    "a ConfigMap": ([(1, SETUP % ("ca", NO_MAP))], "ConfigMapMissing", SETUP % ("ca", NO_MAP)),
-    "a key": (
-        [(1, SETUP % ("ca", "references non-existent config key: ca.crt"))],
-        "VolumeMountFailed",
-        SETUP % ("ca", "references non-existent config key: ca.crt"),
-    ),
-    "several, of which one is told": (
-        [(1, SETUP % ("ca", NO_MAP)), (1, SETUP % ("keys", NO_SECRET))],
-        "SecretMissing",
-        SETUP % ("keys", NO_SECRET),
-    ),
-    "of a volume the last": (
-        [(2, SETUP % ("keys", NO_SECRET)), (3, SETUP % ("keys", "references non-existent secret key: TOKEN"))],
-        "VolumeMountFailed",
-        SETUP % ("keys", "references non-existent secret key: TOKEN"),
-    ),
-    "what is not tried any more is over": (
-        [(1, SETUP % ("keys", NO_SECRET)), (152, SETUP % ("ca", NO_MAP))],
-        "ConfigMapMissing",
-        SETUP % ("ca", NO_MAP),
-    ),
-    "a cause before a summary": (
-        [(1, SETUP % ("ca", "no such host")), (124, SUMMARY)],
-        "VolumeMountFailed",
-        SETUP % ("ca", "no such host"),
-    ),
-    "a summary where there is no more": ([(124, SUMMARY)], "VolumeMountFailed", SUMMARY),
-}
-
-
-def events_of_mounts(*said: tuple[int, str]) -> dict[str, tuple[Object, ...]]:
-    events = ({"reason": "FailedMount", "lastTimestamp": second(at), "message": message} for at, message in said)
-    return {f"uid-{NAME}": tuple(events)}
-
-
-@pytest.mark.parametrize("case", MOUNTS)
-@pytest.mark.parametrize("turn", [1, -1])
-def test_failed_mounts_are_reported_from_kubelet_events(case: str, turn: int):
-    said, reason, message = MOUNTS[case]
-    events = events_of_mounts(*said[::turn])
-    seen = snapshot(model_key(), pod(has_sandbox=False), child=deployment(), kubelet_events=events)
-
-    status = status_of(seen, model_spec(), (), (), (), NOW)
-
-    assert ready_of(status) == ("False", reason, f"0/1 replicas serving: pod {NAME}: {message}")
-    assert said_of(status, "ModelFetched") == ("False", reason)
-    assert status["lastFailure"] == {"reason": reason, "message": f"pod {NAME}: {message}", "pod": NAME, "time": NOW}
-
-
-def test_a_failed_mount_is_not_reported_once_it_succeeded():
-    """Events exist for an hour."""
-    events = events_of_mounts((1, SETUP % ("keys", NO_SECRET)))
-    told = [
-        ready_of(
-            status_of(
-                snapshot(model_key(), each, child=deployment(), kubelet_events=events), model_spec(), (), (), (), NOW
-            )
-        )[1]
-        for each in (pod(has_sandbox=False), pod(), serving(), leaving(pod(has_sandbox=False)))
-    ]
-    assert told == ["SecretMissing", "Fetching", "Serving", "Pending"]
-
-
-def unseen(scheduler: str, created: int) -> Object:
-    """A new pod of the API server, before a scheduler has looked at it."""
-    made = pod(created=created)
-    made["spec"] = {**made["spec"], "schedulerName": scheduler}
-    del made["spec"]["nodeName"]
-    return {**made, "status": {"phase": "Pending"}}
-
-
-@pytest.mark.parametrize(("age_s", "reason"), [(9, "Scheduling"), (10, "Unschedulable"), (600, "Unschedulable")])
-def test_a_scheduler_that_does_not_react_is_named(age_s: int, reason: str):
-    made = snapshot(model_key(), unseen("nobody", 100), child=deployment())
-
-    status = status_of(made, model_spec(), (), (), (), second(100 + age_s))
-
-    assert ready_of(status)[1] == reason
-    told = f"pod {NAME}: no scheduler has looked at it: its schedulerName is 'nobody'; does that scheduler run?"
-    assert (reason == "Scheduling") or ready_of(status)[2] == f"0/1 replicas serving: {told}"
-
-
-def test_a_scheduler_that_has_reacted_is_not_reported():
-    made = unscheduled("0/2 nodes are available.")
-
-    assert (
-        "schedulerName"
-        not in ready_of(status_of(snapshot(model_key(), made, child=deployment()), model_spec(), (), (), (), NOW))[2]
-    )
-
-
-NO_SECRETS = (
-    "Unable to retrieve some image pull secrets (registry, other); attempting to pull the image may not succeed."
-)
-PULL_SECRETS = {
-    "said lately": ([(100, NO_SECRETS)], "; the node cannot read the pull secrets registry, other: are they in the pod's namespace?"),
-    "said long ago": ([(9, NO_SECRETS)], ""),
-    "said of others later": (
-        [(100, NO_SECRETS), (110, NO_SECRETS.replace("registry, other", "third"))],
-        "; the node cannot read the pull secrets third: are they in the pod's namespace?",
-    ),
-    "other words": ([(100, "no")], ""),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", PULL_SECRETS)
-def test_a_missing_pull_secret_is_named_beside_the_failed_pull(case: str):
-    said, hint = PULL_SECRETS[case]
-    events = tuple(
-        {"reason": "FailedToRetrieveImagePullSecret", "lastTimestamp": second(at), "message": text} for at, text in said
-    )
-    seen = snapshot(
-        model_key(),
-        stopped(waiting("ErrImagePull", "pull access denied")),
-        child=deployment(),
-        kubelet_events={f"uid-{NAME}": events},
-    )
-
-    status = status_of(seen, model_spec(), (), (), (), second(370))
-
-    told = f"0/1 replicas serving: {SERVER}: pull access denied{hint}"
-    assert ready_of(status) == ("False", "ImagePullFailed", told)
-
-
-def test_malformed_events_are_ignored():
-    events = {f"uid-{NAME}": ({"message": 7}, {"lastTimestamp": "soon", "message": NO_SECRET}, {})}
-    seen = snapshot(model_key(), pod(has_sandbox=False), child=deployment(), kubelet_events=events)
-
-    assert ready_of(status_of(seen, model_spec(), (), (), (), NOW))[1] == "SecretMissing"
 
 
 def test_a_started_pod_that_is_not_ready_yet_is_no_failure():
@@ -384,7 +217,11 @@ def test_a_started_pod_that_is_not_ready_yet_is_no_failure():
 
     status = status_of(snapshot(model_key(), just_up, child=deployment()), model_spec(), (), (), (), NOW)
 
-    assert ready_of(status) == ("False", "Loading", f"0/1 replicas serving: {ON} starts the server and loads the model")
+    assert ready_state(status) == (
+        "False",
+        "Loading",
+        f"0/1 replicas serving: {ON} starts the server and loads the model",
+    )
 
 
 def test_a_pod_that_waits_for_a_readiness_gate_is_not_lost():
@@ -393,7 +230,7 @@ def test_a_pod_that_waits_for_a_readiness_gate_is_not_lost():
     status = status_of(snapshot(model_key(), gated, child=deployment()), model_spec(), (), (), (), NOW)
 
     told = f"0/1 replicas serving: {ON} has loaded the model and is about to be ready"
-    assert ready_of(status) == ("False", "Loading", told)
+    assert ready_state(status) == ("False", "Loading", told)
 
 
 @pytest.mark.parametrize(
@@ -405,26 +242,7 @@ def test_a_lost_node_is_reported_in_each_form_of_pod_status(said: Object):
     lost["status"] |= said
     status = status_of(snapshot(model_key(), lost, child=deployment()), model_spec(), (), (), (), NOW)
 
-    assert ready_of(status)[:2] == ("False", "NodeLost")
-
-
-def test_ready_versions_of_a_pod_that_does_not_run_do_not_count():
-    ended_ = serving()
-    ended_["status"]["phase"] = "Pending"
-    status = status_of(snapshot(model_key(), ended_, child=deployment()), model_spec(), (), (), (), NOW)
-
-    assert (ready_of(status)[1], status["readyReplicas"]) == ("Loading", 0)
-
-
-def test_an_index_from_before_a_restart_is_not_used():
-    seen = snapshot(
-        model_key(), pod(fetch=fetched()), child=deployment(), indexes={NAME: index(("bert", "1", "READY", ""))}
-    )
-
-    assert (
-        ready_of(status_of(seen, model_spec(), (), (), (), NOW))[2]
-        == f"0/1 replicas serving: {ON} starts the server and loads the model"
-    )
+    assert ready_state(status)[:2] == ("False", "NodeLost")
 
 
 def test_the_end_of_a_long_log_is_used():
@@ -432,14 +250,14 @@ def test_the_end_of_a_long_log_is_used():
     log = old + 'I1122 09:12:25.7 1 a.py:1] "on and on"\n' * 300 + new
     status = status_of(snapshot(model_key(), stopped(ended(1, log)), child=deployment()), model_spec(), (), (), (), NOW)
 
-    assert ready_of(status)[2] == f"0/1 replicas serving: {SERVER}: exited with code 1: new"
+    assert ready_state(status)[2] == f"0/1 replicas serving: {SERVER}: exited with code 1: new"
 
 
 def test_a_succeeded_init_container_that_runs_again_is_no_failure():
     again = pod(fetch=container("fetch", running(50), ended(0, "{}")))
     status = status_of(snapshot(model_key(), again, child=deployment()), model_spec(), (), (), (), NOW)
 
-    assert ready_of(status)[1] == "Fetching"
+    assert ready_state(status)[1] == "Fetching"
 
 
 AT_REST = {
@@ -457,7 +275,7 @@ AT_REST = {
 def test_parts_that_change_at_every_attempt_are_not_reported(text: str):
     status = status_of(snapshot(model_key(), fetch_failed(10, text), child=deployment()), model_spec(), (), (), (), NOW)
 
-    assert ready_of(status)[2] == f"0/1 replicas serving: {FETCH}: not allowed: {AT_REST[text]}"
+    assert ready_state(status)[2] == f"0/1 replicas serving: {FETCH}: not allowed: {AT_REST[text]}"
 
 
 @pytest.mark.parametrize("fetch", [ended(16, "it answers"), back_off(NAME, "fetch"), running(2)])
@@ -468,7 +286,7 @@ def test_a_store_that_answers_again_is_no_failure(fetch: Object):
         model_spec(), (), (), (), NOW,
     )  # fmt: skip
 
-    assert ready_of(status)[:2] == ("False", "Fetching")
+    assert ready_state(status)[:2] == ("False", "Fetching")
     assert "lastFailure" not in status
 
 
@@ -509,82 +327,6 @@ def test_a_failing_image_pull_has_the_same_status_all_the_time():
     assert statuses == [statuses[0]] * 3
 
 
-def test_insufficient_devices_lists_what_the_nodes_have():
-    nodes = (gpu_node("a", gpu="2", mig_1g_10gb="7"), gpu_node("b", gpu="4", mig_3g_40gb="0"))
-    seen = snapshot(model_key(), unscheduled(NO_GPU), child=deployment(), nodes=nodes)
-    status = status_of(seen, model_spec(), (), (), (), NOW)
-
-    hint = "No node has nvidia.com/mig-1g.5gb. The nodes have in all: nvidia.com/gpu (6), nvidia.com/mig-1g.10gb (7)"
-    assert ready_of(status) == ("False", "InsufficientDevices", f"0/1 replicas serving: pod {NAME}: {NO_GPU} {hint}")
-    assert status["phase"] == "Scheduling"
-
-
-def test_devices_that_others_hold_are_counted():
-    said = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
-    seen = snapshot(model_key(), unscheduled(said), child=deployment(), nodes=(gpu_node("a", gpu="2"),))
-    status = status_of(seen, model_spec(), (), (), (), NOW)
-
-    assert ready_of(status)[2] == f"0/1 replicas serving: pod {NAME}: {said} The nodes have in all: nvidia.com/gpu (2)"
-
-
-def test_nodes_without_devices_are_reported():
-    seen = snapshot(model_key(), unscheduled(NO_GPU), child=deployment(), nodes=(gpu_node("a"),))
-    status = status_of(seen, model_spec(), (), (), (), NOW)
-
-    assert ready_of(status)[2].endswith("No node has nvidia.com/mig-1g.5gb. The nodes have no such devices at all")
-
-
-def test_an_unhealthy_device_is_reported_before_its_effects():
-    dead = stopped(ended(1, "CUDA error"))
-    dead["status"]["containerStatuses"][0]["allocatedResourcesStatus"] = [
-        {
-            "name": "nvidia.com/gpu",
-            "resources": [{"resourceID": "GPU-1", "health": "Unhealthy"}, {"resourceID": "GPU-2", "health": "Healthy"}],
-        }
-    ]
-    status = status_of(snapshot(model_key(), dead, child=deployment()), model_spec(), (), (), (), NOW)
-
-    said = f"pod {NAME}: container server: device GPU-1 (nvidia.com/gpu) is unhealthy"
-    assert ready_of(status) == ("False", "DeviceUnhealthy", f"0/1 replicas serving: {said}")
-
-
-def test_a_device_that_breaks_under_a_serving_pod_is_reported():
-    """O-63."""
-    pods = [serving(), serving("bert-7f9c66d5b8-bbbbb")]
-    pods[1]["status"]["containerStatuses"][0]["allocatedResourcesStatus"] = [
-        {"name": "nvidia.com/gpu", "resources": [{"resourceID": "GPU-1", "health": "Unhealthy"}]}
-    ]
-    spec = model_spec(workload=Workload(replicas=2))
-    status = status_of(snapshot(model_key(), *pods, child=deployment(2)), spec, (), (), (), NOW)
-
-    assert (ready_of(status)[:2], status["phase"]) == (("True", "Serving"), "Degraded")
-    degraded = next(c for c in status["conditions"] if c["type"] == "Degraded")
-    said = "pod bert-7f9c66d5b8-bbbbb: container server: device GPU-1 (nvidia.com/gpu) is unhealthy"
-    assert (degraded["status"], degraded["reason"], degraded["message"]) == ("True", "DeviceUnhealthy", said)
-
-
-def test_a_device_that_disappears_under_a_serving_pod_is_reported():
-    """O-63."""
-    pods = [serving(), serving("bert-7f9c66d5b8-bbbbb", node="node-2"), serving("bert-7f9c66d5b8-ccccc")]
-    for each in pods[:2]:
-        each["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/mig-3g.40gb": "1"}}
-    spec = model_spec(workload=Workload(replicas=3))
-    told = {}
-    for has in (0, 1):
-        short = {"node-1": (Shortage("nvidia.com/mig-3g.40gb", has, 2), Shortage("nvidia.com/gpu", 0, 1))}
-        seen = snapshot(model_key(), *pods, child=deployment(3), shortages=short)
-        status = status_of(seen, spec, (), (), (), NOW)
-        assert ready_of(status)[:2] == ("True", "Serving")
-        degraded = next(c for c in status["conditions"] if c["type"] == "Degraded")
-        assert (degraded["status"], degraded["reason"]) == ("True", "DeviceLost")
-        told[has] = degraded["message"]
-
-    assert told == {
-        0: f"pod {NAME}: node node-1 has 0 nvidia.com/mig-3g.40gb, and pods hold 2: the pod's is gone",
-        1: f"pod {NAME}: node node-1 has 1 nvidia.com/mig-3g.40gb, and pods hold 2: one that a pod of ours has is gone",
-    }
-
-
 QUOTA = 'pods "bert-7f9c66d5b8-%s" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2'
 SECURITY = 'pods "bert-7f9c66d5b8-%s" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
 
@@ -598,103 +340,18 @@ def test_pods_that_a_quota_or_policy_refuses_are_reported(text: str, reason: str
         for name in ("zn6zz", "x7k2p")
     ]
     assert statuses[0] == statuses[1]
-    assert ready_of(statuses[0]) == ("False", reason, "0/1 replicas serving: " + text % "…")
-    assert said_of(statuses[0], "Placed") == ("False", reason)
+    assert ready_state(statuses[0]) == ("False", reason, "0/1 replicas serving: " + text % "…")
+    assert condition_state(statuses[0], "Placed") == ("False", reason)
 
 
 def test_a_quota_message_without_missing_pods_is_not_reported():
     seen = snapshot(model_key(), serving(), child=deployment(), quota_messages=(QUOTA % "zn6zz",))
 
-    assert ready_of(status_of(seen, model_spec(), (), (), (), NOW)) == (
+    assert ready_state(status_of(seen, model_spec(), (), (), (), NOW)) == (
         "True",
         "Serving",
         "1/1 replicas serving version 1",
     )
-
-
-def test_a_load_failure_is_reported_from_the_index():
-    said = index(
-        ("bert", "1", "UNAVAILABLE", "Internal: no weights"),
-        ("bert", "2", "READY", ""),
-        ("bert", "0", "UNAVAILABLE", "unloaded"),
-    )
-    seen = snapshot(model_key(), loading(), child=deployment(), indexes={NAME: said})
-    status = status_of(seen, model_spec(), (), (), (), NOW)
-
-    told = f"pod {NAME}: model bert version 1: Internal: no weights"
-    assert ready_of(status) == ("False", "ModelLoadFailed", f"0/1 replicas serving: {told}")
-
-
-MEMORY = "worker exited: signal 9 (possibly out of memory)"
-PARKED = "worker exited 5 times (last: signal 11)"
-
-
-def worker(state: str, failure: str = "", *, out_of_memory: bool = False, reason: str = "") -> PodIndex:
-    return PodIndex((ServedVersion("bert", "1", state, reason, True, failure, out_of_memory),))
-
-
-def looked_at(made: Object, said: PodIndex, limit: str = "400Mi") -> Object:
-    made["spec"]["containers"][0]["resources"] = {"limits": {"memory": limit}} if limit else {}
-    return status_of(
-        snapshot(model_key(), made, child=deployment(), indexes={NAME: said}), model_spec(), (), (), (), NOW
-    )
-
-
-WORKERS = {
-    "out of memory": (
-        worker("READY", MEMORY, out_of_memory=True),
-        "400Mi",
-        "OutOfMemory",
-        f"{MEMORY}; the limit is 400Mi, raise spec.resources.limits.memory",
-    ),
-    "out of memory without a limit": (worker("READY", MEMORY, out_of_memory=True), "", "OutOfMemory", MEMORY),
-    "a crash": (worker("READY", "worker exited: signal 11"), "400Mi", "WorkerCrashed", "worker exited: signal 11"),
-    "one of several that is not started again": (worker("READY", PARKED), "400Mi", "WorkerCrashed", PARKED),
-}
-
-
-@pytest.mark.parametrize("case", WORKERS)
-def test_a_worker_that_dies_under_a_serving_server_is_reported(case: str):
-    said, limit, reason, text = WORKERS[case]
-    status = looked_at(serving(), said, limit)
-
-    assert ready_of(status)[:2] == ("True", "Serving")
-    degraded = next(c for c in status["conditions"] if c["type"] == "Degraded")
-    told = f"pod {NAME}: model bert version 1: {text}"
-    assert (degraded["status"], degraded["reason"], degraded["message"]) == ("True", reason, told)
-
-
-def test_a_recovered_worker_is_not_reported():
-    assert said_of(looked_at(serving(), worker("READY")), "Degraded") == ("False", "AsExpected")
-
-
-def test_a_model_whose_workers_stay_down_is_reported_with_the_cause():
-    said = worker("UNAVAILABLE", PARKED, reason=f"Unavailable: model 'bert' is not ready: {PARKED}")
-    for made in (serving(), lost_readiness()):
-        assert ready_of(looked_at(made, said)) == (
-            "False",
-            "WorkerCrashed",
-            f"0/1 replicas serving: pod {NAME}: model bert version 1: {PARKED}",
-        )
-
-
-def test_a_dead_worker_is_reported_before_the_failing_probe():
-    assert ready_of(looked_at(lost_readiness(), worker("READY", MEMORY, out_of_memory=True)))[1] == "OutOfMemory"
-
-
-def test_an_unloadable_version_beside_a_serving_one_is_not_degraded():
-    both = index(("bert", "1", "READY", ""), ("bert", "2", "UNAVAILABLE", "Internal: no weights"))
-
-    assert said_of(looked_at(serving(), both), "Degraded") == ("False", "AsExpected")
-
-
-def test_a_pod_that_is_ready_without_the_model_does_not_serve():
-    seen = snapshot(model_key(), serving(), child=deployment(), indexes={NAME: index(("other", "1", "READY", ""))})
-    status = status_of(seen, model_spec(), (), (), (), NOW)
-
-    told = f"pod {NAME}: it is ready, and has no version of model bert that is"
-    assert ready_of(status) == ("False", "ModelLoadFailed", f"0/1 replicas serving: {told}")
-    assert status["readyReplicas"] == 0
 
 
 def test_another_container_of_the_pod_that_fails_is_named():
@@ -704,7 +361,7 @@ def test_another_container_of_the_pod_that_fails_is_named():
     status = status_of(snapshot(model_key(), made, child=deployment()), model_spec(), (), (), (), NOW)
 
     told = f"pod {NAME}: container proxy (image {IMAGE}): exited with code 3: no config"
-    assert ready_of(status) == ("False", "CrashLoop", f"0/1 replicas serving: {told}")
+    assert ready_state(status) == ("False", "CrashLoop", f"0/1 replicas serving: {told}")
 
 
 WORST = {
@@ -731,40 +388,18 @@ def test_the_worst_failure_is_reported_in_any_order_of_pods(case: str):
         for pods in ((first, second), (second, first))
     )
     assert one == other
-    assert (ready_of(one)[1], one["lastFailure"]["pod"]) == (reason, name)
+    assert (ready_state(one)[1], one["lastFailure"]["pod"]) == (reason, name)
 
 
 def test_an_eviction_is_reported_until_the_next_pod_starts():
     evicted = rejected("Evicted", "low on memory", "bert-1-a", created=1)
     told = [
-        ready_of(status_of(snapshot(model_key(), evicted, next_, child=deployment()), model_spec(), (), (), (), NOW))[1]
+        ready_state(
+            status_of(snapshot(model_key(), evicted, next_, child=deployment()), model_spec(), (), (), (), NOW)
+        )[1]
         for next_ in (pod("bert-1-b", created=2), fetching("bert-1-b", created=2), serving("bert-1-b", created=2))
     ]
     assert told == ["Evicted", "Fetching", "Serving"]
-
-
-def test_an_unreadable_index_does_not_make_an_object_ready():
-    silent = PodIndex(error="connection refused")
-    seen = snapshot(model_key(), serving(), child=deployment(), indexes={NAME: silent})
-    status = status_of(seen, model_spec(), (), (), (), NOW)
-
-    told = f"pod {NAME}: what it serves is not known: connection refused"
-    assert ready_of(status) == ("Unknown", "IndexUnreachable", told)
-    assert said_of(status, "ModelLoaded") == ("Unknown", "IndexUnreachable")
-    assert said_of(status, "Available") == ("True", "Serving")
-    assert "versions" not in status["current"]
-
-
-def test_one_failed_index_read_does_not_make_a_ready_object_unready():
-    before = status_of(snapshot(model_key(), serving(), child=deployment()), model_spec(), (), (), (), NOW)
-    silent = {NAME: PodIndex(error="timed out")}
-    seen = snapshot(model_key(), serving(), child=deployment(), status=before, indexes=silent)
-    after = status_of(seen, model_spec(), (), (), (), NOW)
-
-    assert ready_of(after) == ("True", "Serving", "1/1 replicas serving version 1")
-    assert after["current"] == before["current"]
-    loaded = next(c for c in after["conditions"] if c["type"] == "ModelLoaded")
-    assert (loaded["status"], loaded["message"]) == ("True", f"pod {NAME}: what it serves is not known: timed out")
 
 
 def test_conditions_are_those_of_metav1():

@@ -1,0 +1,80 @@
+"""A pod, as far as the status needs it."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from halimede_operator.core.pods.failure import Failure, Stage
+from halimede_operator.core.reading import decimal
+from halimede_operator.core.snapshot import PodIndex, ServedVersion
+
+DIGEST = re.compile(r"[a-z0-9]{1,16}:[0-9a-f]{32,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedModel:
+    """One fetched model, as the fetch container reported it."""
+
+    name: str
+    digest: str | None
+    size_bytes: int | None
+    fetched_at: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """A pod, as far as the status needs it."""
+
+    name: str
+    uid: str
+    created: str
+    node: str
+    template_hash: str
+    image: str
+    """Of the server container, from the pod's spec."""
+    is_leaving: bool
+    """It is being deleted."""
+    is_over: bool
+    """Phase Failed or Succeeded: nothing runs in it any more, and its ReplicaSet creates another pod."""
+    has_started: bool
+    """One of its containers has been started."""
+    stage: Stage
+    failure: Failure | None
+    ailment: Failure | None
+    """What is wrong with it although it serves. The server may not have noticed yet."""
+    past: Failure | None
+    """The last end of a container, if the pod has recovered from it."""
+    waits_for: str
+    """What the pod waits for, while nothing has failed. A text for people."""
+    is_fetching: bool
+    """The fetch container runs. It ends by itself if the store does not answer."""
+    fetch_ended: str
+    """When the model's files were complete, as the cluster reports it; "" before that."""
+    fetched: tuple[FetchedModel, ...]
+    index: PodIndex | None
+    """None: the pod was not asked yet."""
+
+    @property
+    def is_live(self) -> bool:
+        return not self.is_leaving and not self.is_over
+
+    @property
+    def is_unknown(self) -> bool:
+        """Its index could not be read, so what it serves is not known."""
+        return self.index is None or self.index.error is not None
+
+    @property
+    def age(self) -> tuple[str, str]:
+        """Sorts the oldest first."""
+        return self.created, self.name
+
+    def versions(self, model: str) -> frozenset[int]:
+        """The versions of the model that are READY in this pod."""
+        return frozenset(ready_versions(self.index.versions if self.index else (), model))
+
+
+def ready_versions(index: Sequence[ServedVersion], model: str) -> Iterator[int]:
+    """The versions of a model that are READY in an index."""
+    for entry in index:
+        if entry.model == model and entry.state == "READY" and (number := decimal(entry.version)) is not None:
+            yield number

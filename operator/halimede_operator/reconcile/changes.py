@@ -1,0 +1,146 @@
+"""Makes the planned changes of an object's children."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TypeGuard
+
+from halimede_operator.cluster.cache import Cache
+from halimede_operator.cluster.client import ApiError, KubeApi
+from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS
+from halimede_operator.core.api.spec import Key
+from halimede_operator.core.api_errors import Meaning, told
+from halimede_operator.core.diff import Apply, Conflict, Delete, may_be_applied
+from halimede_operator.core.labels import TEMPLATE_HASH
+from halimede_operator.core.ownership import taken_over
+from halimede_operator.core.plan import Plan
+from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.status import ApplyFailure
+from halimede_operator.reconcile.interruptions import NameTaken, Vanished
+
+ROLLOUT_SPACING_S = 3.0
+"""Shortest time between two changes of a Deployment's template, so that a hundred edits make a few rollouts."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Performed:
+    """How many of the planned changes were made, and why not all."""
+
+    is_postponed: bool = False
+    """The Deployment's template changed too recently. This change and those planned after it are made later."""
+    failure: ApplyFailure | None = None
+    retry_after_s: float | None = None
+
+
+class ChildWriter:
+    """Creates, changes and deletes children."""
+
+    def __init__(self, api: KubeApi, cache: Cache, clock: Callable[[], float]) -> None:
+        """clock: monotonic seconds."""
+        self._api = api
+        self._cache = cache
+        self._clock = clock
+        self._rolled_out_at: dict[Key, float] = {}
+        """When a Deployment's template was last changed."""
+
+    def forget(self, key: Key) -> None:
+        """The object does not exist any more."""
+        self._rolled_out_at.pop(key, None)
+
+    async def perform_all(self, snapshot: Snapshot, planned: Plan) -> Performed:
+        """Make the planned changes in order, up to the first one that fails."""
+        key = snapshot.key
+        change: Apply | Delete | Conflict
+        try:
+            for change in planned.changes:
+                if planned.has_unchecked_parts and self._changes_template(change):
+                    # A dry run before any write, so that a mistake in the template leaves all children as they are.
+                    await self._dry_run(change.object, is_new=change.is_new)
+            for change in planned.changes:
+                is_rollout = self._changes_template(change) and not change.is_new
+                if is_rollout and self._clock() < self._rolled_out_at.get(key, float("-inf")) + ROLLOUT_SPACING_S:
+                    return Performed(is_postponed=True)
+                await self._perform(change)
+                if is_rollout:
+                    self._rolled_out_at[key] = self._clock()
+        except ApiError as error:
+            return _report_failure(change, error, snapshot)
+        return Performed()
+
+    def _changes_template(self, change: Apply | Delete | Conflict) -> TypeGuard[Apply]:
+        """Whether it creates a Deployment or changes its pod template."""
+        if not isinstance(change, Apply) or change.object["kind"] != DEPLOYMENTS.kind:
+            return False
+        metadata = change.object["metadata"]
+        entry = self._cache.find(DEPLOYMENTS.kind, metadata["namespace"], metadata["name"])
+        return entry is None or _annotation(entry.object, TEMPLATE_HASH) != _annotation(change.object, TEMPLATE_HASH)
+
+    async def _dry_run(self, value: Object, *, is_new: bool) -> None:
+        """Dry run of an apply: raises what the apply would raise, and writes nothing."""
+        try:
+            await self._api.try_apply(value, is_new=is_new)
+        except ApiError as error:
+            if await self._conflicting_edits(value, error) is None:
+                raise
+
+    async def _perform(self, change: Apply | Delete | Conflict) -> None:
+        match change:
+            case Apply(value, is_new):
+                answer = await (self._api.apply(value, is_new=True) if is_new else self._apply(value))
+                self._cache.put(BY_KIND[value["kind"]], answer)
+            case Delete(_, kind, namespace, name, uid, version):
+                await self._api.delete(BY_KIND[kind], namespace, name, uid, version)
+            case Conflict():
+                pass
+
+    async def _apply(self, value: Object) -> Object:
+        try:
+            return await self._api.apply(value)
+        except ApiError as error:
+            if (edits := await self._conflicting_edits(value, error)) is None:
+                raise
+        # Once is enough: if the apply is refused again, fields of others are not the cause.
+        await self._api.set_owners(*edits)
+        return await self._api.apply(value)
+
+    async def _conflicting_edits(self, value: Object, error: ApiError) -> tuple[Object, list[Object]] | None:
+        """The existing object, and its managedFields after the take-over of the fields that the apply was refused for.
+
+        None if the error is not caused by fields of others.
+        """
+        if error.status != 422:
+            return None
+        metadata = value["metadata"]
+        found = await self._api.get(BY_KIND[value["kind"]], metadata["namespace"], metadata["name"])
+        if found is None or not may_be_applied(value, found):
+            return None
+        owners = taken_over(value, found, error.causes)
+        return None if owners is None else (found, owners)
+
+
+def _report_failure(change: Apply | Delete | Conflict, error: ApiError, snapshot: Snapshot) -> Performed:
+    """How to report that the API server refused a change. Raises if the error is no failure of the change itself."""
+    match error.meaning:
+        case Meaning.NAMESPACE_GOES:
+            raise Vanished from error
+        case Meaning.CONFLICT if isinstance(change, Apply) and change.is_new:
+            raise NameTaken(str(error)) from error
+        case Meaning.CONFLICT:
+            raise error
+    wanted = change.object if isinstance(change, Apply) else {}
+    message = told(error.status, error.message, wanted, snapshot.object.get("spec"))
+    return Performed(
+        failure=ApplyFailure(_reference(change), error.meaning, message), retry_after_s=error.retry_after_s
+    )
+
+
+def _annotation(value: Object, name: str) -> str | None:
+    text: str | None = (value["metadata"].get("annotations") or {}).get(name)
+    return text
+
+
+def _reference(change: Apply | Delete | Conflict) -> str:
+    match change:
+        case Delete(_, kind, namespace, name):
+            return f"{kind} {namespace}/{name}"
+        case Apply(value) | Conflict(value):
+            return f"{value['kind']} {value['metadata']['namespace']}/{value['metadata']['name']}"

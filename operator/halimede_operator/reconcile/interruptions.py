@@ -1,0 +1,13 @@
+"""Why a reconcile ends before its last step, other than by an error of the API server."""
+
+
+class Stale(Exception):
+    """The plan was made from a state that has changed since."""
+
+
+class NameTaken(Stale):
+    """Another object has the name of a child that was to be created."""
+
+
+class Vanished(Exception):
+    """The object or its namespace is deleted or being deleted; its children are deleted with it."""

@@ -1,0 +1,176 @@
+"""Takes snapshots from the cache, and reads from the API server itself where the cache may be old."""
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+
+from halimede_operator.cluster.cache import Cache
+from halimede_operator.cluster.client import ApiError, KubeApi
+from halimede_operator.cluster.indexes import Indexes
+from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS, MODELS, PODS, REPLICA_SETS, Resource
+from halimede_operator.cluster.nodes import Nodes
+from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.core.labels import selector_of
+from halimede_operator.core.name_collisions import contending_keys
+from halimede_operator.core.operator_mark import other_operator
+from halimede_operator.core.plan import member_names
+from halimede_operator.core.snapshot import Contender, Object, Snapshot
+from halimede_operator.reconcile.interruptions import Stale, Vanished
+
+MOST_PODS_ASKED = 4
+"""Of one object, when asking for events: all its pods have the same volumes."""
+
+
+class Observer:
+    """What the reconciler knows of the API server's objects and of pods."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        cache: Cache,
+        indexes: Indexes,
+        nodes: Nodes,
+        own_lease: str,
+        wake: Callable[[Key], None],
+    ) -> None:
+        """own_lease: our own Lease, as `namespace/name`. wake: enqueue a key."""
+        self._api = api
+        self._cache = cache
+        self._indexes = indexes
+        self._nodes = nodes
+        self._own_lease = own_lease
+        self._wake = wake
+
+    def observe(self, key: Key) -> Snapshot | None:
+        """Take a snapshot from the cache, without a request; None if the object does not exist."""
+        cache = self._cache
+        entry = cache.find(key.kind, key.namespace, key.name)
+        if entry is None:
+            self._indexes.of(key, ())
+            self._nodes.short_of(key, ())
+            return None
+        value = entry.object
+        names = member_names(value) if key.kind is Kind.MODEL_ENSEMBLE else frozenset()
+        members = {name: cache.get(Key(Kind.INFERENCE_MODEL, key.namespace, name)) for name in sorted(names)}
+        others = (cache.find(other.kind, other.namespace, other.name) for other in contending_keys(key))
+        contenders = tuple(
+            Contender(other.object, any(child.kind == DEPLOYMENTS.kind for child in cache.owned_by(other.uid)))
+            for other in others
+            if other is not None
+        )
+        children = sorted(cache.owned_by(entry.uid), key=lambda child: (child.kind, child.name))
+        replica_sets = [
+            replica_set
+            for child in children
+            if child.kind == DEPLOYMENTS.kind
+            for replica_set in cache.owned_by(child.uid)
+            if replica_set.kind == REPLICA_SETS.kind
+        ]
+        pods = [pod for owner in replica_sets for pod in cache.owned_by(owner.uid) if pod.kind == PODS.kind]
+        pod_objects = tuple(pod.object for pod in sorted(pods, key=lambda pod: pod.name))
+        replica_set_objects = tuple(owner.object for owner in sorted(replica_sets, key=lambda owner: owner.name))
+        return Snapshot(
+            key=key,
+            object=value,
+            members={name: member for name, member in members.items() if member is not None},
+            children=tuple(child.object for child in children),
+            replica_sets=replica_set_objects,
+            pods=pod_objects,
+            indexes=self._indexes.of(key, pod_objects),
+            shortages=self._nodes.short_of(key, pod_objects),
+            contenders=contenders,
+            quota_messages=tuple(message for owner in replica_set_objects for message in _replica_failures(owner)),
+        )
+
+    def keep(self, resource: Resource, value: Object, *, reconciled: Key) -> None:
+        """Store an answer of the API server, and wake the keys that it concerns, except the one being reconciled."""
+        self._wake_all(self._cache.put(resource, value), but=reconciled)
+
+    async def check_is_current(self, snapshot: Snapshot) -> None:
+        """Read the object and an ensemble's members from the API server itself, because the cache may be old.
+
+        Called before any write. Raises Stale if something changed, and Vanished if the object is deleted or is being
+        deleted.
+        """
+        key, known = snapshot.key, snapshot.object["metadata"]
+        resource = BY_KIND[key.kind]
+        value = await self._api.get(resource, key.namespace, key.name)
+        if value is None:
+            self._wake_all(self._cache.delete(known["uid"], int(known["resourceVersion"])))
+            raise Vanished
+        self.keep(resource, value, reconciled=key)
+        metadata = value["metadata"]
+        if "deletionTimestamp" in metadata:
+            raise Vanished
+        if (metadata["uid"], metadata["generation"]) != (known["uid"], known["generation"]):
+            raise Stale("it was changed since it was observed")
+        if other_operator(value, self._own_lease) != other_operator(snapshot.object, self._own_lease):
+            raise Stale("another operator took it since it was observed")
+        members = await asyncio.gather(*[self._api.get(MODELS, key.namespace, name) for name in snapshot.members])
+        for known_member, member in zip(snapshot.members.values(), members, strict=True):
+            known = known_member["metadata"]
+            if member is None:
+                self._wake_all(self._cache.delete(known["uid"], int(known["resourceVersion"])), but=key)
+                raise Stale("a member is deleted since it was observed")
+            self.keep(MODELS, member, reconciled=key)
+            if (member["metadata"]["uid"], member["metadata"]["generation"]) != (known["uid"], known["generation"]):
+                raise Stale("a member was changed since it was observed")
+
+    async def read_replica_sets(self, key: Key) -> None:
+        """Read the ReplicaSets from the API server into the cache, which may lack some."""
+        for value in await self._api.list_labelled(REPLICA_SETS, key.namespace, selector_of(key)):
+            self.keep(REPLICA_SETS, value, reconciled=key)
+
+    async def name_holders(self, key: Key, wanted: Sequence[Object]) -> list[Object]:
+        """The objects that have the names of wanted children.
+
+        They are read from the API server if the cache lacks them: only objects with our label are watched.
+        """
+        owner = self._cache.find(key.kind, key.namespace, key.name)
+        if owner is None or not wanted:
+            return []
+        found = await asyncio.gather(*[self._find(value) for value in wanted])
+        existing = [value for value in found if value is not None]
+        for value in existing:
+            if any(reference["uid"] == owner.uid for reference in value["metadata"].get("ownerReferences") or ()):
+                # It is ours; its watch event has not arrived yet.
+                self.keep(BY_KIND[value["kind"]], value, reconciled=key)
+        return existing
+
+    async def _find(self, value: Object) -> Object | None:
+        """The existing object of this kind and name, from the cache or else from the API server."""
+        kind, metadata = value["kind"], value["metadata"]
+        known = self._cache.find(kind, metadata["namespace"], metadata["name"])
+        if known is not None:
+            return known.object
+        return await self._api.get(BY_KIND[kind], metadata["namespace"], metadata["name"])
+
+    async def with_kubelet_events(
+        self, snapshot: Snapshot, pods: Sequence[Object], ask: Callable[[str, str], Awaitable[tuple[Object, ...]]]
+    ) -> Snapshot:
+        """The snapshot with the kubelets' events about the newest of these pods."""
+        newest = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", reverse=True)
+        uids = [pod["metadata"]["uid"] for pod in newest[:MOST_PODS_ASKED]]
+        try:
+            found = await asyncio.gather(*[ask(snapshot.key.namespace, uid) for uid in uids])
+        except ApiError as error:
+            if not error.is_refusal:
+                raise
+            # Without the right to read events the status can list the mounts, but not what is wrong with them.
+            return snapshot
+        events = {**snapshot.kubelet_events, **dict(zip(uids, found, strict=True))}
+        return dataclasses.replace(snapshot, kubelet_events=events)
+
+    def _wake_all(self, keys: frozenset[Key], but: Key | None = None) -> None:
+        for key in keys:
+            if key != but:
+                self._wake(key)
+
+
+def _replica_failures(replica_set: Object) -> list[str]:
+    conditions = (replica_set.get("status") or {}).get("conditions") or ()
+    return [
+        condition.get("message", "")
+        for condition in conditions
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True"
+    ]

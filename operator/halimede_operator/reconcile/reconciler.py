@@ -1,0 +1,280 @@
+"""One reconcile: observe, plan, apply, write the status, post events.
+
+It is the same for a new object, a changed object, a restart of the operator and a changed child.
+"""
+
+import dataclasses
+import datetime
+import logging
+from collections.abc import Callable, Sequence
+
+from halimede_operator.cluster.cache import Cache
+from halimede_operator.cluster.client import ApiError, KubeApi, NotLeaderError
+from halimede_operator.cluster.events import Events
+from halimede_operator.cluster.indexes import Indexes
+from halimede_operator.cluster.kinds import BY_KIND
+from halimede_operator.cluster.nodes import Nodes
+from halimede_operator.cluster.other_operators import OtherOperators
+from halimede_operator.core.api.spec import Key
+from halimede_operator.core.api_errors import Meaning
+from halimede_operator.core.diff import Apply, Conflict, Delete
+from halimede_operator.core.merge_patch import merge_patch
+from halimede_operator.core.operator_mark import other_operator
+from halimede_operator.core.plan import Plan, plan
+from halimede_operator.core.platform import Platform
+from halimede_operator.core.pods.kubelet_events import waits_for_pull_secrets, waits_for_volumes
+from halimede_operator.core.pods.placement import SCHEDULER_PATIENCE_S, waits_for_scheduler
+from halimede_operator.core.reading import condition, moment_at
+from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
+from halimede_operator.core.workqueue import Failure
+from halimede_operator.queue import Done, Failed, Gone, Outcome
+from halimede_operator.reconcile.changes import ROLLOUT_SPACING_S, ChildWriter, Performed
+from halimede_operator.reconcile.interruptions import NameTaken, Stale, Vanished
+from halimede_operator.reconcile.observer import Observer
+
+CONFLICT_AGAIN_S = 8.0
+"""The object that has a child's name is not watched, so check again whether it is gone. Costs one GET per name."""
+UNSCHEDULED_AGAIN_S = 30.0
+"""Nodes are not watched, so check again whether they offer more."""
+DEADLINE_AGAIN_S = 60.0
+"""Once a Deployment reports ProgressDeadlineExceeded, a pod with a long fetch has a later deadline of its own. No event
+comes when that one passes."""
+EVENTS_AFTER_S = 3.0
+"""A pod that waits longer for its volumes has its events read. Most pods have their volumes by then, and to find the
+events of one pod the API server reads all events of the namespace."""
+REPORT_AFTER_S = 5.0
+"""A transient failure is reported in the status only after it has lasted this long."""
+OTHER_OPERATOR_AGAIN_S = 15.0
+"""How often to check whether the operator that an object belongs to still runs."""
+UNCLAIMED_S = 3.0
+"""How long a new object is left to other operators, if any are known to run."""
+
+log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    def __init__(
+        self,
+        api: KubeApi,
+        cache: Cache,
+        indexes: Indexes,
+        nodes: Nodes,
+        events: Events,
+        other_operators: OtherOperators,
+        platform: Platform,
+        wake: Callable[[Key], None],
+        clock: Callable[[], float],
+        today: Callable[[], datetime.datetime],
+    ) -> None:
+        """wake: enqueue a key. clock: monotonic seconds. today: the UTC time for statuses and events."""
+        self._api = api
+        self._observer = Observer(api, cache, indexes, nodes, other_operators.ours, wake)
+        self._children = ChildWriter(api, cache, clock)
+        self._nodes = nodes
+        self._events = events
+        self._other_operators = other_operators
+        self._platform = platform
+        self._clock = clock
+        self._today = today
+        self._failing_since: dict[Key, float] = {}
+        """Since when changes of a key fail transiently."""
+        self._children_with_taken_names: dict[Key, tuple[Object, ...]] = {}
+        """Wanted children whose names other objects had."""
+        self._unclaimed_since: dict[Key, float] = {}
+        """Since when we know an object that no operator has written to yet; kept only while other operators run."""
+
+    async def __call__(self, key: Key) -> Outcome:
+        """Reconcile one object. Errors of the API server become a `Failed`."""
+        try:
+            try:
+                return await self._reconcile(
+                    key, await self._observer.name_holders(key, self._children_with_taken_names.get(key, ()))
+                )
+            except NameTaken:
+                return await self._reconcile(key, await self._observer.name_holders(key, self._new_children(key)))
+        except Vanished:
+            return Done()
+        except Stale as stale:
+            return Failed(Failure.CONFLICT, str(stale))
+        except NotLeaderError:
+            return Failed(Failure.TRANSIENT, "another operator may hold the lease")
+        except ApiError as error:
+            return Failed(_failure_of(error.meaning), str(error), error.retry_after_s)
+
+    async def _reconcile(self, key: Key, name_holders: Sequence[Object]) -> Outcome:
+        begun = self._clock()
+        snapshot = self._observer.observe(key)
+        if snapshot is None:
+            self._children.forget(key)
+            self._failing_since.pop(key, None)
+            self._children_with_taken_names.pop(key, None)
+            self._unclaimed_since.pop(key, None)
+            self._other_operators.left.pop(key, None)
+            return Gone()
+        if "deletionTimestamp" in snapshot.object["metadata"]:
+            return Done()
+        if (wait_s := await self._leave_to_others(snapshot)) is not None:
+            return Done(wait_s)
+        planned = plan(snapshot, self._platform, name_holders)
+        performed = Performed()
+        again_in: list[float] = []
+        if any(not isinstance(change, Conflict) for change in planned.changes):
+            await self._observer.check_is_current(snapshot)
+            if any(isinstance(change, Delete) for change in planned.changes):
+                # The cache may lack a ReplicaSet, and its pods need the ConfigMap and ServiceAccount that it names.
+                await self._observer.read_replica_sets(key)
+                if (after := self._observer.observe(key)) is not None:
+                    planned = plan(after, self._platform, name_holders)
+            performed = await self._children.perform_all(snapshot, planned)
+            if performed.is_postponed:
+                again_in.append(ROLLOUT_SPACING_S)
+            if (after := self._observer.observe(key)) is None:
+                return Gone()
+            if after.object["metadata"]["generation"] != snapshot.object["metadata"]["generation"]:
+                # The status would report the old spec's children as those of the new spec.
+                raise Stale("it was changed while its children were made")
+            snapshot = after
+        if performed.failure is not None and performed.failure.meaning is Meaning.TRANSIENT:
+            if self._clock() - self._failing_since.setdefault(key, begun) < REPORT_AFTER_S:
+                return _failed(performed.failure, performed.retry_after_s)
+        else:
+            self._failing_since.pop(key, None)
+        snapshot, checks_in = await self._with_causes(snapshot)
+        again_in += checks_in
+        conflicts = [change for change in planned.changes if isinstance(change, Conflict)]
+        self._children_with_taken_names.pop(key, None)
+        if conflicts:
+            self._children_with_taken_names[key] = tuple(conflict.object for conflict in conflicts)
+            again_in.append(CONFLICT_AGAIN_S)
+        try:
+            await self._write_status(snapshot, planned, performed, conflicts)
+        except ApiError:
+            if performed.failure is None:
+                raise
+        if performed.failure is not None:
+            return _failed(performed.failure, performed.retry_after_s)
+        return Done(min(again_in, default=None))
+
+    async def _with_causes(self, snapshot: Snapshot) -> tuple[Snapshot, list[float]]:
+        """Add what the status needs about pods that do not start: nodes and kubelets' events.
+
+        Also return the seconds after which to check again for what no watch reports.
+        """
+        again_in: list[float] = []
+        if any(_is_unscheduled(pod) for pod in snapshot.pods):
+            snapshot = dataclasses.replace(snapshot, nodes=await self._nodes.read())
+            again_in.append(UNSCHEDULED_AGAIN_S)
+        if waiting := [pod for pod in snapshot.pods if waits_for_volumes(pod)]:
+            age_s = max(self._waited_s(pod) for pod in waiting)
+            if age_s >= EVENTS_AFTER_S:
+                snapshot = await self._observer.with_kubelet_events(snapshot, waiting, self._api.failed_mounts)
+            # Often at first, and less often the longer nothing changes.
+            again_in.append(min(60.0, max(EVENTS_AFTER_S, age_s / 4)))
+        if pulling := [pod for pod in snapshot.pods if waits_for_pull_secrets(pod)]:
+            snapshot = await self._observer.with_kubelet_events(snapshot, pulling, self._api.failed_pull_secrets)
+        if any(waits_for_scheduler(pod) for pod in snapshot.pods):
+            again_in.append(SCHEDULER_PATIENCE_S)
+        if any(_is_past_deadline(child) for child in snapshot.children):
+            again_in.append(DEADLINE_AGAIN_S)
+        return snapshot, again_in
+
+    def _waited_s(self, pod: Object) -> float:
+        """Seconds that the pod has waited for its volumes: from its node's clock to ours."""
+        since = moment_at(condition(pod, "PodReadyToStartContainers"), "lastTransitionTime")
+        if since is None:
+            return EVENTS_AFTER_S
+        return (self._today() - datetime.datetime.fromisoformat(since)).total_seconds()
+
+    async def _leave_to_others(self, snapshot: Snapshot) -> float | None:
+        """How many seconds to leave the object to another operator; None if it is ours."""
+        key, other_operators = snapshot.key, self._other_operators
+        lease = other_operator(snapshot.object, other_operators.ours)
+        if "status" in snapshot.object:
+            self._unclaimed_since.pop(key, None)
+        elif (
+            other_operators.left and self._clock() < self._unclaimed_since.setdefault(key, self._clock()) + UNCLAIMED_S
+        ):
+            # An operator that knows of no other one takes new objects at once.
+            return UNCLAIMED_S
+        if lease is None or not await other_operators.runs(lease):
+            other_operators.left.pop(key, None)
+            return None
+        if other_operators.left.get(key) != lease:
+            other_operators.left[key] = lease
+            message = (
+                f"the operator with the Lease {lease} has this object, and the one with the Lease "
+                f"{other_operators.ours} leaves it alone: let only one of them watch this namespace, or delete the "
+                "Lease of one that is gone"
+            )
+            log.warning("%s: %s", key, message)
+            today = self._today().strftime("%Y-%m-%dT%H:%M:%SZ")
+            await self._events.post(key, snapshot.object, [EventDraft("Warning", "OtherOperator", message)], today)
+        return OTHER_OPERATOR_AGAIN_S
+
+    def _new_children(self, key: Key) -> list[Object]:
+        snapshot = self._observer.observe(key)
+        changes = plan(snapshot, self._platform).changes if snapshot is not None else ()
+        return [change.object for change in changes if isinstance(change, Apply) and change.is_new]
+
+    async def _write_status(
+        self,
+        snapshot: Snapshot,
+        planned: Plan,
+        performed: Performed,
+        conflicts: list[Conflict],
+    ) -> None:
+        today = self._today().strftime("%Y-%m-%dT%H:%M:%SZ")
+        key, old = snapshot.key, snapshot.object.get("status") or {}
+        new = status_of(
+            snapshot,
+            planned.spec,
+            planned.problems,
+            [performed.failure] if performed.failure is not None else [],
+            conflicts,
+            today,
+            is_postponed=performed.is_postponed,
+            waiting_settings=planned.waiting_settings,
+        )
+        new["operator"] = self._other_operators.ours
+        patch = merge_patch(old, new)
+        if not patch:
+            return
+        resource = BY_KIND[key.kind]
+        version = snapshot.object["metadata"]["resourceVersion"]
+        try:
+            # The version makes sure that we overwrite neither another object of this name nor a status that we have not
+            # seen.
+            answer = await self._api.patch_status(
+                resource, key.namespace, key.name, {"metadata": {"resourceVersion": version}, "status": patch}
+            )
+        except ApiError as error:
+            if error.status == 404 or error.meaning is Meaning.NAMESPACE_GOES:
+                raise Vanished from error
+            if error.is_conflict:
+                await self._observer.check_is_current(snapshot)
+                raise Stale("its status was written since it was observed") from error
+            raise
+        self._observer.keep(resource, answer, reconciled=key)
+        await self._events.post(key, answer, events_of(old, new), today)
+
+
+def _failed(failure: ApplyFailure, retry_after_s: float | None) -> Failed:
+    return Failed(_failure_of(failure.meaning), f"{failure.object_ref}: {failure.message}", retry_after_s)
+
+
+def _failure_of(meaning: Meaning) -> Failure:
+    if meaning.is_refusal:
+        return Failure.PERMANENT
+    return Failure.CONFLICT if meaning is Meaning.CONFLICT else Failure.TRANSIENT
+
+
+def _is_unscheduled(pod: Object) -> bool:
+    return any(
+        condition["type"] == "PodScheduled" and condition["status"] == "False"
+        for condition in (pod.get("status") or {}).get("conditions") or ()
+    )
+
+
+def _is_past_deadline(child: Object) -> bool:
+    return condition(child, "Progressing").get("reason") == "ProgressDeadlineExceeded"

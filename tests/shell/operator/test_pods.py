@@ -1,0 +1,157 @@
+"""What a reconcile reads about pods that do not start: nodes, devices and events."""
+
+import asyncio
+import datetime
+from pathlib import Path
+
+import pytest
+
+from halimede_operator.core.workqueue import Failure
+from halimede_operator.queue import Done, Failed
+from halimede_operator.reconcile.observer import MOST_PODS_ASKED
+from halimede_operator.reconcile.reconciler import (
+    DEADLINE_AGAIN_S,
+    EVENTS_AFTER_S,
+    UNSCHEDULED_AGAIN_S,
+)
+from support.kube_api import Fault
+from support.operator_harness import DIGITS, SPEC, Harness, create_pod, create_unscheduled_pod, run
+
+
+def test_a_deployment_past_its_deadline_is_reconciled_again(tmp_path: Path):
+    async def story(harness: Harness) -> None:
+        await harness.again()
+        late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+        harness.api.put("deployments", "prod", "digits", status={"conditions": [late]})
+        assert await harness.again() == Done(again_in=DEADLINE_AGAIN_S)
+
+    run(story, tmp_path)
+
+
+def test_nodes_are_read_for_unscheduled_pods_and_not_too_often(tmp_path: Path):
+    async def story(harness: Harness) -> None:
+        await harness.again()
+        assert harness.api.counted("GET /api/v1/nodes") == 0
+        create_unscheduled_pod(harness)
+        for _ in range(3):
+            assert await harness.again() == Done(again_in=UNSCHEDULED_AGAIN_S)
+        assert harness.api.counted("GET /api/v1/nodes") == 1
+        harness.now += 10
+        await harness.again()
+        assert harness.api.counted("GET /api/v1/nodes") == 2
+
+    run(story, tmp_path)
+
+
+def test_a_reconcile_works_without_the_right_to_read_nodes(tmp_path: Path):
+    async def story(harness: Harness) -> None:
+        harness.api.faults.append(Fault("GET /api/v1/nodes", status=403, reason="Forbidden"))
+        await harness.again()
+        create_unscheduled_pod(harness)
+        for _ in range(3):
+            assert await harness.again() == Done(again_in=UNSCHEDULED_AGAIN_S)
+            harness.now += 60
+        assert harness.api.counted("GET /api/v1/nodes") == 1
+
+    run(story, tmp_path)
+
+
+def test_lost_devices_are_reported(tmp_path: Path):
+    """O-63."""
+    resource = "nvidia.com/mig-1g.10gb"
+
+    async def story(harness: Harness) -> None:
+        accelerator = {"type": "MIG", "mig": {"profile": "1g.10gb"}}
+        harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "accelerator": accelerator})
+        await harness.again()
+        # Nodes have no namespace.
+        harness.api.put("nodes", None, "node-1", status={"capacity": {resource: "0"}})  # type: ignore[arg-type]
+        create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "True"}, node="node-1")
+        await harness.again()
+        harness.woken.clear()
+        looking = asyncio.create_task(harness.nodes.run())
+        await harness.api.until(lambda: harness.woken == [DIGITS])
+        await harness.again()
+        assert harness.digits()["status"]["lastFailure"]["reason"] == "DeviceLost"
+
+        harness.api.remove("inferencemodels", "prod", "digits")
+        await harness.again()
+        await harness.api.until(lambda: harness.api.counted("GET /api/v1/nodes/") > 0)
+        before = harness.api.counted("GET /api/v1/nodes/")
+        await asyncio.sleep(0.2)  # twenty times its period
+        assert harness.api.counted("GET /api/v1/nodes/") <= before + 1
+        looking.cancel()
+        await asyncio.wait({looking})
+
+    run(story, tmp_path)
+
+
+def test_events_of_a_pod_without_volumes_are_read_ever_more_rarely(tmp_path: Path):
+    async def story(harness: Harness) -> None:
+        await harness.again()
+        begun = harness.today
+        uid = _waiting_pod(harness, begun)
+        _failed_mount(harness, "it", uid, 'configmap "corp-ca" not found')
+        _failed_mount(harness, "another", "uid-of-another", 'secret "other" not found')
+        asked = "GET /api/v1/namespaces/prod/events"
+        assert (await harness.again(), harness.api.counted(asked)) == (Done(again_in=EVENTS_AFTER_S), 0)
+        assert harness.condition("ModelFetched")["reason"] == "Fetching"
+        waits = {}
+        for age_s in (3, 60, 3600):
+            harness.today = begun + datetime.timedelta(seconds=age_s)
+            outcome = await harness.again()
+            assert isinstance(outcome, Done)
+            waits[age_s] = outcome.again_in
+            assert harness.condition("ModelFetched")["reason"] == "ConfigMapMissing"
+        assert waits == {3: EVENTS_AFTER_S, 60: 15, 3600: 60}
+        assert harness.api.counted(asked) == 3
+
+        _waiting_pod(harness, begun, does=False)
+        assert (await harness.again(), harness.api.counted(asked)) == (Done(), 3)
+        assert harness.condition("ModelFetched")["reason"] == "Fetching"
+
+    run(story, tmp_path)
+
+
+@pytest.mark.parametrize(("status", "told"), [(403, "Fetching"), (503, None)])
+def test_a_reconcile_works_without_the_right_to_read_events(tmp_path: Path, status: int, told: str | None):
+    """Without the right, the status lacks this part; while there is no answer, the status stays as it is."""
+
+    async def story(harness: Harness) -> None:
+        await harness.again()
+        _waiting_pod(harness, harness.today - datetime.timedelta(seconds=10))
+        harness.api.faults.append(Fault("GET .*/events", status=status))
+        before = harness.digits()["status"]
+        outcome = await harness.again()
+        if told is None:
+            assert isinstance(outcome, Failed)
+            assert (outcome.failure, harness.digits()["status"]) == (Failure.TRANSIENT, before)
+        else:
+            assert harness.condition("ModelFetched")["reason"] == told
+
+    run(story, tmp_path)
+
+
+def test_events_are_read_for_a_few_of_many_waiting_pods(tmp_path: Path):
+    async def story(harness: Harness) -> None:
+        await harness.again()
+        for number in range(20):
+            _waiting_pod(harness, harness.today - datetime.timedelta(seconds=10), f"digits-1-{number:02}")
+        await harness.again()
+        assert harness.api.counted("GET .*/events") == MOST_PODS_ASKED
+
+    run(story, tmp_path)
+
+
+def _failed_mount(harness: Harness, name: str, uid: str, message: str) -> None:
+    harness.api.put(
+        "events", "prod", name, involvedObject={"uid": uid}, reason="FailedMount", message=message,
+        lastTimestamp="2030-01-01T00:00:01Z",
+    )  # fmt: skip
+
+
+def _waiting_pod(harness: Harness, since: datetime.datetime, name: str = "digits-1-x", does: bool = True) -> str:
+    """Create a pod that waits for its volumes; return its uid."""
+    at = since.strftime("%Y-%m-%dT%H:%M:%SZ")
+    has_sandbox = {"type": "PodReadyToStartContainers", "status": str(not does), "lastTransitionTime": at}
+    return create_pod(harness, name, {"type": "PodScheduled", "status": "True"}, has_sandbox)

@@ -1,0 +1,198 @@
+"""Reconciles whose requests the API server refuses or does not answer."""
+
+import email.utils
+from pathlib import Path
+
+import pytest
+
+from halimede_operator.core.workqueue import Failure
+from halimede_operator.queue import Done, Failed
+from halimede_operator.reconcile.reconciler import (
+    REPORT_AFTER_S,
+)
+from support.kube_api import Fault
+from support.operator_harness import CHILDREN, SPEC, Harness, run
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("7", 7.0),
+        ("2.5", 2.5),
+        (email.utils.formatdate(4_102_444_800, usegmt=True), 600.0),
+        (email.utils.formatdate(0, usegmt=True), 0.0),
+        ("in a while", None),
+        ("nan", None),
+    ],
+)
+def test_retry_after_is_passed_to_the_queue(tmp_path: Path, header: str, seconds: float | None):
+    """O-09."""
+
+    async def story(harness: Harness) -> None:
+        harness.api.faults.append(Fault("PATCH .*/deployments/", status=429, headers={"Retry-After": header}, times=1))
+        outcome = await harness.again()
+        assert isinstance(outcome, Failed)
+        assert (outcome.failure, outcome.retry_after_s) == (Failure.TRANSIENT, seconds)
+        assert await harness.again() == Done()
+
+    run(story, tmp_path)
+
+
+def test_a_renewed_token_is_used_at_once(tmp_path: Path):
+    """O-10."""
+
+    async def story(harness: Harness) -> None:
+        harness.api.tokens = {"better"}
+        outcome = await harness.again()
+        assert isinstance(outcome, Failed)
+        assert outcome.failure is Failure.TRANSIENT
+        (harness.folder / "token").write_text("better")
+        assert await harness.again() == Done()
+
+    run(story, tmp_path)
+
+
+def test_proxies_and_passwords_of_the_environment_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login somebody password else\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+
+    async def story(harness: Harness) -> None:
+        assert await harness.again() == Done()
+
+    run(story, tmp_path)
+
+
+@pytest.mark.parametrize("plural", sorted(CHILDREN))
+def test_a_forbidden_write_is_reported_and_retried_later(tmp_path: Path, plural: str):
+    """O-11."""
+
+    async def story(harness: Harness) -> None:
+        message = f"{plural} is forbidden: User operator cannot patch resource {plural}"
+        forbidden = Fault(f"PATCH .*/{plural}/", status=403, reason="Forbidden", message=message)
+        harness.api.faults.append(forbidden)
+        outcome = await harness.again()
+        assert isinstance(outcome, Failed)
+        assert outcome.failure is Failure.PERMANENT
+        degraded = harness.condition("Degraded")
+        assert (degraded["status"], degraded["reason"]) == ("True", "Forbidden")
+        assert "patch" in degraded["message"]
+        assert plural in degraded["message"]
+        harness.api.faults.remove(forbidden)
+        assert await harness.again() == Done()
+        assert harness.condition("Degraded")["status"] == "False"
+
+    run(story, tmp_path)
+
+
+@pytest.mark.parametrize("status", [500, 503, 504])
+def test_server_errors_are_retried(tmp_path: Path, status: int):
+    async def story(harness: Harness) -> None:
+        harness.api.faults.append(Fault("PATCH .*/services/", status=status, times=1))
+        outcome = await harness.again()
+        assert isinstance(outcome, Failed)
+        assert outcome.failure is Failure.TRANSIENT
+        assert await harness.again() == Done()
+
+    run(story, tmp_path)
+
+
+TYPED = (
+    "failed to create typed patch object (prod/digits; apps/v1, Kind=Deployment): "
+    '.spec.template.spec.containers[name="server"].imagePullPolice: field not declared in schema'
+)
+MISTAKE = {**SPEC, "podTemplate": {"spec": {"containers": [{"name": "server", "imagePullPolice": "Never"}]}}}
+STATUS_WRITES = "PATCH .*/status"
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_a_pod_template_mistake_is_reported_and_changes_no_child(tmp_path: Path, made_before: bool):
+    async def story(harness: Harness) -> None:
+        if made_before:
+            await harness.again()
+        whole = harness.children()
+        harness.api.put("inferencemodels", "prod", "digits", spec=MISTAKE)
+        harness.api.faults.append(Fault("PATCH .*/deployments/", status=500, message=TYPED))
+        for _ in range(3):
+            outcome = await harness.again()
+            assert isinstance(outcome, Failed)
+            assert outcome.failure is Failure.PERMANENT
+        assert harness.children() == whole
+        accepted = harness.condition("Accepted")
+        assert (accepted["status"], accepted["reason"]) == ("False", "ApplyRefused")
+        assert accepted["message"] == (
+            "Deployment prod/digits: spec.podTemplate.spec.containers[server].imagePullPolice: field not declared in schema"
+        )
+        assert harness.api.counted(STATUS_WRITES) == 1 + made_before
+
+    run(story, tmp_path)
+
+
+def test_a_valid_pod_template_needs_one_dry_run(tmp_path: Path):
+    async def story(harness: Harness) -> None:
+        harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "podTemplate": {"spec": {"hostname": "a"}}})
+        assert await harness.again() == Done()
+        assert await harness.again() == Done()
+        assert (harness.api.counted("dryRun=All"), len(harness.children())) == (1, 5)
+
+    run(story, tmp_path)
+
+
+def test_a_lasting_failure_is_reported_once_until_it_is_over(tmp_path: Path):
+    async def story(harness: Harness) -> None:
+        message = 'Internal error occurred: failed calling webhook "w": dial tcp 10.0.0.1:443: connect: refused'
+        webhook = Fault("PATCH .*/services/", status=500, reason="InternalError", message=message)
+        harness.api.faults.append(webhook)
+        for _ in range(5):
+            outcome = await harness.again()
+            assert isinstance(outcome, Failed)
+            assert (outcome.failure, "status" in harness.digits()) == (Failure.TRANSIENT, False)
+            harness.now += REPORT_AFTER_S / 5
+        for _ in range(5):
+            assert isinstance(await harness.again(), Failed)
+            harness.now += 60
+        ready = harness.condition("Ready")
+        assert (ready["status"], ready["reason"]) == ("False", "ApplyFailed")
+        assert ready["message"] == f"Service prod/digits-pods: {message}; it is tried again"
+        assert (harness.condition("Accepted")["status"], harness.api.counted(STATUS_WRITES)) == ("True", 1)
+
+        harness.api.faults.remove(webhook)
+        assert await harness.again() == Done()
+        assert harness.condition("Ready")["reason"] == "Pending"
+
+    run(story, tmp_path)
+
+
+def test_a_failed_rollout_is_retried_and_not_postponed(tmp_path: Path):
+    async def story(harness: Harness) -> None:
+        await harness.again()
+        harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "env": [{"name": "N", "value": "1"}]})
+        harness.api.faults.append(Fault("PATCH .*/deployments/", status=503, times=3))
+        outcomes = [await harness.again() for _ in range(3)]
+        assert [outcome.failure for outcome in outcomes if isinstance(outcome, Failed)] == [Failure.TRANSIENT] * 3
+        assert await harness.again() == Done()
+
+    run(story, tmp_path)
+
+
+TERMINATING = {
+    "by cause": Fault("PATCH", status=403, reason="Forbidden", message="no", causes=({"reason": "NamespaceTerminating"},)),
+    "by message": Fault(
+        "PATCH", status=403, reason="Forbidden", message="unable to create new content in namespace prod because it is being terminated"
+    ),
+    "gone": Fault("PATCH", status=404, reason="NotFound", message='namespaces "prod" not found'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", TERMINATING.values(), ids=TERMINATING.keys())
+def test_a_namespace_being_deleted_gets_one_write_attempt(tmp_path: Path, fault: Fault):
+    """O-42."""
+
+    async def story(harness: Harness) -> None:
+        harness.api.faults.append(fault)
+        assert await harness.again() == Done()
+        assert harness.api.writes().total() == 1
+
+    run(story, tmp_path)

@@ -1,0 +1,450 @@
+"""InferenceModels and ModelEnsembles that the schema and the operator refuse."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from support.custom_resources import ABSENT, Json, changed, ensemble, model
+
+
+@dataclass(frozen=True)
+class Bad:
+    """An object that the API server refuses, and the operator too; `message` is a part of what the API server says."""
+
+    name: str
+    object: Json
+    path: str
+    message: str
+
+
+_LONG = "x" * 2000
+_BAD_MODELS: dict[str, tuple[Mapping[str, Any], str, str]] = {
+    "name-digit": ({"metadata.name": "7b"}, "metadata.name", "start with a letter"),
+    "name-long": ({"metadata.name": "m" * 51}, "metadata.name", "at most 50 lower case letters"),
+    "no-model": ({"spec.model": ABSENT}, "spec.model", "Required value"),
+    "no-uri": ({"spec.model": {}}, "spec.model.uri", "Required value"),
+    "uri-number": ({"spec.model.uri": 7}, "spec.model.uri", "must be of type string"),
+    "uri-empty": ({"spec.model.uri": ""}, "spec.model.uri", "at least 1 chars long"),
+    "uri-long": ({"spec.model.uri": f"s3://{_LONG}"}, "spec.model.uri", "Too long"),
+    "uri-scheme": ({"spec.model.uri": "ftp://models/bert"}, "spec.model.uri", "must be a URI such as s3://models/bert"),
+    "uri-path": ({"spec.model.uri": "/models/bert"}, "spec.model.uri", "must be a URI such as s3://models/bert"),
+    "uri-space": (
+        {"spec.model.uri": "https://example.com/my bert"},
+        "spec.model.uri",
+        "must be a URI such as s3://models/bert",
+    ),
+    "uri-bucket": ({"spec.model.uri": "s3:///bert"}, "spec.model.uri", "must be a URI such as s3://models/bert"),
+    "uri-password": ({"spec.model.uri": "https://me:secret@example.com/m"}, "spec.model.uri", "must not carry a user"),
+    "uri-parent": ({"spec.model.uri": "pvc://models/../other"}, "spec.model.uri", "must have a path without '.', '..'"),
+    "uri-here": ({"spec.model.uri": "s3://models/./bert"}, "spec.model.uri", "must have a path without '.', '..'"),
+    "uri-nothing": ({"spec.model.uri": "file:///srv//models"}, "spec.model.uri", "must have a path without '.', '..'"),
+    "uri-backslash": ({"spec.model.uri": "gs://models/a\\b"}, "spec.model.uri", "must have a path without '.', '..'"),
+    "uri-container": ({"spec.model.uri": "azure://a?b/c"}, "spec.model.uri", "must be a URI such as s3://models/bert"),
+    "uri-host-file": (
+        {"spec.model.uri": "file://models/bert"},
+        "spec.model.uri",
+        "must be a URI such as s3://models/bert",
+    ),
+    "model-name": ({"spec.model.name": "a/b"}, "spec.model.name", "must be of letters, digits"),
+    "model-dots": ({"spec.model.name": "a..b"}, "spec.model.name", "not contain '..'"),
+    "digest": ({"spec.model.digest": "md5:00"}, "spec.model.digest", "must be sha256: and 64 digits"),
+    "format": ({"spec.model.format": "tensorrt"}, "spec.model.format", 'supported values: "onnx", "python"'),
+    "secret": (
+        {"spec.model.credentials": {"secretRef": {"name": "a_b"}}},
+        "spec.model.credentials.secretRef.name",
+        "must be a name of lower case letters",
+    ),
+    "secret-none": (
+        {"spec.model.credentials": {"secretRef": {}}},
+        "spec.model.credentials.secretRef.name",
+        "Required value",
+    ),
+    "ca-none": (
+        {"spec.model.credentials": {"caBundle": {"key": "x"}}},
+        "spec.model.credentials.caBundle.configMapName",
+        "Required value",
+    ),
+    "ca-key": (
+        {"spec.model.credentials": {"caBundle": {"configMapName": "ca", "key": "../x"}}},
+        "spec.model.credentials.caBundle.key",
+        "must be a key of a ConfigMap",
+    ),
+    "volume-credentials": (
+        {"spec.model": {"uri": "pvc://models/bert", "credentials": {"secretRef": {"name": "store"}}}},
+        "spec.model",
+        "takes no credentials",
+    ),
+    "policy-none": (
+        {"spec.model.versionPolicy": {}},
+        "spec.model.versionPolicy",
+        "must have exactly one of latest, all",
+    ),
+    "policy-two": (
+        {"spec.model.versionPolicy": {"latest": 1, "all": {}}},
+        "spec.model.versionPolicy",
+        "must have exactly one of latest, all",
+    ),
+    "policy-latest": (
+        {"spec.model.versionPolicy": {"latest": 0}},
+        "spec.model.versionPolicy.latest",
+        "greater than or equal to 1",
+    ),
+    "policy-empty": (
+        {"spec.model.versionPolicy": {"specific": []}},
+        "spec.model.versionPolicy.specific",
+        "at least 1 items",
+    ),
+    "policy-twice": (
+        {"spec.model.versionPolicy": {"specific": [1, 1]}},
+        "spec.model.versionPolicy.specific[1]",
+        "Duplicate value",
+    ),
+    "batch-negative": (
+        {"spec.model.config": {"maxBatchSize": -1}},
+        "spec.model.config.maxBatchSize",
+        "greater than or equal to 0",
+    ),
+    "batch-large": (
+        {"spec.model.config": {"maxBatchSize": 2**31}},
+        "spec.model.config.maxBatchSize",
+        "less than or equal to",
+    ),
+    "batch-preferred": (
+        {"spec.model.config": {"maxBatchSize": 8, "dynamicBatching": {"preferredBatchSizes": [4, 16]}}},
+        "spec.model.config",
+        "must not be above maxBatchSize",
+    ),
+    "delay-number": (
+        {"spec.model.config": {"dynamicBatching": {"maxQueueDelay": 5}}},
+        "spec.model.config.dynamicBatching.maxQueueDelay",
+        "must be of type string",
+    ),
+    "delay-bare": (
+        {"spec.model.config": {"dynamicBatching": {"maxQueueDelay": "500"}}},
+        "spec.model.config.dynamicBatching.maxQueueDelay",
+        "for instance 500us, 5ms or 2s",
+    ),
+    "delay-negative": (
+        {"spec.model.config": {"dynamicBatching": {"maxQueueDelay": "-5ms"}}},
+        "spec.model.config.dynamicBatching.maxQueueDelay",
+        "for instance 500us, 5ms or 2s",
+    ),
+    "queue-timeout": (
+        {"spec.model.config": {"dynamicBatching": {"queueTimeout": "25h"}}},
+        "spec.model.config.dynamicBatching.queueTimeout",
+        "of at most 24h",
+    ),
+    "queue-size": (
+        {"spec.model.config": {"dynamicBatching": {"maxQueueSize": -1}}},
+        "spec.model.config.dynamicBatching.maxQueueSize",
+        "greater than or equal to 0",
+    ),
+    "instance-kind": (
+        {"spec.model.config": {"instances": [{"kind": "TPU"}]}},
+        "spec.model.config.instances[0].kind",
+        'supported values: "CPU", "GPU", "Auto"',
+    ),
+    "instance-count": (
+        {"spec.model.config": {"instances": [{"count": 0}]}},
+        "spec.model.config.instances[0].count",
+        "greater than or equal to 1",
+    ),
+    "instance-gpu": (
+        {"spec.model.config": {"instances": [{"kind": "GPU"}]}},
+        "spec",
+        "instances of kind GPU need spec.accelerator",
+    ),
+    "parameter-name": (
+        {"spec.model.config": {"parameters": {"": "4"}}},
+        "spec.model.config.parameters",
+        "must have names of 1 to 256 characters",
+    ),
+    "parameter-number": (
+        {"spec.model.config": {"parameters": {"threads": 4}}},
+        "spec.model.config.parameters",
+        "must be of type string",
+    ),
+}
+_BAD_WORKLOADS: dict[str, tuple[Mapping[str, Any], str, str]] = {
+    "replicas-negative": ({"spec.replicas": -1}, "spec.replicas", "greater than or equal to 0"),
+    "replicas-text": ({"spec.replicas": "two"}, "spec.replicas", "must be of type integer"),
+    "suspend-text": ({"spec.suspend": "yes"}, "spec.suspend", "must be of type boolean"),
+    "accelerator-none": ({"spec.accelerator": {}}, "spec.accelerator.type", "Required value"),
+    "accelerator-kind": (
+        {"spec.accelerator": {"type": "TPU"}},
+        "spec.accelerator.type",
+        'supported values: "None", "GPU", "MIG"',
+    ),
+    "accelerator-count": (
+        {"spec.accelerator": {"type": "GPU", "count": 0}},
+        "spec.accelerator.count",
+        "greater than or equal to 1",
+    ),
+    "accelerator-idle": (
+        {"spec.accelerator": {"type": "None", "count": 2}},
+        "spec.accelerator",
+        "count is for type GPU",
+    ),
+    "mig-none": ({"spec.accelerator": {"type": "MIG"}}, "spec.accelerator", "type MIG needs mig.profile"),
+    "mig-gpu": (
+        {"spec.accelerator": {"type": "GPU", "mig": {"profile": "1g.10gb"}}},
+        "spec.accelerator",
+        "no other type may have it",
+    ),
+    "mig-profile": (
+        {"spec.accelerator": {"type": "MIG", "mig": {"profile": "10gb"}}},
+        "spec.accelerator.mig.profile",
+        "must be a MIG profile such as 1g.10gb",
+    ),
+    "mig-two": (
+        {"spec.accelerator": {"type": "MIG", "count": 2, "mig": {"profile": "1g.10gb"}}},
+        "spec.accelerator",
+        "a pod can use one MIG device",
+    ),
+    "quantity": (
+        {"spec.resources": {"limits": {"memory": "8 GB"}}},
+        "spec.resources.limits[memory]",
+        "must be a quantity",
+    ),
+    "quantity-negative": (
+        {"spec.resources": {"requests": {"cpu": "-1"}}},
+        "spec.resources.requests[cpu]",
+        "must be a quantity",
+    ),
+    "quantity-negative-number": (
+        {"spec.resources": {"requests": {"cpu": -1}}},
+        "spec.resources.requests[cpu]",
+        "must be a quantity",
+    ),
+    "request-above-limit": (
+        {"spec.resources": {"requests": {"memory": "1Gi"}, "limits": {"memory": "1G"}}},
+        "spec.resources",
+        "a request must not be above the limit",
+    ),
+    "gpu-resource": (
+        {"spec.resources": {"limits": {"nvidia.com/gpu": 1}}},
+        "spec.resources.limits",
+        "spec.accelerator asks for GPUs",
+    ),
+    "node-selector": (
+        {"spec.scheduling": {"nodeSelector": {"a b": "c"}}},
+        "spec.scheduling.nodeSelector",
+        "names of labels",
+    ),
+    "toleration-effect": (
+        {"spec.scheduling": {"tolerations": [{"key": "a", "effect": "Never"}]}},
+        "spec.scheduling.tolerations[0].effect",
+        "supported values",
+    ),
+    "toleration-key": (
+        {"spec.scheduling": {"tolerations": [{"value": "a"}]}},
+        "spec.scheduling.tolerations[0]",
+        "the operator must be Exists",
+    ),
+    "toleration-value": (
+        {"spec.scheduling": {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}},
+        "spec.scheduling.tolerations[0]",
+        "operator Exists takes no value",
+    ),
+    "toleration-seconds": (
+        {"spec.scheduling": {"tolerations": [{"key": "a", "operator": "Exists", "tolerationSeconds": 5}]}},
+        "spec.scheduling.tolerations[0]",
+        "tolerationSeconds is for effect NoExecute",
+    ),
+    "affinity": (
+        {"spec.scheduling": {"affinity": {"nodeAffinity": 1}}},
+        "spec.scheduling.affinity.nodeAffinity",
+        "of type object",
+    ),
+    "spread": ({"spec.scheduling": {"topologySpread": "Rack"}}, "spec.scheduling.topologySpread", "supported values"),
+    "priority-class": (
+        {"spec.scheduling": {"priorityClassName": "High!"}},
+        "spec.scheduling.priorityClassName",
+        "lower case letters",
+    ),
+    "protocol": (
+        {"spec.serving": {"protocols": ["smtp"]}},
+        "spec.serving.protocols[0]",
+        'supported values: "http", "grpc"',
+    ),
+    "protocols-none": ({"spec.serving": {"protocols": []}}, "spec.serving.protocols", "at least 1 items"),
+    "port-low": ({"spec.serving": {"ports": {"http": 80}}}, "spec.serving.ports.http", "greater than or equal to 1024"),
+    "port-high": (
+        {"spec.serving": {"ports": {"grpc": 65536}}},
+        "spec.serving.ports.grpc",
+        "less than or equal to 65535",
+    ),
+    "ports-equal": ({"spec.serving": {"ports": {"http": 8001}}}, "spec.serving.ports", "three different ports"),
+    "message-size": ({"spec.serving": {"maxMessageSize": "64MB"}}, "spec.serving.maxMessageSize", "for instance 64Mi"),
+    "message-size-large": (
+        {"spec.serving": {"maxMessageSize": "2Gi"}},
+        "spec.serving.maxMessageSize",
+        "just below 2Gi",
+    ),
+    "message-size-small": ({"spec.serving": {"maxMessageSize": 5}}, "spec.serving.maxMessageSize", "from 1Ki"),
+    "drain": ({"spec.serving": {"drainTimeout": "2h"}}, "spec.serving.drainTimeout", "at most 1h"),
+    "image": ({"spec.image": {"reference": "my image"}}, "spec.image.reference", "must be an image such as"),
+    "pull-policy": ({"spec.image": {"pullPolicy": "Sometimes"}}, "spec.image.pullPolicy", "supported values"),
+    "pull-secret": (
+        {"spec.image": {"pullSecrets": [{"name": "A"}]}},
+        "spec.image.pullSecrets[0].name",
+        "lower case letters",
+    ),
+    "env-name": ({"spec.env": [{"name": "1A", "value": ""}]}, "spec.env[0].name", "not start with a digit"),
+    "env-none": ({"spec.env": [{"value": "x"}]}, "spec.env[0].name", "Required value"),
+    "env-twice": (
+        {"spec.env": [{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]},
+        "spec.env[1]",
+        "Duplicate value",
+    ),
+    "env-both": (
+        {"spec.env": [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]},
+        "spec.env[0]",
+        "must have value or valueFrom, not both",
+    ),
+    "env-source": ({"spec.env": [{"name": "A", "valueFrom": {}}]}, "spec.env[0].valueFrom", "must have exactly one of"),
+    "env-devices": (
+        {"spec.env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]},
+        "spec.env[0].name",
+        "would open devices of others",
+    ),
+    "account": ({"spec.serviceAccountName": "Admin"}, "spec.serviceAccountName", "lower case letters"),
+    "template-labels": (
+        {"spec.podTemplate": {"metadata": {"labels": {"a": 1}}}},
+        "spec.podTemplate.metadata.labels",
+        "of type string",
+    ),
+    "template-spec": ({"spec.podTemplate": {"spec": []}}, "spec.podTemplate.spec", "must be of type object"),
+    "unavailable": (
+        {"spec.disruption": {"maxUnavailable": "about half"}},
+        "spec.disruption.maxUnavailable",
+        "or a share such as 25%",
+    ),
+    "unavailable-quoted": (
+        {"spec.disruption": {"maxUnavailable": "1"}},
+        "spec.disruption.maxUnavailable",
+        "without quotes",
+    ),
+    "unavailable-negative": (
+        {"spec.disruption": {"maxUnavailable": -1}},
+        "spec.disruption.maxUnavailable",
+        "or a share such as 25%",
+    ),
+    "unavailable-disabled": (
+        {"spec.disruption": {"maxUnavailable": 1, "disabled": True}},
+        "spec.disruption",
+        "maxUnavailable has no meaning with disabled",
+    ),
+    "allow-open": (
+        {"spec.networkPolicy": {"allowFrom": [{"podSelector": {}}]}},
+        "spec.networkPolicy",
+        "allowFrom needs enabled",
+    ),
+    "allow-nothing": (
+        {"spec.networkPolicy": {"enabled": True, "allowFrom": [{}]}},
+        "spec.networkPolicy.allowFrom[0]",
+        "either ipBlock or selectors",
+    ),
+    "allow-operator": (
+        {
+            "spec.networkPolicy": {
+                "enabled": True,
+                "allowFrom": [{"podSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}],
+            }
+        },
+        "spec.networkPolicy.allowFrom[0].podSelector.matchExpressions[0]",
+        "In and NotIn need values",
+    ),
+    "allow-cidr": (
+        {"spec.networkPolicy": {"enabled": True, "allowFrom": [{"ipBlock": {"cidr": "10.0.0.0"}}]}},
+        "spec.networkPolicy.allowFrom[0].ipBlock.cidr",
+        "must be a block of addresses",
+    ),
+    "allow-hole": (
+        {
+            "spec.networkPolicy": {
+                "enabled": True,
+                "allowFrom": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["11.0.0.0/16"]}}],
+            }
+        },
+        "spec.networkPolicy.allowFrom[0].ipBlock",
+        "within cidr",
+    ),
+    "cache-claim": ({"spec.cache": {"medium": "PVC"}}, "spec.cache", "medium PVC needs pvc.claimName"),
+    "cache-medium": ({"spec.cache": {"pvc": {"claimName": "models"}}}, "spec.cache", "no other medium may have it"),
+    "cache-path": (
+        {"spec.cache": {"medium": "PVC", "pvc": {"claimName": "models", "subPath": "../other"}}},
+        "spec.cache.pvc.subPath",
+        "without '..'",
+    ),
+    "cache-size": ({"spec.cache": {"sizeLimit": "0"}}, "spec.cache.sizeLimit", "must be a quantity above 0"),
+}
+_BAD_ENSEMBLES: dict[str, tuple[Mapping[str, Any], str, str]] = {
+    "no-steps": ({"spec.steps": ABSENT}, "spec.steps", "Required value"),
+    "steps-none": ({"spec.steps": []}, "spec.steps", "at least 1 items"),
+    "steps-many": (
+        {"spec.steps": [{**ensemble()["spec"]["steps"][0], "name": f"s{i}"} for i in range(33)]},
+        "spec.steps",
+        "Too many",
+    ),
+    "step-twice": ({"spec.steps[1].name": "tok"}, "spec.steps[1]", "Duplicate value"),
+    "step-name": ({"spec.steps[1].name": "Bert"}, "spec.steps[1].name", "lower case letters"),
+    "step-reserved": ({"spec.steps[1].name": "request"}, "spec.steps[1].name", "neither request nor parameters"),
+    "step-model": ({"spec.steps[1].modelRef": {}}, "spec.steps[1].modelRef.name", "Required value"),
+    "step-version": (
+        {"spec.steps[1].modelRef.version": 0},
+        "spec.steps[1].modelRef.version",
+        "greater than or equal to 1",
+    ),
+    "step-inputs": ({"spec.steps[1].inputs": {}}, "spec.steps[1].inputs", "at least 1 properties"),
+    "step-input": (
+        {"spec.steps[1].inputs": {"ids": "ids"}},
+        "spec.steps[1].inputs",
+        "as request.TENSOR or STEP.OUTPUT",
+    ),
+    "step-input-name": (
+        {"spec.steps[1].inputs": {"": "tok.ids"}},
+        "spec.steps[1].inputs",
+        "as request.TENSOR or STEP.OUTPUT",
+    ),
+    "step-output-name": (
+        {"spec.steps[1].outputs": {"": "hidden"}},
+        "spec.steps[1].outputs",
+        "does not start with a digit",
+    ),
+    "step-outputs": ({"spec.steps[1].outputs": ABSENT}, "spec.steps[1].outputs", "Required value"),
+    "step-output": (
+        {"spec.steps[1].outputs": {"state": "a b"}},
+        "spec.steps[1].outputs",
+        "does not start with a digit",
+    ),
+    "when-long": ({"spec.steps[1].when": "a" * 1025}, "spec.steps[1].when", "Too long"),
+    "tensor-type": ({"spec.inputs[0].dataType": "TEXT"}, "spec.inputs[0].dataType", "supported values"),
+    "tensor-shape": ({"spec.inputs[0].shape": [0]}, "spec.inputs[0].shape", "or -1 for one that varies"),
+    "tensor-negative": ({"spec.inputs[0].shape": [-2]}, "spec.inputs[0].shape[0]", "greater than or equal to -1"),
+    "tensor-scalar": ({"spec.outputs[0].shape": []}, "spec.outputs[0].shape", "at least 1 items"),
+    "tensor-name": ({"spec.inputs[0].name": "A B"}, "spec.inputs[0].name", "must not contain spaces"),
+    "output-source": ({"spec.outputs[0].from": ABSENT}, "spec.outputs[0].from", "Required value"),
+    "output-request": (
+        {"spec.outputs[0].from": "request.TEXT"},
+        "spec.outputs[0].from",
+        "must be the output of a step",
+    ),
+    "batch": ({"spec.maxBatchSize": -1}, "spec.maxBatchSize", "greater than or equal to 0"),
+    "mode": ({"spec.placement": {"mode": "Distributed"}}, "spec.placement.mode", 'supported values: "Colocate"'),
+}
+
+
+def _bad() -> Iterator[Bad]:
+    tables = (
+        ("", model, _BAD_MODELS),
+        ("", model, _BAD_WORKLOADS),
+        ("ensemble-", ensemble, _BAD_WORKLOADS),
+        ("ensemble-", ensemble, _BAD_ENSEMBLES),
+    )
+    for prefix, make, table in tables:
+        for name, (changes, path, message) in table.items():
+            yield Bad(f"{prefix}{name}", changed(make(f"{prefix}{name}"), changes), path, message)
+
+
+BAD = tuple(_bad())
