@@ -75,7 +75,10 @@ def test_any_document_within_the_limits_is_decoded_unchanged(value: object):
     assert decode(json.dumps(value, ensure_ascii=False, indent=1).encode()) == value
 
 
-@given(st.lists(st.dictionaries(st.text(), JSON)), st.dictionaries(st.text().filter(lambda key: key != "items"), JSON))
+@given(
+    st.lists(st.dictionaries(st.text(), JSON, max_size=4), max_size=4),
+    st.dictionaries(st.text().filter(lambda key: key != "items"), JSON, max_size=4),
+)
 def test_a_list_with_any_items_is_decoded(items: list[object], rest: dict[str, object]):
     # As the API server writes a list: nothing of the same name is nested before its items.
     assert decode_list(json.dumps({"items": items, "after": rest}).encode(), kept) == {"items": items, "after": rest}
