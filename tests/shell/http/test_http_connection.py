@@ -1,7 +1,6 @@
 """One connection over a transport in memory: every cut of the input, pipelining, back-pressure, and the time limits."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import cast
 
 import pytest
@@ -10,26 +9,7 @@ from hypothesis import strategies as st
 
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
-from halimede.frontends.http.protocol import Connection
-from support.http_memory import MAX_BODY, Client, MemoryTransport, connect, turns, two_parts
-
-
-def on_loop(story: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    def test() -> None:
-        asyncio.run(story())  # type: ignore[arg-type]
-
-    test.__name__ = story.__name__
-    return test
-
-
-def connect_to(first: Client) -> Client:
-    """Another client of the same listener."""
-    transport = MemoryTransport()
-    connection = Connection(first.listener, asyncio.get_running_loop())
-    transport.protocol = connection
-    connection.connection_made(transport)
-    return Client(transport, connection, first.listener, first.seen, first.exchanges, first.log)
-
+from support.http_memory import MAX_BODY, connect, on_loop, turns, two_parts
 
 REQUESTS = {
     "no body": (b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n", (b"GET", b"/a", b"")),
@@ -335,77 +315,6 @@ async def test_after_a_refusal_a_bounded_amount_is_discarded() -> None:
 
 
 @on_loop
-async def test_a_head_has_ten_seconds() -> None:
-    client = connect()
-    client.connection.sweep(0.0)
-    client.connection.sweep(1000.0)
-    client.send(b"GET / HT")
-    client.connection.sweep(1001.0)
-    client.send(b"TP/1.1\r\nA:")
-    client.connection.sweep(1010.9)
-    assert client.answers == b""
-    client.connection.sweep(1011.0)
-    assert client.answers.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
-
-
-@on_loop
-async def test_each_head_has_its_own_ten_seconds() -> None:
-    client = connect()
-    head = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-    client.send(head[:5])
-    for second in range(30):
-        client.connection.sweep(float(second))
-        client.send(head[5:] + head[:5])
-        await turns(1)
-    assert len(client.seen) == 30
-    assert b"408" not in client.answers
-
-
-@pytest.mark.parametrize("framing", [b"Content-Length: 100000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nffff\r\n"])
-def test_a_body_makes_progress_or_is_given_up(framing: bytes) -> None:
-    async def story() -> None:
-        client = connect()
-        client.send(b"POST / HTTP/1.1\r\nHost: x\r\n" + framing)
-        client.connection.sweep(0.0)
-        for second in (10.0, 20.0, 30.0):
-            client.send(b"x" * 1024)
-            client.connection.sweep(second)
-        assert client.answers == b""
-        client.send(b"x" * 1023)
-        client.connection.sweep(39.9)
-        assert client.answers == b""
-        client.connection.sweep(40.0)
-        assert client.answers.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
-
-    asyncio.run(story())
-
-
-@on_loop
-async def test_a_request_in_work_has_no_time_limit_of_ours() -> None:
-    client = connect(answer=False)
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET /half")
-    for now in (0.0, 100.0, 10_000.0):
-        client.connection.sweep(now)
-    assert (client.answers, client.transport.closed) == (b"", "")
-
-
-@on_loop
-async def test_an_answer_that_nobody_takes_is_given_up_after_a_minute() -> None:
-    client = connect(answer=False)
-    client.transport.is_fast = False
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    client.exchanges[0].respond(200, b"", (b"x" * 5000,))
-    client.connection.sweep(0.0)
-    client.connection.sweep(59.9)
-    client.transport.take(10)
-    client.connection.sweep(60.0)
-    client.connection.sweep(119.9)
-    assert client.transport.closed == ""
-    client.connection.sweep(120.0)
-    assert client.transport.closed == "abort"
-
-
-@on_loop
 async def test_once_clients_are_sent_away_answers_close_and_a_drain_closes_idle_connections_at_once() -> None:
     client = connect(answer=False)
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -419,91 +328,6 @@ async def test_once_clients_are_sent_away_answers_close_and_a_drain_closes_idle_
     idle = connect()
     idle.connection.close_if_idle()
     assert idle.transport.closed == "close"
-
-
-@on_loop
-async def test_the_bodies_of_all_connections_together_are_bounded() -> None:
-    first = connect(answer=False, limits=Limits(max_held_bytes=1500))
-    second = connect_to(first)
-    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
-    first.send(head + b"x" * 400)
-    first.send(b"x" * 600)
-    assert (len(first.seen), first.listener.shared.held_bytes) == (1, 1000)
-    second.send(head + b"y" * 400)
-    assert (second.answers, first.listener.shared.held_bytes) == (b"", 1400)
-    second.send(b"y" * 200)
-    assert second.answers.startswith(b"HTTP/1.1 503 ")
-    assert b"Retry-After: 1\r\n" in second.answers
-    assert first.listener.shared.held_bytes == 1000
-    first.exchanges[0].respond(200, b"", (b"1",))
-    assert first.listener.shared.held_bytes == 0
-    first.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n" + b"z" * 900)
-    assert first.listener.shared.held_bytes == 900
-    first.connection.connection_lost(None)
-    assert first.listener.shared.held_bytes == 0
-    assert first.log == []
-
-
-@on_loop
-async def test_a_body_must_come_faster_where_much_is_held() -> None:
-    limits = Limits(max_held_bytes=2000, body_progress_s=1, body_progress_bytes=10, scarce_progress_bytes=100)
-    dribbling = connect(answer=False, limits=limits)
-    other = connect_to(dribbling)
-    dribbling.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b"x" * 100)
-    for second in range(3):
-        dribbling.send(b"x" * 20)
-        dribbling.connection.sweep(float(second))
-    assert dribbling.answers == b""
-    other.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b"y" * 900)
-    for second in range(3, 5):
-        dribbling.send(b"x" * 20)
-        other.send(b"y" * 5)
-        dribbling.connection.sweep(float(second))
-    assert dribbling.answers.startswith(b"HTTP/1.1 408 ")
-    assert b"brought less than 100 bytes in 1 s" in dribbling.answers
-    assert other.answers == b""
-
-
-@on_loop
-async def test_answers_that_nobody_takes_are_bounded_and_the_longest_stalled_goes_first() -> None:
-    first = connect(answer=False, limits=Limits(write_buffer_bytes=1000, max_unsent_bytes=15_000))
-    stalled, moving, late = first, connect_to(first), connect_to(first)
-    for client in (stalled, moving):
-        client.transport.is_fast = False
-        client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        first.exchanges[-1].respond(200, b"", (b"x" * 6000,))
-        client.connection.sweep(1.0)
-    moving.transport.take(500)
-    moving.connection.sweep(2.0)
-    stalled.connection.sweep(2.0)
-    assert first.listener.shared.unsent_bytes == stalled.transport.unsent + moving.transport.unsent > 11_000
-
-    late.transport.is_fast = False
-    late.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    first.exchanges[-1].respond(200, b"", (b"x" * 6000,))
-    assert [client.transport.closed for client in (stalled, moving, late)] == ["abort", "", ""]
-    assert first.listener.shared.unsent_bytes == moving.transport.unsent + late.transport.unsent
-    assert first.log == [
-        "Test service: 1 connections closed: more than 15000 bytes of answers waited for clients that do not read"
-    ]
-
-    for client in (moving, late):
-        client.transport.take(client.transport.unsent)
-    assert first.listener.shared.unsent_bytes == 0
-    stalled.connection.connection_lost(None)
-    assert first.listener.shared.unsent_bytes == 0
-
-
-@on_loop
-async def test_small_answers_that_nobody_takes_are_counted_too() -> None:
-    client = connect(limits=Limits(write_buffer_bytes=1 << 20, max_unsent_bytes=100))
-    client.transport.is_fast = False
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 5)
-    await turns(20)
-    client.connection.sweep(1.0)
-    assert client.listener.shared.unsent_bytes == client.transport.unsent > 100
-    client.listener.shed()
-    assert (client.transport.closed, client.listener.shared.unsent_bytes) == ("abort", 0)
 
 
 @on_loop
