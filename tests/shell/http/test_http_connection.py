@@ -27,7 +27,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("first", REQUESTS)
 @pytest.mark.parametrize("second", REQUESTS)
-def test_two_requests_are_the_same_two_however_they_are_cut(first: str, second: str) -> None:
+def test_two_requests_are_read_alike_however_they_are_cut(first: str, second: str) -> None:
     async def story() -> None:
         data = REQUESTS[first][0] + REQUESTS[second][0]
         for parts in two_parts(data):
@@ -100,7 +100,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_framing_error_gets_one_answer_and_the_end(kind: str) -> None:
+def test_a_framing_error_gets_one_answer_and_closes_the_connection(kind: str) -> None:
     async def story() -> None:
         follow_up = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
         for parts in two_parts(BAD[kind]):
@@ -119,7 +119,7 @@ def test_a_framing_error_gets_one_answer_and_the_end(kind: str) -> None:
 
 
 @on_loop
-async def test_a_large_body_goes_straight_to_its_buffer() -> None:
+async def test_a_large_body_is_received_directly_into_its_buffer() -> None:
     client = connect()
     body = bytes(range(256)) * 512
     client.send(b"POST /big HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:100])
@@ -130,7 +130,7 @@ async def test_a_large_body_goes_straight_to_its_buffer() -> None:
 
 
 @on_loop
-async def test_a_body_of_the_limit_is_taken_and_one_byte_more_is_not() -> None:
+async def test_a_body_one_byte_above_the_limit_is_refused() -> None:
     client = connect()
     client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % MAX_BODY + b"x" * MAX_BODY)
     assert client.seen == [(b"POST", b"/", b"x" * MAX_BODY)]
@@ -143,7 +143,7 @@ async def test_a_body_of_the_limit_is_taken_and_one_byte_more_is_not() -> None:
 
 
 @on_loop
-async def test_one_request_is_in_work_and_answers_keep_the_order() -> None:
+async def test_requests_of_a_connection_run_one_by_one_in_order() -> None:
     client = connect(answer=False)
     client.send(
         b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\nGET /3 HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -162,7 +162,7 @@ async def test_one_request_is_in_work_and_answers_keep_the_order() -> None:
 
 
 @on_loop
-async def test_what_is_pipelined_beyond_the_bound_is_not_read() -> None:
+async def test_the_connection_stops_reading_beyond_the_pipelining_bound() -> None:
     client = connect(answer=False)
     request = b"GET /1234567890 HTTP/1.1\r\nHost: x\r\n\r\n"
     client.send(request * 7)
@@ -178,7 +178,7 @@ async def test_what_is_pipelined_beyond_the_bound_is_not_read() -> None:
 
 
 @on_loop
-async def test_a_client_that_does_not_read_is_not_read_from() -> None:
+async def test_the_connection_stops_reading_from_a_client_that_does_not_read() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
     client.send(b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -191,7 +191,7 @@ async def test_a_client_that_does_not_read_is_not_read_from() -> None:
 
 
 @on_loop
-async def test_large_parts_are_written_as_they_are_and_small_ones_together() -> None:
+async def test_small_parts_are_joined_and_large_parts_are_written_uncopied() -> None:
     client = connect(handle=lambda exchange: exchange.respond(200, b"", (b"a", b"b" * 50_000, b"c", b"d")))
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 50003\r\n\r\n"
@@ -212,7 +212,7 @@ async def test_only_the_first_answer_counts() -> None:
 
 
 @on_loop
-async def test_a_client_that_leaves_is_reported_once() -> None:
+async def test_a_disconnect_is_reported_once() -> None:
     client = connect(answer=False)
     gone: list[str] = []
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -224,7 +224,7 @@ async def test_a_client_that_leaves_is_reported_once() -> None:
 
 
 @on_loop
-async def test_a_fault_of_ours_is_a_500_without_its_details() -> None:
+async def test_an_internal_fault_is_a_500_without_its_details() -> None:
     def fail(exchange: Exchange) -> None:
         raise RuntimeError("secret")
 
@@ -239,7 +239,7 @@ async def test_a_fault_of_ours_is_a_500_without_its_details() -> None:
 
 
 @on_loop
-async def test_a_client_that_waits_for_100_continue_is_told_to_go_on() -> None:
+async def test_a_client_that_expects_100_continue_gets_it() -> None:
     expecting = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-Continue\r\n\r\n"
     client = connect()
     client.send(expecting)
@@ -279,7 +279,7 @@ async def test_100_continue_does_not_overtake_an_earlier_answer() -> None:
 
 
 @on_loop
-async def test_the_connection_ends_or_stays_as_the_client_asks() -> None:
+async def test_the_connection_closes_or_stays_open_as_the_client_asks() -> None:
     async def ask(head: bytes) -> tuple[bytes, str]:
         client = connect()
         client.send(head + b"\r\n")
@@ -315,7 +315,7 @@ async def test_after_a_refusal_a_bounded_amount_is_discarded() -> None:
 
 
 @on_loop
-async def test_once_clients_are_sent_away_answers_close_and_a_drain_closes_idle_connections_at_once() -> None:
+async def test_a_drain_closes_idle_connections_at_once_and_others_after_answers() -> None:
     client = connect(answer=False)
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     client.listener.send_away()
@@ -331,7 +331,7 @@ async def test_once_clients_are_sent_away_answers_close_and_a_drain_closes_idle_
 
 
 @on_loop
-async def test_others_have_their_turn_between_the_pieces_of_a_body_of_many_chunks() -> None:
+async def test_a_body_of_many_chunks_yields_to_other_connections() -> None:
     client = connect()
     client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
     client.send(b"1\r\nx\r\n" * 1000)
@@ -345,7 +345,7 @@ async def test_others_have_their_turn_between_the_pieces_of_a_body_of_many_chunk
 
 
 @on_loop
-async def test_reading_goes_on_after_a_body_of_many_chunks_that_was_pipelined() -> None:
+async def test_reading_resumes_after_a_pipelined_body_of_many_chunks() -> None:
     client = connect(answer=False)
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     body = b"1\r\nx\r\n" * 1001 + b"0\r\n\r\n"
@@ -358,7 +358,7 @@ async def test_reading_goes_on_after_a_body_of_many_chunks_that_was_pipelined() 
 
 
 @on_loop
-async def test_fault_of_ours_while_an_answer_in_parts_is_sent_cuts_it_off() -> None:
+async def test_an_internal_fault_aborts_an_answer_that_is_sent_in_parts() -> None:
     client = connect(answer=False)
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     client.exchanges[0].stream(200).send((b"part",))

@@ -9,7 +9,7 @@ from support.http_memory import connect, connect_to, on_loop, turns
 
 
 @on_loop
-async def test_a_head_has_ten_seconds() -> None:
+async def test_a_head_must_arrive_within_ten_seconds() -> None:
     client = connect()
     client.connection.sweep(0.0)
     client.connection.sweep(1000.0)
@@ -23,7 +23,7 @@ async def test_a_head_has_ten_seconds() -> None:
 
 
 @on_loop
-async def test_each_head_has_its_own_ten_seconds() -> None:
+async def test_the_ten_seconds_start_anew_with_each_head() -> None:
     client = connect()
     head = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     client.send(head[:5])
@@ -36,7 +36,7 @@ async def test_each_head_has_its_own_ten_seconds() -> None:
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 100000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nffff\r\n"])
-def test_a_body_makes_progress_or_is_given_up(framing: bytes) -> None:
+def test_a_body_without_progress_gets_408(framing: bytes) -> None:
     async def story() -> None:
         client = connect()
         client.send(b"POST / HTTP/1.1\r\nHost: x\r\n" + framing)
@@ -55,7 +55,7 @@ def test_a_body_makes_progress_or_is_given_up(framing: bytes) -> None:
 
 
 @on_loop
-async def test_a_request_in_work_has_no_time_limit_of_ours() -> None:
+async def test_a_request_in_execution_has_no_time_limit() -> None:
     client = connect(answer=False)
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET /half")
     for now in (0.0, 100.0, 10_000.0):
@@ -64,7 +64,7 @@ async def test_a_request_in_work_has_no_time_limit_of_ours() -> None:
 
 
 @on_loop
-async def test_an_answer_that_nobody_takes_is_given_up_after_a_minute() -> None:
+async def test_the_connection_of_an_unread_answer_is_aborted_after_a_minute() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -103,7 +103,7 @@ async def test_the_bodies_of_all_connections_together_are_bounded() -> None:
 
 
 @on_loop
-async def test_a_body_must_come_faster_where_much_is_held() -> None:
+async def test_a_body_must_arrive_faster_when_much_memory_is_held() -> None:
     limits = Limits(max_held_bytes=2000, body_progress_s=1, body_progress_bytes=10, scarce_progress_bytes=100)
     dribbling = connect(answer=False, limits=limits)
     other = connect_to(dribbling)
@@ -123,7 +123,7 @@ async def test_a_body_must_come_faster_where_much_is_held() -> None:
 
 
 @on_loop
-async def test_answers_that_nobody_takes_are_bounded_and_the_longest_stalled_goes_first() -> None:
+async def test_the_longest_stalled_connection_is_closed_when_unsent_bytes_exceed() -> None:
     first = connect(answer=False, limits=Limits(write_buffer_bytes=1000, max_unsent_bytes=15_000))
     stalled, moving, late = first, connect_to(first), connect_to(first)
     for client in (stalled, moving):
@@ -153,7 +153,7 @@ async def test_answers_that_nobody_takes_are_bounded_and_the_longest_stalled_goe
 
 
 @on_loop
-async def test_small_answers_that_nobody_takes_are_counted_too() -> None:
+async def test_small_unread_answers_count_as_unsent_bytes() -> None:
     client = connect(limits=Limits(write_buffer_bytes=1 << 20, max_unsent_bytes=100))
     client.transport.is_fast = False
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 5)

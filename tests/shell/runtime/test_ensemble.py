@@ -21,7 +21,7 @@ BROKEN = InferenceError(ErrorCode.INTERNAL, "it broke")
 
 
 @story
-async def test_a_request_goes_through_its_steps_and_is_answered_once() -> None:
+async def test_a_request_passes_all_steps_and_gets_one_answer() -> None:
     bench = Bench("a", "b")
     bench.submit(1)
     assert bench.server.called == ["a"]
@@ -39,7 +39,7 @@ async def test_a_request_goes_through_its_steps_and_is_answered_once() -> None:
 
 
 @story
-async def test_the_first_error_is_the_answer_once_the_other_branch_is_over() -> None:
+async def test_the_first_error_is_the_answer_after_the_other_branch_has_ended() -> None:
     bench = Bench("a", "b", side_by_side=True)
     bench.submit(1)
     bench.server.take("b").answer(BROKEN)
@@ -51,7 +51,7 @@ async def test_the_first_error_is_the_answer_once_the_other_branch_is_over() -> 
 
 
 @story
-async def test_answers_that_come_at_once_make_no_deeper_stack() -> None:
+async def test_immediate_answers_do_not_deepen_the_stack() -> None:
     models = [f"m{number}" for number in range(2000)]
     bench = Bench(*models)
     bench.server.at_once = lambda _: None
@@ -66,7 +66,7 @@ async def test_answers_that_come_at_once_make_no_deeper_stack() -> None:
 
 
 @story
-async def test_a_client_that_leaves_ends_the_steps_under_way_and_begins_no_more() -> None:
+async def test_a_cancel_ends_running_steps_and_starts_no_others() -> None:
     bench = Bench("a", "b")
     bench.submit(1)
     (ticket,) = bench.server.calls
@@ -81,7 +81,7 @@ async def test_a_client_that_leaves_ends_the_steps_under_way_and_begins_no_more(
 
 
 @story
-async def test_steps_know_how_deep_they_lie_and_what_waits_for_them() -> None:
+async def test_calls_of_steps_carry_their_depth_and_caller() -> None:
     bench = Bench("a")
     callers = (None, Caller(3), Caller(3, "a batch", None, "m", 7))
     for key, caller in enumerate(callers, 1):
@@ -92,7 +92,7 @@ async def test_steps_know_how_deep_they_lie_and_what_waits_for_them() -> None:
 
 
 @story
-async def test_a_request_is_not_refused_because_its_steps_are_what_is_queued() -> None:
+async def test_a_request_is_not_refused_for_the_queueing_of_its_steps() -> None:
     bench = Bench("a")
     bench.submit(1)
     assert not bench.ensemble.try_refuse(1, InferenceError(ErrorCode.UNAVAILABLE, "nobody will answer"))
@@ -102,7 +102,7 @@ async def test_a_request_is_not_refused_because_its_steps_are_what_is_queued() -
 
 
 @story
-async def test_a_full_ensemble_refuses_what_is_over_its_bounds() -> None:
+async def test_an_ensemble_refuses_requests_beyond_its_bounds() -> None:
     bench = Bench("a")
     bench.submit(*range(1, MAX_REQUESTS + 2))
     assert bench.answers == [(MAX_REQUESTS + 1, refused("Exceeds maximum queue size", MAX_REQUESTS + 1), True)]
@@ -113,7 +113,7 @@ async def test_a_full_ensemble_refuses_what_is_over_its_bounds() -> None:
 
 
 @story
-async def test_a_request_too_many_bytes_is_refused_as_by_any_model() -> None:
+async def test_an_ensemble_refuses_requests_beyond_the_byte_bound() -> None:
     bench = Bench("a")
     bench.submit(1, size_bytes=bench.live.limit_bytes)
     bench.submit(2, size_bytes=1)
@@ -124,7 +124,7 @@ async def test_a_request_too_many_bytes_is_refused_as_by_any_model() -> None:
 
 
 @story
-async def test_no_more_calls_of_a_step_than_allowed_are_under_way_and_the_rest_go_in_their_order() -> None:
+async def test_calls_of_a_step_are_limited_and_the_rest_run_in_order() -> None:
     bench = Bench("a", "b", limit=1)
     bench.submit(1, 2, 3)
     assert bench.server.called == ["a"]
@@ -166,7 +166,7 @@ async def test_requests_with_calls_at_gates_are_pending() -> None:
 
 
 @story
-async def test_a_full_gate_fails_the_request_and_lets_go_of_its_calls() -> None:
+async def test_a_full_gate_fails_the_request_and_cancels_its_calls() -> None:
     bench = Bench("many", "a", limit=1, decoupled=("many",))
     bench.submit(1)
     many = bench.server.take("many")
@@ -196,7 +196,7 @@ async def test_a_cancelled_request_leaves_the_gate() -> None:
 
 
 @story
-async def test_a_request_that_has_failed_waits_at_no_gate() -> None:
+async def test_a_failed_request_does_not_wait_at_a_gate() -> None:
     bench = Bench("a", "b", side_by_side=True, limit=1)
     bench.submit(1)
     bench.server.take("a").answer()
@@ -228,7 +228,7 @@ async def test_the_time_in_the_gate_counts_towards_the_queue_timeout() -> None:
 
 
 @story
-async def test_a_call_that_a_models_own_code_waits_for_passes_the_gate() -> None:
+async def test_a_call_from_the_code_of_a_model_passes_the_gate() -> None:
     bench = Bench("a", limit=1)
     bench.submit(1)
     bench.submit(2, caller=Caller(1, "a batch"))
@@ -243,7 +243,7 @@ async def test_a_call_that_a_models_own_code_waits_for_passes_the_gate() -> None
 
 
 @story
-async def test_answers_of_a_decoupled_step_are_taken_as_the_client_takes_the_ensembles() -> None:
+async def test_a_decoupled_step_sends_as_fast_as_the_client_acknowledges() -> None:
     bench = Bench("many", "a", decoupled=("many",))
     bench.submit(1)
     (ticket,) = bench.server.calls
@@ -264,7 +264,7 @@ async def test_answers_of_a_decoupled_step_are_taken_as_the_client_takes_the_ens
 
 
 @story
-async def test_a_stop_answers_every_request_once_and_what_its_steps_do_then_is_unheard() -> None:
+async def test_a_stop_answers_each_request_once_and_ignores_later_answers() -> None:
     bench = Bench("a", "b", limit=1)
     bench.submit(1, 2, 3)
     bench.ensemble.abort()
@@ -292,7 +292,7 @@ class Member:
 
 
 @story
-async def test_an_ensemble_is_as_ready_as_all_of_its_members() -> None:
+async def test_an_ensemble_is_ready_when_all_its_members_are_ready() -> None:
     bench = Bench("a", "b")
     for member_b, available, ready in (
         (Member(), True, True),
@@ -310,7 +310,7 @@ async def test_an_ensemble_is_as_ready_as_all_of_its_members() -> None:
 
 
 @story
-async def test_a_client_whose_callback_fails_costs_nobody_else_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_callback_does_not_affect_other_clients(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench("a")
 
     def fail(_: InferenceResponse) -> None:
@@ -327,7 +327,7 @@ async def test_a_client_whose_callback_fails_costs_nobody_else_an_answer(caplog:
 
 
 @story
-async def test_a_defect_in_the_server_fails_the_one_request(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_internal_fault_fails_only_its_own_request(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench("a", "b")
     bench.submit(1, 2)
 

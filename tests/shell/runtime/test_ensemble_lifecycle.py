@@ -53,7 +53,7 @@ async def test_loading_an_ensemble_loads_its_steps_and_what_they_need(repository
 
 
 @in_a_loop
-async def test_a_start_loads_ensembles_and_models_side_by_side_through_one_slot(repository: Path) -> None:
+async def test_a_start_loads_ensembles_and_models_with_one_load_thread(repository: Path) -> None:
     for number in range(3):
         add_scaled(repository, f"m{number}", 2)
     for name in ("a_first", "z_last"):
@@ -67,7 +67,7 @@ async def test_a_start_loads_ensembles_and_models_side_by_side_through_one_slot(
 
 
 @in_a_loop
-async def test_a_step_that_serves_already_is_not_loaded_again(repository: Path, faulty: FaultyBackend) -> None:
+async def test_a_loaded_step_is_not_loaded_again(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "step")
     add_ensemble(repository, "e", chain("step", "step"))
     add_ensemble(repository, "other", chain("step"))
@@ -78,7 +78,7 @@ async def test_a_step_that_serves_already_is_not_loaded_again(repository: Path, 
 
 
 @in_a_loop
-async def test_what_is_wrong_with_the_steps_is_said(repository: Path, faulty: FaultyBackend) -> None:
+async def test_the_error_of_a_load_names_the_problems_of_the_steps(repository: Path, faulty: FaultyBackend) -> None:
     add_scaled(repository, "fine", 2)
     faulty.add_model(repository, "broken", faults={"load": "ValueError"})
     add_ensemble(repository, "lost", chain("fine", "nowhere"))
@@ -104,7 +104,7 @@ async def test_what_is_wrong_with_the_steps_is_said(repository: Path, faulty: Fa
 
 
 @in_a_loop
-async def test_a_start_fails_with_the_models_that_failed_each_tried_once(
+async def test_a_failed_start_names_the_failed_models_and_tries_each_once(
     repository: Path, faulty: FaultyBackend
 ) -> None:
     faulty.add_model(repository, "broken", faults={"load": "ValueError"})
@@ -117,7 +117,7 @@ async def test_a_start_fails_with_the_models_that_failed_each_tried_once(
 
 
 @in_a_loop
-async def test_what_is_wrong_with_an_ensembles_configuration_is_said_with_its_place(repository: Path) -> None:
+async def test_the_error_of_a_configuration_names_the_place(repository: Path) -> None:
     add_scaled(repository, "fine", 2)
     add_ensemble(repository, "e", [Step("fine", {"IN": "IN"}, {"OUT": "elsewhere"})])
     house = House(repository)
@@ -129,7 +129,7 @@ async def test_what_is_wrong_with_an_ensembles_configuration_is_said_with_its_pl
 
 @pytest.mark.parametrize("at_once", [False, True])
 @in_a_loop
-async def test_ensembles_in_a_circle_are_an_error_that_shows_it(repository: Path, at_once: bool) -> None:
+async def test_a_cycle_of_ensembles_is_an_error_that_shows_the_cycle(repository: Path, at_once: bool) -> None:
     for name, step in (("c1", "c2"), ("c2", "c3"), ("c3", "c1"), ("own", "own")):
         add_ensemble(repository, name, chain(step))
     house = House(repository, load_threads=1)
@@ -143,7 +143,7 @@ async def test_ensembles_in_a_circle_are_an_error_that_shows_it(repository: Path
 
 
 @in_a_loop
-async def test_a_circle_that_a_reload_would_close_leaves_what_serves_alone(repository: Path) -> None:
+async def test_a_reload_that_would_make_a_cycle_changes_nothing(repository: Path) -> None:
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "inner", chain("two"))
     add_ensemble(repository, "outer", chain("inner"))
@@ -156,7 +156,7 @@ async def test_a_circle_that_a_reload_would_close_leaves_what_serves_alone(repos
 
 
 @in_a_loop
-async def test_an_ensemble_goes_with_its_step_and_comes_back_with_it(repository: Path) -> None:
+async def test_an_ensemble_is_unavailable_while_its_step_is_unloaded(repository: Path) -> None:
     add_scaled(repository, "two", 2)
     add_scaled(repository, "three", 3)
     add_ensemble(repository, "e", chain("two", "three"))
@@ -175,7 +175,7 @@ async def test_an_ensemble_goes_with_its_step_and_comes_back_with_it(repository:
 
 
 @in_a_loop
-async def test_an_ensemble_that_was_unloaded_stays_away(repository: Path) -> None:
+async def test_an_unloaded_ensemble_stays_unloaded_when_its_step_is_loaded(repository: Path) -> None:
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "e", chain("two"))
     house = House(repository)
@@ -232,7 +232,7 @@ async def test_a_reload_that_changes_nothing_for_the_ensemble_leaves_it_as_it_is
 
 
 @in_a_loop
-async def test_a_request_under_way_finishes_although_its_next_step_is_unloaded(
+async def test_a_running_request_finishes_when_its_next_step_is_unloaded(
     repository: Path, faulty: FaultyBackend
 ) -> None:
     faulty.add_model(repository, "slow", faults={"run": "hang"})
@@ -256,7 +256,7 @@ async def test_a_request_under_way_finishes_although_its_next_step_is_unloaded(
 
 
 @in_a_loop
-async def test_a_stop_waits_for_all_steps_of_what_was_accepted(repository: Path, faulty: FaultyBackend) -> None:
+async def test_a_stop_waits_for_all_steps_of_accepted_requests(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "slow", faults={"run": "hang"})
     for name in ("a_next", "z_next"):
         faulty.add_model(repository, name)
@@ -275,7 +275,7 @@ async def test_a_stop_waits_for_all_steps_of_what_was_accepted(repository: Path,
 
 
 @in_a_loop
-async def test_a_stop_that_is_out_of_time_answers_each_request_once(repository: Path, faulty: FaultyBackend) -> None:
+async def test_a_stop_that_times_out_answers_each_request_once(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "slow", faults={"run": "hang"})
     add_ensemble(repository, "e", chain("slow", "slow"))
     add_ensemble(repository, "outer", chain("e"))
@@ -292,7 +292,7 @@ async def test_a_stop_that_is_out_of_time_answers_each_request_once(repository: 
 
 
 @in_a_loop
-async def test_an_unload_with_dependents_takes_the_steps_that_nobody_else_wants(repository: Path) -> None:
+async def test_an_unload_with_dependents_unloads_unused_steps(repository: Path) -> None:
     for name in ("alone", "asked", "shared"):
         add_scaled(repository, name, 2)
     add_ensemble(repository, "inner", chain("alone"))
@@ -331,7 +331,7 @@ async def test_an_unload_ends_a_load_that_waits_for_a_step(repository: Path, fau
 
 
 @in_a_loop
-async def test_an_ensemble_is_ready_as_its_steps_are(repository: Path) -> None:
+async def test_an_ensemble_is_ready_when_its_steps_are_ready(repository: Path) -> None:
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "e", chain("two"))
     house = House(repository)
@@ -343,7 +343,7 @@ async def test_an_ensemble_is_ready_as_its_steps_are(repository: Path) -> None:
 
 
 @in_a_loop
-async def test_labels_come_from_the_model_that_makes_the_output_or_are_the_ensembles_own(repository: Path) -> None:
+async def test_labels_come_from_the_step_or_from_the_ensemble(repository: Path) -> None:
     for name in ("step", "other"):
         add_identity(repository, name, dims="4", max_batch_size=4)
         config = (repository / name / "config.pbtxt").read_text()
@@ -364,7 +364,7 @@ async def test_labels_come_from_the_model_that_makes_the_output_or_are_the_ensem
 
 
 @in_a_loop
-async def test_versions_of_an_ensemble_and_of_its_steps(repository: Path) -> None:
+async def test_ensembles_and_steps_have_versions_of_their_own(repository: Path) -> None:
     add_scaled(repository, "scaled", 2, version=1)
     add_scaled(repository, "scaled", 3, version=2)
     (repository / "scaled" / "config.pbtxt").write_text("version_policy { all { } }")
@@ -385,7 +385,7 @@ async def test_versions_of_an_ensemble_and_of_its_steps(repository: Path) -> Non
 
 
 @in_a_loop
-async def test_calls_within_one_another_are_bounded(repository: Path) -> None:
+async def test_the_depth_of_nested_calls_is_bounded(repository: Path) -> None:
     add_scaled(repository, "two", 1)
     names = ["two", *(f"e{number:02}" for number in range(33))]
     for step, name in pairwise(names):
@@ -399,7 +399,7 @@ async def test_calls_within_one_another_are_bounded(repository: Path) -> None:
 
 
 @in_a_loop
-async def test_a_reload_that_makes_an_ensemble_too_deep_takes_it_out_of_service(repository: Path) -> None:
+async def test_a_reload_that_nests_an_ensemble_too_deep_makes_it_unavailable(repository: Path) -> None:
     add_scaled(repository, "two", 1)
     names = ["two", *(f"e{number:02}" for number in range(32))]
     for step, name in pairwise(names):
@@ -416,7 +416,7 @@ async def test_a_reload_that_makes_an_ensemble_too_deep_takes_it_out_of_service(
 
 
 @in_a_loop
-async def test_an_ensemble_called_by_the_one_instance_that_its_step_needs_is_an_error_at_once(
+async def test_a_call_that_needs_the_instance_of_its_caller_fails_at_once(
     repository: Path, faulty: FaultyBackend
 ) -> None:
     faulty.add_model(repository, "busy", faults={"run": "hang"})
@@ -443,9 +443,7 @@ async def test_an_ensemble_called_by_the_one_instance_that_its_step_needs_is_an_
 
 
 @in_a_loop
-async def test_a_step_that_a_model_calls_ends_when_it_is_queued_for_too_long(
-    repository: Path, faulty: FaultyBackend
-) -> None:
+async def test_a_step_that_a_model_calls_fails_after_its_queue_timeout(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "busy", faults={"run": "hang"})
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "e", chain("two", "busy"))
@@ -468,9 +466,7 @@ async def test_a_step_that_a_model_calls_ends_when_it_is_queued_for_too_long(
 
 
 @in_a_loop
-async def test_a_call_that_is_queued_at_a_model_that_is_unloaded_ends_too(
-    repository: Path, faulty: FaultyBackend
-) -> None:
+async def test_a_call_queued_at_an_unloaded_model_ends_too(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "busy", faults={"run": "hang"})
     house = House(repository)
     await house.load("busy")

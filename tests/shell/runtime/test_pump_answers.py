@@ -32,7 +32,7 @@ def test_a_request_stays_open_after_its_batch_until_its_final_answer() -> None:
     story(tell)
 
 
-def test_an_answer_before_the_end_of_its_batch_may_be_the_last() -> None:
+def test_an_answer_before_the_end_of_its_batch_may_be_final() -> None:
     async def tell() -> None:
         bench = Bench(decoupled=False)
         bench.submit(1)
@@ -46,7 +46,7 @@ def test_an_answer_before_the_end_of_its_batch_may_be_the_last() -> None:
     story(tell)
 
 
-def test_a_model_that_is_not_decoupled_and_ends_without_an_answer_has_failed() -> None:
+def test_an_ordinary_model_that_sends_no_answer_fails_its_request() -> None:
     async def tell() -> None:
         bench = Bench(decoupled=False)
         bench.submit(1)
@@ -58,7 +58,7 @@ def test_a_model_that_is_not_decoupled_and_ends_without_an_answer_has_failed() -
     story(tell)
 
 
-def test_parameters_of_a_batch_go_to_the_answers_that_they_are_of() -> None:
+def test_parameters_of_a_batch_go_to_their_own_answers() -> None:
     async def tell() -> None:
         bench = Bench()
         bench.submit(1, 2, 3)
@@ -74,7 +74,7 @@ def test_parameters_of_a_batch_go_to_the_answers_that_they_are_of() -> None:
     story(tell)
 
 
-def test_answers_to_what_is_not_open_are_ignored() -> None:
+def test_answers_for_requests_that_are_not_open_are_ignored() -> None:
     async def tell() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
@@ -99,7 +99,7 @@ def test_answers_to_what_is_not_open_are_ignored() -> None:
     story(tell)
 
 
-def test_the_end_of_a_batch_may_be_the_last_of_several_answers() -> None:
+def test_the_end_of_a_batch_may_carry_the_final_answer() -> None:
     async def tell() -> None:
         bench = Bench()
         bench.submit(1)
@@ -112,7 +112,7 @@ def test_the_end_of_a_batch_may_be_the_last_of_several_answers() -> None:
     story(tell)
 
 
-def test_a_batch_that_fails_ends_what_was_answered_in_part() -> None:
+def test_a_failed_batch_ends_a_request_with_partial_answers() -> None:
     async def tell() -> None:
         bench = Bench()
         bench.submit(1)
@@ -150,7 +150,7 @@ def test_partial_answers_keep_the_order_of_the_requests() -> None:
     story(tell)
 
 
-def test_an_answer_that_does_not_fit_its_reshape_is_an_error_in_its_place() -> None:
+def test_an_answer_that_does_not_fit_its_reshape_becomes_an_error() -> None:
     async def tell() -> None:
         reshape = ModelTensorReshape(shape=(1,))
         bench = Bench(output=ModelOutput(name="OUT", data_type=DataType.FP32, dims=(1, 1), reshape=reshape))
@@ -165,7 +165,7 @@ def test_an_answer_that_does_not_fit_its_reshape_is_an_error_in_its_place() -> N
     story(tell)
 
 
-def test_answers_are_counted_by_their_index_and_a_request_once() -> None:
+def test_answers_are_counted_by_index_and_requests_once() -> None:
     async def tell() -> None:
         bench = Bench()
         bench.submit(1)
@@ -218,7 +218,7 @@ def test_a_request_with_an_error_among_its_answers_has_failed() -> None:
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_only_decoupled_models_have_figures_by_response(decoupled: bool) -> None:
+def test_only_decoupled_models_have_statistics_by_response(decoupled: bool) -> None:
     async def tell() -> None:
         bench = Bench(decoupled=decoupled)
         bench.submit(1)

@@ -15,7 +15,7 @@ from support.pumping import Bench, outputs, story
 INTERNAL, CANCELLED, UNAVAILABLE = ErrorCode.INTERNAL, ErrorCode.CANCELLED, ErrorCode.UNAVAILABLE
 
 
-def test_a_running_request_that_is_cancelled_is_its_workers_to_end() -> None:
+def test_a_cancelled_running_request_is_ended_by_its_worker() -> None:
     async def tell() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))
         bench.submit(1, 2)
@@ -34,7 +34,7 @@ def test_a_running_request_that_is_cancelled_is_its_workers_to_end() -> None:
     story(tell)
 
 
-def test_a_model_that_stops_when_its_client_has_left_has_not_succeeded() -> None:
+def test_a_cancelled_request_is_never_counted_as_a_success() -> None:
     async def tell() -> None:
         bench = Bench()
         bench.submit(1)
@@ -47,7 +47,7 @@ def test_a_model_that_stops_when_its_client_has_left_has_not_succeeded() -> None
     story(tell)
 
 
-def test_an_open_request_that_is_cancelled_is_forgotten_at_once() -> None:
+def test_a_cancelled_open_request_ends_at_once() -> None:
     async def tell() -> None:
         bench = Bench()
         bench.submit(1)
@@ -65,7 +65,7 @@ def test_an_open_request_that_is_cancelled_is_forgotten_at_once() -> None:
     story(tell)
 
 
-def test_a_request_whose_client_left_while_it_ran_is_forgotten_when_its_batch_is_over() -> None:
+def test_a_request_cancelled_while_it_runs_ends_with_its_batch() -> None:
     async def tell() -> None:
         bench = Bench()
         bench.submit(1)
@@ -78,7 +78,7 @@ def test_a_request_whose_client_left_while_it_ran_is_forgotten_when_its_batch_is
     story(tell)
 
 
-def test_what_clients_took_is_told_to_the_worker_that_waits_for_it() -> None:
+def test_acknowledgements_go_to_the_worker_of_the_request() -> None:
     async def tell() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))
         bench.submit(1, 2)
@@ -94,7 +94,7 @@ def test_what_clients_took_is_told_to_the_worker_that_waits_for_it() -> None:
     story(tell)
 
 
-def test_the_dead_are_told_nothing() -> None:
+def test_a_dead_worker_gets_no_messages() -> None:
     async def tell() -> None:
         bench = Bench()
         bench.submit(1, 2)
@@ -110,7 +110,7 @@ def test_the_dead_are_told_nothing() -> None:
     story(tell)
 
 
-def test_abort_ends_queued_running_and_open_requests_and_tells_the_workers() -> None:
+def test_abort_ends_all_requests_and_cancels_them_at_their_workers() -> None:
     async def tell() -> None:
         bench = Bench(preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
@@ -171,7 +171,7 @@ def test_a_request_is_refused_only_while_it_is_queued(where: str) -> None:
     story(tell)
 
 
-def test_what_holds_a_request_up() -> None:
+def test_the_place_of_a_request_names_what_it_waits_for() -> None:
     async def tell() -> None:
         bench = Bench(preferred_batch_size=(1,))
         (worker,) = bench.workers
@@ -189,7 +189,7 @@ def test_what_holds_a_request_up() -> None:
     story(tell)
 
 
-def test_a_caller_that_asks_again_when_it_is_refused_is_refused_again() -> None:
+def test_a_request_sent_from_the_callback_of_a_refusal_is_refused() -> None:
     async def tell() -> None:
         bench = Bench(preferred_batch_size=(1,))
 

@@ -14,7 +14,7 @@ BOOM = InferenceError(ErrorCode.INTERNAL, "boom")
 INTERNAL, CANCELLED, UNAVAILABLE = ErrorCode.INTERNAL, ErrorCode.CANCELLED, ErrorCode.UNAVAILABLE
 
 
-def test_one_batch_per_slot() -> None:
+def test_each_slot_executes_one_batch_at_a_time() -> None:
     async def tell() -> None:
         bench = Bench(workers=2, concurrency=3, preferred_batch_size=(1,))
         bench.submit(*range(8))
@@ -32,7 +32,7 @@ def test_one_batch_per_slot() -> None:
     story(tell)
 
 
-def test_requests_wait_for_a_worker_that_comes_back() -> None:
+def test_requests_wait_until_a_worker_restarts() -> None:
     async def tell() -> None:
         bench = Bench()
         bench.submit(1, 2)
@@ -54,7 +54,7 @@ def test_requests_wait_for_a_worker_that_comes_back() -> None:
     story(tell)
 
 
-def test_the_end_of_a_batch_of_the_dead_does_not_free_a_slot_that_is_taken_again() -> None:
+def test_a_late_failure_of_a_dead_process_frees_no_slot_in_use() -> None:
     async def tell() -> None:
         bench = Bench(preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
@@ -71,7 +71,7 @@ def test_the_end_of_a_batch_of_the_dead_does_not_free_a_slot_that_is_taken_again
     story(tell)
 
 
-def test_a_worker_that_says_that_it_is_up_and_was_never_down_gets_no_second_batch() -> None:
+def test_an_up_event_of_a_running_worker_starts_no_second_batch() -> None:
     async def tell() -> None:
         bench = Bench(preferred_batch_size=(1,))
         bench.submit(1, 2)
@@ -82,7 +82,7 @@ def test_a_worker_that_says_that_it_is_up_and_was_never_down_gets_no_second_batc
     story(tell)
 
 
-def test_a_passive_worker_that_dies_and_comes_back_changes_nothing() -> None:
+def test_the_restart_of_a_passive_worker_changes_nothing() -> None:
     async def tell() -> None:
         bench = Bench(preferred_batch_size=(1,))
         passive = PlayedProcess(7, bench.pump)
@@ -98,7 +98,7 @@ def test_a_passive_worker_that_dies_and_comes_back_changes_nothing() -> None:
     story(tell)
 
 
-def test_the_death_of_a_worker_is_told_while_it_is_down_and_after_it() -> None:
+def test_worker_health_shows_a_failure_also_after_a_restart() -> None:
     async def tell() -> None:
         bench = Bench(workers=2)
         first, second = bench.workers
@@ -116,7 +116,7 @@ def test_the_death_of_a_worker_is_told_while_it_is_down_and_after_it() -> None:
     story(tell)
 
 
-def test_the_others_go_on_when_one_worker_dies() -> None:
+def test_other_workers_continue_when_one_dies() -> None:
     async def tell() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
@@ -132,7 +132,7 @@ def test_the_others_go_on_when_one_worker_dies() -> None:
     story(tell)
 
 
-def test_a_worker_that_dies_fails_what_it_had_open() -> None:
+def test_the_death_of_a_worker_fails_its_open_requests() -> None:
     async def tell() -> None:
         bench = Bench()
         bench.submit(1)
@@ -146,7 +146,7 @@ def test_a_worker_that_dies_fails_what_it_had_open() -> None:
     story(tell)
 
 
-def test_a_request_that_ran_when_its_worker_died_may_be_failed_by_an_answer_of_its_own() -> None:
+def test_a_request_of_a_dead_worker_may_get_its_own_error() -> None:
     async def tell() -> None:
         bench = Bench()
         bench.submit(1)
@@ -158,7 +158,7 @@ def test_a_request_that_ran_when_its_worker_died_may_be_failed_by_an_answer_of_i
     story(tell)
 
 
-def test_a_worker_may_die_before_the_pump_knows_it() -> None:
+def test_a_worker_may_be_dead_when_it_is_added() -> None:
     async def tell() -> None:
         bench = Bench(workers=0)
         late, parked = PlayedProcess(0, bench.pump), PlayedProcess(1, bench.pump)
@@ -176,7 +176,7 @@ def test_a_worker_may_die_before_the_pump_knows_it() -> None:
     story(tell)
 
 
-def test_a_model_without_a_worker_that_will_run_again_refuses_at_once() -> None:
+def test_requests_are_refused_at_once_when_all_workers_are_parked() -> None:
     async def tell() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
@@ -203,7 +203,7 @@ def test_a_model_without_a_worker_that_will_run_again_refuses_at_once() -> None:
     story(tell)
 
 
-def test_a_model_is_ready_when_one_of_its_instances_says_so() -> None:
+def test_a_model_is_ready_when_one_of_its_instances_is_ready() -> None:
     async def tell() -> None:
         bench = Bench(workers=3)
         assert await bench.pump.is_ready()
@@ -233,7 +233,7 @@ def test_a_timeout_fires_while_every_worker_is_down() -> None:
     story(tell)
 
 
-def test_a_batch_that_a_dead_worker_had_not_read_goes_to_another_one() -> None:
+def test_an_unread_batch_of_a_dead_worker_goes_to_another_worker() -> None:
     async def tell() -> None:
         bench = Bench(workers=2)
         first, second = bench.workers
@@ -247,7 +247,7 @@ def test_a_batch_that_a_dead_worker_had_not_read_goes_to_another_one() -> None:
     story(tell)
 
 
-def test_an_unread_batch_waits_for_the_next_process_before_all_others() -> None:
+def test_an_unread_batch_is_the_first_of_the_next_process() -> None:
     async def tell() -> None:
         bench = Bench(preferred_batch_size=(1,))
         (worker,) = bench.workers
@@ -264,7 +264,7 @@ def test_an_unread_batch_waits_for_the_next_process_before_all_others() -> None:
     story(tell)
 
 
-def test_a_cancelled_request_of_an_unread_batch_is_not_delivered_again() -> None:
+def test_a_cancelled_request_of_an_unread_batch_is_not_executed() -> None:
     async def tell() -> None:
         bench = Bench(preferred_batch_size=(2,))
         (worker,) = bench.workers
@@ -279,7 +279,7 @@ def test_a_cancelled_request_of_an_unread_batch_is_not_delivered_again() -> None
     story(tell)
 
 
-def test_an_unread_batch_is_refused_when_no_worker_will_run_it() -> None:
+def test_an_unread_batch_is_refused_when_all_workers_are_parked() -> None:
     async def tell() -> None:
         bench = Bench()
         (worker,) = bench.workers

@@ -24,7 +24,7 @@ def test_a_request_that_would_run_alone_at_once_is_not_queued():
     assert scheduler.completed(Slot(1), TOOK) is None
 
 
-def test_a_request_that_is_to_wait_for_others_is_queued():
+def test_a_request_that_waits_for_a_larger_batch_is_queued():
     policy = BatchPolicy(max_batch_size=8, preferred_batch_sizes=(2, 4), max_queue_delay_ns=MS)
     scheduler = DynamicBatchScheduler(policy, instances=4)
 
@@ -60,7 +60,7 @@ def test_a_backlog_is_cut_into_preferred_sizes():
     ]
 
 
-def test_a_batch_that_jumps_over_a_preferred_size_closes_at_the_largest():
+def test_a_batch_that_skips_a_preferred_size_closes_at_the_largest():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 8)))
     for key in range(1, 5):
         arrive(scheduler, pending(key, rows=3), key)
@@ -72,7 +72,7 @@ def test_a_batch_that_jumps_over_a_preferred_size_closes_at_the_largest():
 PREFERRED = BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 8), max_queue_delay_ns=300 * MS)
 
 
-def test_less_than_a_preferred_size_waits_for_the_whole_delay_of_its_oldest():
+def test_a_batch_below_a_preferred_size_waits_for_the_whole_delay():
     scheduler = DynamicBatchScheduler(PREFERRED, instances=1)
     for key, now in ((1, 0), (2, 10 * MS), (3, 20 * MS)):
         assert arrive(scheduler, pending(key), now) == []
@@ -83,7 +83,7 @@ def test_less_than_a_preferred_size_waits_for_the_whole_delay_of_its_oldest():
     assert scheduler.wake_at() is None
 
 
-def test_a_preferred_size_goes_at_once_and_the_rest_waits_from_its_own_arrival():
+def test_a_preferred_size_runs_at_once_and_the_rest_waits_anew():
     scheduler = DynamicBatchScheduler(PREFERRED, instances=2)
     given = [arrive(scheduler, pending(key), key * MS) for key in range(1, 6)]
 
@@ -93,7 +93,7 @@ def test_a_preferred_size_goes_at_once_and_the_rest_waits_from_its_own_arrival()
     assert scheduler.poll(305 * MS) == [Execute(Slot(1), (5,))]
 
 
-def test_thirteen_requests_make_three_fours_and_a_late_one():
+def test_thirteen_requests_make_three_batches_of_four_and_one_of_one():
     scheduler = DynamicBatchScheduler(PREFERRED, instances=4)
     given = [action for key in range(1, 14) for action in arrive(scheduler, pending(key), 0)]
 
@@ -102,7 +102,7 @@ def test_thirteen_requests_make_three_fours_and_a_late_one():
     assert scheduler.poll(300 * MS) == [Execute(Slot(3), (13,))]
 
 
-def test_a_request_that_would_exceed_the_largest_preferred_size_sends_the_batch_before_it_and_waits_itself():
+def test_a_request_beyond_the_largest_preferred_size_opens_a_new_batch():
     policy = BatchPolicy(max_batch_size=8, preferred_batch_sizes=(2, 6), max_queue_delay_ns=3000 * MS)
     scheduler = DynamicBatchScheduler(policy, instances=1)
     assert arrive(scheduler, pending(1, rows=3), 0) == []
@@ -124,7 +124,7 @@ def test_a_request_that_would_exceed_the_largest_preferred_size_sends_the_batch_
         ((3, 5, 1), [(1,), (2, 3)]),
     ],
 )
-def test_batches_before_an_idle_instance_are_those_of_triton(rows: tuple[int, ...], batches: list[tuple[int, ...]]):
+def test_batches_for_an_idle_instance_are_those_of_triton(rows: tuple[int, ...], batches: list[tuple[int, ...]]):
     # As the real Triton 2.51 forms them; () is a request that still waits.
     policy = BatchPolicy(max_batch_size=8, preferred_batch_sizes=(2, 6), max_queue_delay_ns=3000 * MS)
     scheduler = DynamicBatchScheduler(policy, instances=3)
@@ -138,7 +138,7 @@ def test_batches_before_an_idle_instance_are_those_of_triton(rows: tuple[int, ..
     assert given + [()] * (scheduler.queued > 0) == batches
 
 
-def test_a_batch_grows_beyond_the_largest_preferred_size_while_every_instance_is_busy():
+def test_a_batch_exceeds_preferred_sizes_while_every_instance_is_busy():
     policy = BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 8), max_queue_delay_ns=3000 * MS)
     scheduler = busy_scheduler(policy)
     for key in range(1, 5):
@@ -162,7 +162,7 @@ def test_a_request_that_does_not_fit_closes_the_batch_before_it():
     assert finish_all(scheduler, 10) == [Execute(Slot(0), (1,)), Execute(Slot(0), (2, 3))]
 
 
-def test_another_shape_sends_the_batch_before_it_on_its_way():
+def test_a_request_of_another_shape_closes_the_batch_before_it():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16, max_queue_delay_ns=300 * MS), instances=2)
     assert arrive(scheduler, pending(1, shape=(3,)), 0) == []
     assert arrive(scheduler, pending(2, shape=(3,)), 1) == []
@@ -171,7 +171,7 @@ def test_another_shape_sends_the_batch_before_it_on_its_way():
     assert scheduler.wake_at() == 300 * MS + 2
 
 
-def test_a_full_batch_is_never_passed_by_a_later_one():
+def test_a_later_batch_never_overtakes_a_full_one():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=4))
     for key, shape in ((1, "a"), (2, "b"), (3, "a"), (4, "b")):
         arrive(scheduler, pending(key, shape=shape), key)
@@ -207,7 +207,7 @@ def test_instances_take_turns():
     assert used == [0, 1, 2, 0, 1, 2]
 
 
-def test_instances_come_and_go():
+def test_slots_can_be_added_and_removed():
     scheduler = DynamicBatchScheduler(BatchPolicy(), instances=0)
     assert arrive(scheduler, pending(1), 0) == []
     assert arrive(scheduler, pending(2), 0) == []
@@ -227,7 +227,7 @@ def test_instances_come_and_go():
     assert arrive(scheduler, pending(3), 4) == []
 
 
-def test_an_unread_batch_is_executed_once_more_before_all_others():
+def test_an_unread_batch_is_executed_again_before_all_others():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=4), instances=2)
     batch = [pending(1), pending(2)]
     for each in batch:
@@ -262,7 +262,7 @@ def test_requests_of_one_turn_are_polled_together():
     assert scheduler.completed(Slot(0), TOOK) == 1
 
 
-def test_closed_loop_clients_are_waited_for_until_the_expected_batch_is_there():
+def test_a_batch_waits_for_closed_loop_clients_up_to_its_expected_size():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16), instances=1)
     run_together(scheduler, 4, TOOK)
     assert scheduler.try_start(1) is None
@@ -270,13 +270,13 @@ def test_closed_loop_clients_are_waited_for_until_the_expected_batch_is_there():
     assert scheduler.poll(1) == [Execute(Slot(0), (1, 2, 3, 4))]
 
 
-def test_a_quick_batch_is_expected_to_be_half_as_large():
+def test_the_expected_size_after_a_fast_batch_is_half_as_large():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16), instances=1)
     run_together(scheduler, 8, took_ns=100)
     assert [scheduler.enqueue(pending(key), 1) for key in range(1, 5)] == [2, 2, 2, 0]
 
 
-def test_what_is_queued_as_a_batch_ends_waits_for_the_rest_of_its_turn():
+def test_a_batch_below_its_expected_size_waits_as_the_last_batch_ends():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16), instances=1)
     for key in range(4):
         scheduler.enqueue(pending(key), 0)
@@ -287,7 +287,7 @@ def test_what_is_queued_as_a_batch_ends_waits_for_the_rest_of_its_turn():
     assert scheduler.completed(Slot(0), TOOK) == 1
 
 
-def test_as_many_as_are_expected_are_polled_at_once_as_a_batch_ends():
+def test_a_batch_of_the_expected_size_starts_as_the_last_batch_ends():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16), instances=1)
     scheduler.enqueue(pending(0), 0)
     scheduler.poll(0)
@@ -305,7 +305,7 @@ def test_a_queued_request_can_be_cancelled_and_a_running_one_cannot():
     assert finish_all(scheduler, 10) == [Execute(Slot(0), (1, 3))]
 
 
-def test_a_cancelled_request_leaves_its_batch_and_nobody_moves_up():
+def test_a_cancelled_request_leaves_its_closed_batch_smaller():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=2))
     for key in range(1, 6):
         arrive(scheduler, pending(key), key)
@@ -315,7 +315,7 @@ def test_a_cancelled_request_leaves_its_batch_and_nobody_moves_up():
     assert finish_all(scheduler, 10) == [Execute(Slot(0), (2,)), Execute(Slot(0), (5,))]
 
 
-def test_the_place_of_a_cancelled_request_in_the_open_batch_is_taken_by_the_next():
+def test_the_next_request_replaces_a_cancelled_one_in_an_open_batch():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=4))
     arrive(scheduler, pending(1, rows=3), 1)
     arrive(scheduler, pending(2), 2)
@@ -327,7 +327,7 @@ def test_the_place_of_a_cancelled_request_in_the_open_batch_is_taken_by_the_next
     assert finish_all(scheduler, 10) == [Execute(Slot(0), (1, 2)), Execute(Slot(0), (4, 5))]
 
 
-def test_cancelling_the_oldest_makes_the_batch_wait_for_the_next_oldest():
+def test_after_a_cancel_the_delay_counts_from_the_next_oldest_request():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=4, max_queue_delay_ns=100), instances=1)
     arrive(scheduler, pending(1), 0)
     arrive(scheduler, pending(2), 40)
@@ -338,7 +338,7 @@ def test_cancelling_the_oldest_makes_the_batch_wait_for_the_next_oldest():
     assert (scheduler.wake_at(), scheduler.queued) == (None, 0)
 
 
-def test_drain_returns_what_is_queued_in_order_and_forgets_it():
+def test_drain_returns_queued_requests_in_order_and_empties_the_queue():
     scheduler = busy_scheduler(
         BatchPolicy(
             max_batch_size=2, timeout_action=TimeoutAction.DELAY, default_timeout_ns=100, allow_timeout_override=True

@@ -33,7 +33,7 @@ def test_the_policy_of_a_full_configuration():
     )
 
 
-def test_a_queue_without_a_size_is_bounded_all_the_same():
+def test_a_queue_without_a_configured_size_is_bounded():
     batching = ModelDynamicBatching(default_queue_policy=ModelQueuePolicy(max_queue_size=0))
 
     assert from_config(ModelConfig(max_batch_size=4, dynamic_batching=batching)) == BatchPolicy(4, max_queue_size=4096)

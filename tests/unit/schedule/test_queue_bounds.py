@@ -10,7 +10,7 @@ from support.scheduling import TOOK, arrive, busy_scheduler, expired, finish_all
 FULL = InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
 
 
-def test_a_full_queue_refuses_and_counts_only_what_waits():
+def test_a_full_queue_refuses_and_counts_only_queued_requests():
     scheduler = busy_scheduler(BatchPolicy(max_queue_size=2))
     arrive(scheduler, pending(1), 1)
     arrive(scheduler, pending(2), 2)
@@ -25,7 +25,7 @@ def test_a_full_queue_refuses_and_counts_only_what_waits():
     assert arrive(scheduler, pending(3), 5) == []
 
 
-def test_the_byte_bound_refuses_too_and_is_given_back_by_every_way_out():
+def test_bytes_of_a_request_count_until_it_leaves_the_queue_in_any_way():
     policy = BatchPolicy(max_queue_bytes=100, default_timeout_ns=1000, allow_timeout_override=True)
     scheduler = busy_scheduler(policy)
     arrive(scheduler, pending(1, size_bytes=60, timeout_us=1), 0)  # until 1000
@@ -48,7 +48,7 @@ def test_the_byte_bound_refuses_too_and_is_given_back_by_every_way_out():
         scheduler.enqueue(pending(8, size_bytes=1), 1000)
 
 
-def test_one_request_larger_than_the_byte_bound_is_taken_when_it_is_alone():
+def test_an_empty_queue_accepts_one_request_above_the_byte_bound():
     scheduler = busy_scheduler(BatchPolicy(max_queue_bytes=100))
     scheduler.enqueue(pending(1, size_bytes=101), 0)
 
@@ -57,7 +57,7 @@ def test_one_request_larger_than_the_byte_bound_is_taken_when_it_is_alone():
     assert scheduler.queued == 1
 
 
-def test_a_refused_request_does_not_close_the_batch_that_waits():
+def test_a_refused_request_does_not_close_the_open_batch():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, max_queue_size=1))
     arrive(scheduler, pending(1, shape="a"), 0)
     with pytest.raises(InferenceError):

@@ -9,7 +9,7 @@ from halimede.core.schedule.policy import BatchPolicy
 from support.scheduling import TOOK, arrive, busy_scheduler, expired, finish_all, pending
 
 
-def test_a_request_is_rejected_exactly_at_its_deadline_while_the_instance_is_busy():
+def test_a_queued_request_is_rejected_exactly_at_its_deadline():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, default_timeout_ns=100))
     arrive(scheduler, pending(1), 10)
     arrive(scheduler, pending(2), 20)
@@ -22,7 +22,7 @@ def test_a_request_is_rejected_exactly_at_its_deadline_while_the_instance_is_bus
     assert scheduler.wake_at() is None
 
 
-def test_a_request_that_is_late_when_an_instance_gets_free_is_rejected_and_its_batch_runs_without_it():
+def test_a_batch_runs_without_its_late_request():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=2, default_timeout_ns=100, allow_timeout_override=True))
     arrive(scheduler, pending(1, timeout_us=0), 0)
     arrive(scheduler, pending(2), 50)  # full: this batch is closed and stays so
@@ -31,7 +31,7 @@ def test_a_request_that_is_late_when_an_instance_gets_free_is_rejected_and_its_b
     assert finish_all(scheduler, 100) == [expired(1), Execute(Slot(0), (2,)), Execute(Slot(0), (3,))]
 
 
-def test_requests_with_one_deadline_are_rejected_in_the_order_in_which_they_came():
+def test_requests_with_one_deadline_are_rejected_in_order_of_arrival():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, default_timeout_ns=100))
     for key in (9, 3, 7):
         arrive(scheduler, pending(key), 0)
@@ -39,7 +39,7 @@ def test_requests_with_one_deadline_are_rejected_in_the_order_in_which_they_came
     assert scheduler.poll(100) == [expired(9), expired(3), expired(7)]
 
 
-def test_a_timeout_shorter_than_the_delay_wins_although_an_instance_is_idle():
+def test_a_timeout_shorter_than_the_delay_rejects_the_request():
     scheduler = DynamicBatchScheduler(
         BatchPolicy(max_batch_size=4, max_queue_delay_ns=300, default_timeout_ns=100), instances=1
     )
@@ -69,7 +69,9 @@ def test_an_executing_request_never_times_out():
         (0, True, 2**64 - 1, 2**64 - 1),
     ],
 )
-def test_the_effective_timeout(default_us: int, override: bool, asked_us: int, effective_us: int):
+def test_a_request_may_only_shorten_the_timeout_of_its_policy(
+    default_us: int, override: bool, asked_us: int, effective_us: int
+):
     policy = BatchPolicy(default_timeout_ns=default_us * 1000, allow_timeout_override=override)
     scheduler = busy_scheduler(policy)
     arrive(scheduler, pending(1, timeout_us=asked_us), 7)
@@ -80,7 +82,7 @@ def test_the_effective_timeout(default_us: int, override: bool, asked_us: int, e
 DELAYING = BatchPolicy(max_batch_size=4, timeout_action=TimeoutAction.DELAY, default_timeout_ns=100)
 
 
-def test_a_delayed_request_runs_after_those_whose_time_is_not_up():
+def test_a_delayed_request_runs_after_those_within_their_timeout():
     scheduler = busy_scheduler(DELAYING)
     for key, now in ((1, 0), (2, 10), (3, 90)):
         arrive(scheduler, pending(key), now)
@@ -92,7 +94,7 @@ def test_a_delayed_request_runs_after_those_whose_time_is_not_up():
     assert finish_all(scheduler, 120) == [Execute(Slot(0), (3,)), Execute(Slot(0), (1, 2))]
 
 
-def test_delayed_requests_are_batched_in_order_and_only_with_what_fits():
+def test_delayed_requests_form_batches_in_order_by_size_and_shape():
     scheduler = busy_scheduler(DELAYING)
     for key, rows, shape in ((1, 3, "a"), (2, 3, "a"), (3, 1, "a"), (4, 1, "b"), (5, 1, "a")):
         arrive(scheduler, pending(key, rows=rows, shape=shape), key)
@@ -105,7 +107,7 @@ def test_delayed_requests_are_batched_in_order_and_only_with_what_fits():
     ]
 
 
-def test_a_delayed_request_takes_an_idle_instance_while_the_others_still_wait_for_company():
+def test_a_delayed_request_uses_an_idle_instance_at_once():
     policy = BatchPolicy(
         max_batch_size=4, max_queue_delay_ns=300, timeout_action=TimeoutAction.DELAY, default_timeout_ns=100
     )
@@ -127,7 +129,7 @@ def test_a_delayed_request_is_never_rejected_and_can_be_cancelled():
     assert finish_all(scheduler, 10_000) == []
 
 
-def test_deadlines_are_exact_after_many_requests_have_come_and_gone():
+def test_deadlines_are_exact_after_many_requests_were_cancelled():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, allow_timeout_override=True))
     timeouts_us = {key: 2000 + key * 7919 % 1009 for key in range(1, 1001)}
     for key, timeout_us in timeouts_us.items():
@@ -143,7 +145,7 @@ def test_deadlines_are_exact_after_many_requests_have_come_and_gone():
     assert rejected == {expired(key): timeout_us * 1000 for key, timeout_us in timeouts_us.items() if key % 10 == 0}
 
 
-def test_a_key_that_comes_back_has_its_own_deadline():
+def test_a_reused_key_has_its_own_deadline():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, default_timeout_ns=100))
     arrive(scheduler, pending(1), 0)
     assert scheduler.try_cancel(1)
