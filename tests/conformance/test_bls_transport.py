@@ -15,7 +15,7 @@ import tritonclient.grpc as grpcclient
 
 from support.background import in_background
 from support.calling import CALLS, COUNT_METHODS, PATIENT, add_script, each, run
-from support.calls import executing
+from support.calls import executing, pending
 from support.processes import resident_bytes
 from support.served import ECHO, Stage, add_python, infer, parameter, workers
 from support.server import Start, wait_until
@@ -167,7 +167,7 @@ else:
     code = "return said(list(ask('own', tensor(np.float32([1]))).exec(decoupled=True))[-1])"
     asked = in_background(lambda: run(stage.server, code))
     wait_until(lambda: stage.notes("own") == ["calls"], "the call", stage.server)
-    time.sleep(0.2)  # for the call to be queued
+    wait_until(lambda: pending(stage.server, "own") == 1, "the call to be queued", stage.server)
     (stage.repository.parent / "own.notes.go").touch()
     assert asked.result(30) == []
 

@@ -1,7 +1,7 @@
 """HTTP connections over a transport in memory, for tests that cut their input anywhere, and requests without one."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -148,3 +148,20 @@ class SentExchange(Exchange):
         if not self.status:
             self.status = status
             self.answer_body = b"".join(chunks)
+
+
+def on_loop(story: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def test() -> None:
+        asyncio.run(story())  # type: ignore[arg-type]
+
+    test.__name__ = story.__name__
+    return test
+
+
+def connect_to(first: Client) -> Client:
+    """Another client of the same listener."""
+    transport = MemoryTransport()
+    connection = Connection(first.listener, asyncio.get_running_loop())
+    transport.protocol = connection
+    connection.connection_made(transport)
+    return Client(transport, connection, first.listener, first.seen, first.exchanges, first.log)

@@ -1,7 +1,6 @@
 """One connection over a transport in memory: every cut of the input, pipelining, back-pressure, and the time limits."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import cast
 
 import pytest
@@ -10,26 +9,7 @@ from hypothesis import strategies as st
 
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
-from halimede.frontends.http.protocol import Connection
-from support.http_memory import MAX_BODY, Client, MemoryTransport, connect, turns, two_parts
-
-
-def on_loop(story: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    def test() -> None:
-        asyncio.run(story())  # type: ignore[arg-type]
-
-    test.__name__ = story.__name__
-    return test
-
-
-def connect_to(first: Client) -> Client:
-    """Another client of the same listener."""
-    transport = MemoryTransport()
-    connection = Connection(first.listener, asyncio.get_running_loop())
-    transport.protocol = connection
-    connection.connection_made(transport)
-    return Client(transport, connection, first.listener, first.seen, first.exchanges, first.log)
-
+from support.http_memory import MAX_BODY, connect, on_loop, turns, two_parts
 
 REQUESTS = {
     "no body": (b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n", (b"GET", b"/a", b"")),
@@ -47,7 +27,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("first", REQUESTS)
 @pytest.mark.parametrize("second", REQUESTS)
-def test_two_requests_are_the_same_two_however_they_are_cut(first: str, second: str) -> None:
+def test_two_requests_are_read_alike_however_they_are_cut(first: str, second: str) -> None:
     async def story() -> None:
         data = REQUESTS[first][0] + REQUESTS[second][0]
         for parts in two_parts(data):
@@ -120,7 +100,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_framing_error_gets_one_answer_and_the_end(kind: str) -> None:
+def test_a_framing_error_gets_one_answer_and_closes_the_connection(kind: str) -> None:
     async def story() -> None:
         follow_up = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
         for parts in two_parts(BAD[kind]):
@@ -139,7 +119,7 @@ def test_a_framing_error_gets_one_answer_and_the_end(kind: str) -> None:
 
 
 @on_loop
-async def test_a_large_body_goes_straight_to_its_buffer() -> None:
+async def test_a_large_body_is_received_directly_into_its_buffer() -> None:
     client = connect()
     body = bytes(range(256)) * 512
     client.send(b"POST /big HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:100])
@@ -150,7 +130,7 @@ async def test_a_large_body_goes_straight_to_its_buffer() -> None:
 
 
 @on_loop
-async def test_a_body_of_the_limit_is_taken_and_one_byte_more_is_not() -> None:
+async def test_a_body_one_byte_above_the_limit_is_refused() -> None:
     client = connect()
     client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % MAX_BODY + b"x" * MAX_BODY)
     assert client.seen == [(b"POST", b"/", b"x" * MAX_BODY)]
@@ -163,7 +143,7 @@ async def test_a_body_of_the_limit_is_taken_and_one_byte_more_is_not() -> None:
 
 
 @on_loop
-async def test_one_request_is_in_work_and_answers_keep_the_order() -> None:
+async def test_requests_of_a_connection_run_one_by_one_in_order() -> None:
     client = connect(answer=False)
     client.send(
         b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\nGET /3 HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -182,7 +162,7 @@ async def test_one_request_is_in_work_and_answers_keep_the_order() -> None:
 
 
 @on_loop
-async def test_what_is_pipelined_beyond_the_bound_is_not_read() -> None:
+async def test_the_connection_stops_reading_beyond_the_pipelining_bound() -> None:
     client = connect(answer=False)
     request = b"GET /1234567890 HTTP/1.1\r\nHost: x\r\n\r\n"
     client.send(request * 7)
@@ -198,7 +178,7 @@ async def test_what_is_pipelined_beyond_the_bound_is_not_read() -> None:
 
 
 @on_loop
-async def test_a_client_that_does_not_read_is_not_read_from() -> None:
+async def test_the_connection_stops_reading_from_a_client_that_does_not_read() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
     client.send(b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -211,7 +191,7 @@ async def test_a_client_that_does_not_read_is_not_read_from() -> None:
 
 
 @on_loop
-async def test_large_parts_are_written_as_they_are_and_small_ones_together() -> None:
+async def test_small_parts_are_joined_and_large_parts_are_written_uncopied() -> None:
     client = connect(handle=lambda exchange: exchange.respond(200, b"", (b"a", b"b" * 50_000, b"c", b"d")))
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 50003\r\n\r\n"
@@ -232,7 +212,7 @@ async def test_only_the_first_answer_counts() -> None:
 
 
 @on_loop
-async def test_a_client_that_leaves_is_reported_once() -> None:
+async def test_a_disconnect_is_reported_once() -> None:
     client = connect(answer=False)
     gone: list[str] = []
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -244,7 +224,7 @@ async def test_a_client_that_leaves_is_reported_once() -> None:
 
 
 @on_loop
-async def test_a_fault_of_ours_is_a_500_without_its_details() -> None:
+async def test_an_internal_fault_is_a_500_without_its_details() -> None:
     def fail(exchange: Exchange) -> None:
         raise RuntimeError("secret")
 
@@ -259,7 +239,7 @@ async def test_a_fault_of_ours_is_a_500_without_its_details() -> None:
 
 
 @on_loop
-async def test_a_client_that_waits_for_100_continue_is_told_to_go_on() -> None:
+async def test_a_client_that_expects_100_continue_gets_it() -> None:
     expecting = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-Continue\r\n\r\n"
     client = connect()
     client.send(expecting)
@@ -299,7 +279,7 @@ async def test_100_continue_does_not_overtake_an_earlier_answer() -> None:
 
 
 @on_loop
-async def test_the_connection_ends_or_stays_as_the_client_asks() -> None:
+async def test_the_connection_closes_or_stays_open_as_the_client_asks() -> None:
     async def ask(head: bytes) -> tuple[bytes, str]:
         client = connect()
         client.send(head + b"\r\n")
@@ -335,78 +315,7 @@ async def test_after_a_refusal_a_bounded_amount_is_discarded() -> None:
 
 
 @on_loop
-async def test_a_head_has_ten_seconds() -> None:
-    client = connect()
-    client.connection.sweep(0.0)
-    client.connection.sweep(1000.0)
-    client.send(b"GET / HT")
-    client.connection.sweep(1001.0)
-    client.send(b"TP/1.1\r\nA:")
-    client.connection.sweep(1010.9)
-    assert client.answers == b""
-    client.connection.sweep(1011.0)
-    assert client.answers.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
-
-
-@on_loop
-async def test_each_head_has_its_own_ten_seconds() -> None:
-    client = connect()
-    head = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-    client.send(head[:5])
-    for second in range(30):
-        client.connection.sweep(float(second))
-        client.send(head[5:] + head[:5])
-        await turns(1)
-    assert len(client.seen) == 30
-    assert b"408" not in client.answers
-
-
-@pytest.mark.parametrize("framing", [b"Content-Length: 100000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nffff\r\n"])
-def test_a_body_makes_progress_or_is_given_up(framing: bytes) -> None:
-    async def story() -> None:
-        client = connect()
-        client.send(b"POST / HTTP/1.1\r\nHost: x\r\n" + framing)
-        client.connection.sweep(0.0)
-        for second in (10.0, 20.0, 30.0):
-            client.send(b"x" * 1024)
-            client.connection.sweep(second)
-        assert client.answers == b""
-        client.send(b"x" * 1023)
-        client.connection.sweep(39.9)
-        assert client.answers == b""
-        client.connection.sweep(40.0)
-        assert client.answers.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
-
-    asyncio.run(story())
-
-
-@on_loop
-async def test_a_request_in_work_has_no_time_limit_of_ours() -> None:
-    client = connect(answer=False)
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET /half")
-    for now in (0.0, 100.0, 10_000.0):
-        client.connection.sweep(now)
-    assert (client.answers, client.transport.closed) == (b"", "")
-
-
-@on_loop
-async def test_an_answer_that_nobody_takes_is_given_up_after_a_minute() -> None:
-    client = connect(answer=False)
-    client.transport.is_fast = False
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    client.exchanges[0].respond(200, b"", (b"x" * 5000,))
-    client.connection.sweep(0.0)
-    client.connection.sweep(59.9)
-    client.transport.take(10)
-    client.connection.sweep(60.0)
-    client.connection.sweep(119.9)
-    assert client.transport.closed == ""
-    client.connection.sweep(120.0)
-    assert client.transport.closed == "abort"
-
-
-@on_loop
-async def test_once_clients_are_sent_away_answers_close_and_a_drain_closes_idle_connections_at_once() -> None:
+async def test_a_drain_closes_idle_connections_at_once_and_others_after_answers() -> None:
     client = connect(answer=False)
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     client.listener.send_away()
@@ -422,92 +331,7 @@ async def test_once_clients_are_sent_away_answers_close_and_a_drain_closes_idle_
 
 
 @on_loop
-async def test_the_bodies_of_all_connections_together_are_bounded() -> None:
-    first = connect(answer=False, limits=Limits(max_held_bytes=1500))
-    second = connect_to(first)
-    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
-    first.send(head + b"x" * 400)
-    first.send(b"x" * 600)
-    assert (len(first.seen), first.listener.shared.held_bytes) == (1, 1000)
-    second.send(head + b"y" * 400)
-    assert (second.answers, first.listener.shared.held_bytes) == (b"", 1400)
-    second.send(b"y" * 200)
-    assert second.answers.startswith(b"HTTP/1.1 503 ")
-    assert b"Retry-After: 1\r\n" in second.answers
-    assert first.listener.shared.held_bytes == 1000
-    first.exchanges[0].respond(200, b"", (b"1",))
-    assert first.listener.shared.held_bytes == 0
-    first.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n" + b"z" * 900)
-    assert first.listener.shared.held_bytes == 900
-    first.connection.connection_lost(None)
-    assert first.listener.shared.held_bytes == 0
-    assert first.log == []
-
-
-@on_loop
-async def test_a_body_must_come_faster_where_much_is_held() -> None:
-    limits = Limits(max_held_bytes=2000, body_progress_s=1, body_progress_bytes=10, scarce_progress_bytes=100)
-    dribbling = connect(answer=False, limits=limits)
-    other = connect_to(dribbling)
-    dribbling.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b"x" * 100)
-    for second in range(3):
-        dribbling.send(b"x" * 20)
-        dribbling.connection.sweep(float(second))
-    assert dribbling.answers == b""
-    other.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b"y" * 900)
-    for second in range(3, 5):
-        dribbling.send(b"x" * 20)
-        other.send(b"y" * 5)
-        dribbling.connection.sweep(float(second))
-    assert dribbling.answers.startswith(b"HTTP/1.1 408 ")
-    assert b"brought less than 100 bytes in 1 s" in dribbling.answers
-    assert other.answers == b""
-
-
-@on_loop
-async def test_answers_that_nobody_takes_are_bounded_and_the_longest_stalled_goes_first() -> None:
-    first = connect(answer=False, limits=Limits(write_buffer_bytes=1000, max_unsent_bytes=15_000))
-    stalled, moving, late = first, connect_to(first), connect_to(first)
-    for client in (stalled, moving):
-        client.transport.is_fast = False
-        client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        first.exchanges[-1].respond(200, b"", (b"x" * 6000,))
-        client.connection.sweep(1.0)
-    moving.transport.take(500)
-    moving.connection.sweep(2.0)
-    stalled.connection.sweep(2.0)
-    assert first.listener.shared.unsent_bytes == stalled.transport.unsent + moving.transport.unsent > 11_000
-
-    late.transport.is_fast = False
-    late.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    first.exchanges[-1].respond(200, b"", (b"x" * 6000,))
-    assert [client.transport.closed for client in (stalled, moving, late)] == ["abort", "", ""]
-    assert first.listener.shared.unsent_bytes == moving.transport.unsent + late.transport.unsent
-    assert first.log == [
-        "Test service: 1 connections closed: more than 15000 bytes of answers waited for clients that do not read"
-    ]
-
-    for client in (moving, late):
-        client.transport.take(client.transport.unsent)
-    assert first.listener.shared.unsent_bytes == 0
-    stalled.connection.connection_lost(None)
-    assert first.listener.shared.unsent_bytes == 0
-
-
-@on_loop
-async def test_small_answers_that_nobody_takes_are_counted_too() -> None:
-    client = connect(limits=Limits(write_buffer_bytes=1 << 20, max_unsent_bytes=100))
-    client.transport.is_fast = False
-    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 5)
-    await turns(20)
-    client.connection.sweep(1.0)
-    assert client.listener.shared.unsent_bytes == client.transport.unsent > 100
-    client.listener.shed()
-    assert (client.transport.closed, client.listener.shared.unsent_bytes) == ("abort", 0)
-
-
-@on_loop
-async def test_others_have_their_turn_between_the_pieces_of_a_body_of_many_chunks() -> None:
+async def test_a_body_of_many_chunks_yields_to_other_connections() -> None:
     client = connect()
     client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
     client.send(b"1\r\nx\r\n" * 1000)
@@ -521,7 +345,7 @@ async def test_others_have_their_turn_between_the_pieces_of_a_body_of_many_chunk
 
 
 @on_loop
-async def test_reading_goes_on_after_a_body_of_many_chunks_that_was_pipelined() -> None:
+async def test_reading_resumes_after_a_pipelined_body_of_many_chunks() -> None:
     client = connect(answer=False)
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     body = b"1\r\nx\r\n" * 1001 + b"0\r\n\r\n"
@@ -534,7 +358,7 @@ async def test_reading_goes_on_after_a_body_of_many_chunks_that_was_pipelined() 
 
 
 @on_loop
-async def test_fault_of_ours_while_an_answer_in_parts_is_sent_cuts_it_off() -> None:
+async def test_an_internal_fault_aborts_an_answer_that_is_sent_in_parts() -> None:
     client = connect(answer=False)
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     client.exchanges[0].stream(200).send((b"part",))

@@ -1,188 +1,27 @@
 """An ensemble's requests between clients that note their answers and a server that the test plays."""
 
 import asyncio
-import functools
 import sys
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
 
-from halimede.core.config.check_request import Checked, RequestChecker
-from halimede.core.config.model_config import (
-    EnsembleStep,
-    ModelConfig,
-    ModelEnsembling,
-    ModelInput,
-    ModelOutput,
-    ModelTransactionPolicy,
-)
+from halimede.core.config.check_request import Checked
 from halimede.core.ensemble.admission import MAX_WAITING
-from halimede.core.ensemble.graph import make_graph
-from halimede.core.observe.stats import ModelStats
 from halimede.core.schedule.wait_graph import Held
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.caller import Caller
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns
-from halimede.runtime.ensemble import MAX_REQUESTS, Ensemble
-from halimede.runtime.requests import STOPPING, RequestTable, VersionRequests
-from halimede.runtime.server import OnResponse
+from halimede.runtime.ensemble import MAX_REQUESTS
+from halimede.runtime.requests import STOPPING
+from support.ensemble_bench import CANCELLED, Bench, of_e, refused, story
 
 BROKEN = InferenceError(ErrorCode.INTERNAL, "it broke")
-CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
-
-
-@dataclass
-class Call:
-    request: InferenceRequest
-    on_response: OnResponse
-    caller: Caller | None
-
-    def answer(self, error: InferenceError | None = None, *, final: bool = True) -> None:
-        outputs = [] if error is not None else [Tensor("OUT", DataType.FP32, (1,), b"\0" * 4)]
-        name = self.request.model_name
-        self.on_response(InferenceResponse(name, "1", self.request.id, outputs, error=error, final=final))
-
-    def end(self) -> None:
-        """The end of a decoupled model's answers."""
-        self.on_response(InferenceResponse(self.request.model_name, "1", self.request.id))
-
-
-@dataclass
-class PlayedServer:
-    """Keeps calls by ticket until the test answers them, or answers at once with what `at_once` says."""
-
-    calls: dict[int, Call] = field(default_factory=dict)
-    cancelled: list[int] = field(default_factory=list)
-    acknowledged: list[int] = field(default_factory=list)
-    at_once: Callable[[InferenceRequest], InferenceError | None] | None = None
-    at_cancel: Callable[[Call], None] | None = None
-    tickets: int = 1000
-
-    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
-        self.tickets += 1
-        call = Call(request, on_response, caller)
-        if self.at_once is not None:
-            call.answer(self.at_once(request))
-        else:
-            self.calls[self.tickets] = call
-        return self.tickets
-
-    def cancel(self, ticket: int) -> None:
-        self.cancelled.append(ticket)
-        if self.at_cancel is not None:
-            self.at_cancel(self.calls.pop(ticket))
-
-    def acknowledge(self, ticket: int, responses: int = 1) -> None:
-        self.acknowledged += [ticket] * responses
-
-    def take(self, model: str = "") -> Call:
-        """The oldest call that is not answered, of a model or of any."""
-        ticket = next(ticket for ticket, call in self.calls.items() if model in ("", call.request.model_name))
-        return self.calls.pop(ticket)
-
-    @property
-    def called(self) -> list[str]:
-        return [call.request.model_name for call in self.calls.values()]
-
-
-def tensors(kind: type, *names: str) -> tuple[Any, ...]:
-    return tuple(kind(name=name, data_type=DataType.FP32, dims=(1,)) for name in names)
-
-
-def member(name: str, *, decoupled: bool = False) -> ModelConfig:
-    policy = ModelTransactionPolicy(decoupled=decoupled)
-    return ModelConfig(
-        name=name, input=tensors(ModelInput, "IN"), output=tensors(ModelOutput, "OUT"), model_transaction_policy=policy
-    )
-
-
-class Bench:
-    """An ensemble IN -> OUT of one model after the other, or of two side by side (`OUT`, `MORE`)."""
-
-    def __init__(
-        self, *models: str, side_by_side: bool = False, limit: int = 0, decoupled: tuple[str, ...] = ()
-    ) -> None:
-        outputs = ("OUT", "MORE") if side_by_side else ("OUT",)
-        names = ["IN", *(f"between{at}" for at in range(1, len(models))), "OUT"]
-        ways = [("IN", output) for output in outputs] if side_by_side else list(pairwise(names))
-        steps = tuple(
-            EnsembleStep(model, -1, {"IN": source}, {"OUT": target})
-            for model, (source, target) in zip(models, ways, strict=True)
-        )
-        config = ModelConfig(
-            name="e",
-            platform="ensemble",
-            input=tensors(ModelInput, "IN"),
-            output=tensors(ModelOutput, *outputs),
-            ensemble_scheduling=ModelEnsembling(steps, limit),
-        )
-        graph = make_graph(config, [member(model, decoupled=model in decoupled) for model in models])
-        self.server = PlayedServer()
-        self.table = RequestTable()
-        self.stats = ModelStats("e", "1", decoupled=graph.decoupled)
-        loop = asyncio.get_running_loop()
-        self.members: list[Any] = []
-        self.requests = VersionRequests("e", "1", self.table, self.stats)
-        self.ensemble = Ensemble(graph, self.requests, self.server, lambda: self.members, RequestChecker(config), loop)
-        self.responses: list[tuple[int, InferenceResponse]] = []
-
-    def submit(self, *keys: int, caller: Caller | None = None, timeout_us: int = 0, size_bytes: int = 4) -> None:
-        for key in keys:
-            inputs = [Tensor("IN", DataType.FP32, (1,), b"\0" * 4)]
-            request = InferenceRequest("e", id=str(key), inputs=inputs, timeout_us=timeout_us)
-
-            def note(response: InferenceResponse, key: int = key) -> None:
-                assert response.id == str(key)
-                self.responses.append((key, response))
-
-            self.requests.submit(key, request, Checked(1, size_bytes), note, monotonic_ns(), caller)
-
-    @property
-    def executing(self) -> int:
-        return self.requests.count - self.ensemble.queued
-
-    @property
-    def answers(self) -> list[tuple[int, InferenceError | str, bool]]:
-        """What clients were told: an error, `ok` or `end`, and whether it was the last."""
-        return [(key, each.error or ("end" if each.is_empty else "ok"), each.final) for key, each in self.responses]
-
-    def failures(self) -> dict[FailureReason, int]:
-        return {reason: count for reason, count in self.stats.failures.items() if count}
-
-    def assert_at_rest(self) -> None:
-        """Nothing is left of any request."""
-        assert (self.executing, self.table.by_ticket, self.table.size_bytes) == (0, {}, 0)
-        asyncio.get_running_loop().create_task(self.requests.drained()).cancel()
-
-
-def of_e(error: InferenceError) -> InferenceError:
-    return InferenceError(error.code, f"in ensemble 'e', {error.message}")
-
-
-def refused(text: str, key: int) -> InferenceError:
-    return InferenceError(ErrorCode.UNAVAILABLE, f"[request id: {key}] {text}")
-
-
-def story(tell: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine, run in an event loop of its own."""
-
-    @functools.wraps(tell)
-    def run(**fixtures: object) -> None:
-        async def within_time() -> None:
-            async with asyncio.timeout(20):
-                await tell(**fixtures)
-
-        asyncio.run(within_time())
-
-    return run
 
 
 @story
-async def test_a_request_goes_through_its_steps_and_is_answered_once() -> None:
+async def test_a_request_passes_all_steps_and_gets_one_answer() -> None:
     bench = Bench("a", "b")
     bench.submit(1)
     assert bench.server.called == ["a"]
@@ -200,7 +39,7 @@ async def test_a_request_goes_through_its_steps_and_is_answered_once() -> None:
 
 
 @story
-async def test_the_first_error_is_the_answer_once_the_other_branch_is_over() -> None:
+async def test_the_first_error_is_the_answer_after_the_other_branch_has_ended() -> None:
     bench = Bench("a", "b", side_by_side=True)
     bench.submit(1)
     bench.server.take("b").answer(BROKEN)
@@ -212,7 +51,7 @@ async def test_the_first_error_is_the_answer_once_the_other_branch_is_over() -> 
 
 
 @story
-async def test_answers_that_come_at_once_make_no_deeper_stack() -> None:
+async def test_immediate_answers_do_not_deepen_the_stack() -> None:
     models = [f"m{number}" for number in range(2000)]
     bench = Bench(*models)
     bench.server.at_once = lambda _: None
@@ -227,7 +66,7 @@ async def test_answers_that_come_at_once_make_no_deeper_stack() -> None:
 
 
 @story
-async def test_a_client_that_leaves_ends_the_steps_under_way_and_begins_no_more() -> None:
+async def test_a_cancel_ends_running_steps_and_starts_no_others() -> None:
     bench = Bench("a", "b")
     bench.submit(1)
     (ticket,) = bench.server.calls
@@ -242,7 +81,7 @@ async def test_a_client_that_leaves_ends_the_steps_under_way_and_begins_no_more(
 
 
 @story
-async def test_steps_know_how_deep_they_lie_and_what_waits_for_them() -> None:
+async def test_calls_of_steps_carry_their_depth_and_caller() -> None:
     bench = Bench("a")
     callers = (None, Caller(3), Caller(3, "a batch", None, "m", 7))
     for key, caller in enumerate(callers, 1):
@@ -253,7 +92,7 @@ async def test_steps_know_how_deep_they_lie_and_what_waits_for_them() -> None:
 
 
 @story
-async def test_a_request_is_not_refused_because_its_steps_are_what_is_queued() -> None:
+async def test_a_request_is_not_refused_for_the_queueing_of_its_steps() -> None:
     bench = Bench("a")
     bench.submit(1)
     assert not bench.ensemble.try_refuse(1, InferenceError(ErrorCode.UNAVAILABLE, "nobody will answer"))
@@ -263,7 +102,7 @@ async def test_a_request_is_not_refused_because_its_steps_are_what_is_queued() -
 
 
 @story
-async def test_a_full_ensemble_refuses_what_is_over_its_bounds() -> None:
+async def test_an_ensemble_refuses_requests_beyond_its_bounds() -> None:
     bench = Bench("a")
     bench.submit(*range(1, MAX_REQUESTS + 2))
     assert bench.answers == [(MAX_REQUESTS + 1, refused("Exceeds maximum queue size", MAX_REQUESTS + 1), True)]
@@ -274,7 +113,7 @@ async def test_a_full_ensemble_refuses_what_is_over_its_bounds() -> None:
 
 
 @story
-async def test_a_request_too_many_bytes_is_refused_as_by_any_model() -> None:
+async def test_an_ensemble_refuses_requests_beyond_the_byte_bound() -> None:
     bench = Bench("a")
     bench.submit(1, size_bytes=bench.table.limit_bytes)
     bench.submit(2, size_bytes=1)
@@ -285,7 +124,7 @@ async def test_a_request_too_many_bytes_is_refused_as_by_any_model() -> None:
 
 
 @story
-async def test_no_more_calls_of_a_step_than_allowed_are_under_way_and_the_rest_go_in_their_order() -> None:
+async def test_calls_of_a_step_are_limited_and_the_rest_run_in_order() -> None:
     bench = Bench("a", "b", limit=1)
     bench.submit(1, 2, 3)
     assert bench.server.called == ["a"]
@@ -327,7 +166,7 @@ async def test_requests_with_calls_at_gates_are_pending() -> None:
 
 
 @story
-async def test_a_full_gate_fails_the_request_and_lets_go_of_its_calls() -> None:
+async def test_a_full_gate_fails_the_request_and_cancels_its_calls() -> None:
     bench = Bench("many", "a", limit=1, decoupled=("many",))
     bench.submit(1)
     many = bench.server.take("many")
@@ -357,7 +196,7 @@ async def test_a_cancelled_request_leaves_the_gate() -> None:
 
 
 @story
-async def test_a_request_that_has_failed_waits_at_no_gate() -> None:
+async def test_a_failed_request_does_not_wait_at_a_gate() -> None:
     bench = Bench("a", "b", side_by_side=True, limit=1)
     bench.submit(1)
     bench.server.take("a").answer()
@@ -389,7 +228,7 @@ async def test_the_time_in_the_gate_counts_towards_the_queue_timeout() -> None:
 
 
 @story
-async def test_a_call_that_a_models_own_code_waits_for_passes_the_gate() -> None:
+async def test_a_call_from_the_code_of_a_model_passes_the_gate() -> None:
     bench = Bench("a", limit=1)
     bench.submit(1)
     bench.submit(2, caller=Caller(1, "a batch"))
@@ -404,7 +243,7 @@ async def test_a_call_that_a_models_own_code_waits_for_passes_the_gate() -> None
 
 
 @story
-async def test_answers_of_a_decoupled_step_are_taken_as_the_client_takes_the_ensembles() -> None:
+async def test_a_decoupled_step_sends_as_fast_as_the_client_acknowledges() -> None:
     bench = Bench("many", "a", decoupled=("many",))
     bench.submit(1)
     (ticket,) = bench.server.calls
@@ -425,7 +264,7 @@ async def test_answers_of_a_decoupled_step_are_taken_as_the_client_takes_the_ens
 
 
 @story
-async def test_a_stop_answers_every_request_once_and_what_its_steps_do_then_is_unheard() -> None:
+async def test_a_stop_answers_each_request_once_and_ignores_later_answers() -> None:
     bench = Bench("a", "b", limit=1)
     bench.submit(1, 2, 3)
     bench.ensemble.abort()
@@ -453,7 +292,7 @@ class Member:
 
 
 @story
-async def test_an_ensemble_is_as_ready_as_all_of_its_members() -> None:
+async def test_an_ensemble_is_ready_when_all_its_members_are_ready() -> None:
     bench = Bench("a", "b")
     for member_b, available, ready in (
         (Member(), True, True),
@@ -471,7 +310,7 @@ async def test_an_ensemble_is_as_ready_as_all_of_its_members() -> None:
 
 
 @story
-async def test_a_client_whose_callback_fails_costs_nobody_else_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_callback_does_not_affect_other_clients(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench("a")
 
     def fail(_: InferenceResponse) -> None:
@@ -488,7 +327,7 @@ async def test_a_client_whose_callback_fails_costs_nobody_else_an_answer(caplog:
 
 
 @story
-async def test_a_defect_in_the_server_fails_the_one_request(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_internal_fault_fails_only_its_own_request(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench("a", "b")
     bench.submit(1, 2)
 

@@ -1,109 +1,26 @@
 """Ensembles that come and go with the models of their steps: in one process, where order is certain."""
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from halimede.backends.discover import installed_backend
-from halimede.core.inventory import Inventory
-from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller, RunningBatch
 from halimede.core.types.tensor import tensor_from_array
-from halimede.runtime.core_server import CoreServer
-from halimede.runtime.lifecycle import ModelLifecycle
-from halimede.runtime.prepare import LoadOptions
-from halimede.runtime.repository import ModelRepository
-from halimede.runtime.sampler import make_sampler
-from halimede.runtime.services import ModelServices
-from halimede.settings import MetricsConfig, ModelControlMode
+from support.ensemble_house import House, in_a_loop, unknown, until, until_rest, value_of
 from support.ensemble_models import Step, Tensors, add_ensemble, chain
 from support.models import add_identity, add_scaled
 from support.plugin import FaultyBackend
 
 UNLOADED = ("UNAVAILABLE", "unloaded")
+
+
 READY = ("READY", "")
-
-
-@dataclass
-class House:
-    """A server without front ends, over a repository of the test's own."""
-
-    repository: Path
-    load_threads: int = 4
-    lifecycle: ModelLifecycle = field(init=False)
-    core: CoreServer = field(init=False)
-
-    def __post_init__(self) -> None:
-        options = LoadOptions(Inventory(()), {}, autocomplete=True)
-        services = ModelServices(CustomMetrics())
-        self.lifecycle = ModelLifecycle(
-            ModelRepository((self.repository,)), options, self.load_threads, services=services
-        )
-        self.core = CoreServer(
-            self.lifecycle,
-            make_sampler(1000, cpu=False, gpu=False),
-            server_id="test",
-            control_mode=ModelControlMode.EXPLICIT,
-            strict_readiness=True,
-            metrics_config=MetricsConfig(),
-            dropped_log_lines=lambda: 0,
-            custom_metrics=services.metrics,
-        )
-        services.models = self.core
-
-    async def load(self, *names: str) -> None:
-        for name in names:
-            await self.core.load_model(name, {})
-
-    async def unload(self, name: str, *, dependents: bool = False) -> None:
-        await self.core.unload_model(name, dependents)
-
-    async def refused(self, name: str) -> str:
-        """What a load says that fails."""
-        with pytest.raises(InferenceError) as error:
-            await self.load(name)
-        assert error.value.code is ErrorCode.INVALID_ARG
-        return error.value.message.removeprefix(f"load failed for model '{name}': ")
-
-    async def states(self) -> dict[str, tuple[str, str]]:
-        """By the name of each model that was ever loaded."""
-        index = await self.core.repository_index(False)
-        return {entry.name: (entry.state.value, entry.reason) for entry in index if entry.state is not None}
-
-    def ask(self, name: str = "e", value: float = 1.0) -> "asyncio.Future[InferenceResponse]":
-        answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
-        inputs = [tensor_from_array("IN", DataType.FP32, np.full((1, 4), value, np.float32))]
-        self.core.infer(InferenceRequest(name, inputs=inputs), answer.set_result)
-        return answer
-
-    async def value(self, name: str = "e", value: float = 1.0) -> float | InferenceError:
-        return value_of(await self.ask(name, value))
-
-
-def value_of(response: InferenceResponse) -> float | InferenceError:
-    return response.error or float(response.outputs[0].array().flat[0])
-
-
-def in_a_loop(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine, run in an event loop of its own."""
-
-    @functools.wraps(story)
-    def run(**fixtures: object) -> None:
-        async def within_time() -> None:
-            async with asyncio.timeout(60):
-                await story(**fixtures)
-
-        asyncio.run(within_time())
-
-    return run
 
 
 @pytest.fixture
@@ -122,21 +39,6 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyBa
     installed_backend.cache_clear()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Look again every few milliseconds, with a bound."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-async def until_rest(house: House) -> None:
-    await until(lambda: house.lifecycle.busy()[1] == sum(len(r.versions) for r in house.lifecycle.records.values()))
-
-
-def unknown(name: str) -> InferenceError:
-    return InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' has no available versions")
-
-
 @in_a_loop
 async def test_loading_an_ensemble_loads_its_steps_and_what_they_need(repository: Path) -> None:
     add_scaled(repository, "two", 2)
@@ -151,7 +53,7 @@ async def test_loading_an_ensemble_loads_its_steps_and_what_they_need(repository
 
 
 @in_a_loop
-async def test_a_start_loads_ensembles_and_models_side_by_side_through_one_slot(repository: Path) -> None:
+async def test_a_start_loads_ensembles_and_models_with_one_load_thread(repository: Path) -> None:
     for number in range(3):
         add_scaled(repository, f"m{number}", 2)
     for name in ("a_first", "z_last"):
@@ -165,7 +67,7 @@ async def test_a_start_loads_ensembles_and_models_side_by_side_through_one_slot(
 
 
 @in_a_loop
-async def test_a_step_that_serves_already_is_not_loaded_again(repository: Path, faulty: FaultyBackend) -> None:
+async def test_a_loaded_step_is_not_loaded_again(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "step")
     add_ensemble(repository, "e", chain("step", "step"))
     add_ensemble(repository, "other", chain("step"))
@@ -176,7 +78,7 @@ async def test_a_step_that_serves_already_is_not_loaded_again(repository: Path, 
 
 
 @in_a_loop
-async def test_what_is_wrong_with_the_steps_is_said(repository: Path, faulty: FaultyBackend) -> None:
+async def test_the_error_of_a_load_names_the_problems_of_the_steps(repository: Path, faulty: FaultyBackend) -> None:
     add_scaled(repository, "fine", 2)
     faulty.add_model(repository, "broken", faults={"load": "ValueError"})
     add_ensemble(repository, "lost", chain("fine", "nowhere"))
@@ -202,7 +104,7 @@ async def test_what_is_wrong_with_the_steps_is_said(repository: Path, faulty: Fa
 
 
 @in_a_loop
-async def test_a_start_fails_with_the_models_that_failed_each_tried_once(
+async def test_a_failed_start_names_the_failed_models_and_tries_each_once(
     repository: Path, faulty: FaultyBackend
 ) -> None:
     faulty.add_model(repository, "broken", faults={"load": "ValueError"})
@@ -215,7 +117,7 @@ async def test_a_start_fails_with_the_models_that_failed_each_tried_once(
 
 
 @in_a_loop
-async def test_what_is_wrong_with_an_ensembles_configuration_is_said_with_its_place(repository: Path) -> None:
+async def test_the_error_of_a_configuration_names_the_place(repository: Path) -> None:
     add_scaled(repository, "fine", 2)
     add_ensemble(repository, "e", [Step("fine", {"IN": "IN"}, {"OUT": "elsewhere"})])
     house = House(repository)
@@ -227,7 +129,7 @@ async def test_what_is_wrong_with_an_ensembles_configuration_is_said_with_its_pl
 
 @pytest.mark.parametrize("at_once", [False, True])
 @in_a_loop
-async def test_ensembles_in_a_circle_are_an_error_that_shows_it(repository: Path, at_once: bool) -> None:
+async def test_a_cycle_of_ensembles_is_an_error_that_shows_the_cycle(repository: Path, at_once: bool) -> None:
     for name, step in (("c1", "c2"), ("c2", "c3"), ("c3", "c1"), ("own", "own")):
         add_ensemble(repository, name, chain(step))
     house = House(repository, load_threads=1)
@@ -241,7 +143,7 @@ async def test_ensembles_in_a_circle_are_an_error_that_shows_it(repository: Path
 
 
 @in_a_loop
-async def test_a_circle_that_a_reload_would_close_leaves_what_serves_alone(repository: Path) -> None:
+async def test_a_reload_that_would_make_a_cycle_changes_nothing(repository: Path) -> None:
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "inner", chain("two"))
     add_ensemble(repository, "outer", chain("inner"))
@@ -254,7 +156,7 @@ async def test_a_circle_that_a_reload_would_close_leaves_what_serves_alone(repos
 
 
 @in_a_loop
-async def test_an_ensemble_goes_with_its_step_and_comes_back_with_it(repository: Path) -> None:
+async def test_an_ensemble_is_unavailable_while_its_step_is_unloaded(repository: Path) -> None:
     add_scaled(repository, "two", 2)
     add_scaled(repository, "three", 3)
     add_ensemble(repository, "e", chain("two", "three"))
@@ -273,7 +175,7 @@ async def test_an_ensemble_goes_with_its_step_and_comes_back_with_it(repository:
 
 
 @in_a_loop
-async def test_an_ensemble_that_was_unloaded_stays_away(repository: Path) -> None:
+async def test_an_unloaded_ensemble_stays_unloaded_when_its_step_is_loaded(repository: Path) -> None:
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "e", chain("two"))
     house = House(repository)
@@ -330,7 +232,7 @@ async def test_a_reload_that_changes_nothing_for_the_ensemble_leaves_it_as_it_is
 
 
 @in_a_loop
-async def test_a_request_under_way_finishes_although_its_next_step_is_unloaded(
+async def test_a_running_request_finishes_when_its_next_step_is_unloaded(
     repository: Path, faulty: FaultyBackend
 ) -> None:
     faulty.add_model(repository, "slow", faults={"run": "hang"})
@@ -354,7 +256,7 @@ async def test_a_request_under_way_finishes_although_its_next_step_is_unloaded(
 
 
 @in_a_loop
-async def test_a_stop_waits_for_all_steps_of_what_was_accepted(repository: Path, faulty: FaultyBackend) -> None:
+async def test_a_stop_waits_for_all_steps_of_accepted_requests(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "slow", faults={"run": "hang"})
     for name in ("a_next", "z_next"):
         faulty.add_model(repository, name)
@@ -373,7 +275,7 @@ async def test_a_stop_waits_for_all_steps_of_what_was_accepted(repository: Path,
 
 
 @in_a_loop
-async def test_a_stop_that_is_out_of_time_answers_each_request_once(repository: Path, faulty: FaultyBackend) -> None:
+async def test_a_stop_that_times_out_answers_each_request_once(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "slow", faults={"run": "hang"})
     add_ensemble(repository, "e", chain("slow", "slow"))
     add_ensemble(repository, "outer", chain("e"))
@@ -390,7 +292,7 @@ async def test_a_stop_that_is_out_of_time_answers_each_request_once(repository: 
 
 
 @in_a_loop
-async def test_an_unload_with_dependents_takes_the_steps_that_nobody_else_wants(repository: Path) -> None:
+async def test_an_unload_with_dependents_unloads_unused_steps(repository: Path) -> None:
     for name in ("alone", "asked", "shared"):
         add_scaled(repository, name, 2)
     add_ensemble(repository, "inner", chain("alone"))
@@ -429,7 +331,7 @@ async def test_an_unload_ends_a_load_that_waits_for_a_step(repository: Path, fau
 
 
 @in_a_loop
-async def test_an_ensemble_is_ready_as_its_steps_are(repository: Path) -> None:
+async def test_an_ensemble_is_ready_when_its_steps_are_ready(repository: Path) -> None:
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "e", chain("two"))
     house = House(repository)
@@ -441,7 +343,7 @@ async def test_an_ensemble_is_ready_as_its_steps_are(repository: Path) -> None:
 
 
 @in_a_loop
-async def test_labels_come_from_the_model_that_makes_the_output_or_are_the_ensembles_own(repository: Path) -> None:
+async def test_labels_come_from_the_step_or_from_the_ensemble(repository: Path) -> None:
     for name in ("step", "other"):
         add_identity(repository, name, dims="4", max_batch_size=4)
         config = (repository / name / "config.pbtxt").read_text()
@@ -462,7 +364,7 @@ async def test_labels_come_from_the_model_that_makes_the_output_or_are_the_ensem
 
 
 @in_a_loop
-async def test_versions_of_an_ensemble_and_of_its_steps(repository: Path) -> None:
+async def test_ensembles_and_steps_have_versions_of_their_own(repository: Path) -> None:
     add_scaled(repository, "scaled", 2, version=1)
     add_scaled(repository, "scaled", 3, version=2)
     (repository / "scaled" / "config.pbtxt").write_text("version_policy { all { } }")
@@ -483,7 +385,7 @@ async def test_versions_of_an_ensemble_and_of_its_steps(repository: Path) -> Non
 
 
 @in_a_loop
-async def test_calls_within_one_another_are_bounded(repository: Path) -> None:
+async def test_the_depth_of_nested_calls_is_bounded(repository: Path) -> None:
     add_scaled(repository, "two", 1)
     names = ["two", *(f"e{number:02}" for number in range(33))]
     for step, name in pairwise(names):
@@ -497,7 +399,7 @@ async def test_calls_within_one_another_are_bounded(repository: Path) -> None:
 
 
 @in_a_loop
-async def test_a_reload_that_makes_an_ensemble_too_deep_takes_it_out_of_service(repository: Path) -> None:
+async def test_a_reload_that_nests_an_ensemble_too_deep_makes_it_unavailable(repository: Path) -> None:
     add_scaled(repository, "two", 1)
     names = ["two", *(f"e{number:02}" for number in range(32))]
     for step, name in pairwise(names):
@@ -514,7 +416,7 @@ async def test_a_reload_that_makes_an_ensemble_too_deep_takes_it_out_of_service(
 
 
 @in_a_loop
-async def test_an_ensemble_called_by_the_one_instance_that_its_step_needs_is_an_error_at_once(
+async def test_a_call_that_needs_the_instance_of_its_caller_fails_at_once(
     repository: Path, faulty: FaultyBackend
 ) -> None:
     faulty.add_model(repository, "busy", faults={"run": "hang"})
@@ -541,9 +443,7 @@ async def test_an_ensemble_called_by_the_one_instance_that_its_step_needs_is_an_
 
 
 @in_a_loop
-async def test_a_step_that_a_model_calls_ends_when_it_is_queued_for_too_long(
-    repository: Path, faulty: FaultyBackend
-) -> None:
+async def test_a_step_that_a_model_calls_fails_after_its_queue_timeout(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "busy", faults={"run": "hang"})
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "e", chain("two", "busy"))
@@ -566,9 +466,7 @@ async def test_a_step_that_a_model_calls_ends_when_it_is_queued_for_too_long(
 
 
 @in_a_loop
-async def test_a_call_that_is_queued_at_a_model_that_is_unloaded_ends_too(
-    repository: Path, faulty: FaultyBackend
-) -> None:
+async def test_a_call_queued_at_an_unloaded_model_ends_too(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "busy", faults={"run": "hang"})
     house = House(repository)
     await house.load("busy")

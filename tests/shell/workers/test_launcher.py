@@ -17,7 +17,7 @@ from halimede.core.supervise import Exit, describe_exit
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.zygote import MAX_COMMAND_BYTES
 from support.server import wait_until
-from support.workers import FOLDER, LIMIT_S, Crew, descriptors, ended, is_alive, printed
+from support.workers import FOLDER, LIMIT_S, Crew, Talk, descriptors, ended, is_alive, printed
 
 FORKED, EXECUTED = "", sys.executable
 BOTH_WAYS = pytest.mark.parametrize("python", [FORKED, EXECUTED], ids=["forked", "executed"])
@@ -117,25 +117,23 @@ def test_a_signal_that_is_sent_before_the_worker_is_there_is_not_lost(crew: Crew
         worker.process.close()
 
 
-def test_a_task_learns_at_once_that_a_worker_died(crew: Crew):
-    worker = crew.talk()
-    pid = worker.ask("__import__('os').getpid()")
-    assert worker.process.pid == pid
-
-    async def story() -> tuple[Exit, float]:
+def test_a_waiting_task_learns_at_once_that_a_worker_died(crew: Crew):
+    async def death(worker: Talk) -> float:
+        """How long after the death of the worker the task continues, in seconds."""
+        pid = worker.ask("__import__('os').getpid()")
+        assert worker.process.pid == pid
         waiting = asyncio.ensure_future(worker.process.wait())
         await asyncio.sleep(0)
         assert not waiting.done()
         killed = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        exit_ = await asyncio.wait_for(waiting, LIMIT_S)
-        return exit_, time.monotonic() - killed
+        assert await asyncio.wait_for(waiting, LIMIT_S) == Exit(signal=9)
+        return time.monotonic() - killed
 
-    exit_, took_s = asyncio.run(story())
+    took_s = [asyncio.run(death(crew.talk())) for _ in range(3)]
 
-    assert exit_ == Exit(signal=9)
-    # The goal is a few milliseconds; what it must not be is a look once a second.
-    assert took_s < 0.5
+    # The goal is a few milliseconds, not a check once a second. The machine may delay some of the three.
+    assert min(took_s) < 0.5
 
 
 def test_waiting_can_be_given_up_and_begun_again(crew: Crew):

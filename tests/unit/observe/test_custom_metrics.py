@@ -139,8 +139,10 @@ def test_name_can_be_reused_after_its_last_owner():
     custom = CustomMetrics()
     custom.new_family(A, "f", "", "HISTOGRAM")
     custom.forget(A)
-    custom.new_family(B, "f", "", "GAUGE")
-    custom.new_family(B, "f_count", "", "COUNTER")
+    gauge = custom.new_family(B, "f", "", "GAUGE")
+    custom.new_metric(B, gauge, {}, None)
+    custom.new_metric(B, custom.new_family(B, "f_count", "", "COUNTER"), {}, None)
+    assert {"f 0", "f_count 0"} <= set(page(custom).splitlines())
 
 
 def test_ids_are_valid_only_for_their_owner():

@@ -1,55 +1,14 @@
-from collections.abc import Hashable
+"""Batches of the dynamic batcher: preferred sizes, delays, instances, cancelled requests."""
 
 import pytest
 
-from halimede.core.config.model_config import (
-    ModelConfig,
-    ModelDynamicBatching,
-    ModelQueuePolicy,
-    TimeoutAction,
-)
-from halimede.core.schedule.actions import Action, Execute, Fail, Slot
+from halimede.core.config.model_config import TimeoutAction
+from halimede.core.schedule.actions import Execute, Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.make import make_scheduler
-from halimede.core.schedule.policy import BatchPolicy, from_config
-from halimede.core.schedule.scheduler import Pending
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.statistics import FailureReason
+from halimede.core.schedule.policy import BatchPolicy
+from support.scheduling import TOOK, arrive, busy_scheduler, finish_all, pending
 
 MS = 1_000_000
-TOOK = MS
-FULL = InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
-
-
-def pending(key: int, rows: int = 1, shape: Hashable = (), size_bytes: int = 4, timeout_us: int = 0) -> Pending:
-    return Pending(key, rows, size_bytes, shape, timeout_us=timeout_us)
-
-
-def arrive(scheduler: DynamicBatchScheduler, request: Pending, now_ns: int) -> list[Action]:
-    scheduler.enqueue(request, now_ns)
-    return scheduler.poll(now_ns)
-
-
-def expired(key: int) -> Fail:
-    return Fail(key, InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired"), FailureReason.REJECTED)
-
-
-def busy_scheduler(policy: BatchPolicy) -> DynamicBatchScheduler:
-    """One instance, which runs request 0 alone."""
-    scheduler = DynamicBatchScheduler(policy, instances=1)
-    scheduler.enqueue(pending(0, rows=policy.max_batch_size), 0)
-    assert scheduler.poll(0) == [Execute(Slot(0), (0,))]
-    return scheduler
-
-
-def finish_all(scheduler: DynamicBatchScheduler, now_ns: int) -> list[Action]:
-    """Complete instance 0 again and again at one moment, and collect what it is given."""
-    actions: list[Action] = []
-    scheduler.completed(Slot(0), TOOK)
-    while given := scheduler.poll(now_ns):
-        actions += given
-        scheduler.completed(Slot(0), TOOK)
-    return actions
 
 
 def test_a_request_that_would_run_alone_at_once_is_not_queued():
@@ -65,7 +24,7 @@ def test_a_request_that_would_run_alone_at_once_is_not_queued():
     assert scheduler.completed(Slot(1), TOOK) is None
 
 
-def test_a_request_that_is_to_wait_for_others_is_queued():
+def test_a_request_that_waits_for_a_larger_batch_is_queued():
     policy = BatchPolicy(max_batch_size=8, preferred_batch_sizes=(2, 4), max_queue_delay_ns=MS)
     scheduler = DynamicBatchScheduler(policy, instances=4)
 
@@ -101,7 +60,7 @@ def test_a_backlog_is_cut_into_preferred_sizes():
     ]
 
 
-def test_a_batch_that_jumps_over_a_preferred_size_closes_at_the_largest():
+def test_a_batch_that_skips_a_preferred_size_closes_at_the_largest():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 8)))
     for key in range(1, 5):
         arrive(scheduler, pending(key, rows=3), key)
@@ -113,7 +72,7 @@ def test_a_batch_that_jumps_over_a_preferred_size_closes_at_the_largest():
 PREFERRED = BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 8), max_queue_delay_ns=300 * MS)
 
 
-def test_less_than_a_preferred_size_waits_for_the_whole_delay_of_its_oldest():
+def test_a_batch_below_a_preferred_size_waits_for_the_whole_delay():
     scheduler = DynamicBatchScheduler(PREFERRED, instances=1)
     for key, now in ((1, 0), (2, 10 * MS), (3, 20 * MS)):
         assert arrive(scheduler, pending(key), now) == []
@@ -124,7 +83,7 @@ def test_less_than_a_preferred_size_waits_for_the_whole_delay_of_its_oldest():
     assert scheduler.wake_at() is None
 
 
-def test_a_preferred_size_goes_at_once_and_the_rest_waits_from_its_own_arrival():
+def test_a_preferred_size_runs_at_once_and_the_rest_waits_anew():
     scheduler = DynamicBatchScheduler(PREFERRED, instances=2)
     given = [arrive(scheduler, pending(key), key * MS) for key in range(1, 6)]
 
@@ -134,7 +93,7 @@ def test_a_preferred_size_goes_at_once_and_the_rest_waits_from_its_own_arrival()
     assert scheduler.poll(305 * MS) == [Execute(Slot(1), (5,))]
 
 
-def test_thirteen_requests_make_three_fours_and_a_late_one():
+def test_thirteen_requests_make_three_batches_of_four_and_one_of_one():
     scheduler = DynamicBatchScheduler(PREFERRED, instances=4)
     given = [action for key in range(1, 14) for action in arrive(scheduler, pending(key), 0)]
 
@@ -143,7 +102,7 @@ def test_thirteen_requests_make_three_fours_and_a_late_one():
     assert scheduler.poll(300 * MS) == [Execute(Slot(3), (13,))]
 
 
-def test_a_request_that_would_exceed_the_largest_preferred_size_sends_the_batch_before_it_and_waits_itself():
+def test_a_request_beyond_the_largest_preferred_size_opens_a_new_batch():
     policy = BatchPolicy(max_batch_size=8, preferred_batch_sizes=(2, 6), max_queue_delay_ns=3000 * MS)
     scheduler = DynamicBatchScheduler(policy, instances=1)
     assert arrive(scheduler, pending(1, rows=3), 0) == []
@@ -165,7 +124,7 @@ def test_a_request_that_would_exceed_the_largest_preferred_size_sends_the_batch_
         ((3, 5, 1), [(1,), (2, 3)]),
     ],
 )
-def test_batches_before_an_idle_instance_are_those_of_triton(rows: tuple[int, ...], batches: list[tuple[int, ...]]):
+def test_batches_for_an_idle_instance_are_those_of_triton(rows: tuple[int, ...], batches: list[tuple[int, ...]]):
     # As the real Triton 2.51 forms them; () is a request that still waits.
     policy = BatchPolicy(max_batch_size=8, preferred_batch_sizes=(2, 6), max_queue_delay_ns=3000 * MS)
     scheduler = DynamicBatchScheduler(policy, instances=3)
@@ -179,7 +138,7 @@ def test_batches_before_an_idle_instance_are_those_of_triton(rows: tuple[int, ..
     assert given + [()] * (scheduler.queued > 0) == batches
 
 
-def test_a_batch_grows_beyond_the_largest_preferred_size_while_every_instance_is_busy():
+def test_a_batch_exceeds_preferred_sizes_while_every_instance_is_busy():
     policy = BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 8), max_queue_delay_ns=3000 * MS)
     scheduler = busy_scheduler(policy)
     for key in range(1, 5):
@@ -203,7 +162,7 @@ def test_a_request_that_does_not_fit_closes_the_batch_before_it():
     assert finish_all(scheduler, 10) == [Execute(Slot(0), (1,)), Execute(Slot(0), (2, 3))]
 
 
-def test_another_shape_sends_the_batch_before_it_on_its_way():
+def test_a_request_of_another_shape_closes_the_batch_before_it():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16, max_queue_delay_ns=300 * MS), instances=2)
     assert arrive(scheduler, pending(1, shape=(3,)), 0) == []
     assert arrive(scheduler, pending(2, shape=(3,)), 1) == []
@@ -212,7 +171,7 @@ def test_another_shape_sends_the_batch_before_it_on_its_way():
     assert scheduler.wake_at() == 300 * MS + 2
 
 
-def test_a_full_batch_is_never_passed_by_a_later_one():
+def test_a_later_batch_never_overtakes_a_full_one():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=4))
     for key, shape in ((1, "a"), (2, "b"), (3, "a"), (4, "b")):
         arrive(scheduler, pending(key, shape=shape), key)
@@ -248,7 +207,7 @@ def test_instances_take_turns():
     assert used == [0, 1, 2, 0, 1, 2]
 
 
-def test_instances_come_and_go():
+def test_slots_can_be_added_and_removed():
     scheduler = DynamicBatchScheduler(BatchPolicy(), instances=0)
     assert arrive(scheduler, pending(1), 0) == []
     assert arrive(scheduler, pending(2), 0) == []
@@ -268,7 +227,7 @@ def test_instances_come_and_go():
     assert arrive(scheduler, pending(3), 4) == []
 
 
-def test_an_unread_batch_is_executed_once_more_before_all_others():
+def test_an_unread_batch_is_executed_again_before_all_others():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=4), instances=2)
     batch = [pending(1), pending(2)]
     for each in batch:
@@ -303,7 +262,7 @@ def test_requests_of_one_turn_are_polled_together():
     assert scheduler.completed(Slot(0), TOOK) == 1
 
 
-def test_closed_loop_clients_are_waited_for_until_the_expected_batch_is_there():
+def test_a_batch_waits_for_closed_loop_clients_up_to_its_expected_size():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16), instances=1)
     run_together(scheduler, 4, TOOK)
     assert scheduler.try_start(1) is None
@@ -311,13 +270,13 @@ def test_closed_loop_clients_are_waited_for_until_the_expected_batch_is_there():
     assert scheduler.poll(1) == [Execute(Slot(0), (1, 2, 3, 4))]
 
 
-def test_a_quick_batch_is_expected_to_be_half_as_large():
+def test_the_expected_size_after_a_fast_batch_is_half_as_large():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16), instances=1)
     run_together(scheduler, 8, took_ns=100)
     assert [scheduler.enqueue(pending(key), 1) for key in range(1, 5)] == [2, 2, 2, 0]
 
 
-def test_what_is_queued_as_a_batch_ends_waits_for_the_rest_of_its_turn():
+def test_a_batch_below_its_expected_size_waits_as_the_last_batch_ends():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16), instances=1)
     for key in range(4):
         scheduler.enqueue(pending(key), 0)
@@ -328,7 +287,7 @@ def test_what_is_queued_as_a_batch_ends_waits_for_the_rest_of_its_turn():
     assert scheduler.completed(Slot(0), TOOK) == 1
 
 
-def test_as_many_as_are_expected_are_polled_at_once_as_a_batch_ends():
+def test_a_batch_of_the_expected_size_starts_as_the_last_batch_ends():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=16), instances=1)
     scheduler.enqueue(pending(0), 0)
     scheduler.poll(0)
@@ -346,7 +305,7 @@ def test_a_queued_request_can_be_cancelled_and_a_running_one_cannot():
     assert finish_all(scheduler, 10) == [Execute(Slot(0), (1, 3))]
 
 
-def test_a_cancelled_request_leaves_its_batch_and_nobody_moves_up():
+def test_a_cancelled_request_leaves_its_closed_batch_smaller():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=2))
     for key in range(1, 6):
         arrive(scheduler, pending(key), key)
@@ -356,7 +315,7 @@ def test_a_cancelled_request_leaves_its_batch_and_nobody_moves_up():
     assert finish_all(scheduler, 10) == [Execute(Slot(0), (2,)), Execute(Slot(0), (5,))]
 
 
-def test_the_place_of_a_cancelled_request_in_the_open_batch_is_taken_by_the_next():
+def test_the_next_request_replaces_a_cancelled_one_in_an_open_batch():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=4))
     arrive(scheduler, pending(1, rows=3), 1)
     arrive(scheduler, pending(2), 2)
@@ -368,7 +327,7 @@ def test_the_place_of_a_cancelled_request_in_the_open_batch_is_taken_by_the_next
     assert finish_all(scheduler, 10) == [Execute(Slot(0), (1, 2)), Execute(Slot(0), (4, 5))]
 
 
-def test_cancelling_the_oldest_makes_the_batch_wait_for_the_next_oldest():
+def test_after_a_cancel_the_delay_counts_from_the_next_oldest_request():
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=4, max_queue_delay_ns=100), instances=1)
     arrive(scheduler, pending(1), 0)
     arrive(scheduler, pending(2), 40)
@@ -379,7 +338,7 @@ def test_cancelling_the_oldest_makes_the_batch_wait_for_the_next_oldest():
     assert (scheduler.wake_at(), scheduler.queued) == (None, 0)
 
 
-def test_drain_returns_what_is_queued_in_order_and_forgets_it():
+def test_drain_returns_queued_requests_in_order_and_empties_the_queue():
     scheduler = busy_scheduler(
         BatchPolicy(
             max_batch_size=2, timeout_action=TimeoutAction.DELAY, default_timeout_ns=100, allow_timeout_override=True
@@ -395,260 +354,9 @@ def test_drain_returns_what_is_queued_in_order_and_forgets_it():
     assert scheduler.poll(1000) == []
 
 
-# --- timeouts
-
-
-def test_a_request_is_rejected_exactly_at_its_deadline_while_the_instance_is_busy():
-    scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, default_timeout_ns=100))
-    arrive(scheduler, pending(1), 10)
-    arrive(scheduler, pending(2), 20)
-
-    assert scheduler.wake_at() == 110
-    assert scheduler.poll(109) == []
-    assert scheduler.poll(110) == [expired(1)]
-    assert scheduler.wake_at() == 120
-    assert finish_all(scheduler, 119) == [Execute(Slot(0), (2,))]
-    assert scheduler.wake_at() is None
-
-
-def test_a_request_that_is_late_when_an_instance_gets_free_is_rejected_and_its_batch_runs_without_it():
-    scheduler = busy_scheduler(BatchPolicy(max_batch_size=2, default_timeout_ns=100, allow_timeout_override=True))
-    arrive(scheduler, pending(1, timeout_us=0), 0)
-    arrive(scheduler, pending(2), 50)  # full: this batch is closed and stays so
-    arrive(scheduler, pending(3), 60)
-
-    assert finish_all(scheduler, 100) == [expired(1), Execute(Slot(0), (2,)), Execute(Slot(0), (3,))]
-
-
-def test_requests_with_one_deadline_are_rejected_in_the_order_in_which_they_came():
-    scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, default_timeout_ns=100))
-    for key in (9, 3, 7):
-        arrive(scheduler, pending(key), 0)
-
-    assert scheduler.poll(100) == [expired(9), expired(3), expired(7)]
-
-
-def test_a_timeout_shorter_than_the_delay_wins_although_an_instance_is_idle():
-    scheduler = DynamicBatchScheduler(
-        BatchPolicy(max_batch_size=4, max_queue_delay_ns=300, default_timeout_ns=100), instances=1
-    )
-    arrive(scheduler, pending(1), 0)
-
-    assert scheduler.wake_at() == 100
-    assert scheduler.poll(100) == [expired(1)]
-
-
-def test_an_executing_request_never_times_out():
-    scheduler = DynamicBatchScheduler(BatchPolicy(default_timeout_ns=100), instances=1)
-
-    assert arrive(scheduler, pending(1), 0) == [Execute(Slot(0), (1,))]
-    assert (scheduler.wake_at(), scheduler.poll(1000)) == (None, [])
-
-
-@pytest.mark.parametrize(
-    ("default_us", "override", "asked_us", "effective_us"),
-    [
-        (0, False, 0, 0),
-        (0, False, 50, 0),
-        (100, False, 50, 100),
-        (100, True, 0, 100),
-        (100, True, 50, 50),
-        (100, True, 500, 100),
-        (0, True, 50, 50),
-        (0, True, 2**64 - 1, 2**64 - 1),
-    ],
-)
-def test_the_effective_timeout(default_us: int, override: bool, asked_us: int, effective_us: int):
-    policy = BatchPolicy(default_timeout_ns=default_us * 1000, allow_timeout_override=override)
-    scheduler = busy_scheduler(policy)
-    arrive(scheduler, pending(1, timeout_us=asked_us), 7)
-
-    assert scheduler.wake_at() == (7 + effective_us * 1000 if effective_us else None)
-
-
-DELAYING = BatchPolicy(max_batch_size=4, timeout_action=TimeoutAction.DELAY, default_timeout_ns=100)
-
-
-def test_a_delayed_request_runs_after_those_whose_time_is_not_up():
-    scheduler = busy_scheduler(DELAYING)
-    for key, now in ((1, 0), (2, 10), (3, 90)):
-        arrive(scheduler, pending(key), now)
-    assert scheduler.wake_at() == 100
-    assert scheduler.poll(100) == []
-    assert scheduler.poll(110) == []
-    assert (scheduler.queued, scheduler.oldest_enqueued_at(), scheduler.wake_at()) == (3, 0, 190)
-
-    assert finish_all(scheduler, 120) == [Execute(Slot(0), (3,)), Execute(Slot(0), (1, 2))]
-
-
-def test_delayed_requests_are_batched_in_order_and_only_with_what_fits():
-    scheduler = busy_scheduler(DELAYING)
-    for key, rows, shape in ((1, 3, "a"), (2, 3, "a"), (3, 1, "a"), (4, 1, "b"), (5, 1, "a")):
-        arrive(scheduler, pending(key, rows=rows, shape=shape), key)
-
-    assert finish_all(scheduler, 200) == [
-        Execute(Slot(0), (1,)),
-        Execute(Slot(0), (2, 3)),
-        Execute(Slot(0), (4,)),
-        Execute(Slot(0), (5,)),
-    ]
-
-
-def test_a_delayed_request_takes_an_idle_instance_while_the_others_still_wait_for_company():
-    policy = BatchPolicy(
-        max_batch_size=4, max_queue_delay_ns=300, timeout_action=TimeoutAction.DELAY, default_timeout_ns=100
-    )
-    scheduler = DynamicBatchScheduler(policy, instances=1)
-    arrive(scheduler, pending(1), 0)
-    arrive(scheduler, pending(2), 50)
-
-    assert scheduler.poll(100) == [Execute(Slot(0), (1,))]
-    scheduler.completed(Slot(0), TOOK)
-    assert (scheduler.poll(100), scheduler.wake_at()) == ([], 150)
-
-
-def test_a_delayed_request_is_never_rejected_and_can_be_cancelled():
-    scheduler = busy_scheduler(DELAYING)
-    arrive(scheduler, pending(1), 0)
-    assert scheduler.poll(10_000) == []
-
-    assert scheduler.try_cancel(1)
-    assert finish_all(scheduler, 10_000) == []
-
-
-def test_deadlines_are_exact_after_many_requests_have_come_and_gone():
-    scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, allow_timeout_override=True))
-    timeouts_us = {key: 2000 + key * 7919 % 1009 for key in range(1, 1001)}
-    for key, timeout_us in timeouts_us.items():
-        arrive(scheduler, pending(key, timeout_us=timeout_us), 0)
-        if key % 10:
-            assert scheduler.try_cancel(key)
-
-    rejected: dict[Action, int] = {}
-    while (now := scheduler.wake_at()) is not None:
-        assert scheduler.poll(now - 1) == []
-        rejected |= dict.fromkeys(scheduler.poll(now), now)
-
-    assert rejected == {expired(key): timeout_us * 1000 for key, timeout_us in timeouts_us.items() if key % 10 == 0}
-
-
-def test_a_key_that_comes_back_has_its_own_deadline():
-    scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, default_timeout_ns=100))
-    arrive(scheduler, pending(1), 0)
-    assert scheduler.try_cancel(1)
-    arrive(scheduler, pending(1), 60)
-
-    assert scheduler.poll(100) == []
-    assert scheduler.wake_at() == 160
-    assert scheduler.poll(160) == [expired(1)]
-
-
-# --- bounds
-
-
-def test_a_full_queue_refuses_and_counts_only_what_waits():
-    scheduler = busy_scheduler(BatchPolicy(max_queue_size=2))
-    arrive(scheduler, pending(1), 1)
-    arrive(scheduler, pending(2), 2)
-
-    with pytest.raises(InferenceError) as refused:
-        scheduler.enqueue(pending(3), 3)
-
-    assert refused.value == FULL
-    assert scheduler.queued == 2
-    scheduler.completed(Slot(0), TOOK)
-    assert scheduler.poll(4) == [Execute(Slot(0), (1,))]
-    assert arrive(scheduler, pending(3), 5) == []
-
-
-def test_the_byte_bound_refuses_too_and_is_given_back_by_every_way_out():
-    policy = BatchPolicy(max_queue_bytes=100, default_timeout_ns=1000, allow_timeout_override=True)
-    scheduler = busy_scheduler(policy)
-    arrive(scheduler, pending(1, size_bytes=60, timeout_us=1), 0)  # until 1000
-    with pytest.raises(InferenceError) as refused:
-        scheduler.enqueue(pending(2, size_bytes=41), 0)
-    assert refused.value == FULL
-    arrive(scheduler, pending(2, size_bytes=40), 1)
-    assert scheduler.poll(1000) == [expired(1)]
-    arrive(scheduler, pending(3, size_bytes=60), 1000)
-    assert scheduler.try_cancel(3)
-    arrive(scheduler, pending(4, size_bytes=60), 1000)
-    scheduler.completed(Slot(0), TOOK)
-    assert scheduler.poll(1000) == [Execute(Slot(0), (2,))]
-    arrive(scheduler, pending(5, size_bytes=40), 1000)
-    assert scheduler.drain() == [4, 5]
-    arrive(scheduler, pending(6, size_bytes=60), 1000)
-    arrive(scheduler, pending(7, size_bytes=40), 1000)
-
-    with pytest.raises(InferenceError):
-        scheduler.enqueue(pending(8, size_bytes=1), 1000)
-
-
-def test_one_request_larger_than_the_byte_bound_is_taken_when_it_is_alone():
-    scheduler = busy_scheduler(BatchPolicy(max_queue_bytes=100))
-    scheduler.enqueue(pending(1, size_bytes=101), 0)
-
-    with pytest.raises(InferenceError):
-        scheduler.enqueue(pending(2, size_bytes=0), 0)
-    assert scheduler.queued == 1
-
-
-def test_a_refused_request_does_not_close_the_batch_that_waits():
-    scheduler = busy_scheduler(BatchPolicy(max_batch_size=4, max_queue_size=1))
-    arrive(scheduler, pending(1, shape="a"), 0)
-    with pytest.raises(InferenceError):
-        scheduler.enqueue(pending(2, shape="b"), 1)
-    with pytest.raises(InferenceError):
-        scheduler.enqueue(pending(2, shape="b"), 1)
-
-    assert finish_all(scheduler, 2) == [Execute(Slot(0), (1,))]
-
-
 def test_repr_shows_queue_and_instances():
     scheduler = busy_scheduler(BatchPolicy())
     scheduler.add_slot(Slot(1))
     scheduler.enqueue(pending(1), 0)
 
     assert repr(scheduler) == "<DynamicBatchScheduler queue=1 running=1/2>"
-
-
-# --- configuration
-
-
-def test_the_policy_of_a_full_configuration():
-    config = ModelConfig(
-        max_batch_size=16,
-        dynamic_batching=ModelDynamicBatching(
-            preferred_batch_size=(4, 8),
-            max_queue_delay_microseconds=300,
-            default_queue_policy=ModelQueuePolicy(TimeoutAction.DELAY, 7, True, 5),
-        ),
-    )
-
-    assert from_config(config) == BatchPolicy(
-        max_batch_size=16,
-        preferred_batch_sizes=(4, 8),
-        max_queue_delay_ns=300_000,
-        max_queue_size=5,
-        max_queue_bytes=256 << 20,
-        timeout_action=TimeoutAction.DELAY,
-        default_timeout_ns=7000,
-        allow_timeout_override=True,
-    )
-
-
-def test_a_queue_without_a_size_is_bounded_all_the_same():
-    batching = ModelDynamicBatching(default_queue_policy=ModelQueuePolicy(max_queue_size=0))
-
-    assert from_config(ModelConfig(max_batch_size=4, dynamic_batching=batching)) == BatchPolicy(4, max_queue_size=4096)
-    assert from_config(ModelConfig()) == BatchPolicy(1, max_queue_size=4096)
-
-
-def test_make_scheduler_follows_the_configuration():
-    batching = ModelDynamicBatching(max_queue_delay_microseconds=10)
-    dynamic = make_scheduler(ModelConfig(max_batch_size=4, dynamic_batching=batching), instances=1)
-    dynamic.enqueue(pending(1), 0)
-
-    assert repr(dynamic) == "<DynamicBatchScheduler queue=1 running=0/1>"
-    assert (dynamic.poll(0), dynamic.wake_at()) == ([], 10_000)
-    assert repr(make_scheduler(ModelConfig(max_batch_size=4), 2)) == "<DefaultScheduler queue=0 running=0/2>"

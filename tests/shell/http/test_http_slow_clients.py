@@ -1,0 +1,164 @@
+"""Clients that send or read slowly: time limits of a connection, and bounds over all connections."""
+
+import asyncio
+
+import pytest
+
+from halimede.frontends.http.framing import Limits
+from support.http_memory import connect, connect_to, on_loop, turns
+
+
+@on_loop
+async def test_a_head_must_arrive_within_ten_seconds() -> None:
+    client = connect()
+    client.connection.sweep(0.0)
+    client.connection.sweep(1000.0)
+    client.send(b"GET / HT")
+    client.connection.sweep(1001.0)
+    client.send(b"TP/1.1\r\nA:")
+    client.connection.sweep(1010.9)
+    assert client.answers == b""
+    client.connection.sweep(1011.0)
+    assert client.answers.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+
+
+@on_loop
+async def test_the_ten_seconds_start_anew_with_each_head() -> None:
+    client = connect()
+    head = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    client.send(head[:5])
+    for second in range(30):
+        client.connection.sweep(float(second))
+        client.send(head[5:] + head[:5])
+        await turns(1)
+    assert len(client.seen) == 30
+    assert b"408" not in client.answers
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 100000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nffff\r\n"])
+def test_a_body_without_progress_gets_408(framing: bytes) -> None:
+    async def story() -> None:
+        client = connect()
+        client.send(b"POST / HTTP/1.1\r\nHost: x\r\n" + framing)
+        client.connection.sweep(0.0)
+        for second in (10.0, 20.0, 30.0):
+            client.send(b"x" * 1024)
+            client.connection.sweep(second)
+        assert client.answers == b""
+        client.send(b"x" * 1023)
+        client.connection.sweep(39.9)
+        assert client.answers == b""
+        client.connection.sweep(40.0)
+        assert client.answers.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+
+    asyncio.run(story())
+
+
+@on_loop
+async def test_a_request_in_execution_has_no_time_limit() -> None:
+    client = connect(answer=False)
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET /half")
+    for now in (0.0, 100.0, 10_000.0):
+        client.connection.sweep(now)
+    assert (client.answers, client.transport.closed) == (b"", "")
+
+
+@on_loop
+async def test_the_connection_of_an_unread_answer_is_aborted_after_a_minute() -> None:
+    client = connect(answer=False)
+    client.transport.is_fast = False
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    client.exchanges[0].respond(200, b"", (b"x" * 5000,))
+    client.connection.sweep(0.0)
+    client.connection.sweep(59.9)
+    client.transport.take(10)
+    client.connection.sweep(60.0)
+    client.connection.sweep(119.9)
+    assert client.transport.closed == ""
+    client.connection.sweep(120.0)
+    assert client.transport.closed == "abort"
+
+
+@on_loop
+async def test_the_bodies_of_all_connections_together_are_bounded() -> None:
+    first = connect(answer=False, limits=Limits(max_held_bytes=1500))
+    second = connect_to(first)
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    first.send(head + b"x" * 400)
+    first.send(b"x" * 600)
+    assert (len(first.seen), first.listener.shared.held_bytes) == (1, 1000)
+    second.send(head + b"y" * 400)
+    assert (second.answers, first.listener.shared.held_bytes) == (b"", 1400)
+    second.send(b"y" * 200)
+    assert second.answers.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: 1\r\n" in second.answers
+    assert first.listener.shared.held_bytes == 1000
+    first.exchanges[0].respond(200, b"", (b"1",))
+    assert first.listener.shared.held_bytes == 0
+    first.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n" + b"z" * 900)
+    assert first.listener.shared.held_bytes == 900
+    first.connection.connection_lost(None)
+    assert first.listener.shared.held_bytes == 0
+    assert first.log == []
+
+
+@on_loop
+async def test_a_body_must_arrive_faster_when_much_memory_is_held() -> None:
+    limits = Limits(max_held_bytes=2000, body_progress_s=1, body_progress_bytes=10, scarce_progress_bytes=100)
+    dribbling = connect(answer=False, limits=limits)
+    other = connect_to(dribbling)
+    dribbling.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b"x" * 100)
+    for second in range(3):
+        dribbling.send(b"x" * 20)
+        dribbling.connection.sweep(float(second))
+    assert dribbling.answers == b""
+    other.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b"y" * 900)
+    for second in range(3, 5):
+        dribbling.send(b"x" * 20)
+        other.send(b"y" * 5)
+        dribbling.connection.sweep(float(second))
+    assert dribbling.answers.startswith(b"HTTP/1.1 408 ")
+    assert b"brought less than 100 bytes in 1 s" in dribbling.answers
+    assert other.answers == b""
+
+
+@on_loop
+async def test_the_longest_stalled_connection_is_closed_when_unsent_bytes_exceed() -> None:
+    first = connect(answer=False, limits=Limits(write_buffer_bytes=1000, max_unsent_bytes=15_000))
+    stalled, moving, late = first, connect_to(first), connect_to(first)
+    for client in (stalled, moving):
+        client.transport.is_fast = False
+        client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        first.exchanges[-1].respond(200, b"", (b"x" * 6000,))
+        client.connection.sweep(1.0)
+    moving.transport.take(500)
+    moving.connection.sweep(2.0)
+    stalled.connection.sweep(2.0)
+    assert first.listener.shared.unsent_bytes == stalled.transport.unsent + moving.transport.unsent > 11_000
+
+    late.transport.is_fast = False
+    late.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    first.exchanges[-1].respond(200, b"", (b"x" * 6000,))
+    assert [client.transport.closed for client in (stalled, moving, late)] == ["abort", "", ""]
+    assert first.listener.shared.unsent_bytes == moving.transport.unsent + late.transport.unsent
+    assert first.log == [
+        "Test service: 1 connections closed: more than 15000 bytes of answers waited for clients that do not read"
+    ]
+
+    for client in (moving, late):
+        client.transport.take(client.transport.unsent)
+    assert first.listener.shared.unsent_bytes == 0
+    stalled.connection.connection_lost(None)
+    assert first.listener.shared.unsent_bytes == 0
+
+
+@on_loop
+async def test_small_unread_answers_count_as_unsent_bytes() -> None:
+    client = connect(limits=Limits(write_buffer_bytes=1 << 20, max_unsent_bytes=100))
+    client.transport.is_fast = False
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 5)
+    await turns(20)
+    client.connection.sweep(1.0)
+    assert client.listener.shared.unsent_bytes == client.transport.unsent > 100
+    client.listener.shed()
+    assert (client.transport.closed, client.listener.shared.unsent_bytes) == ("abort", 0)

@@ -1,0 +1,205 @@
+"""Requests of worker processes that are cancelled, refused or aborted, and messages to their workers."""
+
+import asyncio
+
+import pytest
+
+from halimede.core.config.check_request import Checked
+from halimede.core.schedule.wait_graph import Held, Queued
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types.caller import Answers, RunningBatch
+from halimede.core.types.statistics import FailureReason
+from halimede.runtime.clock import monotonic_ns
+from support.pumping import Bench, outputs, story
+
+INTERNAL, CANCELLED, UNAVAILABLE = ErrorCode.INTERNAL, ErrorCode.CANCELLED, ErrorCode.UNAVAILABLE
+
+
+def test_a_cancelled_running_request_is_ended_by_its_worker() -> None:
+    async def tell() -> None:
+        bench = Bench(workers=2, preferred_batch_size=(1,))
+        bench.submit(1, 2)
+        await bench.turn()
+        bench.workers[1].send(2, outputs())
+        bench.pump.cancel(2)
+        bench.pump.cancel(2)
+        assert [worker.cancelled for worker in bench.workers] == [[], [2]]
+        assert bench.workers[1].batches[0][0].cancelled
+        bench.workers[1].send(2, outputs())  # to nobody
+        assert bench.answers == [(2, "ok", False)]
+        bench.workers[1].send(2, InferenceError(CANCELLED, ""), final=True)
+        assert bench.answers[1:] == [(2, CANCELLED, True)]
+        assert bench.stats.failures[FailureReason.CANCELED] == 1
+
+    story(tell)
+
+
+def test_a_cancelled_request_is_never_counted_as_a_success() -> None:
+    async def tell() -> None:
+        bench = Bench()
+        bench.submit(1)
+        bench.pump.cancel(1)
+        bench.workers[0].send(1, outputs())
+        bench.workers[0].send(1, None, final=True)
+        assert bench.answers == [(1, CANCELLED, True)]
+        assert (bench.stats.success_count, bench.stats.failures[FailureReason.CANCELED]) == (0, 1)
+
+    story(tell)
+
+
+def test_a_cancelled_open_request_ends_at_once() -> None:
+    async def tell() -> None:
+        bench = Bench()
+        bench.submit(1)
+        worker = bench.workers[0]
+        worker.finish()
+        worker.send(1, outputs())
+        bench.pump.cancel(1)
+        assert bench.answers == [(1, "ok", False), (1, CANCELLED, True)]
+        assert worker.cancelled == [1]
+        await bench.pump.close()
+        worker.send(1, outputs())
+        worker.send(1, None, final=True)
+        assert len(bench.answers) == 2
+
+    story(tell)
+
+
+def test_a_request_cancelled_while_it_runs_ends_with_its_batch() -> None:
+    async def tell() -> None:
+        bench = Bench()
+        bench.submit(1)
+        bench.pump.cancel(1)
+        assert bench.answers == []
+        bench.workers[0].finish()
+        assert bench.answers == [(1, CANCELLED, True)]
+        await bench.pump.close()
+
+    story(tell)
+
+
+def test_acknowledgements_go_to_the_worker_of_the_request() -> None:
+    async def tell() -> None:
+        bench = Bench(workers=2, preferred_batch_size=(1,))
+        bench.submit(1, 2)
+        await bench.turn()
+        bench.workers[1].send(2, outputs())
+        bench.pump.acknowledge(2, 1)
+        bench.workers[1].finish()
+        bench.pump.acknowledge(2, 3)
+        bench.workers[1].send(2, None, final=True)
+        bench.pump.acknowledge(2, 1)
+        assert [worker.acknowledged for worker in bench.workers] == [[], [(2, 1), (2, 3)]]
+
+    story(tell)
+
+
+def test_a_dead_worker_gets_no_messages() -> None:
+    async def tell() -> None:
+        bench = Bench()
+        bench.submit(1, 2)
+        bench.workers[0].finish()
+        await bench.turn()
+        bench.workers[0].die()
+        bench.pump.acknowledge(1, 1)
+        bench.pump.cancel(1)
+        bench.pump.abort()
+        assert (bench.workers[0].acknowledged, bench.workers[0].cancelled) == ([], [])
+        assert bench.answers == [(1, CANCELLED, True), (2, UNAVAILABLE, True)]
+
+    story(tell)
+
+
+def test_abort_ends_all_requests_and_cancels_them_at_their_workers() -> None:
+    async def tell() -> None:
+        bench = Bench(preferred_batch_size=(1,))
+        bench.submit(1, 2, 3)
+        worker = bench.workers[0]
+        worker.finish()
+        await bench.turn()
+        bench.pump.abort()
+        assert bench.answers == [(3, UNAVAILABLE, True), (1, UNAVAILABLE, True), (2, UNAVAILABLE, True)]
+        assert sorted(worker.cancelled) == [1, 2]
+        worker.send(1, outputs(), final=True)
+        worker.finish()
+        assert len(bench.answers) == 3
+        await bench.pump.close()
+        assert worker.stopped
+
+    story(tell)
+
+
+def test_close_waits_for_open_requests() -> None:
+    async def tell() -> None:
+        bench = Bench()
+        bench.submit(1)
+        bench.workers[0].finish()
+        closing = asyncio.ensure_future(bench.pump.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        bench.workers[0].send(1, None, final=True)
+        await closing
+
+    story(tell)
+
+
+@pytest.mark.parametrize("where", ["queued", "running", "open"])
+def test_a_request_is_refused_only_while_it_is_queued(where: str) -> None:
+    async def tell() -> None:
+        bench = Bench(preferred_batch_size=(1,))
+        (worker,) = bench.workers
+        stuck = InferenceError(UNAVAILABLE, "nobody will answer")
+        bench.submit(1, 2)
+        await bench.turn()
+        if where == "open":
+            worker.send(1, outputs())
+            worker.finish()
+        bench.responses.clear()
+        key, is_queued = (2, True) if where == "queued" else (1, False)
+        assert [bench.pump.try_refuse(key, stuck) for _ in range(2)] == [is_queued, False]
+        refusals = [(told, response.error, response.final) for told, response in bench.responses]
+        assert refusals == ([(key, stuck, True)] if is_queued else [])
+        assert worker.cancelled == []
+        assert (key in bench.table.by_ticket) is not is_queued
+        if where != "open":
+            worker.finish(reply=outputs())
+        worker.send(1, outputs(), final=True)
+        await bench.turn()
+        assert worker.executed == ([1] if is_queued else [1, 2])
+        assert [told for told, response in bench.responses if told == key and response.final] == [key]
+
+    story(tell)
+
+
+def test_the_place_of_a_request_names_what_it_waits_for() -> None:
+    async def tell() -> None:
+        bench = Bench(preferred_batch_size=(1,))
+        (worker,) = bench.workers
+        pump = bench.pump
+        bench.submit(1, 2)
+        await bench.turn()
+        first, second = RunningBatch("m", "1", 1), RunningBatch("m", "1", 2)
+        assert (pump.place_of(1), pump.place_of(2)) == (Held((first, Answers(first))), Queued([(first,)]))
+        worker.finish()
+        assert (pump.place_of(1), pump.place_of(3)) == (Held((Answers(first),)), None)
+        assert pump.place_of(2) == Queued([()]), "nothing runs before the turn ends"
+        await bench.turn()
+        assert pump.place_of(2) == Held((second, Answers(second)))
+
+    story(tell)
+
+
+def test_a_request_sent_from_the_callback_of_a_refusal_is_refused() -> None:
+    async def tell() -> None:
+        bench = Bench(preferred_batch_size=(1,))
+
+        def ask_again(response: InferenceResponse) -> None:
+            bench.submit(3)
+
+        bench.submit(1)
+        bench.requests.submit(2, InferenceRequest("m"), Checked(1, 4, ()), ask_again, monotonic_ns())
+        bench.workers[0].die(parked=True)
+        assert bench.answers == [(3, UNAVAILABLE, True)]
+        assert list(bench.table.by_ticket) == [1]
+
+    story(tell)

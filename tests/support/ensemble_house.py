@@ -1,0 +1,112 @@
+"""A server without front ends, whose models and ensembles the test loads and unloads."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halimede.core.inventory import Inventory
+from halimede.core.observe.custom_metrics import CustomMetrics
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types.tensor import tensor_from_array
+from halimede.runtime.core_server import CoreServer
+from halimede.runtime.lifecycle import ModelLifecycle
+from halimede.runtime.prepare import LoadOptions
+from halimede.runtime.repository import ModelRepository
+from halimede.runtime.sampler import make_sampler
+from halimede.runtime.services import ModelServices
+from halimede.settings import MetricsConfig, ModelControlMode
+
+
+@dataclass
+class House:
+    """A server without front ends, over a repository of the test's own."""
+
+    repository: Path
+    load_threads: int = 4
+    lifecycle: ModelLifecycle = field(init=False)
+    core: CoreServer = field(init=False)
+
+    def __post_init__(self) -> None:
+        options = LoadOptions(Inventory(()), {}, autocomplete=True)
+        services = ModelServices(CustomMetrics())
+        self.lifecycle = ModelLifecycle(
+            ModelRepository((self.repository,)), options, self.load_threads, services=services
+        )
+        self.core = CoreServer(
+            self.lifecycle,
+            make_sampler(1000, cpu=False, gpu=False),
+            server_id="test",
+            control_mode=ModelControlMode.EXPLICIT,
+            strict_readiness=True,
+            metrics_config=MetricsConfig(),
+            dropped_log_lines=lambda: 0,
+            custom_metrics=services.metrics,
+        )
+        services.models = self.core
+
+    async def load(self, *names: str) -> None:
+        for name in names:
+            await self.core.load_model(name, {})
+
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
+        await self.core.unload_model(name, dependents)
+
+    async def refused(self, name: str) -> str:
+        """What a load says that fails."""
+        with pytest.raises(InferenceError) as error:
+            await self.load(name)
+        assert error.value.code is ErrorCode.INVALID_ARG
+        return error.value.message.removeprefix(f"load failed for model '{name}': ")
+
+    async def states(self) -> dict[str, tuple[str, str]]:
+        """By the name of each model that was ever loaded."""
+        index = await self.core.repository_index(False)
+        return {entry.name: (entry.state.value, entry.reason) for entry in index if entry.state is not None}
+
+    def ask(self, name: str = "e", value: float = 1.0) -> "asyncio.Future[InferenceResponse]":
+        answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
+        inputs = [tensor_from_array("IN", DataType.FP32, np.full((1, 4), value, np.float32))]
+        self.core.infer(InferenceRequest(name, inputs=inputs), answer.set_result)
+        return answer
+
+    async def value(self, name: str = "e", value: float = 1.0) -> float | InferenceError:
+        return value_of(await self.ask(name, value))
+
+
+def value_of(response: InferenceResponse) -> float | InferenceError:
+    return response.error or float(response.outputs[0].array().flat[0])
+
+
+def in_a_loop(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine, run in an event loop of its own."""
+
+    @functools.wraps(story)
+    def run(**fixtures: object) -> None:
+        async def within_time() -> None:
+            async with asyncio.timeout(60):
+                await story(**fixtures)
+
+        asyncio.run(within_time())
+
+    return run
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Look again every few milliseconds, with a bound."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def until_rest(house: House) -> None:
+    await until(lambda: house.lifecycle.busy()[1] == sum(len(r.versions) for r in house.lifecycle.records.values()))
+
+
+def unknown(name: str) -> InferenceError:
+    return InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' has no available versions")
