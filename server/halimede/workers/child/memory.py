@@ -5,10 +5,13 @@ Standard library and numpy only, for any CPython from 3.10 on.
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 from halimede.core.types import Buffer
 from halimede.workers.child.borrowed import Borrowed
-from halimede.workers.frames.kinds import BORROWED, FIRST_BORROWED, INBOUND
+from halimede.workers.child.channel import Channel
+from halimede.workers.frames.control import decode_blocks
+from halimede.workers.frames.kinds import BORROWED, FIRST_BORROWED, FORGET, INBOUND, MAPPED, SEGMENT, Kind, encode_frame
 from halimede.workers.segments import Block, OwnArena, SegmentMap
 
 ARENA_BYTES = 256 << 20
@@ -18,7 +21,8 @@ ARENA_BYTES = 256 << 20
 class Memory:
     """Both arenas as the worker sees them, what it borrows, and which of all these blocks the model still looks at."""
 
-    def __init__(self) -> None:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self.inbound = SegmentMap()
         self.borrowed = Borrowed(self.inbound.released)
         self.outbound = OwnArena(ARENA_BYTES)
@@ -31,22 +35,33 @@ class Memory:
         """Blocks of the server's, and borrowed ones, that are being looked at; True once the server knows that one
         outlasts its batch."""
         self._lock = threading.Lock()
+        self.borrowed.on_written = partial(self._say_mapped, False)
+        channel.handle(Kind.SEGMENT, self._on_segment)
+        channel.handle(Kind.FORGET, self._on_forget)
+        channel.handle(Kind.RELEASE, self._on_release)
 
-    def add_segment(self, number: int, arena: int, descriptor: int) -> bool:
-        """Whether it can be used, which only one that is borrowed need not be."""
+    def _on_segment(self, body: memoryview) -> None:
+        number, arena = SEGMENT.unpack(body)
+        descriptor = self._channel.take_descriptor()
         if arena == BORROWED:
-            return self.borrowed.try_map(number, descriptor)
-        if arena == INBOUND:
+            is_mapped = descriptor is not None and self.borrowed.try_map(number, descriptor)
+            self._say_mapped(is_mapped, number)
+        elif descriptor is None:
+            raise RuntimeError("the descriptor of a segment is missing: this process has too many open files")
+        elif arena == INBOUND:
             self.inbound.map(number, descriptor)
         else:
             with self._lock:
                 self.outbound.add(number, descriptor)
-        return True
 
-    def forget(self, number: int) -> None:
-        self.borrowed.forget(number)
+    def _say_mapped(self, is_mapped: bool, number: int) -> None:
+        self._channel.send_later(encode_frame(Kind.MAPPED, MAPPED.pack(number, is_mapped)))
 
-    def release(self, blocks: Sequence[Block]) -> None:
+    def _on_forget(self, body: memoryview) -> None:
+        self.borrowed.forget(*FORGET.unpack(body))
+
+    def _on_release(self, body: memoryview) -> None:
+        blocks = decode_blocks(body)
         with self._lock:
             for segment, offset in blocks:
                 self.outbound.blocks.free(segment, offset)
