@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from halimede.core.types import Buffer
-from halimede.workers.child.borrowed import Borrowed
 from halimede.workers.child.channel import Channel
+from halimede.workers.child.shared_segments import Borrowed
 from halimede.workers.frames.control import decode_blocks
 from halimede.workers.frames.kinds import BORROWED, FIRST_BORROWED, FORGET, INBOUND, MAPPED, SEGMENT, Kind, encode_frame
 from halimede.workers.segments import Block, OwnArena, SegmentMap

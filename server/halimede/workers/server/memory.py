@@ -31,7 +31,7 @@ from halimede.workers.frames.kinds import (
 from halimede.workers.frames.tensors import INLINE_BYTES
 from halimede.workers.segments import Block, OwnArena, SegmentMap, make_segment
 from halimede.workers.server.channel import Channel
-from halimede.workers.server.lending import LENT_BYTES, Lending
+from halimede.workers.server.shared_segments import LENT_BYTES, Lending
 from halimede.workers.server.tasks import Tasks
 
 ARENA_BYTES = 256 << 20

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from halimede.core.shm.arena import ALIGNMENT
-from halimede.workers.child.borrowed import Borrowed
+from halimede.workers.child.shared_segments import Borrowed
 from halimede.workers.frames.kinds import FIRST_BORROWED
 from halimede.workers.segments import Block, make_segment
 from support.channel import mappings, open_descriptors
@@ -118,7 +118,7 @@ def test_a_model_that_locks_its_memory_sees_the_owners_bytes_too(owner: Owner, b
 
 def test_where_the_kernel_says_nothing_of_pages_any_more_they_count_as_written_to():
     code = (
-        "import mmap, os\nfrom collections import deque\nfrom halimede.workers.child.borrowed import Borrowed\n"
+        "import mmap, os\nfrom collections import deque\nfrom halimede.workers.child.shared_segments import Borrowed\n"
         "from halimede.workers.segments import make_segment\n"
         "descriptor = make_segment(1 << 20)\nowner = mmap.mmap(descriptor, 0)\nsegments = Borrowed(deque())\n"
         "assert segments.try_map(40000, descriptor)\n"
@@ -159,7 +159,7 @@ def test_a_forgotten_segment_is_unmapped_when_nobody_looks_at_it(owner: Owner):
 WITHOUT = """
 import os, resource, sys
 from collections import deque
-from halimede.workers.child.borrowed import Borrowed
+from halimede.workers.child.shared_segments import Borrowed
 from halimede.workers.segments import make_segment
 
 lacks = sys.argv[1]

@@ -18,8 +18,8 @@ from halimede.core.types import Buffer, DataType, InferenceRequest, Tensor
 from halimede.workers.frames.batches import decode_execute
 from halimede.workers.frames.kinds import BORROWED, FIRST_BORROWED, FORGET, MAPPED, SEGMENT, Kind, encode_frame
 from halimede.workers.segments import Lease, SegmentMap, make_segment
-from halimede.workers.server.lending import LENT_BYTES, MAX_SEGMENTS, Lending
 from halimede.workers.server.memory import ARENA_BYTES, COPIED_ON_LOOP_BYTES
+from halimede.workers.server.shared_segments import LENT_BYTES, MAX_SEGMENTS, Lending
 from halimede.workers.worker import BatchItem
 from support.channel import (
     LIMIT_S,
