@@ -26,7 +26,7 @@ from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.answers import Done, Response, encode_done, encode_response
 from halimede.workers.frames.batches import Execute, decode_execute
 from halimede.workers.frames.calls import Infer
-from halimede.workers.frames.kinds import BORROWED, HEADER, SEGMENT, Kind
+from halimede.workers.frames.kinds import HEADER, SEGMENT, SHARED, Kind
 from halimede.workers.segments import SegmentMap
 from halimede.workers.server.batches import Batch
 from halimede.workers.server.connection import Connection, Owners
@@ -157,7 +157,7 @@ class Stage:
             arena_bytes=arena_bytes,
         )
         self.segments = SegmentMap()
-        self.borrowed: list[int] = []
+        self.shared: list[int] = []
         self.longest_turn_s = 0.0
         self._received = bytearray()
         self._ticked = time.thread_time()
@@ -176,7 +176,7 @@ class Stage:
             await asyncio.wait_for(self.loop.sock_sendall(self.theirs, data), LIMIT_S)
 
     async def hear(self) -> tuple[Kind, memoryview]:
-        """The next frame of the server's; segments are mapped on their way, borrowed ones are noted."""
+        """The next frame of the server's; segments are mapped on their way, shared ones are noted."""
         while True:
             while len(self._received) < HEADER.size:
                 await self._receive()
@@ -189,8 +189,8 @@ class Stage:
                 return Kind(number), memoryview(body)
             segment, arena = SEGMENT.unpack(body)
             descriptor = self._descriptors.pop(0)
-            if arena == BORROWED:
-                self.borrowed.append(segment)
+            if arena == SHARED:
+                self.shared.append(segment)
                 os.close(descriptor)
             else:
                 self.segments.map(segment, descriptor)

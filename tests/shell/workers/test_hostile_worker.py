@@ -30,7 +30,7 @@ from halimede.workers.frames.calls import decode_call_answer, encode_infer
 from halimede.workers.frames.kinds import (
     BLOCK,
     CALL,
-    FIRST_BORROWED,
+    FIRST_SHARED,
     HEADER,
     LIMITS,
     MAPPED,
@@ -179,11 +179,11 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     "answers taken of no number": (raw(Kind.TAKEN, bytes(7)), "a TAKEN frame that was not asked for"),
     "answers taken that were not sent": (infer(1) + taken(1, 1), "1 answers of inference 1 taken, where 0 were sent"),
     "half a word on a segment": (raw(Kind.MAPPED, bytes(2)), "a MAPPED frame that was not asked for"),
-    "a word on a segment that it was not lent": (
-        raw(Kind.MAPPED, MAPPED.pack(FIRST_BORROWED, True)), "a word on segment 32768, which was not asked for"
+    "an answer about a segment that it was not sent": (
+        raw(Kind.MAPPED, MAPPED.pack(FIRST_SHARED, True)), "an answer about segment 32768, which was not sent to it"
     ),
-    "a word against a segment of its own": (
-        raw(Kind.MAPPED, MAPPED.pack(1, False)), "a word on segment 1, which was not asked for"
+    "an answer about a segment of its own": (
+        raw(Kind.MAPPED, MAPPED.pack(1, False)), "an answer about segment 1, which was not sent to it"
     ),
     "lines in a flood": (
         raw(Kind.LOG, b"\3" + b"x" * 100) * (MAX_LINES_PER_SECOND * 3),

@@ -62,8 +62,8 @@ class Kind(IntEnum):
     STOP = 9
     CALL_ANSWER = 10
     """An answer to an INFER."""
-    FORGET = 11
-    """The number of a borrowed segment that is there no more."""
+    UNMAP = 11
+    """The number of a segment of another worker that is to be unmapped."""
 
     STARTED = 32
     """JSON: what the runner says of itself, or the result of the work that START asked for."""
@@ -89,7 +89,7 @@ class Kind(IntEnum):
     TAKEN = 44
     """The number of an INFER, and how many of its answers, none of them final, were taken."""
     MAPPED = 45
-    """The number of a borrowed segment, and whether tensors may lie in it from now on; False ends all borrowing."""
+    """The number of a segment of another worker, and whether it is mapped. After False the worker gets only copies."""
 
 
 HEADER = struct.Struct("<II")
@@ -99,15 +99,15 @@ CALL = struct.Struct("<I")
 TAKEN = struct.Struct("<II")
 BLOCK = struct.Struct("<HQ")
 SEGMENT = struct.Struct("<HB")
-FORGET = struct.Struct("<H")
+UNMAP = struct.Struct("<H")
 MAPPED = struct.Struct("<HB")
 METRIC = struct.Struct("<IBd")
 
-INBOUND, OUTBOUND, BORROWED = 0, 1, 2
-"""What a segment is for, as the server names it: requests, answers, or reading what another worker answered."""
+INBOUND, OUTBOUND, SHARED = 0, 1, 2
+"""What a segment is for: requests, answers, or reading tensors of another worker."""
 
-FIRST_BORROWED = 1 << 15
-"""Numbers of borrowed segments begin here, those of a worker's own at 1."""
+FIRST_SHARED = 1 << 15
+"""Numbers of other workers' segments begin here, those of a worker's own at 1."""
 
 METRIC_OPERATIONS = ("increment", "set", "observe")
 PLACE_END = "\x1f"
