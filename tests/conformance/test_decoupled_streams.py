@@ -50,9 +50,9 @@ class TritonPythonModel:
 """
 
 LIMITLESS = """
-from halimede.workers.child import channel
+from halimede.workers.child import requests as open_requests
 
-channel.WINDOW_RESPONSES = channel.WINDOW_BYTES = 1 << 60
+open_requests.WINDOW_RESPONSES = open_requests.WINDOW_BYTES = 1 << 60
 """
 """A model that does away with what holds it back."""
 

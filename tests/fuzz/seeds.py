@@ -5,12 +5,14 @@ from typing import Any
 import numpy as np
 
 from halimede.backends.hosting import Answer, Reply
+from halimede.backends.service_calls import LoadModel, NewMetric
 from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.core.wire.protocol import ModelInferRequest
 from halimede.workers.frames.answers import encode_done, encode_response
 from halimede.workers.frames.calls import encode_infer
 from halimede.workers.frames.control import encode_blocks, json_frame
 from halimede.workers.frames.kinds import CALL, METRIC, TAKEN, Kind, encode_frame
+from halimede.workers.frames.services import encode_service_call, service_call_frame
 
 _JSON = (
     b'{"id":"a","parameters":{"k":1,"timeout":5},"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1.5,NaN]}]}',
@@ -69,7 +71,8 @@ def _taken(number: int, count: int) -> bytes:
     return encode_frame(Kind.TAKEN, TAKEN.pack(number, count))
 
 
-_CALL = encode_frame(Kind.CALL, CALL.pack(3) + b'["metric_new",{"family":1,"labels":{"a":"b"}}]')
+_CALL = service_call_frame(3, encode_service_call(NewMetric(1, {"a": "b"}, [1.5])))
+_LOAD = service_call_frame(4, encode_service_call(LoadModel("m", "{}", {"file:1/model.py": b"pass"})))
 
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "http_framing": (
@@ -113,7 +116,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         + _response(1, Answer([_S]), False)
         + _response(1, None, True),
         b"\x03" + _response(3, Answer([_PLACED, _S]), True) + _done(2, [None]) + encode_frame(Kind.READY, b"\1"),
-        b"\x21" + json_frame(Kind.STARTED, {"is_async": False}) + encode_frame(Kind.LOG, b"\2hello") + _CALL,
+        b"\x21" + json_frame(Kind.STARTED, {"is_async": False}) + encode_frame(Kind.LOG, b"\2hello") + _CALL + _LOAD,
         b"\x55" + json_frame(Kind.FAILED, {"code": "INTERNAL", "message": "no"}) + encode_frame(Kind.STOPPED),
         b"\x07" + encode_frame(Kind.METRICS, METRIC.pack(1, 0, 1.5) + METRIC.pack(2, 2, -1)) + _CALL,
         b"\x19"

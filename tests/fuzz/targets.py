@@ -7,11 +7,12 @@ was found, in every test run.
 import asyncio
 import re
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 from halimede.backends.hosting import Answer, Reply, WorkerSpec
+from halimede.backends.service_calls import ServiceCall, ServiceResult
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
@@ -350,8 +351,8 @@ class _Owner:
     def on_metrics(self, updates: Sequence[tuple[int, str, float]]) -> None:
         self.heard.append(repr(updates))
 
-    async def on_call(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        self.calls.append((method, repr(arguments)))
+    async def on_call(self, call: ServiceCall[ServiceResult]) -> ServiceResult:
+        self.calls.append(repr(call))
         raise InferenceError(ErrorCode.UNSUPPORTED, "not here")
 
     def on_infer(

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 
 from halimede.backends.hosting import Answer, Host, HostedRequest, Reply, Runner, WorkerSpec
+from halimede.backends.service_calls import MetricValue, ServiceCall, ServiceResult
 from halimede.core.spin import SpinPolicy
 from halimede.core.types import Buffer, DataType, InferenceRequest, InferenceResponse, Tensor
 from halimede.workers.child.batches import Serving
-from halimede.workers.child.channel import Channel, ServerGoneError
+from halimede.workers.child.channel import Channel
 from halimede.workers.child.host import WorkerHost
 from halimede.workers.child.memory import Memory
+from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.answers import Done, Response, encode_done, encode_response
 from halimede.workers.frames.batches import Execute, decode_execute
 from halimede.workers.frames.calls import Infer
-from halimede.workers.frames.kinds import BORROWED, HEADER, SEGMENT, Kind
+from halimede.workers.frames.kinds import HEADER, SEGMENT, SHARED, Kind
 from halimede.workers.segments import SegmentMap
 from halimede.workers.server.batches import Batch
 from halimede.workers.server.connection import Connection, Owners
@@ -68,7 +70,7 @@ class Heard:
     responses: list[Response] = field(default_factory=list)
     ready: list[bool] = field(default_factory=list)
     metrics: list[tuple[int, str, float]] = field(default_factory=list)
-    calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    calls: list[ServiceCall[ServiceResult]] = field(default_factory=list)
     hold_calls: asyncio.Event | None = None
     on_end: Callable[[Batch, Done], None] | None = None
     asked: "list[Asked]" = field(default_factory=list)
@@ -90,11 +92,12 @@ class Heard:
     def on_metrics(self, updates: Sequence[tuple[int, str, float]]) -> None:
         self.metrics += updates
 
-    async def on_call(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        self.calls.append((method, arguments))
+    async def on_call(self, call: ServiceCall[ServiceResult]) -> ServiceResult:
+        """The value of a metric is its number."""
+        self.calls.append(call)
         if self.hold_calls is not None:
             await self.hold_calls.wait()
-        return arguments.get("give")
+        return float(call.metric) if isinstance(call, MetricValue) else None
 
     def on_infer(
         self,
@@ -154,7 +157,7 @@ class Stage:
             arena_bytes=arena_bytes,
         )
         self.segments = SegmentMap()
-        self.borrowed: list[int] = []
+        self.shared: list[int] = []
         self.longest_turn_s = 0.0
         self._received = bytearray()
         self._ticked = time.thread_time()
@@ -173,7 +176,7 @@ class Stage:
             await asyncio.wait_for(self.loop.sock_sendall(self.theirs, data), LIMIT_S)
 
     async def hear(self) -> tuple[Kind, memoryview]:
-        """The next frame of the server's; segments are mapped on their way, borrowed ones are noted."""
+        """The next frame of the server's; segments are mapped on their way, shared ones are noted."""
         while True:
             while len(self._received) < HEADER.size:
                 await self._receive()
@@ -186,8 +189,8 @@ class Stage:
                 return Kind(number), memoryview(body)
             segment, arena = SEGMENT.unpack(body)
             descriptor = self._descriptors.pop(0)
-            if arena == BORROWED:
-                self.borrowed.append(segment)
+            if arena == SHARED:
+                self.shared.append(segment)
                 os.close(descriptor)
             else:
                 self.segments.map(segment, descriptor)
@@ -332,8 +335,8 @@ class HonestWorker(threading.Thread):
         super().__init__(daemon=True)
         self._make = runner
         self._spec = replace(SPEC, decoupled=decoupled)
-        self.memory = Memory()
-        self.channel = Channel(descriptor, self.memory.add_segment, self.memory.release, self.memory.forget)
+        self.channel = Channel(descriptor)
+        self.memory = Memory(self.channel)
         self.host = WorkerHost(self.channel, self.memory, self._spec, OUTPUTS)
         self.failure: BaseException | None = None
         self.start()

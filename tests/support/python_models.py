@@ -5,7 +5,7 @@ import json
 import textwrap
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ import numpy as np
 
 from halimede.backends.hosting import Answer, HostedRequest, Reply, WorkerSpec
 from halimede.backends.python.runner import PythonRunner, make_runner
+from halimede.backends.service_calls import NewMetric, NewMetricFamily, ServiceCall
 from halimede.core.types import DataType, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.tensor import tensor_from_array
+from halimede.workers.frames.services import decode_service_call, encode_service_call
 
 HEAD = "import threading\nimport numpy as np\nimport triton_python_backend_utils as pb\n"
 
@@ -58,7 +60,7 @@ class FakeHost:
     cancelled: set[int] = field(default_factory=set)
     logs: list[tuple[str, str]] = field(default_factory=list)
     answers: list[tuple[int, Reply, bool]] = field(default_factory=list)
-    calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    calls: list[ServiceCall[Any]] = field(default_factory=list)
     updates: list[tuple[int, str, float]] = field(default_factory=list)
     results: dict[str, Any] = field(default_factory=dict)
     refuses: InferenceError | None = None
@@ -82,15 +84,15 @@ class FakeHost:
     def log(self, level: str, message: str, place: str = "") -> None:
         self.logs.append((level, message))
 
-    def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        # What crosses to the server is JSON.
-        self.calls.append((method, json.loads(json.dumps(arguments, allow_nan=False))))
-        if method in self.results:
-            result = self.results[method]
+    def call(self, call: ServiceCall[Any]) -> Any:
+        # As the server gets it.
+        self.calls.append(decode_service_call(bytes(4) + encode_service_call(call))[1])
+        if call.NAME in self.results:
+            result = self.results[call.NAME]
             if isinstance(result, InferenceError):
                 raise result
             return result
-        if method not in ("metric_family_new", "metric_new"):
+        if not isinstance(call, NewMetricFamily | NewMetric):
             return None
         self._numbers += 1
         return self._numbers

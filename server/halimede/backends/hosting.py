@@ -6,8 +6,9 @@ Worker processes may run any CPython from 3.10 on, in an environment of the mode
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
+from halimede.backends.service_calls import ResultT_co, ServiceCall
 from halimede.core.types import InferenceError, InferenceRequest, InferenceResponse, ParameterValue, Tensor
 
 
@@ -100,14 +101,8 @@ class Host(Protocol):
     def end(self, why: str) -> None:
         """End and restart this process, because it is no longer usable; the running batch is answered first."""
 
-    def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        """Send a request to the server and wait for its reply; JSON values both ways. Raises InferenceError.
-
-        load_model {model_name, config, files: {name: base64}}, unload_model {model_name, unload_dependents},
-        is_model_ready {model_name, model_version} -> bool,
-        metric_family_new {name, description, kind: COUNTER|GAUGE|HISTOGRAM} -> id, metric_family_delete {id},
-        metric_new {family, labels, buckets} -> id, metric_delete {id}, metric_value {id} -> number.
-        """
+    def call(self, call: ServiceCall[ResultT_co]) -> ResultT_co:
+        """Send a call to the server and wait for its result. InferenceError."""
 
     def infer(self, request: InferenceRequest) -> Call:
         """Request an inference from a model of the server; inputs in wire layout. InferenceError if it cannot be sent.

@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ import click
 
 if TYPE_CHECKING:
     from halimede.backends.hosting import Call, HostedRequest, Reply, Runner
+    from halimede.backends.service_calls import ResultT_co, ServiceCall
     from halimede.core.config.model_view import ModelView
     from halimede.core.types import InferenceRequest
     from halimede.runtime.prepare import LoadOptions, ModelPlan
@@ -58,15 +58,19 @@ class Terminal:
     def end(self, why: str) -> None:
         self.log("ERROR", f"a server would replace this process: {why}")
 
-    def call(self, method: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002 - see the contract
-        """Accept declarations of metrics. Any: JSON values."""
+    def call(self, call: "ServiceCall[ResultT_co]") -> Any:
+        """Accept declarations of metrics. InferenceError for all else. Any: the result is of the call's own type."""
+        from halimede.backends import service_calls
         from halimede.core.types import ErrorCode, InferenceError
 
-        if method in ("metric_family_new", "metric_new"):
-            return next(self._numbers)
-        if method.startswith("metric"):
-            return 0.0
-        raise InferenceError(ErrorCode.UNSUPPORTED, f"'{method}' needs a server; halimede debug runs one model")
+        match call:
+            case service_calls.NewMetricFamily() | service_calls.NewMetric():
+                return next(self._numbers)
+            case service_calls.MetricValue():
+                return 0.0
+            case service_calls.DeleteMetricFamily():
+                return None
+        raise InferenceError(ErrorCode.UNSUPPORTED, f"'{call.NAME}' needs a server; halimede debug runs one model")
 
     def infer(self, request: "InferenceRequest") -> "Call":
         from halimede.core.types import ErrorCode, InferenceError

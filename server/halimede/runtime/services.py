@@ -1,16 +1,27 @@
-"""What models in worker processes ask of the server: inferences and the life cycle of other models, and metrics."""
+"""What models in worker processes request from the server: inferences, the life cycle of other models, and metrics."""
 
 import logging
-from base64 import b64decode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
+from halimede.backends.service_calls import (
+    DeleteMetricFamily,
+    IsModelReady,
+    LoadModel,
+    MetricValue,
+    NewMetric,
+    NewMetricFamily,
+    ServiceCall,
+    ServiceResult,
+    UnloadModel,
+)
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.repository.load_waits import LoadWaits
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller
 from halimede.core.types.error import clip
 from halimede.runtime.server import OnResponse
+from halimede.workers.process import services
 
 log = logging.getLogger(__name__)
 
@@ -20,22 +31,13 @@ def model_of(owner: str) -> str:
     return owner.rpartition("#")[0]
 
 
-class Models(Protocol):
-    """The models of the server, as far as a model may ask for them. InferenceError."""
-
-    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
-        """See `runtime.server.Server`, for this and the next two."""
-
-    def cancel(self, ticket: int) -> None:
-        """Nobody waits for it any more."""
-
-    def acknowledge(self, ticket: int, responses: int = 1) -> None:
-        """So many more of its answers were taken."""
+class Models(services.Models, Protocol):
+    """The part of `runtime.server.Server` that models use. InferenceError."""
 
     async def load_model(
         self, name: str, parameters: Mapping[str, bool | int | str | bytes], *, for_model: bool = False
     ) -> None:
-        """Load or reload a model; `for_model`: another one waits for it, perhaps in its own load."""
+        """Load or reload a model; `for_model`: another model waits for it, perhaps in its own load."""
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         """Unload a model."""
@@ -44,57 +46,72 @@ class Models(Protocol):
         """Whether a model is ready."""
 
 
+class NoModels:
+    """The `Models` before the server is made: refuses everything."""
+
+    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:  # noqa: ARG002
+        """Answer with an error."""
+        on_response(InferenceResponse(request.model_name, "", request.id, error=_not_up()))
+        return 0
+
+    def cancel(self, ticket: int) -> None:
+        """Nothing is under way."""
+
+    def acknowledge(self, ticket: int, responses: int = 1) -> None:
+        """Nothing is under way."""
+
+    async def load_model(
+        self,
+        name: str,  # noqa: ARG002
+        parameters: Mapping[str, bool | int | str | bytes],  # noqa: ARG002
+        *,
+        for_model: bool = False,  # noqa: ARG002
+    ) -> None:
+        """Raise InferenceError."""
+        raise _not_up()
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:  # noqa: ARG002
+        """Raise InferenceError."""
+        raise _not_up()
+
+    async def is_model_ready(self, name: str, version: str = "") -> bool:  # noqa: ARG002
+        """False."""
+        return False
+
+
 class ModelServices:
     """Implements `workers.process.services.Services`. `models` is set once the server is made."""
 
     def __init__(self, metrics: CustomMetrics) -> None:
         self.metrics = metrics
-        self.models: Models | None = None
+        self.models: Models = NoModels()
         self.loads = LoadWaits()
         """The models that a model waits for to be loaded, and an ensemble."""
-        self._methods: Mapping[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
-            "load_model": self._load_model,
-            "unload_model": self._unload_model,
-            "is_model_ready": self._is_model_ready,
-            "metric_family_new": self._family_new,
-            "metric_family_delete": self._family_delete,
-            "metric_new": self._metric_new,
-            "metric_delete": self._metric_delete,
-            "metric_value": self._metric_value,
-        }
 
     def forget(self, owner: str) -> None:
-        """That load of a model is no more: its metrics go with it."""
+        """Remove the metrics of a load that has ended."""
         self.metrics.forget(owner)
 
-    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller) -> int:
-        """See `workers.process.services.Services`."""
-        if self.models is None:
-            error = InferenceError(ErrorCode.UNAVAILABLE, "the server is not up yet")
-            on_response(InferenceResponse(request.model_name, "", request.id, error=error))
-            return 0
-        return self.models.infer(request, on_response, caller)
-
-    def cancel(self, ticket: int) -> None:
-        """See `workers.process.services.Services`."""
-        if self.models is not None:
-            self.models.cancel(ticket)
-
-    def acknowledge(self, ticket: int, responses: int) -> None:
-        """See `workers.process.services.Services`."""
-        if self.models is not None:
-            self.models.acknowledge(ticket, responses)
-
-    async def call(self, owner: str, method: str, arguments: Mapping[str, Any]) -> Any:
-        """See `backends.hosting.Host.call`. InferenceError, also for arguments that no module of ours sends."""
-        answer = self._methods.get(method)
-        if answer is None:
-            raise InferenceError(ErrorCode.UNSUPPORTED, f"there is no call '{clip(method)}'")
-        try:
-            return await answer(owner, arguments)
-        except (KeyError, TypeError, ValueError) as error:
-            text = f"call '{method}' with wrong arguments: {clip(str(error))}"
-            raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+    async def call(self, owner: str, call: ServiceCall[ServiceResult]) -> ServiceResult:
+        """Perform a call of a model's code. InferenceError."""
+        metrics = self.metrics
+        match call:
+            case LoadModel():
+                await self._load_model(owner, call)
+            case UnloadModel(model_name, unload_dependents):
+                _check_other(owner, model_name)
+                await self.models.unload_model(model_name, unload_dependents)
+            case IsModelReady(model_name, model_version):
+                return await self._is_model_ready(model_name, model_version)
+            case NewMetricFamily(name, description, kind):
+                return metrics.new_family(owner, name, description, kind)
+            case DeleteMetricFamily(family):
+                metrics.delete_family(owner, family)
+            case NewMetric(family, labels, buckets):
+                return metrics.new_metric(owner, family, labels, buckets)
+            case MetricValue(metric):
+                return metrics.value(owner, metric)
+        return None
 
     def update_metrics(self, owner: str, updates: Sequence[tuple[int, str, float]]) -> None:
         """See `workers.process.services.Services`."""
@@ -111,59 +128,35 @@ class ModelServices:
             model, more = model_of(owner), f" ({failures - 1} more updates failed)" if failures > 1 else ""
             log.warning("model '%s': %s%s", model, first, more, extra={"model": model})
 
-    async def _load_model(self, owner: str, arguments: Mapping[str, Any]) -> None:
-        models, name = self._of_others(owner, arguments)
-        caller = model_of(owner)
+    async def _load_model(self, owner: str, call: LoadModel) -> None:
+        name, caller = call.model_name, model_of(owner)
+        _check_other(owner, name)
         if self.loads.path(name, caller):
             text = f"model '{clip(name)}' waits for model '{clip(caller)}', which therefore cannot load it"
             raise InferenceError(ErrorCode.UNAVAILABLE, text)
-        files = dict(arguments["files"]).items()
-        parameters: dict[str, bool | int | str | bytes] = {path: b64decode(content) for path, content in files}
-        if arguments["config"]:
-            parameters["config"] = str(arguments["config"])
+        parameters: dict[str, bool | int | str | bytes] = dict(call.files)
+        if call.config:
+            parameters["config"] = call.config
         self.loads.add(caller, (name,))
         try:
-            await models.load_model(name, parameters, for_model=True)
+            await self.models.load_model(name, parameters, for_model=True)
         finally:
             self.loads.remove(caller, (name,))
 
-    async def _unload_model(self, owner: str, arguments: Mapping[str, Any]) -> None:
-        models, name = self._of_others(owner, arguments)
-        await models.unload_model(name, bool(arguments["unload_dependents"]))
-
-    async def _is_model_ready(self, owner: str, arguments: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        if self.models is None:
-            return False
+    async def _is_model_ready(self, name: str, version: str) -> bool:
         try:
-            return await self.models.is_model_ready(str(arguments["model_name"]), str(arguments["model_version"]))
+            return await self.models.is_model_ready(name, version)
         except InferenceError as error:
             if error.code is ErrorCode.NOT_FOUND:
                 return False
             raise
 
-    async def _family_new(self, owner: str, arguments: Mapping[str, Any]) -> int:
-        return self.metrics.new_family(
-            owner, str(arguments["name"]), str(arguments["description"]), str(arguments["kind"])
-        )
 
-    async def _family_delete(self, owner: str, arguments: Mapping[str, Any]) -> None:
-        self.metrics.delete_family(owner, int(arguments["id"]))
+def _check_other(owner: str, name: str) -> None:
+    """Refuse a load or unload of the caller itself, which would wait for itself. InferenceError."""
+    if name == model_of(owner):
+        raise InferenceError(ErrorCode.INVALID_ARG, f"model '{clip(name)}' cannot load or unload itself")
 
-    async def _metric_new(self, owner: str, arguments: Mapping[str, Any]) -> int:
-        labels = {str(name): str(value) for name, value in dict(arguments["labels"]).items()}
-        return self.metrics.new_metric(owner, int(arguments["family"]), labels, arguments["buckets"])
 
-    async def _metric_delete(self, owner: str, arguments: Mapping[str, Any]) -> None:
-        self.metrics.delete_metric(owner, int(arguments["id"]))
-
-    async def _metric_value(self, owner: str, arguments: Mapping[str, Any]) -> float:
-        return self.metrics.value(owner, int(arguments["id"]))
-
-    def _of_others(self, owner: str, arguments: Mapping[str, Any]) -> tuple[Models, str]:
-        """The models, and the name of one that is not the caller's own, which would wait for itself."""
-        name = str(arguments["model_name"])
-        if self.models is None:
-            raise InferenceError(ErrorCode.UNAVAILABLE, "the server is not up yet")
-        if name == model_of(owner):
-            raise InferenceError(ErrorCode.INVALID_ARG, f"model '{clip(name)}' cannot load or unload itself")
-        return self.models, name
+def _not_up() -> InferenceError:
+    return InferenceError(ErrorCode.UNAVAILABLE, "the server is not up yet")

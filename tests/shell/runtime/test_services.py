@@ -22,7 +22,7 @@ def test_thousands_of_updates_that_fail_are_one_line_of_the_log(caplog: pytest.L
 def test_a_call_is_refused_until_the_server_is_made() -> None:
     answers: list[InferenceResponse] = []
     services = ModelServices(CustomMetrics())
-    assert services.infer(InferenceRequest("other", id="a"), answers.append, Caller(1)) == 0
+    assert services.models.infer(InferenceRequest("other", id="a"), answers.append, Caller(1)) == 0
     (answer,) = answers
     assert answer.error == InferenceError(ErrorCode.UNAVAILABLE, "the server is not up yet")
     assert (answer.model_name, answer.id, answer.final) == ("other", "a", True)

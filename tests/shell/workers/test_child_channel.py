@@ -1,7 +1,6 @@
 """The worker's end of the channel, used by several threads; the test plays the server."""
 
 import asyncio
-import json
 import os
 import random
 import socket
@@ -14,21 +13,26 @@ from typing import Any
 
 import pytest
 
+from halimede.backends.service_calls import LoadModel, MetricValue
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers.child.channel import WINDOW_BYTES, WINDOW_RESPONSES, Channel, OpenRequest, ServerGoneError
+from halimede.workers.child.channel import Channel
 from halimede.workers.child.memory import Memory
+from halimede.workers.child.reader import ServerGoneError
+from halimede.workers.child.requests import WINDOW_BYTES, OpenRequest, OpenRequests
+from halimede.workers.child.services import ServiceCalls
 from halimede.workers.frames.control import encode_blocks
 from halimede.workers.frames.kinds import (
-    CALL,
     CREDIT,
     HEADER,
     KEY,
     MAX_CONTROL_BYTES,
-    RESULT,
+    OUTBOUND,
     SEGMENT,
+    WINDOW_RESPONSES,
     Kind,
     encode_frame,
 )
+from halimede.workers.frames.services import decode_service_call, encode_service_result
 from halimede.workers.segments import make_segment
 
 LIMIT_S = 30.0
@@ -41,16 +45,11 @@ class Server:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(LIMIT_S)
         self._saying = threading.Lock()
-        self.released: list[tuple[int, int]] = []
-        self.segments: list[tuple[int, int]] = []
-        self.forgotten: list[int] = []
-        self.memory = Memory()
-        self.channel = Channel(theirs.detach(), self._on_segment, self.released.extend, self.forgotten.append)
+        self.channel = Channel(theirs.detach())
+        self.memory = Memory(self.channel)
+        self.requests = OpenRequests(self.channel)
+        self.services = ServiceCalls(self.channel)
         self._file = self.socket.makefile("rb")
-
-    def _on_segment(self, number: int, arena: int, descriptor: int) -> bool:
-        self.segments.append((number, arena))
-        return self.memory.add_segment(number, arena, descriptor)
 
     def say(self, kind: Kind, body: bytes = b"") -> None:
         with self._saying:
@@ -66,13 +65,17 @@ class Server:
         length, number = HEADER.unpack(self._file.read(HEADER.size))
         return Kind(number), self._file.read(length)
 
-    def answer_call(self, went_well: bool = True) -> None:
-        """With its own arguments."""
+    def answer_call(self, error: InferenceError | None = None) -> None:
+        """Answer the next call, whose result is the number of its metric."""
         kind, body = self.hear()
-        assert kind is Kind.CALL
-        number = CALL.unpack_from(body)[0]
-        _, arguments = json.loads(body[CALL.size :])
-        self.say(Kind.RESULT, RESULT.pack(number, went_well) + json.dumps(arguments).encode())
+        assert kind is Kind.SERVICE_CALL
+        self.answer(body, error)
+
+    def answer(self, body: bytes, error: InferenceError | None = None) -> None:
+        number, call = decode_service_call(body)
+        assert isinstance(call, MetricValue)
+        with self._saying:
+            self.socket.sendall(encode_service_result(number, error or float(call.metric)))
 
     def close(self) -> None:
         self._file.close()
@@ -112,7 +115,7 @@ class Follower(threading.Thread):
 
 
 def open_request(server: Server, key: int = 1) -> OpenRequest:
-    request = server.channel.open[key] = OpenRequest(begun_ns=1)
+    request = server.requests.open[key] = OpenRequest(begun_ns=1)
     return request
 
 
@@ -168,38 +171,38 @@ def test_a_segment_comes_with_its_descriptor(server: Server):
         os.close(descriptor)
         server.channel.receive()
 
-    assert server.segments == [(number, number % 2) for number in range(1, 12)]
-    assert list(server.memory.inbound.sizes().values()) == [4096] * 5
+    assert server.memory.inbound.sizes() == dict.fromkeys(range(2, 12, 2), 4096)
+    assert server.memory.outbound.map.sizes() == dict.fromkeys(range(1, 12, 2), 4096)
 
 
 def test_a_cancel_is_seen_while_the_main_thread_executes(server: Server):
     open_request(server)
-    assert not server.channel.is_cancelled(1)
+    assert not server.requests.is_cancelled(1)
     server.cancel(1)
-    assert server.channel.is_cancelled(1)
-    assert server.channel.is_cancelled(2), "what is over needs no answer"
+    assert server.requests.is_cancelled(1)
+    assert server.requests.is_cancelled(2), "what is over needs no answer"
 
 
 def test_a_cancel_that_comes_with_its_batch_is_kept(server: Server):
     server.socket.sendall(encode_frame(Kind.EXECUTE, b"batch") + encode_frame(Kind.CANCEL, KEY.pack(5)))
     server.channel.receive()
-    assert 5 in server.channel.cancelled_early
+    assert 5 in server.requests.cancelled_early
 
 
 def test_cancels_of_what_is_over_are_not_kept_for_ever(server: Server):
     sending = Follower(lambda: [server.cancel(key) for key in range(5_000)] and server.say(Kind.EXECUTE))
     server.channel.receive()
     sending.ended()
-    assert len(server.channel.cancelled_early) <= 1024
+    assert len(server.requests.cancelled_early) <= 1024
 
 
 @pytest.mark.parametrize("is_receiving", [True, False], ids=["the main thread receives", "the main thread executes"])
 def test_a_thread_waits_for_credit(server: Server, is_receiving: bool):
     open_request(server)
     for _ in range(WINDOW_RESPONSES):
-        server.channel.count(1, 10)
+        server.requests.count(1, 10)
     receiving = Follower(server.channel.receive) if is_receiving else None
-    waiting = Follower(lambda: server.channel.wait_for_room(1))
+    waiting = Follower(lambda: server.requests.wait_for_room(1))
     waiting.join(0.05)
     assert waiting.is_alive(), "nothing came yet"
 
@@ -214,8 +217,8 @@ def test_a_thread_waits_for_credit(server: Server, is_receiving: bool):
 def test_work_that_a_waiting_thread_reads_reaches_the_main_thread(server: Server):
     open_request(server)
     for _ in range(WINDOW_RESPONSES):
-        server.channel.count(1, 10)
-    waiting = Follower(lambda: server.channel.wait_for_room(1))
+        server.requests.count(1, 10)
+    waiting = Follower(lambda: server.requests.wait_for_room(1))
     receiving = Follower(server.channel.receive)
 
     for at in range(200):
@@ -232,60 +235,61 @@ def test_work_that_a_waiting_thread_reads_reaches_the_main_thread(server: Server
 def test_the_window_is_of_answers_and_of_bytes(server: Server):
     request = open_request(server)
     for _ in range(WINDOW_RESPONSES - 1):
-        server.channel.count(1, 0)
+        server.requests.count(1, 0)
     assert not request.is_full()
-    server.channel.count(1, 0)
+    server.requests.count(1, 0)
     assert request.is_full()
 
     by_bytes = open_request(server, 2)
-    assert server.channel.wait_for_room(2)
-    server.channel.count(2, WINDOW_BYTES * 10)
+    assert server.requests.wait_for_room(2)
+    server.requests.count(2, WINDOW_BYTES * 10)
     assert by_bytes.is_full(), "one goes always, then not another"
     server.credit(2, 1)
-    assert server.channel.wait_for_room(2)
+    assert server.requests.wait_for_room(2)
     assert by_bytes.unacknowledged_bytes == 0
-    server.channel.count(2, WINDOW_BYTES - 1)
+    server.requests.count(2, WINDOW_BYTES - 1)
     assert not by_bytes.is_full()
-    server.channel.count(2, 1)
+    server.requests.count(2, 1)
     assert by_bytes.is_full()
     server.credit(2, 1_000)
-    assert server.channel.wait_for_room(2)
+    assert server.requests.wait_for_room(2)
 
 
 def test_cancelling_wakes_whoever_waits_to_send(server: Server):
     open_request(server)
     for _ in range(WINDOW_RESPONSES):
-        server.channel.count(1, 10)
-    waiting = [Follower(lambda: server.channel.wait_for_room(1)) for _ in range(4)]
+        server.requests.count(1, 10)
+    waiting = [Follower(lambda: server.requests.wait_for_room(1)) for _ in range(4)]
 
     server.cancel(1)
 
     assert [each.ended() for each in waiting] == [False] * 4
-    assert server.channel.wait_for_room(1) is False
+    assert server.requests.wait_for_room(1) is False
 
 
 def test_nothing_is_sent_for_a_request_that_is_over(server: Server):
-    assert server.channel.wait_for_room(7) is False
-    server.channel.count(7, 10)
+    assert server.requests.wait_for_room(7) is False
+    server.requests.count(7, 10)
 
 
 def test_each_thread_gets_the_result_of_its_own_call(server: Server):
     def calls(first: int) -> list[Any]:
-        return [server.channel.call("ask", {"n": first + at}) for at in range(50)]
+        return [server.services.call(MetricValue(first + at)) for at in range(50)]
 
     threads = [Follower(lambda first=first: calls(first)) for first in range(0, 400, 50)]
     for _ in range(400):
         server.answer_call()
 
     for at, thread in enumerate(threads):
-        assert thread.ended() == [{"n": at * 50 + n} for n in range(50)]
+        assert thread.ended() == [at * 50 + n for n in range(50)]
 
 
 def test_a_call_that_the_server_refuses_raises_what_it_says(server: Server):
-    answering = Follower(lambda: server.answer_call(went_well=False))
+    refusal = InferenceError(ErrorCode.NOT_FOUND, "no such model")
+    answering = Follower(lambda: server.answer_call(refusal))
 
     with pytest.raises(InferenceError) as caught:
-        server.channel.call("ask", {"code": "NOT_FOUND", "message": "no such model"})
+        server.services.call(MetricValue(1))
 
     answering.ended()
     assert caught.value == InferenceError(ErrorCode.NOT_FOUND, "no such model")
@@ -293,52 +297,64 @@ def test_a_call_that_the_server_refuses_raises_what_it_says(server: Server):
 
 def test_a_call_with_more_than_the_server_takes_is_the_models_error(server: Server):
     with pytest.raises(InferenceError) as caught:
-        server.channel.call("load_model", {"files": {"f": "A" * (MAX_CONTROL_BYTES + 1)}})
+        server.services.call(LoadModel("m", "", {"f": bytes(MAX_CONTROL_BYTES + 1)}))
 
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert "at most 16777216 are taken" in caught.value.message
 
 
 def test_blocks_that_are_free_again_are_told(server: Server):
-    server.socket.sendall(encode_blocks(Kind.RELEASE, [(1, 0), (2, 64)]))
+    descriptor = make_segment(4096)
+    assert descriptor is not None
+    socket.send_fds(server.socket, [encode_frame(Kind.SEGMENT, SEGMENT.pack(1, OUTBOUND))], [descriptor])
+    os.close(descriptor)
+    server.say(Kind.EXECUTE)
+    server.channel.receive()
+    free_bytes = server.memory.outbound.blocks.free_bytes
+    block = server.memory.place(bytes(100))
+    assert block is not None
+    assert server.memory.outbound.blocks.free_bytes < free_bytes
+
+    server.socket.sendall(encode_blocks(Kind.RELEASE, [block]))
     server.say(Kind.STOP)
     server.channel.receive()
-    assert server.released == [(1, 0), (2, 64)]
+
+    assert server.memory.outbound.blocks.free_bytes == free_bytes
 
 
-WAYS: dict[str, Callable[[Channel], Any]] = {
-    "receive": lambda channel: channel.receive(),
-    "is_cancelled": lambda channel: channel.is_cancelled(1),
-    "look": lambda channel: channel.look(),
-    "wait_for_room": lambda channel: channel.wait_for_room(1),
-    "call": lambda channel: channel.call("ask", {}),
-    "send": lambda channel: [channel.send(bytes(1 << 20)) for _ in range(10)],
+WAYS: dict[str, Callable[[Server], Any]] = {
+    "receive": lambda server: server.channel.receive(),
+    "is_cancelled": lambda server: server.requests.is_cancelled(1),
+    "look": lambda server: server.channel.look(),
+    "wait_for_room": lambda server: server.requests.wait_for_room(1),
+    "call": lambda server: server.services.call(MetricValue(1)),
+    "send": lambda server: [server.channel.send(bytes(1 << 20)) for _ in range(10)],
 }
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("frame", [b"", struct.pack("<II", 1 << 20, 2) + bytes(1_000)], ids=["between", "in a frame"])
-def test_whoever_needs_the_server_is_told_that_it_is_gone(server: Server, way: Callable[[Channel], Any], frame: bytes):
+def test_whoever_needs_the_server_is_told_that_it_is_gone(server: Server, way: Callable[[Server], Any], frame: bytes):
     open_request(server)
     for _ in range(WINDOW_RESPONSES):
-        server.channel.count(1, 10)
+        server.requests.count(1, 10)
     server.socket.sendall(frame)
     server.close()
 
     with pytest.raises(ServerGoneError):
-        way(server.channel)
+        way(server)
 
 
 def test_threads_that_wait_are_told_that_the_server_is_gone(server: Server):
     open_request(server)
     for _ in range(WINDOW_RESPONSES):
-        server.channel.count(1, 10)
+        server.requests.count(1, 10)
     channel = server.channel
     works: list[Callable[[], Any]] = [
         channel.receive,
-        lambda: channel.wait_for_room(1),
-        lambda: channel.wait_for_room(1),
-        lambda: channel.call("ask", {}),
+        lambda: server.requests.wait_for_room(1),
+        lambda: server.requests.wait_for_room(1),
+        lambda: server.services.call(MetricValue(1)),
     ]
     threads = [Follower(work) for work in works]
     server.hear()
@@ -390,11 +406,11 @@ def test_a_loop_gets_its_work(server: Server):
 def test_threads_beside_a_loop_wait_call_and_read_too(server: Server):
     open_request(server)
     for _ in range(WINDOW_RESPONSES):
-        server.channel.count(1, 10)
+        server.requests.count(1, 10)
 
     def work(_: Any) -> None:
-        waiting = Follower(lambda: server.channel.wait_for_room(1))
-        calling = [Follower(lambda at=at: server.channel.call("ask", at)) for at in range(5)]
+        waiting = Follower(lambda: server.requests.wait_for_room(1))
+        calling = [Follower(lambda at=at: server.services.call(MetricValue(at))) for at in range(5)]
         for at in range(5):
             server.answer_call()
             server.say(Kind.EXECUTE, b"%d" % at)
@@ -413,7 +429,7 @@ def test_a_thread_is_served_while_the_loop_is_blocked(server: Server):
         held, let_go = threading.Event(), threading.Event()
         loop.call_soon_threadsafe(lambda: (held.set(), let_go.wait(LIMIT_S)))
         assert held.wait(LIMIT_S)
-        calling = Follower(lambda: server.channel.call("ask", 1))
+        calling = Follower(lambda: server.services.call(MetricValue(1)))
         server.answer_call()
         assert calling.ended() == 1
         let_go.set()
@@ -424,7 +440,7 @@ def test_a_thread_is_served_while_the_loop_is_blocked(server: Server):
 
 def test_a_loop_is_told_to_stop_when_the_server_is_gone(server: Server):
     def work(_: Any) -> None:
-        waiting = Follower(lambda: server.channel.call("ask", 1))
+        waiting = Follower(lambda: server.services.call(MetricValue(1)))
         server.hear()
         server.socket.shutdown(socket.SHUT_RDWR)
         with pytest.raises(ServerGoneError):
@@ -437,7 +453,7 @@ def test_a_loop_is_told_to_stop_when_the_server_is_gone(server: Server):
 
 def test_threads_may_call_when_the_loop_has_ended(server: Server):
     on_loop(server, lambda _: server.say(Kind.STOP))
-    calling = Follower(lambda: server.channel.call("ask", 1))
+    calling = Follower(lambda: server.services.call(MetricValue(1)))
     server.say(Kind.EXECUTE, b"late")
     server.answer_call()
     assert calling.ended() == 1
@@ -461,7 +477,7 @@ def test_what_is_counted_and_what_is_credited_at_the_same_time_adds_up(server: S
 
     def count() -> None:
         for _ in range(50_000):
-            server.channel.count(1, 1)
+            server.requests.count(1, 1)
 
     counting = Follower(count)
     while counting.is_alive():
@@ -484,18 +500,18 @@ def test_eight_threads_and_random_frames_lose_nothing(server: Server, seed: int)
 
     def respond(key: int) -> int:
         for at in range(responses):
-            assert channel.wait_for_room(key)
+            assert server.requests.wait_for_room(key)
             size = at * 37 % 1_000
-            channel.count(key, size)
+            server.requests.count(key, size)
             channel.send([encode_frame(Kind.METRICS, b""), encode_frame(Kind.RESPONSE, struct.pack("<QI", key, size))])
         return responses
 
     def call(first: int) -> list[Any]:
-        return [channel.call("ask", first + at) for at in range(calls)]
+        return [server.services.call(MetricValue(first + at)) for at in range(calls)]
 
     def look() -> int:
         for _ in range(1_000):
-            assert not channel.is_cancelled(1)
+            assert not server.requests.is_cancelled(1)
         return 0
 
     threads = [Follower(lambda key=key: respond(key)) for key in keys]
@@ -527,10 +543,8 @@ def test_eight_threads_and_random_frames_lose_nothing(server: Server, seed: int)
             if chance.random() < 0.3 or unpaid[key] == WINDOW_RESPONSES:
                 server.credit(key, unpaid[key])
                 unpaid[key] = 0
-        elif kind is Kind.CALL:
-            number = CALL.unpack_from(body)[0]
-            argument = json.loads(body[CALL.size :])[1]
-            server.say(Kind.RESULT, RESULT.pack(number, True) + json.dumps(argument).encode())
+        elif kind is Kind.SERVICE_CALL:
+            server.answer(body)
             answered += 1
     for key in keys:
         server.credit(key, unpaid[key])

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from halimede.backends.hosting import Answer, HostedRequest, Reply
+from halimede.backends.service_calls import MetricValue, ServiceCall, ServiceResult
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.workers.frames.kinds import METRIC, Kind, encode_frame
 from halimede.workers.server.memory import ARENA_BYTES, COPIED_ON_LOOP_BYTES
@@ -457,20 +458,20 @@ def test_calls_are_answered_each_with_its_own_and_errors_are_too():
     async def main() -> None:
         async with working() as (each, worker):
             given = await asyncio.gather(
-                *(asyncio.to_thread(worker.host.call, "ask", {"give": number}) for number in range(20))
+                *(asyncio.to_thread(worker.host.call, MetricValue(number)) for number in range(20))
             )
             assert given == list(range(20))
 
             class Refusing(type(each.heard)):  # type: ignore[misc]
-                async def on_call(self, method: str, arguments: Any) -> Any:
-                    if method == "refuse":
+                async def on_call(self, call: ServiceCall[ServiceResult]) -> ServiceResult:
+                    if call == MetricValue(1):
                         raise InferenceError(ErrorCode.NOT_FOUND, "no")
                     raise ZeroDivisionError("a fault of the server's own")
 
             each.heard.__class__ = Refusing
-            for method, code in (("refuse", ErrorCode.NOT_FOUND), ("fail", ErrorCode.INTERNAL)):
+            for metric, code in ((1, ErrorCode.NOT_FOUND), (2, ErrorCode.INTERNAL)):
                 with pytest.raises(InferenceError) as caught:
-                    await asyncio.to_thread(worker.host.call, method, {})
+                    await asyncio.to_thread(worker.host.call, MetricValue(metric))
                 assert caught.value.code is code
 
     asyncio.run(main())

@@ -16,12 +16,21 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from halimede.backends.hosting import Answer, Reply
+from halimede.backends.service_calls import (
+    IsModelReady,
+    MetricValue,
+    NewMetric,
+    NewMetricFamily,
+    ServiceCall,
+    ServiceResult,
+    UnloadModel,
+)
 from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.workers.frames.calls import decode_call_answer, encode_infer
 from halimede.workers.frames.kinds import (
     BLOCK,
     CALL,
-    FIRST_BORROWED,
+    FIRST_SHARED,
     HEADER,
     LIMITS,
     MAPPED,
@@ -32,6 +41,7 @@ from halimede.workers.frames.kinds import (
     TAKEN,
     Kind,
 )
+from halimede.workers.frames.services import encode_service_call
 from halimede.workers.server import calls
 from halimede.workers.server.channel import MAX_UNSENT_FRAMES
 from halimede.workers.server.connection import MAX_LINES_PER_SECOND
@@ -44,6 +54,11 @@ LONGEST_TURN_S = 0.25
 
 def raw(kind: int, body: bytes = b"", length: int | None = None) -> bytes:
     return HEADER.pack(len(body) if length is None else length, kind) + body
+
+
+def service(call: ServiceCall[ServiceResult], change: Callable[[bytes], bytes] = bytes) -> bytes:
+    """A service call whose body is changed."""
+    return raw(Kind.SERVICE_CALL, change(CALL.pack(1) + encode_service_call(call)))
 
 
 def infer(
@@ -121,22 +136,33 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     "an operation that there is not": (raw(Kind.METRICS, METRIC.pack(1, 3, 1.0)), "metric operation 3"),
     "half a block": (raw(Kind.UNUSED, bytes(7)), "7 bytes are no list of blocks"),
     "a block that it does not hold": (raw(Kind.UNUSED, BLOCK.pack(1, 0)), "a block that it did not hold"),
-    "a call without a number": (raw(Kind.CALL, b"abc"), "a call without a number"),
-    "a call of nothing": (raw(Kind.CALL, bytes(4)), "no JSON"),
-    "a call that is a number": (raw(Kind.CALL, bytes(4) + b"1"), "a call that is none"),
-    "a call with a list": (raw(Kind.CALL, bytes(4) + b'["m", []]'), "a call that is none"),
-    "a call of three": (raw(Kind.CALL, bytes(4) + b'["m", {}, 1]'), "a call that is none"),
-    "a call of a million brackets": (raw(Kind.CALL, deep_json(bytes(4) + b'["m",')), "JSON of more than"),
-    "a call of ten million numbers": (
-        raw(Kind.CALL, bytes(4) + b'["m",{"a":[' + b"1," * 7_000_000 + b"1]}]"),
-        "JSON of more than 100000 values",
+    "a call without a number": (raw(Kind.SERVICE_CALL, b"abc"), "SERVICE_CALL: a description that ends too early"),
+    "a call of nothing": (raw(Kind.SERVICE_CALL, bytes(4)), "SERVICE_CALL: a description that ends too early"),
+    "a call that does not exist": (raw(Kind.SERVICE_CALL, CALL.pack(1) + b"\xff"), "call 255, which does not exist"),
+    "a call without its last field": (
+        service(MetricValue(1), lambda body: body[:-1]), "SERVICE_CALL: a description that ends too early"
     ),
-    "a call of a million names": (
-        raw(Kind.CALL, bytes(4) + b'["m",{' + b",".join(b'"%d":1' % at for at in range(1_000_000)) + b"}]"),
-        "JSON of more than 100000 values",
+    "a call with a byte too many": (service(MetricValue(1), lambda body: body + b"x"), "1 bytes behind the last field"),
+    "a call with a name longer than its frame": (
+        service(UnloadModel("m", False), lambda body: body[:5] + b"\xff\xff\xff\xff" + body[9:]),
+        "SERVICE_CALL: a description that ends too early",
+    ),
+    "a call whose name is no text": (
+        service(UnloadModel("m", False), lambda body: body.replace(b"m", b"\xff")), "SERVICE_CALL: 'utf-8' codec"
+    ),
+    "a call with a kind of metric that there is not": (
+        service(NewMetricFamily("f", "", "GAUGE"), lambda body: body[:-1] + b"\3"), "SERVICE_CALL: "
+    ),
+    "a call with a million labels": (
+        service(NewMetric(1, {}, []), lambda body: body[:13] + struct.pack("<I", 1_000_000) + bytes(8_000_000)),
+        "more than 100000 entries",
+    ),
+    "a call with a million buckets": (
+        service(NewMetric(1, {}, []), lambda body: body[:17] + struct.pack("<I", 1_000_000) + bytes(8_000_000)),
+        "more than 100000 entries",
     ),
     "calls in a flood": (
-        b"".join(raw(Kind.CALL, CALL.pack(at) + b'["wait",{}]') for at in range(MAX_CALLS * 8)),
+        b"".join(service(MetricValue(1)) for _ in range(MAX_CALLS * 8)),
         f"more than {MAX_CALLS} calls at a time",
     ),
     "an empty inference": (raw(Kind.INFER), "INFER: a description that ends too early"),
@@ -153,11 +179,11 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     "answers taken of no number": (raw(Kind.TAKEN, bytes(7)), "a TAKEN frame that was not asked for"),
     "answers taken that were not sent": (infer(1) + taken(1, 1), "1 answers of inference 1 taken, where 0 were sent"),
     "half a word on a segment": (raw(Kind.MAPPED, bytes(2)), "a MAPPED frame that was not asked for"),
-    "a word on a segment that it was not lent": (
-        raw(Kind.MAPPED, MAPPED.pack(FIRST_BORROWED, True)), "a word on segment 32768, which was not asked for"
+    "an answer about a segment that it was not sent": (
+        raw(Kind.MAPPED, MAPPED.pack(FIRST_SHARED, True)), "an answer about segment 32768, which was not sent to it"
     ),
-    "a word against a segment of its own": (
-        raw(Kind.MAPPED, MAPPED.pack(1, False)), "a word on segment 1, which was not asked for"
+    "an answer about a segment of its own": (
+        raw(Kind.MAPPED, MAPPED.pack(1, False)), "an answer about segment 1, which was not sent to it"
     ),
     "lines in a flood": (
         raw(Kind.LOG, b"\3" + b"x" * 100) * (MAX_LINES_PER_SECOND * 3),
@@ -396,7 +422,7 @@ def test_a_hostile_worker_is_read_no_further_than_to_its_first_wrong_word():
 def test_a_worker_that_calls_and_never_reads_is_given_up_before_much_waits_for_it():
     async def main() -> None:
         async with stage() as each:
-            call = raw(Kind.CALL, CALL.pack(1) + json.dumps(["ask", {"give": "x" * 100}]).encode())
+            call = service(IsModelReady("x" * 100, ""))
             tracemalloc.start()
             try:
                 for _ in range(MAX_UNSENT_FRAMES // 128 * 2):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from halimede.backends.hosting import Answer, Call, Host, HostedRequest, Reply
+from halimede.backends.service_calls import MetricValue, UnloadModel
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.workers.child.channel import ServerGoneError
 from halimede.workers.frames.kinds import MAX_CALLS
@@ -283,7 +284,7 @@ def test_more_calls_than_the_server_takes_wait_for_one_another(method: str):
             if method == "infer":
                 assert received(ask(host, 40, first=number)).outputs[0].data == bytes(tensor("", 40, number).data) * 2
             else:
-                assert host.call("ask", {"give": number}) == number
+                assert host.call(MetricValue(number)) == number
 
         on_threads(count, work)
         return [Answer([])]
@@ -348,7 +349,7 @@ def test_a_cancelled_wait_for_room_leaves_the_room_to_the_others():
         calls = [ask(host, 10) for _ in range(MAX_CALLS)]
         waiting = [asyncio.ensure_future(ask(host, 10).receive_async()) for _ in range(20)]
         await asyncio.sleep(0)
-        host.call("answer", {})
+        host.call(UnloadModel("told", unload_dependents=False))
         for task in waiting[:10]:
             task.cancel()
         for call in calls:
@@ -492,7 +493,7 @@ def test_a_call_that_waits_for_room_can_be_cancelled():
         with pytest.raises(InferenceError, match="request was cancelled"):
             received(calls[-1])
         assert calls[-1].receive() is None
-        host.call("answer", {})
+        host.call(UnloadModel("told", unload_dependents=False))
         for call in calls[:-1]:
             received(call)
         return [Answer([])]

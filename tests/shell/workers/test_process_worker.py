@@ -83,7 +83,8 @@ async def playing(
     )  # fmt: skip
     play, launcher = Play(), Launcher()
     services, loop = ModelServices(CustomMetrics()), asyncio.get_running_loop()
-    services.models = models
+    if models is not None:
+        services.models = models
     try:
         play.worker = worker = await ProcessWorker.start(
             spec,
@@ -247,6 +248,9 @@ class Asked:
 
     def cancel(self, ticket: int) -> None:
         """Nobody listens any more."""
+
+    def acknowledge(self, ticket: int, responses: int = 1) -> None:
+        """Nothing was answered."""
 
 
 CALLS_ON_A_THREAD = """

@@ -60,25 +60,25 @@ def test_who_gets_a_segment_cannot_keep_the_server_from_writing_to_it():
     os.close(theirs)
 
 
-def test_who_is_lent_a_segment_cannot_write_to_it_and_its_owner_can():
+def test_only_the_owner_of_a_shared_segment_can_write_to_it():
     descriptor = made()
     owner = mmap.mmap(descriptor, SIZE)
-    server = SegmentMap(lendable_bytes=SIZE)
+    server = SegmentMap(shareable_bytes=SIZE)
     server.map(1, descriptor)
-    lent = lease_of(server.lease((1, 0), 0, 4)).segment.lent_descriptor()
+    descriptor = lease_of(server.lease((1, 0), 0, 4)).segment.read_only_descriptor()
 
     with pytest.raises(PermissionError):
-        mmap.mmap(lent, SIZE)
+        mmap.mmap(descriptor, SIZE)
     with pytest.raises(PermissionError):
-        os.pwrite(lent, b"mine", 0)
-    again = os.open(f"/proc/self/fd/{lent}", os.O_RDWR)
+        os.pwrite(descriptor, b"mine", 0)
+    again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
     with pytest.raises(PermissionError):
         mmap.mmap(again, SIZE)
     with pytest.raises(PermissionError):
         os.posix_fallocate(again, SIZE, 1)
     owner[:4] = b"ours"
-    assert bytes(server.lease((1, 0), 0, 4)) == os.pread(lent, 4, 0) == b"ours"
-    os.close(lent)
+    assert bytes(server.lease((1, 0), 0, 4)) == os.pread(descriptor, 4, 0) == b"ours"
+    os.close(descriptor)
     os.close(again)
 
 

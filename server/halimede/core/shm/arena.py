@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 ALIGNMENT = 4096
-"""Bytes: a page. No two blocks share one, because a borrowed block may become the borrower's own page by page."""
+"""Bytes: a page. No two blocks share one, because the pages of a shared block may become private to a reader."""
 
 FIRST_SEGMENT_BYTES = 1 << 20
 

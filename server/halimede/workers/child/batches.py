@@ -11,9 +11,10 @@ from halimede.backends.hosting import Reply, Runner, WorkerSpec
 from halimede.core.spin import SpinPolicy
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.child.calls import batch_of_task
-from halimede.workers.child.channel import Channel, OpenRequest, ServerGoneError
+from halimede.workers.child.channel import Channel
 from halimede.workers.child.host import WorkerHost
 from halimede.workers.child.memory import Memory
+from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.answers import encode_done
 from halimede.workers.frames.batches import Execute, decode_execute
 from halimede.workers.frames.control import encode_blocks
@@ -43,6 +44,7 @@ class Serving:
         self._channel = channel
         self._memory = memory
         self._host = host
+        self._requests = host.requests
         self._spin = spin
         self._runner = runner
         self._model = spec.model
@@ -120,15 +122,7 @@ class Serving:
         self._blocks = blocks
         execute = decode_execute(body, self._inputs, self._outputs, self._model, self._locate)
         begun = time.monotonic_ns()
-        channel = self._channel
-        opened = channel.open
-        for item in execute.items:
-            opened[item.key] = OpenRequest(begun)
-        early = channel.cancelled_early
-        if early:
-            for item in execute.items:
-                if item.key in early:
-                    opened[item.key].cancelled = True
+        self._requests.add(execute.items, begun)
         return execute, begun
 
     def _locate(self, segment: int, offset: int, size_bytes: int) -> memoryview:
@@ -164,8 +158,8 @@ class Serving:
         execute, begun = self._decode(body, blocks)
         batch_of_task.set(execute.batch)
         items = list(execute.items)
-        channel = self._channel
-        if channel.cancelled_early and all(channel.open[item.key].cancelled for item in items):
+        requests = self._requests
+        if requests.cancelled_early and all(requests.open[item.key].cancelled for item in items):
             # Nobody is left to run it for: a call of this process's own, say, that its loop waited for.
             unwanted: list[Reply] = [CANCELLED for _ in items]
             self._answer(execute, unwanted, True, (received, begun, begun), blocks)
@@ -198,7 +192,7 @@ class Serving:
         blocks: list[Block],
     ) -> None:
         memory, channel = self._memory, self._channel
-        opened = channel.open
+        opened = self._requests.open
         for item, reply in zip(execute.items, replies, strict=True):
             if reply is not None:
                 opened.pop(item.key, None)

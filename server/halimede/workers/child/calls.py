@@ -22,7 +22,8 @@ from contextlib import suppress
 from contextvars import ContextVar
 
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
-from halimede.workers.child.channel import Channel, ServerGoneError
+from halimede.workers.child.channel import Channel
+from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.calls import decode_call_answer, encode_infer
 from halimede.workers.frames.kinds import CALL, MAX_CALLS, TAKEN, Kind, encode_frame
 from halimede.workers.frames.tensors import Locate, Place
@@ -97,7 +98,7 @@ class Calls:
         self._waiting_for_room: list[_Waiter] = []
         self._forks = _forks
         self._is_gone = False
-        channel.on_call_answer = self._on_answer
+        channel.handle(Kind.CALL_ANSWER, self._on_answer)
         channel.on_gone = self._on_gone
 
     def __repr__(self) -> str:

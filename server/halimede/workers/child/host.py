@@ -5,19 +5,20 @@ Standard library and numpy only, for any CPython from 3.10 on.
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from halimede.backends.hosting import Answer, HostedRequest, Reply, WorkerSpec
+from halimede.backends.service_calls import ResultT_co, ServiceCall
 from halimede.core.types import Buffer, InferenceRequest
 from halimede.workers.child.calls import Calls, InferenceCall
 from halimede.workers.child.channel import Channel
 from halimede.workers.child.memory import Memory
+from halimede.workers.child.requests import OpenRequests
+from halimede.workers.child.services import ServiceCalls
 from halimede.workers.frames.answers import encode_response
 from halimede.workers.frames.control import encode_blocks
 from halimede.workers.frames.kinds import (
     LOG_LEVELS,
-    MAPPED,
     MAX_LINE_BYTES,
     MAX_UPDATES,
     METRIC,
@@ -37,6 +38,8 @@ class WorkerHost:
     def __init__(self, channel: Channel, memory: Memory, spec: WorkerSpec, outputs: Sequence[str]) -> None:
         self._channel = channel
         self._memory = memory
+        self.requests = OpenRequests(channel)
+        self._services = ServiceCalls(channel)
         self._model = spec.model
         self._verbose = spec.log_verbose > 0
         self._positions = {name: position for position, name in enumerate(outputs)}
@@ -50,29 +53,25 @@ class WorkerHost:
         """Why the process is to end after its batch, "" when it is not."""
         self.is_executing = False
         """Whether a batch runs on the main thread; never where that runs a loop."""
-        memory.borrowed.on_written = self._refuse
-
-    def _refuse(self, segment: int) -> None:
-        self._channel.send_later(encode_frame(Kind.MAPPED, MAPPED.pack(segment, False)))
 
     def is_cancelled(self, request: HostedRequest) -> bool:
-        return self._channel.is_cancelled(request.key)
+        return self.requests.is_cancelled(request.key)
 
     def respond(self, request: HostedRequest, reply: Reply, final: bool) -> None:
-        channel, key = self._channel, request.key
-        opened = channel.open.get(key)
+        requests, key = self.requests, request.key
+        opened = requests.open.get(key)
         if opened is None:
             return
-        if not final and not channel.wait_for_room(key):
+        if not final and not requests.wait_for_room(key):
             return
         times = opened.begun_ns, time.monotonic_ns()
         response = encode_response(key, reply, final, times, self._positions, self._memory.place)
         if final:
-            channel.open.pop(key, None)
+            requests.open.pop(key, None)
         else:
             # Before it is sent: it may be taken before this thread runs again.
-            channel.count(key, sum(map(len, (t.data for t in reply.outputs))) if isinstance(reply, Answer) else 0)
-        channel.send([*self.updates(), response])
+            requests.count(key, sum(map(len, (t.data for t in reply.outputs))) if isinstance(reply, Answer) else 0)
+        self._channel.send([*self.updates(), response])
         self.give_back()
 
     def log(self, level: str, message: str, place: str = "") -> None:
@@ -99,9 +98,9 @@ class WorkerHost:
     def end(self, why: str) -> None:
         self.ending = why
 
-    def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+    def call(self, call: ServiceCall[ResultT_co]) -> ResultT_co:
         self.flush()
-        return self._channel.call(method, arguments)
+        return self._services.call(call)
 
     def infer(self, request: InferenceRequest) -> InferenceCall:
         call = self.calls.infer(request)

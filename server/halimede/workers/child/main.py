@@ -17,9 +17,10 @@ from halimede.core.spin import SpinPolicy
 from halimede.core.types import InferenceError
 from halimede.workers.child.batches import Serving
 from halimede.workers.child.blas import set_blas_threads
-from halimede.workers.child.channel import Channel, ServerGoneError
+from halimede.workers.child.channel import Channel
 from halimede.workers.child.host import WorkerHost
 from halimede.workers.child.memory import Memory
+from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.control import error_json, json_frame
 from halimede.workers.frames.kinds import (
     Kind,
@@ -29,8 +30,8 @@ from halimede.workers.frames.kinds import (
 def main(descriptor: int) -> int:
     """Serve the channel until the server ends it; the process's exit code."""
     _outlive_stops()
-    memory = Memory()
-    channel = Channel(descriptor, memory.add_segment, memory.release, memory.forget)
+    channel = Channel(descriptor)
+    memory = Memory(channel)
     # Processes that the model forks must not speak for it, nor keep the channel open when it has died.
     os.register_at_fork(after_in_child=channel.disconnect)
     try:

@@ -1,52 +1,67 @@
-"""The shared memory of this process: both arenas, what it borrows, and what the model still looks at.
+"""The shared memory of this process: both arenas, segments of other workers, and the blocks that the model still uses.
 
 Standard library and numpy only, for any CPython from 3.10 on.
 """
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 from halimede.core.types import Buffer
-from halimede.workers.child.borrowed import Borrowed
-from halimede.workers.frames.kinds import BORROWED, FIRST_BORROWED, INBOUND
+from halimede.workers.child.channel import Channel
+from halimede.workers.child.shared_segments import SharedSegments
+from halimede.workers.frames.control import decode_blocks
+from halimede.workers.frames.kinds import FIRST_SHARED, INBOUND, MAPPED, SEGMENT, SHARED, UNMAP, Kind, encode_frame
 from halimede.workers.segments import Block, OwnArena, SegmentMap
 
 ARENA_BYTES = 256 << 20
-"""Answers that lie in shared memory at a time. What is over it travels in frames."""
+"""Answers in shared memory at a time. More of them travel in frames."""
 
 
 class Memory:
-    """Both arenas as the worker sees them, what it borrows, and which of all these blocks the model still looks at."""
+    """Both arenas, segments of other workers, and which of their blocks the model still uses."""
 
-    def __init__(self) -> None:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self.inbound = SegmentMap()
-        self.borrowed = Borrowed(self.inbound.released)
+        self.shared = SharedSegments(self.inbound.released)
         self.outbound = OwnArena(ARENA_BYTES)
         self.wanted_bytes = 0
-        """What found no room since it was last told: the server gives more."""
+        """Bytes that found no room and that the server does not know of yet: it adds memory."""
         self.telling = threading.RLock()
-        """Held until the server was sent what `unused` and `retain` returned: a block that it hears of as unused is
-        one that it heard of as retained before, and none of the answers that it hears of later."""
+        """Held until the result of `unused` and `retain` is sent to the server. So the server learns that a block is
+        unused after it learns that the block is retained, and after every answer that lies in the block."""
         self._retained: dict[Block, bool] = {}
-        """Blocks of the server's, and borrowed ones, that are being looked at; True once the server knows that one
-        outlasts its batch."""
+        """Blocks of the server and of other workers that are in use here; True once the server knows that the block is
+        used beyond its batch."""
         self._lock = threading.Lock()
+        self.shared.on_written = partial(self._say_mapped, False)
+        channel.handle(Kind.SEGMENT, self._on_segment)
+        channel.handle(Kind.UNMAP, self._on_unmap)
+        channel.handle(Kind.RELEASE, self._on_release)
 
-    def add_segment(self, number: int, arena: int, descriptor: int) -> bool:
-        """Whether it can be used, which only one that is borrowed need not be."""
-        if arena == BORROWED:
-            return self.borrowed.try_map(number, descriptor)
-        if arena == INBOUND:
+    def _on_segment(self, body: memoryview) -> None:
+        number, arena = SEGMENT.unpack(body)
+        descriptor = self._channel.take_descriptor()
+        if arena == SHARED:
+            is_mapped = descriptor is not None and self.shared.try_map(number, descriptor)
+            self._say_mapped(is_mapped, number)
+        elif descriptor is None:
+            raise RuntimeError("the descriptor of a segment is missing: this process has too many open files")
+        elif arena == INBOUND:
             self.inbound.map(number, descriptor)
         else:
             with self._lock:
                 self.outbound.add(number, descriptor)
-        return True
 
-    def forget(self, number: int) -> None:
-        self.borrowed.forget(number)
+    def _say_mapped(self, is_mapped: bool, number: int) -> None:
+        self._channel.send_later(encode_frame(Kind.MAPPED, MAPPED.pack(number, is_mapped)))
 
-    def release(self, blocks: Sequence[Block]) -> None:
+    def _on_unmap(self, body: memoryview) -> None:
+        self.shared.unmap(*UNMAP.unpack(body))
+
+    def _on_release(self, body: memoryview) -> None:
+        blocks = decode_blocks(body)
         with self._lock:
             for segment, offset in blocks:
                 self.outbound.blocks.free(segment, offset)
@@ -55,13 +70,13 @@ class Memory:
         """Bytes of one of the server's blocks, which counts as looked at until the last view of it is gone."""
         block = segment, offset
         self._retained[block] = False
-        return (self.inbound if segment < FIRST_BORROWED else self.borrowed).lease(block, offset, size_bytes)
+        return (self.inbound if segment < FIRST_SHARED else self.shared).lease(block, offset, size_bytes)
 
     def look_at_own(self, segment: int, offset: int, size_bytes: int) -> memoryview:
         """Bytes of an answer to a call, in one of the server's blocks that is this process's until it is unused."""
         block = segment, offset
         self._retained[block] = True
-        return (self.inbound if segment < FIRST_BORROWED else self.borrowed).lease(block, offset, size_bytes)
+        return (self.inbound if segment < FIRST_SHARED else self.shared).lease(block, offset, size_bytes)
 
     def unused(self) -> list[Block]:
         """Blocks that the server was told are retained, and are not any more. With `telling`."""
@@ -81,7 +96,7 @@ class Memory:
 
     def place(self, data: Buffer) -> Block | None:
         """Where the server finds an output's bytes: where they are when it knows that memory, else copied."""
-        where = self.inbound.find(data) or self.borrowed.find_unwritten(data)
+        where = self.inbound.find(data) or self.shared.find_unwritten(data)
         if where is not None:
             return where
         with self._lock:

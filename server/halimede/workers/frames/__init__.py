@@ -7,7 +7,8 @@
 | `batches` | EXECUTE |
 | `answers` | DONE, RESPONSE |
 | `calls` | INFER, CALL_ANSWER |
-| `tensors`, `texts` | what the descriptions of the last three are made of |
+| `services` | SERVICE_CALL, SERVICE_RESULT |
+| `tensors`, `texts` | what the descriptions of batches, answers and calls are made of |
 
 A frame is its length and kind, four bytes each, and a body. Bodies that carry tensors have a part with their shapes and
 places, and then the bytes of those that travel in the frame itself, at multiples of 16 from the frame's start; the

@@ -11,12 +11,8 @@ MAX_JSON_VALUES = 100_000
 """In one frame, counted by what stands between them: what is parsed holds up everything else."""
 
 
-def json_body(value: Any) -> bytes:
-    return json.dumps(value).encode()
-
-
 def json_frame(kind: Kind, value: Any) -> bytes:
-    return encode_frame(kind, json_body(value))
+    return encode_frame(kind, json.dumps(value).encode())
 
 
 def decode_json(body: Buffer) -> Any:

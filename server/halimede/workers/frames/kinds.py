@@ -13,7 +13,7 @@ MAX_ANSWER_BYTES = 1 << 30
 """Of one batch's answers: a frame with more, and what describes them, is none of ours."""
 
 MAX_CONTROL_BYTES = 16 << 20
-"""Of a frame of JSON."""
+"""Of a frame of JSON, and of a SERVICE_CALL."""
 
 MAX_TEXT_BYTES = 64 << 10
 """Of an error's message, which is cut, and of a reply's parameters."""
@@ -28,10 +28,14 @@ MAX_BLOCKS = 16 << 10
 """Blocks in one frame: an arena has no more of tensors that do not travel in frames."""
 
 MAX_CALLS = 256
-"""Calls of one worker that the server answers at a time: so many for JSON, and so many inferences."""
+"""Service calls of one worker that the server performs at a time; also the limit of its inferences."""
 
 MAX_CALL_TENSORS = 4096
 """Inputs of an inference that a worker asks for, and outputs that it names."""
+
+
+WINDOW_RESPONSES = 32
+"""Answers of one request that its client has not taken yet: the worker sends no more of them."""
 
 
 class FrameError(Exception):
@@ -52,14 +56,14 @@ class Kind(IntEnum):
     """Blocks of the worker's arena that the server has done with."""
     SEGMENT = 6
     """Number and arena of a segment, with its descriptor."""
-    RESULT = 7
-    """The answer to a CALL: its number, whether it went well, JSON."""
+    SERVICE_RESULT = 7
+    """The result of a SERVICE_CALL."""
     ASK_READY = 8
     STOP = 9
     CALL_ANSWER = 10
     """An answer to an INFER."""
-    FORGET = 11
-    """The number of a borrowed segment that is there no more."""
+    UNMAP = 11
+    """The number of a segment of another worker that is to be unmapped."""
 
     STARTED = 32
     """JSON: what the runner says of itself, or the result of the work that START asked for."""
@@ -71,8 +75,8 @@ class Kind(IntEnum):
     """Level and text."""
     METRICS = 37
     """Metric, operation and value, any number of times."""
-    CALL = 38
-    """Its number, then JSON: method and arguments."""
+    SERVICE_CALL = 38
+    """What the model's code requests besides inferences."""
     UNUSED = 39
     """Blocks of the server's arena that the model held on to beyond its batch, and has let go now."""
     READY = 40
@@ -85,26 +89,25 @@ class Kind(IntEnum):
     TAKEN = 44
     """The number of an INFER, and how many of its answers, none of them final, were taken."""
     MAPPED = 45
-    """The number of a borrowed segment, and whether tensors may lie in it from now on; False ends all borrowing."""
+    """The number of a segment of another worker, and whether it is mapped. After False the worker gets only copies."""
 
 
 HEADER = struct.Struct("<II")
 KEY = struct.Struct("<Q")
 CREDIT = struct.Struct("<QI")
 CALL = struct.Struct("<I")
-RESULT = struct.Struct("<IB")
 TAKEN = struct.Struct("<II")
 BLOCK = struct.Struct("<HQ")
 SEGMENT = struct.Struct("<HB")
-FORGET = struct.Struct("<H")
+UNMAP = struct.Struct("<H")
 MAPPED = struct.Struct("<HB")
 METRIC = struct.Struct("<IBd")
 
-INBOUND, OUTBOUND, BORROWED = 0, 1, 2
-"""What a segment is for, as the server names it: requests, answers, or reading what another worker answered."""
+INBOUND, OUTBOUND, SHARED = 0, 1, 2
+"""What a segment is for: requests, answers, or reading tensors of another worker."""
 
-FIRST_BORROWED = 1 << 15
-"""Numbers of borrowed segments begin here, those of a worker's own at 1."""
+FIRST_SHARED = 1 << 15
+"""Numbers of other workers' segments begin here, those of a worker's own at 1."""
 
 METRIC_OPERATIONS = ("increment", "set", "observe")
 PLACE_END = "\x1f"
@@ -119,7 +122,7 @@ INFER, CALL_ANSWER, METRICS = int(Kind.INFER), int(Kind.CALL_ANSWER), int(Kind.M
 LIMITS = {
     Kind.STARTED: MAX_CONTROL_BYTES,
     Kind.FAILED: MAX_CONTROL_BYTES,
-    Kind.CALL: MAX_CONTROL_BYTES,
+    Kind.SERVICE_CALL: MAX_CONTROL_BYTES,
     Kind.DONE: MAX_ANSWER_BYTES + MAX_CONTROL_BYTES,
     Kind.RESPONSE: MAX_ANSWER_BYTES + MAX_CONTROL_BYTES,
     Kind.LOG: MAX_LINE_BYTES + 1,

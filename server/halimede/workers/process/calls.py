@@ -1,10 +1,10 @@
-"""What the model of one instance asks of the server: inferences, metrics, and more (`Services`)."""
+"""What the model of one instance requests from the server: inferences, metrics and service calls (`Services`)."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from halimede.backends.hosting import WorkerSpec
+from halimede.backends.service_calls import ServiceCall, ServiceResult
 from halimede.core.types import ErrorCode, InferenceError, InferenceResponse
 from halimede.workers.callers import Callers
 from halimede.workers.frames.calls import Infer
@@ -37,6 +37,9 @@ class ModelCalls:
         self._callers = callers
         self._requests = requests
         self._spinner = spinner
+        self._models = services.models
+        self.on_cancel_call = services.models.cancel
+        self.on_taken = services.models.acknowledge
         self.on_answered = spinner.on_answered
         self.on_ready = readiness.on_ready
 
@@ -50,7 +53,7 @@ class ModelCalls:
             # Only the model knows for which of its open requests code calls that runs beside the batches.
             caller = self._callers.beside(self._requests.awaited_of(infer.batch))
         try:
-            return self._services.infer(request, on_response, caller)
+            return self._models.infer(request, on_response, caller)
         except Exception as error:
             about = {"model": self._spec.model, "version": str(self._spec.version)}
             log.error("instance '%s': a call failed", self._spec.instance, exc_info=error, extra=about)
@@ -58,18 +61,10 @@ class ModelCalls:
             on_response(InferenceResponse(request.model_name, "", request.id, error=failure))
             return 0
 
-    def on_cancel_call(self, ticket: int) -> None:
-        """See `server.calls.CallOwner`."""
-        self._services.cancel(ticket)
-
-    def on_taken(self, ticket: int, responses: int) -> None:
-        """See `server.calls.CallOwner`."""
-        self._services.acknowledge(ticket, responses)
-
     def on_metrics(self, updates: Sequence[tuple[int, str, float]]) -> None:
         """See `server.connection.ModelOwner`."""
         self._services.update_metrics(self._owner, updates)
 
-    async def on_call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+    async def on_call(self, call: ServiceCall[ServiceResult]) -> ServiceResult:
         """See `server.services.ServiceOwner`."""
-        return await self._services.call(self._owner, method, arguments)
+        return await self._services.call(self._owner, call)

@@ -1,12 +1,13 @@
 """A process that completes a model's configuration, and ends."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from halimede.backends.hosting import WorkerSpec
+from halimede.backends.service_calls import ServiceCall, ServiceResult
 from halimede.core.types import ErrorCode, InferenceError, InferenceResponse
 from halimede.workers.abandon import Abandon
 from halimede.workers.frames.answers import Done, Response
@@ -65,8 +66,8 @@ class _NoOwner:
     def on_metrics(self, updates: Sequence[tuple[int, str, float]]) -> None:
         """None could be declared."""
 
-    async def on_call(self, method: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002
-        raise InferenceError(ErrorCode.UNSUPPORTED, f"'{method}' cannot be called from auto_complete_config")
+    async def on_call(self, call: ServiceCall[ServiceResult]) -> ServiceResult:
+        raise InferenceError(ErrorCode.UNSUPPORTED, f"'{call.NAME}' cannot be called from auto_complete_config")
 
     def on_infer(
         self,

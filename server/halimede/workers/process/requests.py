@@ -8,9 +8,8 @@ from typing import NamedTuple
 from halimede.backends.hosting import Answer, WorkerSpec
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.types import InferenceError
-from halimede.workers.child.channel import WINDOW_RESPONSES
 from halimede.workers.frames.answers import Done, Response
-from halimede.workers.frames.kinds import FrameError
+from halimede.workers.frames.kinds import WINDOW_RESPONSES, FrameError
 from halimede.workers.process.limits import TimeLimits
 from halimede.workers.process.spinner import Spinner
 from halimede.workers.server.batches import Batch

@@ -1,27 +1,36 @@
-"""What models in worker processes ask of the server."""
+"""What models in worker processes request from the server."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
+from halimede.backends.service_calls import ServiceCall, ServiceResult
 from halimede.core.types import InferenceRequest
 from halimede.core.types.caller import Caller
 from halimede.workers.server.calls import OnResponse
 
 
-class Services(Protocol):
-    """What models in worker processes ask of the server. `owner` is one load of a model (`m#7`)."""
+class Models(Protocol):
+    """The models that other models call; see `runtime.server.Server`."""
 
-    async def call(self, owner: str, method: str, arguments: Mapping[str, Any]) -> Any:
+    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
+        """Start an inference for the code of an instance; returns its ticket."""
+
+    def cancel(self, ticket: int) -> None:
+        """Nobody waits for the inference any more."""
+
+    def acknowledge(self, ticket: int, responses: int = 1) -> None:
+        """The caller has received so many more of its responses."""
+
+
+class Services(Protocol):
+    """What models in worker processes request from the server. `owner` is one load of a model (`m#7`)."""
+
+    @property
+    def models(self) -> Models:
+        """The models of the server; set before the first worker starts."""
+
+    async def call(self, owner: str, call: ServiceCall[ServiceResult]) -> ServiceResult:
         """See `backends.hosting.Host.call`. InferenceError."""
 
     def update_metrics(self, owner: str, updates: Sequence[tuple[int, str, float]]) -> None:
-        """Metric, operation, value. What is wrong with one is the log's."""
-
-    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller) -> int:
-        """Start an inference for the code of an instance; returns its ticket, see `runtime.server.Server.infer`."""
-
-    def cancel(self, ticket: int) -> None:
-        """See `runtime.server.Server.cancel`."""
-
-    def acknowledge(self, ticket: int, responses: int) -> None:
-        """See `runtime.server.Server.acknowledge`."""
+        """Metric, operation, value. An update that fails is only logged."""

@@ -1,15 +1,16 @@
-"""The server's end of the channel to one worker process. The other end, `workers.child`, has rooms of the same names.
+"""The server's end of the channel to one worker process. The other end is `workers.child`.
 
-| room | what is in it |
+| module | what is in it |
 |---|---|
-| `connection` | the rooms of one process put together; its start and end, readiness, log, metrics |
+| `connection` | all modules of one process put together; start and end, readiness, log, metrics |
 | `channel` | frames: sent, received, bounded |
-| `memory` | the two arenas: where tensors for the worker are put, where those from it lie |
-| `lending` | what the worker reads in place of other workers' memory |
+| `memory` | the two arenas: tensors for the worker, tensors of the worker |
+| `shared_segments` | segments of other workers that this worker may read |
 | `batches` | the batches that the worker has |
-| `calls` | inferences that the model's code asks for |
-| `services` | what else it asks for |
+| `calls` | inferences that the model's code requests |
+| `services` | what else it requests from the server |
 
-What a worker sends is not trusted: a frame that makes no sense, bytes that it may not name, an answer to what was not
-asked, or more of anything than an honest worker sends is a FrameError, and the worker is given up.
+What a worker sends is not trusted. A frame that cannot be read, a place that is not the worker's, an answer that was
+not requested, or more of anything than a correct worker sends is a FrameError: the connection ends, and the process is
+killed.
 """

@@ -1,10 +1,11 @@
 """The shared memory of one worker, as the server uses it.
 
-Two arenas, each with one process that allocates in it: the server in `inbound`, for what it sends; the worker in its
-own, of which the server makes the segments and reads the answers. What finds no room travels in the frame.
+There are two arenas, and one process allocates in each: the server in `inbound`, for what it sends; the worker in
+`outbound`, for its answers. The server makes the segments of both. A tensor that finds no room travels in the frame.
 
-Whoever needs a block of `inbound`, or one that is lent, holds it: the batch that it was placed for, the model beyond
-that (it is retained then), answers that lie in it. It is free when nobody holds it.
+A block of `inbound`, or a shared block of another worker, may have several holders: the batch that it was placed for, a
+model that keeps it beyond its batch (the block is retained then), answers that lie in it. It is freed when the last
+holder is gone.
 """
 
 import asyncio
@@ -15,14 +16,14 @@ from halimede.core.shm.arena import Arena
 from halimede.core.types import Buffer, Tensor
 from halimede.workers.frames.control import decode_blocks
 from halimede.workers.frames.kinds import (
-    BORROWED,
-    FIRST_BORROWED,
-    FORGET,
+    FIRST_SHARED,
     INBOUND,
     MAPPED,
     MAX_BLOCKS,
     OUTBOUND,
     SEGMENT,
+    SHARED,
+    UNMAP,
     FrameError,
     Kind,
     encode_frame,
@@ -31,34 +32,34 @@ from halimede.workers.frames.kinds import (
 from halimede.workers.frames.tensors import INLINE_BYTES
 from halimede.workers.segments import Block, OwnArena, SegmentMap, make_segment
 from halimede.workers.server.channel import Channel
-from halimede.workers.server.lending import LENT_BYTES, Lending
+from halimede.workers.server.shared_segments import MIN_SHARED_BYTES, SharedSegments
 from halimede.workers.server.tasks import Tasks
 
 ARENA_BYTES = 256 << 20
-"""Tensors of requests that one worker may hold in shared memory at a time. What is over it travels in frames."""
+"""Tensors of requests that one worker may have in shared memory at a time. More of them travel in frames."""
 
 COPIED_ON_LOOP_BYTES = 8 << 20
-"""More bytes than this are copied, and segments above it made, on a thread: 64 MiB take 20 ms."""
+"""More bytes than this are copied on a thread, and larger segments are made on a thread: 64 MiB take 20 ms."""
 
 
 class Memory:
-    """Both arenas of one worker, and what it is lent. All methods are called on the event loop's thread."""
+    """Both arenas of one worker, and what it reads of others. All methods are called on the event loop's thread."""
 
     def __init__(
         self, channel: Channel, tasks: Tasks, loop: asyncio.AbstractEventLoop, arena_bytes: int = ARENA_BYTES
     ) -> None:
         self._channel = channel
         self._tasks = tasks
-        # The other half stays for what is answered next, however long others need what they are lent.
+        # The other half stays free for the next answers, however long other workers keep what is shared with them.
         self.inbound = OwnArena(arena_bytes, arena_bytes // 2)
         self._outbound = SegmentMap(arena_bytes // 2)
-        # Only how much there is of it: the worker allocates.
+        # Only for its size: the worker allocates.
         self._outbound_size = Arena(arena_bytes)
-        self._lending = Lending(self._hand, self._forget, loop)
+        self._shared = SharedSegments(self._send_shared, self._send_unmap, loop)
         self._holders: dict[Block, int] = {}
-        """How many hold a block of ours, or one that is lent."""
+        """How many holders each block of ours, or each shared block, has."""
         self._retained: set[Block] = set()
-        """Blocks that the model holds on to, or may until it says otherwise."""
+        """Blocks that the model keeps, or may keep until it says otherwise."""
         self._segments = 0
         self._is_growing = False
         # Of the frame that is being encoded: its blocks, and what is to be copied into them.
@@ -70,17 +71,17 @@ class Memory:
 
     def close(self) -> None:
         """The worker is gone."""
-        self._lending.close()
+        self._shared.close()
 
     def place(self, data: Buffer) -> Block | None:
         """A block for a tensor of the frame that is being encoded; None when it is to travel in the frame."""
         self._free_released()
         arena = self.inbound.blocks
         size = len(data)
-        if size >= LENT_BYTES and (lent := self._lending.lend(data)) is not None:
-            self._holders[lent] = 1
-            self._placed.append(lent)
-            return lent
+        if size >= MIN_SHARED_BYTES and (shared := self._shared.share(data)) is not None:
+            self._holders[shared] = 1
+            self._placed.append(shared)
+            return shared
         block = arena.allocate(size)
         if block is None:
             growth = arena.growth(size)
@@ -90,7 +91,7 @@ class Memory:
             if block is None:
                 return None
         self._holders[block] = 1
-        self.inbound.map.loans.writable.add(block)
+        self.inbound.map.sharing.writable.add(block)
         self._placed.append(block)
         self._copies.append((block, data))
         return block
@@ -115,11 +116,11 @@ class Memory:
         copies.clear()
 
     def bytes_to_copy(self, tensors: Sequence[Tensor]) -> int:
-        """Of those that neither travel in the frame nor are read where they are."""
+        """The size of the tensors that neither travel in the frame nor are shared."""
         large = 0
         for tensor in tensors:
             size = len(tensor.data)
-            if size > INLINE_BYTES and not (size >= LENT_BYTES and self._lending.can_lend(tensor.data)):
+            if size > INLINE_BYTES and not (size >= MIN_SHARED_BYTES and self._shared.can_share(tensor.data)):
                 large += size
         return large
 
@@ -152,8 +153,8 @@ class Memory:
             if len(self._outbound.released) > MAX_BLOCKS:
                 raise ValueError(f"more than {MAX_BLOCKS} blocks that it was not given back yet")
             return self._outbound.lease((segment, offset), offset, size_bytes)
-        if segment >= FIRST_BORROWED:
-            return self._lending.view(segment, offset, size_bytes)
+        if segment >= FIRST_SHARED:
+            return self._shared.view(segment, offset, size_bytes)
         start = self.inbound.blocks.holding(segment, offset, size_bytes)
         if start is None:
             raise ValueError(f"bytes {offset} to {offset + size_bytes} of segment {segment}, which it was not given")
@@ -194,17 +195,17 @@ class Memory:
         self._channel.send(encode_frame(Kind.SEGMENT, SEGMENT.pack(number, arena)), (theirs,))
         return True
 
-    def _hand(self, number: int, descriptor: int) -> None:
-        """See `lending.Lending`."""
-        self._channel.send(encode_frame(Kind.SEGMENT, SEGMENT.pack(number, BORROWED)), (descriptor,))
+    def _send_shared(self, number: int, descriptor: int) -> None:
+        """See `shared_segments.SharedSegments`."""
+        self._channel.send(encode_frame(Kind.SEGMENT, SEGMENT.pack(number, SHARED)), (descriptor,))
 
-    def _forget(self, number: int) -> None:
-        """See `lending.Lending`."""
-        self._channel.send(encode_frame(Kind.FORGET, FORGET.pack(number)))
+    def _send_unmap(self, number: int) -> None:
+        """See `shared_segments.SharedSegments`."""
+        self._channel.send(encode_frame(Kind.UNMAP, UNMAP.pack(number)))
 
     def _on_mapped(self, body: memoryview) -> None:
         number, is_mapped = unpack(MAPPED, body, Kind.MAPPED)
-        self._lending.on_mapped(number, bool(is_mapped))
+        self._shared.on_mapped(number, bool(is_mapped))
 
     def _on_unused(self, body: memoryview) -> None:
         for block in decode_blocks(body):
@@ -214,21 +215,21 @@ class Memory:
             self._let_go(block)
 
     def _let_go(self, block: Block) -> None:
-        """The worker's batch or its model does not hold a block any more."""
-        self.inbound.map.loans.writable.discard(block)
+        """The worker's batch or its model does not hold the block any more."""
+        self.inbound.map.sharing.writable.discard(block)
         self._drop(block)
 
     def _drop(self, block: Block) -> None:
-        """One holder less."""
+        """Remove one holder of a block, and free the block after the last one."""
         left = self._holders.get(block, 0) - 1
         if left > 0:
             self._holders[block] = left
         elif self._holders.pop(block, None) is None:
             return
-        elif block[0] < FIRST_BORROWED:
+        elif block[0] < FIRST_SHARED:
             self.inbound.blocks.free(*block)
         else:
-            self._lending.take_back(block)
+            self._shared.take_back(block)
 
     def _free_released(self) -> None:
         released = self.inbound.map.released
@@ -237,12 +238,12 @@ class Memory:
 
 
 async def _make_segment(size_bytes: int) -> int | None:
-    """See `segments.make_segment`; on a thread, which goes on when nobody waits any more."""
+    """See `segments.make_segment`; on a thread, which goes on when the task is cancelled."""
     making = asyncio.ensure_future(asyncio.to_thread(make_segment, size_bytes))
     try:
         return await asyncio.shield(making)
     except RuntimeError:
-        return None  # the system has no thread left either
+        return None  # the system has no thread left
     except asyncio.CancelledError:
         making.add_done_callback(_discard)
         raise

@@ -1,12 +1,12 @@
-"""What the model's code asks of the server beside inferences: JSON both ways."""
+"""What the model's code requests from the server besides inferences."""
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
+from halimede.backends.service_calls import ServiceCall, ServiceResult
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers.frames.control import decode_json, error_json, json_body
-from halimede.workers.frames.kinds import CALL, MAX_CALLS, RESULT, FrameError, Kind, encode_frame
+from halimede.workers.frames.kinds import MAX_CALLS, FrameError, Kind
+from halimede.workers.frames.services import decode_service_call, encode_service_result
 from halimede.workers.server.channel import Channel
 from halimede.workers.server.tasks import Tasks
 
@@ -14,14 +14,14 @@ log = logging.getLogger(__name__)
 
 
 class ServiceOwner(Protocol):
-    """Does what is asked for."""
+    """Performs the calls."""
 
-    async def on_call(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        """The model asks for something; JSON both ways. InferenceError."""
+    async def on_call(self, call: ServiceCall[ServiceResult]) -> ServiceResult:
+        """Perform a call; each class says what its result is. InferenceError."""
 
 
 class ServiceCalls:
-    """At most MAX_CALLS of them at a time, each in a task of its own."""
+    """The calls of one worker: at most MAX_CALLS at a time, each in a task of its own."""
 
     def __init__(self, channel: Channel, tasks: Tasks, model: str, owner: ServiceOwner) -> None:
         self._channel = channel
@@ -29,29 +29,24 @@ class ServiceCalls:
         self._model = model
         self._owner = owner
         self._running = 0
-        channel.handle(Kind.CALL, self._on_call)
+        channel.handle(Kind.SERVICE_CALL, self._on_call)
 
     def _on_call(self, body: memoryview) -> None:
-        if len(body) < CALL.size:
-            raise FrameError("a call without a number")
-        (number,) = CALL.unpack_from(body)
-        match decode_json(body[CALL.size :]):
-            case [str(method), dict(arguments)]:
-                if self._running >= MAX_CALLS:
-                    raise FrameError(f"more than {MAX_CALLS} calls at a time")
-                self._running += 1
-                self._tasks.run(self._answer(number, method, arguments))
-            case _:
-                raise FrameError("a call that is none")
+        number, call = decode_service_call(body)
+        if self._running >= MAX_CALLS:
+            raise FrameError(f"more than {MAX_CALLS} calls at a time")
+        self._running += 1
+        self._tasks.run(self._answer(number, call))
 
-    async def _answer(self, number: int, method: str, arguments: Mapping[str, Any]) -> None:
+    async def _answer(self, number: int, call: ServiceCall[ServiceResult]) -> None:
+        result: ServiceResult | InferenceError
         try:
-            went_well, value = True, await self._owner.on_call(method, arguments)
+            result = await self._owner.on_call(call)
         except InferenceError as error:
-            went_well, value = False, error_json(error)
+            result = error
         except Exception as error:
-            log.error("model '%s': call '%s' failed", self._model, method[:100], exc_info=error)
-            went_well, value = False, error_json(InferenceError(ErrorCode.INTERNAL, "the server failed at it"))
+            log.error("model '%s': call '%s' failed", self._model, call.NAME, exc_info=error)
+            result = InferenceError(ErrorCode.INTERNAL, "the server failed at it")
         finally:
             self._running -= 1
-        self._channel.send(encode_frame(Kind.RESULT, RESULT.pack(number, went_well) + json_body(value)))
+        self._channel.send(encode_service_result(number, result))

@@ -10,6 +10,15 @@ from halimede.backends.python.utils.logger import Logger
 from halimede.backends.python.utils.metrics import MetricFamily, MetricKind
 from halimede.backends.python.utils.models import get_model_dir, is_model_ready, load_model, unload_model
 from halimede.backends.python.utils.session import Session
+from halimede.backends.service_calls import (
+    DeleteMetricFamily,
+    IsModelReady,
+    LoadModel,
+    MetricValue,
+    NewMetric,
+    NewMetricFamily,
+    UnloadModel,
+)
 from halimede.core.types import ErrorCode, InferenceError
 from support.python_models import FakeHost, asked, body, runner_of
 
@@ -31,12 +40,12 @@ def test_a_counter_counts_a_gauge_is_set_and_a_histogram_observes(host):
     histograms = MetricFamily("sizes", "how large", HISTOGRAM)
     histogram = histograms.Metric(None, [1, 2.5, float("inf")])
     assert host.calls == [
-        ("metric_family_new", {"name": "requests", "description": "how many", "kind": "COUNTER"}),
-        ("metric_new", {"family": 1, "labels": {"kind": "a"}, "buckets": []}),
-        ("metric_family_new", {"name": "level", "description": "how high", "kind": "GAUGE"}),
-        ("metric_new", {"family": 3, "labels": {}, "buckets": []}),
-        ("metric_family_new", {"name": "sizes", "description": "how large", "kind": "HISTOGRAM"}),
-        ("metric_new", {"family": 5, "labels": {}, "buckets": [1, 2.5]}),
+        NewMetricFamily("requests", "how many", "COUNTER"),
+        NewMetric(1, {"kind": "a"}, []),
+        NewMetricFamily("level", "how high", "GAUGE"),
+        NewMetric(3, {}, []),
+        NewMetricFamily("sizes", "how large", "HISTOGRAM"),
+        NewMetric(5, {}, [1, 2.5]),
     ]
     counter.increment(2)
     counter.increment(0.5)
@@ -52,7 +61,7 @@ def test_a_counter_counts_a_gauge_is_set_and_a_histogram_observes(host):
     ]
     host.results["metric_value"] = 2.5
     assert counter.value() == 2.5
-    assert host.calls[-1] == ("metric_value", {"id": 2})
+    assert host.calls[-1] == MetricValue(2)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +128,7 @@ def test_servers_refusal_of_a_family_is_raised(host):
     with pytest.raises(TritonModelException, match=r"^Error when creating MetricFamily: the name is taken$"):
         MetricFamily("f", "", COUNTER)
     gc.collect()
-    assert [method for method, _ in host.calls] == ["metric_family_new"]
+    assert [call.NAME for call in host.calls] == ["metric_family_new"]
 
 
 def test_metrics_live_as_long_as_the_object_of_their_family(host):
@@ -128,13 +137,13 @@ def test_metrics_live_as_long_as_the_object_of_their_family(host):
     metric = family.Metric()
     gc.collect()
     MetricFamily("g", "", COUNTER)
-    assert "metric_family_delete" not in [method for method, _ in host.calls[:-1]]
+    assert "metric_family_delete" not in [call.NAME for call in host.calls[:-1]]
     del family
     with pytest.raises(TritonModelException, match="corresponding 'MetricFamily' has been deleted"):
         metric.increment(1)
-    assert ("metric_family_delete", {"id": 1}) not in host.calls
+    assert DeleteMetricFamily(1) not in host.calls
     MetricFamily("h", "", COUNTER)
-    assert ("metric_family_delete", {"id": 1}) in host.calls
+    assert DeleteMetricFamily(1) in host.calls
 
 
 def test_family_dropped_in_a_batch_is_deleted_at_its_end(tmp_path):
@@ -148,7 +157,7 @@ def test_family_dropped_in_a_batch_is_deleted_at_its_end(tmp_path):
         """
     )
     runner_of(tmp_path, code, host).execute([asked()])
-    assert [method for method, _ in host.calls] == ["metric_family_new", "metric_new", "metric_family_delete"]
+    assert [call.NAME for call in host.calls] == ["metric_family_new", "metric_new", "metric_family_delete"]
 
 
 def test_failed_deletion_of_a_family_does_not_fail_the_batch(tmp_path):
@@ -167,11 +176,11 @@ def test_models_are_loaded_unloaded_and_checked_for_readiness(host):
     assert is_model_ready("b") is True
     assert is_model_ready("b", "2") is True
     assert host.calls == [
-        ("load_model", {"model_name": "a", "config": "", "files": {}}),
-        ("load_model", {"model_name": "b", "config": "{}", "files": {"file:1/model.onnx": "AP8="}}),
-        ("unload_model", {"model_name": "a", "unload_dependents": True}),
-        ("is_model_ready", {"model_name": "b", "model_version": ""}),
-        ("is_model_ready", {"model_name": "b", "model_version": "2"}),
+        LoadModel("a", "", {}),
+        LoadModel("b", "{}", {"file:1/model.onnx": b"\0\xff"}),
+        UnloadModel("a", True),
+        IsModelReady("b", ""),
+        IsModelReady("b", "2"),
     ]
     assert get_model_dir() == "/models/m/1"
 

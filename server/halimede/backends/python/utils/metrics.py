@@ -12,6 +12,7 @@ from typing import Any
 from halimede.backends.python.utils.arguments import ProtocolNumber, instance_of, number_of, text_of
 from halimede.backends.python.utils.errors import TritonModelException
 from halimede.backends.python.utils.session import Session, current
+from halimede.backends.service_calls import DeleteMetricFamily, MetricValue, NewMetric, NewMetricFamily
 
 
 class MetricKind(ProtocolNumber):
@@ -58,8 +59,8 @@ class Metric:
         self._update("observe", number_of(value, "observe", "value"))
 
     def value(self) -> float:
-        number = self._allowed("value")
-        return float(self._session.call("metric_value", {"id": number}, "Failed to get metric value: "))
+        call = MetricValue(self._allowed("value"))
+        return float(self._session.call(call, "Failed to get metric value: "))
 
     def _update(self, operation: str, value: float) -> None:
         self._session.host.update_metric(self._allowed(operation), operation, value)
@@ -101,14 +102,14 @@ class MetricFamily:
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
         where = "MetricFamily"
-        arguments = {
-            "name": text_of(name, where, "name"),
-            "description": text_of(description, where, "description"),
-            "kind": instance_of(kind, MetricKind, where, "kind").name,
-        }
+        call = NewMetricFamily(
+            text_of(name, where, "name"),
+            text_of(description, where, "description"),
+            instance_of(kind, MetricKind, where, "kind").name,
+        )
         session = current()
         report_released(session)
-        number: int = session.call("metric_family_new", arguments, "Error when creating MetricFamily: ")
+        number = session.call(call, "Error when creating MetricFamily: ")
         self._session = session
         self._kind = kind
         self._life = _Life()
@@ -119,12 +120,8 @@ class MetricFamily:
     ) -> Metric:
         """A metric with these labels; histograms need the upper bounds of their buckets, other kinds have none."""
         report_released(self._session)
-        arguments = {
-            "family": self._id,
-            "labels": _labels(labels),
-            "buckets": _buckets(self._kind, buckets),
-        }
-        number = self._session.call("metric_new", arguments, "Error when creating Metric: ")
+        call = NewMetric(self._id, _labels(labels), _buckets(self._kind, buckets))
+        number = self._session.call(call, "Error when creating Metric: ")
         return Metric(self._session, self._kind, number, self._life)
 
     def __del__(self) -> None:
@@ -137,7 +134,7 @@ class MetricFamily:
 def report_released(session: Session) -> None:
     """Report to the server the families whose objects were deleted."""
     while session.released:
-        session.call("metric_family_delete", {"id": session.released.popleft()})
+        session.call(DeleteMetricFamily(session.released.popleft()))
 
 
 def _labels(labels: Any) -> dict[str, str]:
@@ -167,5 +164,5 @@ def _buckets(kind: MetricKind, buckets: Any) -> list[float]:
     # Written so that it also fails for a NaN.
     if not all(low < high for low, high in itertools.pairwise([-math.inf, *bounds])):
         raise TritonModelException(f"Failed to create metric. Buckets must ascend, not {bounds}.")
-    # Every histogram has the +Inf bucket, and JSON cannot represent it.
+    # Every histogram has the +Inf bucket.
     return bounds[:-1] if bounds and bounds[-1] == math.inf else bounds

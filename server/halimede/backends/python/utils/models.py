@@ -1,10 +1,10 @@
 """Functions that load, unload and check models on the server, and find the model's own directory."""
 
-import base64
 from typing import Any
 
 from halimede.backends.python.utils.arguments import text_of
 from halimede.backends.python.utils.session import current
+from halimede.backends.service_calls import IsModelReady, LoadModel, UnloadModel
 
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
@@ -12,34 +12,22 @@ def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None
     where = "load_model"
     if files is not None and not isinstance(files, dict):
         raise TypeError(f"load_model(): 'files' must be a dict, not {type(files).__name__}")
-    encoded = {
-        text_of(name, where, "files"): base64.b64encode(_content(name, content)).decode()
-        for name, content in (files or {}).items()
-    }
-    arguments = {
-        "model_name": text_of(model_name, where, "model_name"),
-        "config": text_of(config, where, "config"),
-        "files": encoded,
-    }
-    current().call(where, arguments, "Failed to load model: ")
+    contents = {text_of(name, where, "files"): _content(name, content) for name, content in (files or {}).items()}
+    call = LoadModel(text_of(model_name, where, "model_name"), text_of(config, where, "config"), contents)
+    current().call(call, "Failed to load model: ")
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """Unload a model; with `unload_dependents` also the models that it uses as steps, if it is an ensemble."""
-    arguments = {
-        "model_name": text_of(model_name, "unload_model", "model_name"),
-        "unload_dependents": bool(unload_dependents),
-    }
-    current().call("unload_model", arguments, "Failed to unload model: ")
+    call = UnloadModel(text_of(model_name, "unload_model", "model_name"), bool(unload_dependents))
+    current().call(call, "Failed to unload model: ")
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Whether the model, or this version of it, is ready for requests."""
-    arguments = {
-        "model_name": text_of(model_name, "is_model_ready", "model_name"),
-        "model_version": text_of(model_version, "is_model_ready", "model_version"),
-    }
-    return bool(current().call("is_model_ready", arguments, "Failed to check model readiness: "))
+    where = "is_model_ready"
+    call = IsModelReady(text_of(model_name, where, "model_name"), text_of(model_version, where, "model_version"))
+    return current().call(call, "Failed to check model readiness: ")
 
 
 def get_model_dir() -> str:

@@ -2,11 +2,10 @@
 
 import threading
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
 
 from halimede.backends.hosting import Host
 from halimede.backends.python.utils.errors import TritonModelException
+from halimede.backends.service_calls import ResultT_co, ServiceCall
 from halimede.core.types import ErrorCode, InferenceError
 
 
@@ -62,10 +61,10 @@ class Session:
             self._unknown.add(name)
             self.host.log("WARNING", f"{text}: it is left out of the answer")
 
-    def call(self, method: str, arguments: Mapping[str, Any], failed: str = "") -> Any:
+    def call(self, call: ServiceCall[ResultT_co], failed: str = "") -> ResultT_co:
         """`Host.call`; raises TritonModelException with a text that begins with `failed`."""
         try:
-            return self.host.call(method, arguments)
+            return self.host.call(call)
         except InferenceError as error:
             raise TritonModelException(failed + error.message) from None
 

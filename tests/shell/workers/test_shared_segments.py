@@ -1,4 +1,4 @@
-"""What one worker answers another reads where it lies: the workers' own code at the other ends, or a test that plays it."""
+"""Segments that workers share: the server's end with the real code of workers, or with a test that plays a worker."""
 
 import asyncio
 import gc
@@ -16,10 +16,10 @@ import pytest
 from halimede.backends.hosting import Answer, HostedRequest, Reply
 from halimede.core.types import Buffer, DataType, InferenceRequest, Tensor
 from halimede.workers.frames.batches import decode_execute
-from halimede.workers.frames.kinds import BORROWED, FIRST_BORROWED, FORGET, MAPPED, SEGMENT, Kind, encode_frame
+from halimede.workers.frames.kinds import FIRST_SHARED, MAPPED, SEGMENT, SHARED, UNMAP, Kind, encode_frame
 from halimede.workers.segments import Lease, SegmentMap, make_segment
-from halimede.workers.server.lending import LENT_BYTES, MAX_SEGMENTS, Lending
 from halimede.workers.server.memory import ARENA_BYTES, COPIED_ON_LOOP_BYTES
+from halimede.workers.server.shared_segments import MAX_SEGMENTS, MIN_SHARED_BYTES, SharedSegments
 from halimede.workers.worker import BatchItem
 from support.channel import (
     LIMIT_S,
@@ -38,9 +38,9 @@ MIB = 1 << 20
 SIZE = 2 * MIB
 
 
-def is_lent(data: Buffer) -> bool:
-    """Asked in the worker: whether it is another one's memory."""
-    return isinstance(data, memoryview) and isinstance(data.obj, Lease) and data.obj.block[0] >= FIRST_BORROWED
+def is_shared(data: Buffer) -> bool:
+    """Whether these bytes, seen in a worker, are memory of another worker."""
+    return isinstance(data, memoryview) and isinstance(data.obj, Lease) and data.obj.block[0] >= FIRST_SHARED
 
 
 def number_of(request: HostedRequest) -> int:
@@ -48,7 +48,7 @@ def number_of(request: HostedRequest) -> int:
 
 
 def make(size: int = SIZE) -> Callable[[Sequence[HostedRequest]], list[Reply]]:
-    """What a worker does that answers a number with new bytes that tell it, and 0 with nothing."""
+    """A model that answers a number with new bytes that contain it, and 0 with nothing."""
 
     def run(requests: Sequence[HostedRequest]) -> list[Reply]:
         numbers = [number_of(one) for one in requests]
@@ -59,13 +59,13 @@ def make(size: int = SIZE) -> Callable[[Sequence[HostedRequest]], list[Reply]]:
 
 @dataclass
 class Reader:
-    """What a worker does that looks at its inputs; notes what they were and whether they were lent."""
+    """A model that reads its inputs, and notes whether they were right and whether they were shared."""
 
     keeps: bool = False
     writes: bool = False
     passes_on: bool = False
     right: list[bool] = field(default_factory=list)
-    lent: list[bool] = field(default_factory=list)
+    shared: list[bool] = field(default_factory=list)
     kept: list[np.ndarray[Any, Any]] = field(default_factory=list)
 
     def __call__(self, requests: Sequence[HostedRequest]) -> list[Reply]:
@@ -76,11 +76,11 @@ class Reader:
         for each in one.request.inputs:
             seen = np.frombuffer(each.data, np.uint8)
             self.right.append(bytes(seen) == expected)
-            self.lent.append(is_lent(each.data))
+            self.shared.append(is_shared(each.data))
             if self.keeps:
                 self.kept.append(seen)
         if self.writes:
-            # One after the other, so that one that saw the other's would show it.
+            # One after the other, so that a write that the other input sees is noticed.
             for each in one.request.inputs:
                 np.frombuffer(each.data, np.uint8)[:] += 1
         if not self.passes_on:
@@ -146,20 +146,20 @@ async def worker(
             del each.process.memory, each.process.channel, each.process.host, each.connection
 
 
-async def warm_up(lender: Worker, reader: Reader, borrower: Worker, at_once: int = 4) -> None:
-    """Until it is lent so many: the first answers come in frames, and each segment has to be mapped."""
+async def warm_up(owner: Worker, reader: Reader, reader_worker: Worker, at_once: int = 4) -> None:
+    """Send inputs until `at_once` of them are shared: the first ones are copies, and each segment must be mapped."""
     for _ in range(50):
-        answers = [await lender.answer(key) for key in range(1, 1 + at_once)]
+        answers = [await owner.answer(key) for key in range(1, 1 + at_once)]
         for key, answer in enumerate(answers, 1):
-            await borrower.ask(key, answer)
+            await reader_worker.ask(key, answer)
         reader.kept.clear()
-        if all(reader.lent[-at_once:]):
+        if all(reader.shared[-at_once:]):
             del answers, answer
-            await borrower.ask(0, tensor("in", 8))
+            await reader_worker.ask(0, tensor("in", 8))
             reader.kept.clear()
-            await lender.check_blocks(0)
+            await owner.check_blocks(0)
             return
-    raise AssertionError("nothing was lent")
+    raise AssertionError("nothing was shared")
 
 
 def play(story: Callable[[], Any]) -> None:
@@ -170,72 +170,72 @@ def play(story: Callable[[], Any]) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("size", [LENT_BYTES, LENT_BYTES + 4097, COPIED_ON_LOOP_BYTES + 4])
-def test_what_one_worker_answered_another_reads_where_it_lies(size: int):
+@pytest.mark.parametrize("size", [MIN_SHARED_BYTES, MIN_SHARED_BYTES + 4097, COPIED_ON_LOOP_BYTES + 4])
+def test_a_worker_reads_the_answer_of_another_in_place(size: int):
     async def story() -> None:
         reader = Reader()
-        async with worker(make(size)) as lender, worker(reader) as borrower:
-            await warm_up(lender, reader, borrower)
-            segments = repr(borrower.connection)
+        async with worker(make(size)) as owner, worker(reader) as reader_worker:
+            await warm_up(owner, reader, reader_worker)
+            segments = repr(reader_worker.connection)
             for key in range(100, 130):
-                await borrower.ask(key, await lender.answer(key))
+                await reader_worker.ask(key, await owner.answer(key))
             assert all(reader.right)
-            assert all(reader.lent[-30:])
-            assert repr(borrower.connection) == segments, "no more memory of its own"
-            await lender.check_blocks(0)
+            assert all(reader.shared[-30:])
+            assert repr(reader_worker.connection) == segments, "no more memory of its own"
+            await owner.check_blocks(0)
 
     play(story)
 
 
-def test_what_is_small_is_copied():
+def test_small_tensors_are_copied():
     async def story() -> None:
         reader = Reader()
-        async with worker(make(LENT_BYTES - 1)) as lender, worker(reader) as borrower:
+        async with worker(make(MIN_SHARED_BYTES - 1)) as owner, worker(reader) as reader_worker:
             for key in range(1, 11):
-                await borrower.ask(key, await lender.answer(key))
-            assert (all(reader.right), any(reader.lent)) == (True, False)
-            assert borrower.process.memory.borrowed.sizes() == {}
+                await reader_worker.ask(key, await owner.answer(key))
+            assert (all(reader.right), any(reader.shared)) == (True, False)
+            assert reader_worker.process.memory.shared.sizes() == {}
 
     play(story)
 
 
-def test_what_a_model_keeps_stays_as_it_was_until_it_lets_go():
+def test_a_tensor_that_a_model_keeps_does_not_change():
     async def story() -> None:
         reader = Reader(keeps=True)
-        async with worker(make()) as lender, worker(reader) as borrower:
-            await warm_up(lender, reader, borrower)
-            reader.lent.clear()
+        async with worker(make()) as owner, worker(reader) as reader_worker:
+            await warm_up(owner, reader, reader_worker)
+            reader.shared.clear()
             for key in range(100, 120):
-                await borrower.ask(key, await lender.answer(key))
-                await lender.answer(999)
+                await reader_worker.ask(key, await owner.answer(key))
+                await owner.answer(999)
             # But for the first ones of new segments.
-            assert sum(reader.lent) > 10
+            assert sum(reader.shared) > 10
             for key, kept in zip(range(100, 120), reader.kept, strict=True):
                 assert bytes(kept) == bytes(tensor("in", SIZE, key).data)
             del kept
-            await lender.check_blocks(sum(reader.lent))
+            await owner.check_blocks(sum(reader.shared))
             reader.kept.clear()
-            await borrower.ask(0, tensor("in", 8))
-            await lender.check_blocks(0)
+            await reader_worker.ask(0, tensor("in", 8))
+            await owner.check_blocks(0)
 
     play(story)
 
 
-def test_several_workers_read_the_same_bytes_and_the_last_one_frees_them():
+def test_the_last_of_several_readers_frees_the_block():
     async def story() -> None:
         one, two = Reader(), Reader(keeps=True)
-        async with worker(make()) as lender, worker(one) as first, worker(two) as second:
+        async with worker(make()) as owner, worker(one) as first, worker(two) as second:
             for key in range(1, 11):
-                answer = await lender.answer(key)
+                answer = await owner.answer(key)
                 await asyncio.gather(first.ask(key, answer), second.ask(key, answer))
                 del answer
             assert all(one.right + two.right)
-            assert any(one.lent)
-            assert any(two.lent)
-            await lender.check_blocks(sum(two.lent))
+            assert any(one.shared)
+            assert any(two.shared)
+            await owner.check_blocks(sum(two.shared))
             two.kept.clear()
             await second.ask(0, tensor("in", 8))
-            await lender.check_blocks(0)
+            await owner.check_blocks(0)
 
     play(story)
 
@@ -244,12 +244,12 @@ def test_several_workers_read_the_same_bytes_and_the_last_one_frees_them():
 def test_the_same_bytes_twice_are_two_inputs(writes: bool):
     async def story() -> None:
         reader, writer = Reader(), Reader(writes=writes)
-        async with worker(make()) as lender, worker(writer) as borrower, worker(reader) as other:
-            await warm_up(lender, writer, borrower, 1)
-            writer.lent.clear()
-            answer = await lender.answer(7)
-            await borrower.ask(7, answer, Tensor("b", answer.datatype, answer.shape, answer.data))
-            assert writer.lent == [True, False]
+        async with worker(make()) as owner, worker(writer) as reader_worker, worker(reader) as other:
+            await warm_up(owner, writer, reader_worker, 1)
+            writer.shared.clear()
+            answer = await owner.answer(7)
+            await reader_worker.ask(7, answer, Tensor("b", answer.datatype, answer.shape, answer.data))
+            assert writer.shared == [True, False]
             assert all(writer.right)
             await other.ask(7, answer)
             assert all(reader.right)
@@ -257,12 +257,12 @@ def test_the_same_bytes_twice_are_two_inputs(writes: bool):
     play(story)
 
 
-def test_what_a_model_writes_to_its_inputs_nobody_else_sees_and_it_is_lent_nothing_more():
+def test_a_model_that_writes_to_its_inputs_gets_only_copies():
     async def story() -> None:
         reader, writer = Reader(), Reader(writes=True, passes_on=True)
-        async with worker(make()) as lender, worker(writer) as first, worker(reader) as second:
+        async with worker(make()) as owner, worker(writer) as first, worker(reader) as second:
             for key in range(1, 21):
-                answer = await lender.answer(key)
+                answer = await owner.answer(key)
                 [changed] = await first.ask(key, answer)
                 expected = np.frombuffer(tensor("in", SIZE, key).data, np.uint8) + np.uint8(1)
                 assert bytes(changed.data) == expected.tobytes()
@@ -270,35 +270,35 @@ def test_what_a_model_writes_to_its_inputs_nobody_else_sees_and_it_is_lent_nothi
                 await second.ask(key, answer)
                 del answer, changed
             assert all(writer.right + reader.right)
-            assert 0 < sum(writer.lent) <= 3
-            assert any(reader.lent)
+            assert 0 < sum(writer.shared) <= 3
+            assert any(reader.shared)
             await first.ask(0, tensor("in", 8))
-            assert first.process.memory.borrowed.sizes() == {}, "what nobody uses is not kept"
+            assert first.process.memory.shared.sizes() == {}, "what nobody uses is not kept"
 
     play(story)
 
 
-def test_what_is_passed_on_as_it_is_is_never_copied():
+def test_an_input_that_is_the_output_is_never_copied():
     """From a worker through two others and back to itself."""
 
     async def story() -> None:
         through, again = Reader(passes_on=True), Reader(passes_on=True)
-        async with worker(make()) as lender, worker(through) as one, worker(again) as two:
+        async with worker(make()) as owner, worker(through) as one, worker(again) as two:
             for key in range(1, 11):
-                [passed] = await one.ask(key, await lender.answer(key))
+                [passed] = await one.ask(key, await owner.answer(key))
                 [back] = await two.ask(key, Tensor("in", passed.datatype, passed.shape, passed.data))
                 assert bytes(back.data) == bytes(tensor("in", SIZE, key).data)
                 assert not isinstance(back.data, bytes)
                 del passed, back
-            assert any(through.lent)
-            assert any(again.lent)
+            assert any(through.shared)
+            assert any(again.shared)
             assert one.process.memory.outbound.blocks.size_bytes == 0
-            await lender.check_blocks(0)
+            await owner.check_blocks(0)
 
     play(story)
 
 
-def test_a_worker_may_read_what_it_answered_itself():
+def test_a_worker_may_read_its_own_answer():
     async def story() -> None:
         reader = Reader(passes_on=True)
         makes = make()
@@ -313,121 +313,124 @@ def test_a_worker_may_read_what_it_answered_itself():
                 assert bytes(back.data) == bytes(tensor("in", SIZE, key).data)
                 del back
             assert all(reader.right)
-            assert all(reader.lent[-10:])
+            assert all(reader.shared[-10:])
 
     play(story)
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_a_request_that_is_answered_with_is_lent_once_its_model_cannot_write_to_it(keeps: bool):
+def test_an_input_is_shared_once_its_model_cannot_write_to_it(keeps: bool):
     async def story() -> None:
         passing, reader = Reader(passes_on=True, keeps=keeps), Reader()
-        async with worker(passing) as lender, worker(reader) as borrower:
+        async with worker(passing) as owner, worker(reader) as reader_worker:
             for key in range(1, 5):
-                [passed] = await lender.ask(key, tensor("in", SIZE, key))
+                [passed] = await owner.ask(key, tensor("in", SIZE, key))
                 if keeps:
                     passing.kept[-1][:4] = 99
                     assert bytes(passed.data[:4]) == b"\x63\x63\x63\x63", "its memory is the model's still"
                     passing.kept[-1][:4] = np.frombuffer(tensor("in", 4, key).data, np.uint8)
-                await borrower.ask(key, Tensor("in", passed.datatype, passed.shape, passed.data))
+                await reader_worker.ask(key, Tensor("in", passed.datatype, passed.shape, passed.data))
                 del passed
             assert all(reader.right)
-            assert any(reader.lent) is not keeps
+            assert any(reader.shared) is not keeps
             passing.kept.clear()
 
     play(story)
 
 
-def test_a_borrower_that_dies_gives_everything_back():
-    """The blocks, and what may be lent at a time: two times over its bound it is all there again."""
+def test_the_death_of_a_reader_frees_its_blocks():
+    """Twice as many bytes as may be shared at a time are shared one after the other."""
 
     async def story() -> None:
-        async with worker(make(), arena_bytes=16 * MIB) as lender:
+        async with worker(make(), arena_bytes=16 * MIB) as owner:
             for _ in range(3):
                 reader = Reader(keeps=True)
-                async with worker(reader) as borrower:
-                    await warm_up(lender, reader, borrower, 3)
-                    reader.lent.clear()
+                async with worker(reader) as reader_worker:
+                    await warm_up(owner, reader, reader_worker, 3)
+                    reader.shared.clear()
                     for key in range(1, 6):
-                        await borrower.ask(key, await lender.answer(key))
-                    await lender.check_blocks(sum(reader.lent))
-                    assert sum(reader.lent) >= 3
+                        await reader_worker.ask(key, await owner.answer(key))
+                    await owner.check_blocks(sum(reader.shared))
+                    assert sum(reader.shared) >= 3
                 reader.kept.clear()
-                await lender.check_blocks(0)
+                await owner.check_blocks(0)
 
     play(story)
 
 
-def test_a_lender_that_dies_takes_nothing_away_and_its_memory_goes_with_the_last_view():
+def test_shared_bytes_outlive_their_owner():
     async def story() -> None:
         reader = Reader(keeps=True)
-        async with worker(reader) as borrower:
-            async with worker(make()) as lender:
-                await warm_up(lender, reader, borrower)
-                answer = await lender.answer(100)
-                await borrower.ask(100, answer)
-                queued = await lender.answer(101)
-                del answer, lender
+        async with worker(reader) as reader_worker:
+            async with worker(make()) as owner:
+                await warm_up(owner, reader, reader_worker)
+                answer = await owner.answer(100)
+                await reader_worker.ask(100, answer)
+                queued = await owner.answer(101)
+                del answer, owner
             gc.collect()
-            # What it answered before its end is lent after it.
-            await borrower.ask(101, queued)
+            # What the owner answered before its end is shared after it.
+            await reader_worker.ask(101, queued)
             del queued
-            assert reader.lent[-2:] == [True, True]
+            assert reader.shared[-2:] == [True, True]
             for key, kept in zip((100, 101), reader.kept, strict=True):
                 assert bytes(kept) == bytes(tensor("in", SIZE, key).data)
             del kept
-            assert len(borrower.process.memory.borrowed.sizes()) > 0
+            assert len(reader_worker.process.memory.shared.sizes()) > 0
             reader.kept.clear()
-            await borrower.ask(0, tensor("in", 8))
+            await reader_worker.ask(0, tensor("in", 8))
             gc.collect()
-            await borrower.stage.until(
-                lambda: borrower.process.memory.borrowed.sizes() == {}, "the borrower to forget the lender's segments"
+            await reader_worker.stage.until(
+                lambda: reader_worker.process.memory.shared.sizes() == {},
+                "the reader to unmap the segments of the owner",
             )
 
     play(story)
 
 
-def test_lenders_may_come_and_go():
+def test_owners_may_come_and_go():
     async def story() -> None:
         reader = Reader()
-        async with worker(reader) as borrower:
+        async with worker(reader) as reader_worker:
             most = 0
             for _ in range(30):
-                async with worker(make()) as lender:
-                    await warm_up(lender, reader, borrower)
-                    most = max(most, len(borrower.process.memory.borrowed.sizes()))
-                del lender
+                async with worker(make()) as owner:
+                    await warm_up(owner, reader, reader_worker)
+                    most = max(most, len(reader_worker.process.memory.shared.sizes()))
+                del owner
                 gc.collect()
             assert most <= 6
             assert all(reader.right)
-            await borrower.stage.until(
-                lambda: borrower.process.memory.borrowed.sizes() == {}, "the last to be forgotten"
+            await reader_worker.stage.until(
+                lambda: reader_worker.process.memory.shared.sizes() == {}, "the last segment to be unmapped"
             )
-            own = 2 * len(borrower.process.memory.inbound.sizes())
-            await borrower.stage.until(lambda: mappings() == own, "all but its requests' to be unmapped, on both sides")
+            own = 2 * len(reader_worker.process.memory.inbound.sizes())
+            await reader_worker.stage.until(
+                lambda: mappings() == own, "all but its requests' to be unmapped, on both sides"
+            )
 
     play(story)
 
 
-def test_a_lender_keeps_half_of_its_memory_whatever_others_keep():
+def test_at_most_half_of_an_arena_is_shared():
     async def story() -> None:
         reader = Reader(keeps=True)
-        # The worker's own bound is as ever: the server's is what it may lend.
-        async with worker(make(), arena_bytes=16 * MIB) as lender, worker(reader) as borrower:
+        # The bound of the server is smaller here than that of the worker.
+        async with worker(make(), arena_bytes=16 * MIB) as owner, worker(reader) as reader_worker:
             for key in range(1, 21):
-                await borrower.ask(key, await lender.answer(key))
+                await reader_worker.ask(key, await owner.answer(key))
             assert all(reader.right)
-            assert sum(reader.lent) == 8 * MIB // SIZE
-            assert lender.blocks() <= 8 * MIB // SIZE + 1
+            assert sum(reader.shared) == 8 * MIB // SIZE
+            assert owner.blocks() <= 8 * MIB // SIZE + 1
             for key, kept in enumerate(reader.kept, 1):
                 assert bytes(kept) == bytes(tensor("in", SIZE, key).data)
             del kept
             reader.kept.clear()
-            await borrower.ask(0, tensor("in", 8))
+            await reader_worker.ask(0, tensor("in", 8))
             reader.kept.clear()
-            await lender.check_blocks(0)
-            await borrower.ask(50, await lender.answer(50))
-            assert reader.lent[-1], "there is room again"
+            await owner.check_blocks(0)
+            await reader_worker.ask(50, await owner.answer(50))
+            assert reader.shared[-1], "there is room again"
             reader.kept.clear()
 
     play(story)
@@ -437,7 +440,7 @@ class Home:
     """Segments of a worker that is not there."""
 
     def __init__(self, count: int = 1, size: int = SIZE) -> None:
-        self.map = SegmentMap(lendable_bytes=1 << 40)
+        self.map = SegmentMap(shareable_bytes=1 << 40)
         for number in range(1, count + 1):
             descriptor = make_segment(size)
             assert descriptor is not None
@@ -449,7 +452,7 @@ class Home:
 
 
 class Played:
-    """A borrower that the test plays."""
+    """A reader that the test plays."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -472,7 +475,7 @@ class Played:
         kind, body = await self.stage.hear()
         assert kind is Kind.EXECUTE, kind
         decode_execute(body, ("in", "b"), (), "m", locate)
-        self.numbers = self.stage.borrowed
+        self.numbers = self.stage.shared
         return places
 
     async def say_mapped(self, number: int, *, is_mapped: bool = True) -> None:
@@ -496,8 +499,8 @@ async def played() -> AsyncIterator[Played]:
         yield Played(stage)
 
 
-async def lent(each: Played, home: Home) -> int:
-    """Have the borrower map the home's first segment; its number."""
+async def map_first_segment(each: Played, home: Home) -> int:
+    """Have the reader map the first segment of the home; returns its number."""
     batch = each.send(home.tensor())
     await each.hear()
     await each.say_mapped(each.numbers[-1])
@@ -505,12 +508,12 @@ async def lent(each: Played, home: Home) -> int:
     return each.numbers[-1]
 
 
-def test_nothing_is_lent_before_the_borrower_has_said_that_it_can_look():
+def test_nothing_is_shared_before_the_reader_has_mapped_the_segment():
     async def story() -> None:
         home = Home()
         async with played() as each:
             batches = [each.send(home.tensor()) for _ in range(2)]
-            assert [(await each.hear())[0][0] < FIRST_BORROWED for _ in batches] == [True, True]
+            assert [(await each.hear())[0][0] < FIRST_SHARED for _ in batches] == [True, True]
             [number] = each.numbers
             await each.say_mapped(number)
             for batch in batches:
@@ -525,11 +528,11 @@ def test_nothing_is_lent_before_the_borrower_has_said_that_it_can_look():
     play(story)
 
 
-def test_what_was_copied_is_let_go_of_with_its_batch():
+def test_copied_tensors_are_not_kept_beyond_their_batch():
     async def story() -> None:
         home = Home()
         async with played() as each:
-            batch = each.send(home.tensor(size=LENT_BYTES - 1))
+            batch = each.send(home.tensor(size=MIN_SHARED_BYTES - 1))
             await each.hear()
             await each.end_batch(batch)
             each.stage.heard.done.clear()
@@ -538,13 +541,13 @@ def test_what_was_copied_is_let_go_of_with_its_batch():
     play(story)
 
 
-def test_no_room_is_made_for_what_is_not_copied():
+def test_no_room_is_made_for_shared_tensors():
     size = 4 * COPIED_ON_LOOP_BYTES
 
     async def story() -> None:
         home = Home(size=size)
         async with played() as each:
-            batch = each.send(home.tensor(size=LENT_BYTES))
+            batch = each.send(home.tensor(size=MIN_SHARED_BYTES))
             await each.hear()
             await each.say_mapped(each.numbers[-1])
             await each.end_batch(batch)
@@ -555,32 +558,32 @@ def test_no_room_is_made_for_what_is_not_copied():
     play(story)
 
 
-def test_a_borrower_that_cannot_look_is_lent_nothing_and_forgets_what_it_was_handed():
+def test_a_reader_that_cannot_map_a_segment_gets_only_copies():
     async def story() -> None:
         home = Home(2)
         async with played() as each:
-            await lent(each, home)
+            await map_first_segment(each, home)
             batch = each.send(home.tensor(2))
             await each.hear()
             first, second = each.numbers
             await each.say_mapped(second, is_mapped=False)
             told = {(await each.stage.hear())[1][:2].tobytes() for _ in range(2)}
-            assert told == {FORGET.pack(first), FORGET.pack(second)}
+            assert told == {UNMAP.pack(first), UNMAP.pack(second)}
             await each.end_batch(batch)
             each.send(home.tensor(1))
-            assert (await each.hear())[0][0] < FIRST_BORROWED
+            assert (await each.hear())[0][0] < FIRST_SHARED
 
     play(story)
 
 
 @pytest.mark.parametrize(("offset", "size"), [(4096, SIZE - 4096), (100, SIZE - 100)], ids=["a page", "no page"])
-def test_a_part_of_a_block_is_lent_only_from_its_beginning(offset: int, size: int):
-    """Of one block, what is written to at one place is given up when it is lent anew from another."""
+def test_a_part_of_a_block_is_shared_only_from_its_beginning(offset: int, size: int):
+    """Private pages of a block are dropped when the block is shared again, from its beginning."""
 
     async def story() -> None:
         home = Home()
         async with played() as each:
-            number = await lent(each, home)
+            number = await map_first_segment(each, home)
             data = home.tensor().data
             assert isinstance(data, memoryview)
             each.send(Tensor("in", DataType.UINT8, (size,), data[offset:]))
@@ -593,11 +596,11 @@ def test_a_part_of_a_block_is_lent_only_from_its_beginning(offset: int, size: in
 
 
 @pytest.mark.parametrize("place", [(0, SIZE + 1), (4096, SIZE), (1 << 63, 20 << 10)], ids=["longer", "beyond", "far"])
-def test_a_borrower_answers_with_nothing_that_it_was_not_lent(place: tuple[int, int]):
+def test_an_answer_with_bytes_that_are_not_shared_is_refused(place: tuple[int, int]):
     async def story() -> None:
         home = Home()
         async with played() as each:
-            number = await lent(each, home)
+            number = await map_first_segment(each, home)
             batch = each.send(home.tensor())
             await each.hear()
             offset, size = place
@@ -608,11 +611,11 @@ def test_a_borrower_answers_with_nothing_that_it_was_not_lent(place: tuple[int, 
     play(story)
 
 
-def test_what_was_given_back_is_not_lent_any_more():
+def test_an_answer_with_bytes_that_were_given_back_is_refused():
     async def story() -> None:
         home = Home()
         async with played() as each:
-            number = await lent(each, home)
+            number = await map_first_segment(each, home)
             batch = each.send(home.tensor())
             await each.hear()
             await each.end_batch(batch)
@@ -625,16 +628,16 @@ def test_what_was_given_back_is_not_lent_any_more():
     play(story)
 
 
-def test_a_batch_that_cannot_be_sent_gives_back_what_it_was_lent():
+def test_a_batch_that_cannot_be_sent_gives_its_blocks_back():
     async def story() -> None:
         home = Home()
         async with played() as each:
-            await lent(each, home)
+            await map_first_segment(each, home)
             each.send(home.tensor(), Tensor("unknown", DataType.UINT8, (1,), b"x"))
             await each.stage.until(lambda: len(each.stage.heard.done) == 2, "its end")
-            assert home.map.loans.lent_bytes == 0
+            assert home.map.sharing.shared_bytes == 0
             each.send(home.tensor())
-            assert (await each.hear())[0][0] >= FIRST_BORROWED
+            assert (await each.hear())[0][0] >= FIRST_SHARED
 
     # Lines of log that pytest keeps hold on to what failed.
     logging.disable(logging.ERROR)
@@ -644,7 +647,7 @@ def test_a_batch_that_cannot_be_sent_gives_back_what_it_was_lent():
         logging.disable(logging.NOTSET)
 
 
-def test_only_so_many_segments_are_handed_to_one_worker():
+def test_the_number_of_segments_of_one_reader_is_bounded():
     async def story() -> None:
         home = Home(MAX_SEGMENTS + 5)
         async with played() as each:
@@ -656,8 +659,8 @@ def test_only_so_many_segments_are_handed_to_one_worker():
             del home
             each.stage.heard.done.clear()
             gc.collect()
-            forgotten = {(await each.stage.hear())[0] for _ in range(MAX_SEGMENTS)}
-            assert forgotten == {Kind.FORGET}
+            unmapped = {(await each.stage.hear())[0] for _ in range(MAX_SEGMENTS)}
+            assert unmapped == {Kind.UNMAP}
             each.send(Home().tensor())
             await each.hear()
             assert len(each.numbers) == MAX_SEGMENTS + 1
@@ -665,43 +668,43 @@ def test_only_so_many_segments_are_handed_to_one_worker():
     play(story)
 
 
-def test_numbers_are_not_used_twice_and_come_to_an_end():
-    """A worker that outlives thousands of lenders gets copies at last."""
-    handed: list[int] = []
-    forgotten: list[int] = []
+def test_segment_numbers_are_not_reused_and_run_out():
+    """A reader that outlives thousands of owners gets copies in the end."""
+    sent: list[int] = []
+    unmapped: list[int] = []
 
-    def hand(number: int, descriptor: int) -> None:
-        handed.append(number)
+    def send(number: int, descriptor: int) -> None:
+        sent.append(number)
         os.close(descriptor)
 
     async def main() -> None:
-        lending = Lending(hand, forgotten.append, asyncio.get_running_loop())
-        for _ in range(FIRST_BORROWED + 10):
-            home = SegmentMap(lendable_bytes=1 << 20)
+        shared = SharedSegments(send, unmapped.append, asyncio.get_running_loop())
+        for _ in range(FIRST_SHARED + 10):
+            home = SegmentMap(shareable_bytes=1 << 20)
             descriptor = os.memfd_create("halimede", os.MFD_ALLOW_SEALING)
             os.truncate(descriptor, 4096)
             home.map(1, descriptor)
-            assert lending.lend(home.lease((1, 0), 0, 4096)) is None
-            if len(forgotten) < len(handed):
-                lending.on_mapped(handed[-1], is_mapped=True)
+            assert shared.share(home.lease((1, 0), 0, 4096)) is None
+            if len(unmapped) < len(sent):
+                shared.on_mapped(sent[-1], is_mapped=True)
             del home
             await asyncio.sleep(0)
-        lending.close()
+        shared.close()
 
     asyncio.run(main())
-    assert handed == list(range(FIRST_BORROWED, 1 << 16)) == forgotten
+    assert sent == list(range(FIRST_SHARED, 1 << 16)) == unmapped
 
 
-def test_a_segment_that_comes_without_its_descriptor_is_not_looked_at():
+def test_a_segment_without_its_descriptor_is_not_mapped():
     """So it comes to a process that has as many files open as it may."""
 
     async def story() -> None:
         async with worker(Reader()) as each:
             kept, theirs = socket.socketpair()
             process = HonestWorker(theirs.detach(), lambda _: Script(Reader()))
-            kept.sendall(encode_frame(Kind.SEGMENT, SEGMENT.pack(FIRST_BORROWED, BORROWED)))
+            kept.sendall(encode_frame(Kind.SEGMENT, SEGMENT.pack(FIRST_SHARED, SHARED)))
             said = await asyncio.to_thread(kept.recv, 100)
-            assert said == encode_frame(Kind.MAPPED, MAPPED.pack(FIRST_BORROWED, False))
+            assert said == encode_frame(Kind.MAPPED, MAPPED.pack(FIRST_SHARED, False))
             kept.close()
             await asyncio.to_thread(process.join, LIMIT_S)
             assert process.failure is None

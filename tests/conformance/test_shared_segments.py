@@ -73,7 +73,7 @@ def check(server: RunningServer, model: str, number: int, added: float) -> None:
     assert np.array_equal(ask(server, model, number)[0], np.arange(number, number + ELEMENTS, dtype=np.float32) + added)
 
 
-def borrowed_bytes(server: RunningServer, model: str) -> int:
+def shared_bytes(server: RunningServer, model: str) -> int:
     """Of other processes' memory that the model's can look at."""
     [worker] = workers(server, model) or [each for each in workers(server) if each.cmdline()[-1] == f"{model}_0_0"]
     lines = [line.split() for line in Path(f"/proc/{worker.pid}/maps").read_text().splitlines()]
@@ -112,11 +112,11 @@ def test_a_step_looks_at_the_memory_of_the_one_before(stage: Stage, chained: Cal
     chained(PLUS, PLUS)
     for number in range(6):
         check(stage.server, "chain", number, 2)
-    assert borrowed_bytes(stage.server, "step0") == 0
-    assert borrowed_bytes(stage.server, "step1") >= 4 * ELEMENTS
+    assert shared_bytes(stage.server, "step0") == 0
+    assert shared_bytes(stage.server, "step1") >= 4 * ELEMENTS
     unload(stage.server, "chain")
     unload(stage.server, "step0")
-    wait_until(lambda: borrowed_bytes(stage.server, "step1") == 0, "the memory of what is gone to go", stage.server)
+    wait_until(lambda: shared_bytes(stage.server, "step1") == 0, "the memory of what is gone to go", stage.server)
 
 
 def test_a_process_that_locks_its_memory_gets_the_right_bytes(stage: Stage, chained: Callable[..., None]) -> None:
@@ -190,7 +190,7 @@ def test_an_interpreter_of_the_models_own_reads_in_place_too(start: Start, repos
     server = start("--model-repository", repository)
     for number in range(6):
         check(server, "both", number, 2)
-    assert borrowed_bytes(server, "second") >= 4 * ELEMENTS
+    assert shared_bytes(server, "second") >= 4 * ELEMENTS
 
 
 def test_deaths_on_all_sides_cost_requests_and_no_byte(stage: Stage, chained: Callable[..., None]) -> None:

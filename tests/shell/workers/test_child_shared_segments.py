@@ -13,12 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 from halimede.core.shm.arena import ALIGNMENT
-from halimede.workers.child.borrowed import Borrowed
-from halimede.workers.frames.kinds import FIRST_BORROWED
+from halimede.workers.child.shared_segments import SharedSegments
+from halimede.workers.frames.kinds import FIRST_SHARED
 from halimede.workers.segments import Block, make_segment
 from support.channel import mappings, open_descriptors
 
-NUMBER = FIRST_BORROWED
+NUMBER = FIRST_SHARED
 PAGES = 64
 BLOCK_BYTES = 8 * ALIGNMENT
 
@@ -36,13 +36,13 @@ class Owner:
         self.bytes[offset : offset + BLOCK_BYTES] = value
 
 
-class Borrower:
+class Reader:
     """A worker, and what it says of blocks and segments."""
 
     def __init__(self, owner: Owner) -> None:
         self.released: deque[Block] = deque()
         self.written: list[int] = []
-        self.segments = Borrowed(self.released)
+        self.segments = SharedSegments(self.released)
         self.segments.on_written = self.written.append
         assert self.segments.try_map(NUMBER, os.dup(owner.descriptor))
 
@@ -56,71 +56,69 @@ def owner() -> Owner:
 
 
 @pytest.fixture
-def borrower(owner: Owner) -> Borrower:
-    return Borrower(owner)
+def reader(owner: Owner) -> Reader:
+    return Reader(owner)
 
 
-def test_what_the_owner_writes_is_seen_where_it_is(owner: Owner, borrower: Borrower):
+def test_what_the_owner_writes_is_seen_where_it_is(owner: Owner, reader: Reader):
     for value in range(1, 200):
         owner.fill(BLOCK_BYTES, value)
-        seen = borrower.look(BLOCK_BYTES)
+        seen = reader.look(BLOCK_BYTES)
         assert np.all(seen == value)
-        assert borrower.segments.find_unwritten(seen.data) == (NUMBER, BLOCK_BYTES)
-        assert borrower.segments.find_unwritten(seen[100:5000].data) == (NUMBER, BLOCK_BYTES + 100)
+        assert reader.segments.find_unwritten(seen.data) == (NUMBER, BLOCK_BYTES)
+        assert reader.segments.find_unwritten(seen[100:5000].data) == (NUMBER, BLOCK_BYTES + 100)
         del seen
-        assert borrower.released.pop() == (NUMBER, BLOCK_BYTES)
-    assert borrower.written == []
+        assert reader.released.pop() == (NUMBER, BLOCK_BYTES)
+    assert reader.written == []
 
 
 @pytest.mark.parametrize("at", [0, ALIGNMENT - 1, ALIGNMENT, BLOCK_BYTES - 1])
-def test_what_is_written_is_nobody_elses_and_gone_when_the_block_is_lent_again(
-    owner: Owner, borrower: Borrower, at: int
-):
+def test_what_is_written_is_nobody_elses_and_gone_when_the_block_is_lent_again(owner: Owner, reader: Reader, at: int):
     owner.fill(0, 1)
     owner.fill(BLOCK_BYTES, 1)
-    mine, other = borrower.look(0), borrower.look(BLOCK_BYTES)
+    mine, other = reader.look(0), reader.look(BLOCK_BYTES)
     mine[at] = 99
     other[at] = 77
     assert np.all(owner.bytes[: 2 * BLOCK_BYTES] == 1)
-    assert borrower.segments.find_unwritten(mine.data) is None, "the server has not these bytes"
-    assert borrower.written == []
+    assert reader.segments.find_unwritten(mine.data) is None, "the server has not these bytes"
+    assert reader.written == []
     del mine
 
     owner.fill(0, 2)
-    again = borrower.look(0)
+    again = reader.look(0)
     assert np.all(again == 2)
-    assert borrower.segments.find_unwritten(again.data) == (NUMBER, 0)
-    assert borrower.written == [NUMBER]
+    assert reader.segments.find_unwritten(again.data) == (NUMBER, 0)
+    assert reader.written == [NUMBER]
     assert other[at] == 77, "a block beside it keeps what was written to it"
 
 
-def test_memory_elsewhere_is_not_found(borrower: Borrower):
-    assert borrower.segments.find_unwritten(np.zeros(10, np.uint8).data) is None
+def test_memory_elsewhere_is_not_found(reader: Reader):
+    assert reader.segments.find_unwritten(np.zeros(10, np.uint8).data) is None
 
 
-def test_a_model_that_locks_its_memory_sees_the_owners_bytes_too(owner: Owner, borrower: Borrower):
+def test_a_model_that_locks_its_memory_sees_the_owners_bytes_too(owner: Owner, reader: Reader):
     """Locked private memory is a copy of what was there as it was locked, which cannot be given up."""
     libc = ctypes.CDLL(None, use_errno=True)
-    address = borrower.look(0).__array_interface__["data"][0]
+    address = reader.look(0).__array_interface__["data"][0]
     if libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(BLOCK_BYTES)) != 0:
         pytest.skip(f"this system lets nobody lock memory: {os.strerror(ctypes.get_errno())}")
-    borrower.released.clear()
+    reader.released.clear()
 
     for value in (1, 2, 3):
         owner.fill(0, value)
-        seen = borrower.look(0)
+        seen = reader.look(0)
         assert np.all(seen == value)
-        assert borrower.released.pop() == (NUMBER, 0), "a copy needs no block"
+        assert reader.released.pop() == (NUMBER, 0), "a copy needs no block"
         seen[:] = 9
     assert np.all(owner.bytes[:BLOCK_BYTES] == 3)
-    assert borrower.written == [NUMBER] * 3
+    assert reader.written == [NUMBER] * 3
 
 
 def test_where_the_kernel_says_nothing_of_pages_any_more_they_count_as_written_to():
     code = (
-        "import mmap, os\nfrom collections import deque\nfrom halimede.workers.child.borrowed import Borrowed\n"
+        "import mmap, os\nfrom collections import deque\nfrom halimede.workers.child.shared_segments import SharedSegments\n"
         "from halimede.workers.segments import make_segment\n"
-        "descriptor = make_segment(1 << 20)\nowner = mmap.mmap(descriptor, 0)\nsegments = Borrowed(deque())\n"
+        "descriptor = make_segment(1 << 20)\nowner = mmap.mmap(descriptor, 0)\nsegments = SharedSegments(deque())\n"
         "assert segments.try_map(40000, descriptor)\n"
         "def fail(*_): raise OSError\nos.pread = fail\n"
         "first = segments.lease((40000, 0), 0, 4096)\nfirst[:] = bytes(4096)\nowner[:4096] = b'x' * 4096\n"
@@ -130,28 +128,28 @@ def test_where_the_kernel_says_nothing_of_pages_any_more_they_count_as_written_t
     assert (ran.stdout.strip(), ran.stderr) == ("True None", "")
 
 
-def test_bytes_outside_of_the_segment_or_of_one_that_is_forgotten_are_not_given_out(borrower: Borrower):
+def test_bytes_outside_of_a_mapped_segment_are_refused(reader: Reader):
     with pytest.raises(ValueError, match="which are not there"):
-        borrower.look(PAGES * ALIGNMENT - 10)
-    borrower.segments.forget(NUMBER)
-    borrower.segments.forget(NUMBER)
+        reader.look(PAGES * ALIGNMENT - 10)
+    reader.segments.unmap(NUMBER)
+    reader.segments.unmap(NUMBER)
     with pytest.raises(ValueError, match="which are not there"):
-        borrower.look(0)
+        reader.look(0)
 
 
-def test_a_forgotten_segment_is_unmapped_when_nobody_looks_at_it(owner: Owner):
+def test_a_segment_stays_mapped_until_the_last_view_is_gone(owner: Owner):
     gc.collect()
     before = mappings(), open_descriptors()
-    borrower = Borrower(owner)
+    reader = Reader(owner)
     open_then = open_descriptors()
     owner.fill(0, 5)
-    seen = borrower.look(0)
-    borrower.segments.forget(NUMBER)
+    seen = reader.look(0)
+    reader.segments.unmap(NUMBER)
     assert np.all(seen == 5)
     assert mappings() == before[0] + 1
     del seen
     assert (mappings(), open_descriptors()) == (before[0], open_then - 2)
-    del borrower
+    del reader
     gc.collect()
     assert (mappings(), open_descriptors()) == before
 
@@ -159,12 +157,12 @@ def test_a_forgotten_segment_is_unmapped_when_nobody_looks_at_it(owner: Owner):
 WITHOUT = """
 import os, resource, sys
 from collections import deque
-from halimede.workers.child.borrowed import Borrowed
+from halimede.workers.child.shared_segments import SharedSegments
 from halimede.workers.segments import make_segment
 
 lacks = sys.argv[1]
 descriptor = make_segment(1 << 20)
-segments = Borrowed(deque())
+segments = SharedSegments(deque())
 before = len(os.listdir("/proc/self/fd"))
 limit = None
 if lacks == "page map":
@@ -186,7 +184,7 @@ print(worked, len(os.listdir("/proc/self/fd")) - before)
 
 
 @pytest.mark.parametrize("lacks", ["nothing", "page map", "descriptors", "address space"])
-def test_where_something_lacks_nothing_is_borrowed_and_nothing_stays_open(lacks: str):
+def test_without_kernel_support_nothing_is_mapped_or_left_open(lacks: str):
     ran = subprocess.run([sys.executable, "-c", WITHOUT, lacks], capture_output=True, text=True, check=False)
     assert (ran.stdout.strip(), ran.stderr) == (f"{lacks == 'nothing'} -1", ""), "the segment's is closed"
 
@@ -194,10 +192,10 @@ def test_where_something_lacks_nothing_is_borrowed_and_nothing_stays_open(lacks:
 def test_a_kernel_that_says_other_things_of_pages_is_not_relied_on():
     """All pages are said to be a file's, whatever is written to them: so does nothing on a kernel without page maps."""
     code = (
-        "import os\nfrom collections import deque\nfrom halimede.workers.child import borrowed\n"
+        "import os\nfrom collections import deque\nfrom halimede.workers.child import shared_segments\n"
         "from halimede.workers.segments import make_segment\n"
         "os.pread = lambda descriptor, size, offset: bytes(size)\n"
-        "print(borrowed.Borrowed(deque()).try_map(40000, make_segment(1 << 20)))"
+        "print(shared_segments.SharedSegments(deque()).try_map(40000, make_segment(1 << 20)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ran.stdout.strip(), ran.stderr) == ("False", "")

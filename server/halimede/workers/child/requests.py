@@ -1,0 +1,106 @@
+"""The requests that are not answered finally: which of them are cancelled, and how many more answers each may send.
+
+Standard library only, for any CPython from 3.10 on.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+from halimede.backends.hosting import HostedRequest
+from halimede.workers.child.channel import Channel
+from halimede.workers.frames.kinds import CREDIT, KEY, WINDOW_RESPONSES, Kind
+
+_MAX_EARLY = 1024
+
+WINDOW_BYTES = 8 << 20
+"""A request that has sent so many bytes, or WINDOW_RESPONSES answers, waits until its client takes some of them. One
+answer of any size may always be sent."""
+
+
+class OpenRequest:
+    """`begun_ns` is when the execution of the request began, in monotonic nanoseconds."""
+
+    __slots__ = ("begun_ns", "cancelled", "unacknowledged", "unacknowledged_bytes")
+
+    def __init__(self, begun_ns: int) -> None:
+        self.begun_ns = begun_ns
+        self.cancelled = False
+        self.unacknowledged: deque[int] | None = None
+        """The size of each answer that the client has not taken, in bytes."""
+        self.unacknowledged_bytes = 0
+
+    def is_full(self) -> bool:
+        """Whether the next answer has to wait."""
+        if not self.unacknowledged:
+            return False
+        return len(self.unacknowledged) >= WINDOW_RESPONSES or self.unacknowledged_bytes >= WINDOW_BYTES
+
+
+class OpenRequests:
+    """By key. Thread-safe."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.open: dict[int, OpenRequest] = {}
+        self.cancelled_early: dict[int, None] = {}
+        """Keys that were cancelled while no request had them: the batch may have come together with the CANCEL."""
+        self._counting = threading.Lock()
+        channel.handle(Kind.CANCEL, self._on_cancel)
+        channel.handle(Kind.CREDIT, self._on_credit)
+
+    def add(self, requests: Iterable[HostedRequest], begun_ns: int) -> None:
+        """The execution of these requests begins."""
+        opened, early = self.open, self.cancelled_early
+        for each in requests:
+            opened[each.key] = request = OpenRequest(begun_ns)
+            if early and each.key in early:
+                request.cancelled = True
+
+    def is_cancelled(self, key: int) -> bool:
+        """Whether the request is cancelled, or answered."""
+        request = self.open.get(key)
+        if request is None:
+            return True
+        if not request.cancelled:
+            self._channel.look()
+        return request.cancelled
+
+    def wait_for_room(self, key: int) -> bool:
+        """Wait until another answer of this request may be sent; False once it is cancelled. ServerGoneError."""
+        request = self.open.get(key)
+        if request is None:
+            return False
+        if request.is_full() and not request.cancelled:
+            self._channel.wait_for(lambda: request.cancelled or not request.is_full())
+        return not request.cancelled
+
+    def count(self, key: int, size_bytes: int) -> None:
+        """Count an answer that its client has to take."""
+        request = self.open.get(key)
+        if request is not None:
+            with self._counting:
+                if request.unacknowledged is None:
+                    request.unacknowledged = deque()
+                request.unacknowledged.append(size_bytes)
+                request.unacknowledged_bytes += size_bytes
+
+    def _on_cancel(self, body: memoryview) -> None:
+        (key,) = KEY.unpack(body)
+        if key not in self.open:
+            self.cancelled_early[key] = None
+            if len(self.cancelled_early) > _MAX_EARLY:
+                self.cancelled_early.pop(next(iter(self.cancelled_early)), None)
+        # The main thread may have added it since the look before.
+        request = self.open.get(key)
+        if request is not None:
+            request.cancelled = True
+
+    def _on_credit(self, body: memoryview) -> None:
+        key, count = CREDIT.unpack(body)
+        request = self.open.get(key)
+        if request is not None and request.unacknowledged is not None:
+            # Another thread may count an answer at the same time.
+            with self._counting:
+                for _ in range(min(count, len(request.unacknowledged))):
+                    request.unacknowledged_bytes -= request.unacknowledged.popleft()
