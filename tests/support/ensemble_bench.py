@@ -149,7 +149,7 @@ class Bench:
 
     def assert_at_rest(self) -> None:
         """Nothing is left of any request."""
-        assert (self.executing, self.live.by_ticket, self.live.size_bytes) == (0, {}, 0)
+        assert (self.executing, self.table.by_ticket, self.table.size_bytes) == (0, {}, 0)
         asyncio.get_running_loop().create_task(self.requests.drained()).cancel()
 
 
