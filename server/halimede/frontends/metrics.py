@@ -17,11 +17,11 @@ _MAX_BODY_BYTES = 64 << 10
 _MAX_CONNECTIONS = 64
 """The page of a thousand models is 5 MB, and a scraper may take a minute to read it."""
 _SPARE_DESCRIPTORS = 8
-"""Fewer than the HTTP front end leaves: who wonders why it turns connections away finds the metrics."""
+"""Fewer than the HTTP front end leaves, so that the metrics answer while it turns connections away."""
 
 
 class MetricsServer(Listener):
-    """Serves what `render` makes in steps, the parts of a text in Prometheus' format.
+    """Serves the page that `render` makes in steps, in Prometheus' text format.
 
     See `Listener` for start, serve, drain and close.
     """
@@ -48,7 +48,7 @@ class MetricsServer(Listener):
         if exchange.head.method != b"GET":
             exchange.respond(405, JSON + b"Allow: GET\r\n", (error_json("Method Not Allowed"),))
         elif path_of(exchange.head.target) != b"/metrics":
-            exchange.respond(200, PLAIN_TEXT)  # As Triton does: probes of all kinds point at this port.
+            exchange.respond(200, PLAIN_TEXT)  # As in Triton: probes of all kinds use this port.
         else:
             self._steps.run(
                 exchange,

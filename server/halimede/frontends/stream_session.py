@@ -1,14 +1,16 @@
-"""The requests of one stream and their answers on the way to one client, whatever carries them.
+"""The requests of one stream and their answers to one client, for any transport.
 
-A session knows no transport and no loop. The transport opens a slot per request, puts the answers that the model gives,
-takes them as the client has room, and says which were sent:
+A session knows no transport and no loop. The transport opens a slot per request, puts the answers of the model, takes
+them while the client has room, and notes which were sent:
 
-- Answers of a slot that is ordered wait for those of all ordered slots before it; the others leave as they come.
-- An answer that was sent is acknowledged to its model once the client has room for more, so that a client that does not
-  read stalls the models of its own stream alone.
-- A slot is unanswered until its final answer is on its way. Too much unanswered or unsent makes the session full: no
-  more requests are read. What models add to it beyond a second limit ends the stream.
-- However the session ends, what is still computed is cancelled.
+- Answers of an ordered slot wait for those of all earlier ordered slots; other answers are sent as they come.
+- A sent answer is acknowledged to its model when the client has room for more, so that a client that does not read
+stalls
+  only the models of its own stream.
+- A slot is unanswered until its final answer is queued. With too many unanswered requests or unsent bytes the session
+is
+  full: no more requests are read. Answers beyond a second limit end the stream.
+- When the session ends, requests that still run are cancelled.
 """
 
 from collections import deque
@@ -22,7 +24,7 @@ T = TypeVar("T")
 
 
 class Inferences(Protocol):
-    """What a session asks of the server. See `halimede.runtime.server.Server`."""
+    """The part of the server that a session uses. See `halimede.runtime.server.Server`."""
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None: ...
 
@@ -31,8 +33,8 @@ class Inferences(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Requests that are unanswered and answers that are unsent, and bytes of the latter, that make a session full; and
-    bytes of unsent answers above which one more that is not ordered ends the stream."""
+    """The number of unanswered requests and unsent answers, and of unsent bytes, that make a session full; and the
+    unsent bytes above which another answer that is not ordered ends the stream."""
 
     max_unanswered: float = inf
     max_unsent_bytes: float = inf
@@ -44,10 +46,10 @@ UNLIMITED = StreamLimits()
 
 @dataclass(slots=True, eq=False)
 class Slot(Generic[T]):
-    """One request of a stream. `ticket` is 0 until the server has given it.
+    """One request of a stream. `ticket` is 0 until the server has assigned it.
 
-    `ready` are answers that wait for those of earlier slots. `held_bytes` are what the transport holds for the request
-    until its final answer is sent.
+    `ready` are answers that wait for those of earlier slots. `held_bytes` are the bytes that the transport holds for
+    the request until its final answer is sent.
     """
 
     is_ordered: bool
@@ -59,7 +61,7 @@ class Slot(Generic[T]):
 
 @dataclass(slots=True)
 class Answer(Generic[T]):
-    """One answer on its way; `size_bytes` is what it counts with while it is unsent."""
+    """One answer in the queue; `size_bytes` is what it counts while it is unsent."""
 
     slot: Slot[T]
     content: T
@@ -68,10 +70,10 @@ class Answer(Generic[T]):
 
 
 class StreamSession(Generic[T]):
-    """All state changes in plain calls. Once it `is_over`, answers that still come are dropped.
+    """All state changes in plain calls. When it `is_over`, further answers are dropped.
 
-    `unsent` are the answers that wait to be taken, `unacknowledged` has one entry for each answer that was sent and is
-    not acknowledged.
+    `unsent` are the answers in the queue. `unacknowledged` has one entry for each answer that was sent and is not
+    acknowledged.
     """
 
     __slots__ = (
@@ -100,7 +102,7 @@ class StreamSession(Generic[T]):
     # Requests.
 
     def open(self, *, is_ordered: bool) -> Slot[T]:
-        """A slot for a request that was read."""
+        """Make a slot for a request that was read."""
         slot: Slot[T] = Slot(is_ordered)  # A call of `Slot[T]` takes microseconds.
         self._unanswered += 1
         if is_ordered:
@@ -108,14 +110,14 @@ class StreamSession(Generic[T]):
         return slot
 
     def started(self, slot: Slot[T], ticket: int) -> None:
-        """The server took the request. Answers may have come before."""
+        """The server has accepted the request. Answers may have come before."""
         slot.ticket = ticket
         if not slot.has_ended:
             self._running.add(slot)
 
     @property
     def is_full(self) -> bool:
-        """Whether no more requests are to be read now."""
+        """Whether to read no more requests now."""
         limits = self._limits
         return (
             self._unanswered + len(self.unsent) >= limits.max_unanswered or self.unsent_bytes > limits.max_unsent_bytes
@@ -129,7 +131,7 @@ class StreamSession(Generic[T]):
     # Answers.
 
     def put(self, slot: Slot[T], content: T, size_bytes: int, *, is_final: bool) -> None:
-        """Queue an answer. CANCELLED where the client has left too much unread: the stream is to end."""
+        """Queue an answer. CANCELLED when the client has left too much unread: the stream must end."""
         if is_final:
             self.finished(slot)
         if self.is_over:
@@ -149,7 +151,7 @@ class StreamSession(Generic[T]):
             self._unanswered -= 1
 
     def put_end(self, slot: Slot[T]) -> None:
-        """The request has all its answers; there is no message that says so."""
+        """The request has all its answers; no message is sent for that."""
         self.finished(slot)
         if slot.is_ordered:
             self._advance()
@@ -157,7 +159,7 @@ class StreamSession(Generic[T]):
             self._unanswered -= 1
 
     def finished(self, slot: Slot[T]) -> None:
-        """The final answer came: nothing is left to cancel."""
+        """The final answer has come: there is nothing to cancel."""
         slot.has_ended = True
         self._running.discard(slot)
 
@@ -178,13 +180,13 @@ class StreamSession(Generic[T]):
         self.unsent_bytes += answer.size_bytes
 
     def take(self) -> Answer[T]:
-        """The next answer to send. It must be there."""
+        """Take the next answer to send. There must be one."""
         answer = self.unsent.popleft()
         self.unsent_bytes -= answer.size_bytes
         return answer
 
     def sent(self, answer: Answer[T], *, has_room: bool) -> None:
-        """An answer left for the client, which has room for more, or has not. Nobody waits after a final answer."""
+        """An answer was sent; the client has room for more, or not. A final answer is not acknowledged."""
         if answer.is_final:
             return
         ticket = answer.slot.ticket
@@ -194,18 +196,18 @@ class StreamSession(Generic[T]):
             self.unacknowledged.append(answer.slot)
 
     def acknowledge(self) -> None:
-        """The client has room for more: the models of what was sent go on."""
+        """The client has room for more: acknowledge the sent answers to their models."""
         slots, self.unacknowledged = self.unacknowledged, []
         for slot in slots:
             if slot.ticket:
                 self._server.acknowledge(slot.ticket)
             else:
-                self.unacknowledged.append(slot)  # The server is about to give the ticket.
+                self.unacknowledged.append(slot)  # The server has not assigned the ticket yet.
 
     # The end.
 
     def end(self) -> None:
-        """The client has gone, or knows all that it will be told. A second call does nothing."""
+        """The client has disconnected, or has got the last answer. A second call has no effect."""
         self.is_over = True
         self.unsent_bytes = 0
         self.unsent.clear()
@@ -213,7 +215,7 @@ class StreamSession(Generic[T]):
         self.unacknowledged.clear()
 
     def cancel(self) -> None:
-        """Cancel what is still computed. Not while the server hands out an answer."""
+        """Cancel the requests that still run. Not while the server delivers an answer."""
         for slot in tuple(self._running):
             self._server.cancel(slot.ticket)
         self._running.clear()

@@ -1,12 +1,12 @@
 """Accepting connections on one listening socket, also when the process has no file descriptors left.
 
-The event loop's own accepting will not do: without descriptors libuv closes connections without a word, or, where it
-has lost its reserve, calls an error handler in a loop; asyncio stops for a second and logs each time. The price is some
+The event loop's own accepting is not enough. Without descriptors libuv closes connections silently, or calls an error
+handler in a loop when it has lost its reserve; asyncio stops for a second and logs each time. Accepting here costs some
 15 us of CPU per connection.
 
-    OPEN     accepts what comes, some per loop turn
-    OPEN and nothing left: a descriptor kept in reserve takes one connection at a time, to tell it so
-    PAUSED   the reserve is gone as well, or the socket failed: nothing is done for RETRY_S      -> OPEN
+    OPEN     accepts connections, some per turn of the loop
+    OPEN without descriptors: a reserved descriptor takes one connection at a time and answers that it is refused
+    PAUSED   the reserve is used too, or the socket failed: no accepting for RETRY_S      -> OPEN
     CLOSED   by `close`
 """
 
@@ -23,7 +23,7 @@ RETRY_S = 0.05
 MORE_FILES = "a larger `ulimit -n` is right"
 _PER_TURN = 64
 _OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
-# Of one connection that was gone before it was accepted, not of the listening socket (accept(2)).
+# Errors of a connection that ended before it was accepted, not of the listening socket (accept(2)).
 _PASSING = {
     errno.ECONNABORTED,
     errno.EPROTO,
@@ -41,20 +41,20 @@ _READ_AT_ONCE = 64 << 10
 
 
 def turn_away(connection: socket.socket, answer: bytes) -> None:
-    """Send an answer to a connection that nobody will serve, and close it."""
+    """Send an answer to a connection that will not be served, and close it."""
     with connection, suppress(OSError):
         connection.setblocking(False)
         connection.send(answer)
         connection.shutdown(socket.SHUT_WR)
-        # Closing over what the client has sent would reset the answer away.
+        # Closing with unread input would reset the connection before the client reads the answer.
         connection.recv(_READ_AT_ONCE)
 
 
 class Acceptor:
-    """Hands every connection, not blocking, to `take`.
+    """Passes each accepted socket, which is not blocking, to `take`.
 
-    `on_shortage` is called with the reason when connections cannot be accepted, as often as that happens, and returns
-    what the client is told.
+    `on_shortage` is called with the reason each time that a connection cannot be accepted. It returns the answer for
+    the client.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Acceptor:
         self._loop.add_reader(sock, self._accept_some)
 
     def accept_all(self) -> None:
-        """Take every connection that waits in the kernel's queue."""
+        """Accept every connection in the kernel's queue."""
         for _ in range(BACKLOG + 1):
             if self._retry is not None or not self._accept_one():
                 return
@@ -92,7 +92,7 @@ class Acceptor:
                 return
 
     def _accept_one(self) -> bool:
-        """Whether to go on: something came, and there may be more."""
+        """Accept one connection. Returns whether there may be more."""
         try:
             connection, _ = self._sock.accept()
         except BlockingIOError:
@@ -118,7 +118,7 @@ class Acceptor:
             connection, _ = self._sock.accept()
         except BlockingIOError:
             return False
-        except OSError:  # another thread was quicker to take the descriptor
+        except OSError:  # another thread took the descriptor first
             self._pause(reason)
             return False
         else:
@@ -128,7 +128,7 @@ class Acceptor:
             self._reserve = _open_reserve()
 
     def _pause(self, reason: str) -> None:
-        """Be deaf for a moment: the loop would call again at once, for nothing."""
+        """Stop accepting for RETRY_S: the loop would call again at once, without effect."""
         self._on_shortage(reason)
         self._loop.remove_reader(self._sock)
         self._retry = self._loop.call_later(RETRY_S, self._resume)

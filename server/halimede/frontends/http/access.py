@@ -11,7 +11,7 @@ from halimede.frontends.http.framing import Head
 from halimede.frontends.http.routes import Route, path_of, resolve
 
 CLIENT_LEFT = 499
-"""The status of a request whose connection ended before its answer: no client sees it. The number is nginx's."""
+"""The status of a request whose connection ended before its answer, as in nginx. No client sees it."""
 
 _ANSWERS_OF_HEALTH = {200, 400, 503}
 _NO_STATUS = 1000
@@ -20,7 +20,7 @@ _NO_STATUS = 1000
 class RequestLog:
     """One listener's requests on their way to the access log.
 
-    Answers of status `noted_from` and above are to be noted: none, until there is a log to `report_to`.
+    Answers with status `noted_from` and above are logged: none before `report_to` sets a log.
     """
 
     def __init__(self, protocol: Protocol) -> None:
@@ -45,9 +45,9 @@ class RequestLog:
         failure: str = "",
         chunks: Sequence[Buffer] = (),
     ) -> None:
-        """Report a request that ended; `head` is None where none could be read.
+        """Report a request that ended; `head` is None if it could not be read.
 
-        `model` is the model that was found for it. The error is `failure`, or in the answer's `chunks`.
+        `model` is the model that served it. The error is `failure`, or in the answer's `chunks`.
         """
         log = self._log
         if log is None:
@@ -66,9 +66,9 @@ class RequestLog:
 def kind_of(
     protocol: Protocol, head: Head | None, status: int, model: str = "", *, fails_late: bool = False
 ) -> LineKind | None:
-    """The kind of a request's line; None for the answers of probes, positive or negative: probes repeat for ever.
+    """The kind of a request's line; None for probes, which repeat for ever, whatever their answer.
 
-    `model` is the model that was found for the request, "" for none.
+    `model` is the model that served the request, "" for none.
     """
     route = _route(protocol, head)
     if route is not None and route.action.category is ApiCategory.HEALTH and status in _ANSWERS_OF_HEALTH:
@@ -87,7 +87,7 @@ def access_of(
     request_id: str = "",
     error: str = "",
 ) -> Access:
-    """The record of a request; `head` is None where none could be read."""
+    """The record of a request; `head` is None if it could not be read."""
     method = target = b""
     if head is not None:
         method, target = head.method, head.target
@@ -95,7 +95,7 @@ def access_of(
     return Access(
         kind,
         method.decode("latin-1"),
-        # A query is left out: clients put tokens there.
+        # Without the query: clients put tokens there.
         path_of(target).decode("latin-1"),
         duration_s,
         client,
@@ -121,7 +121,7 @@ def error_of(chunks: Sequence[Buffer]) -> str:
 
 
 def client_of(peer: object) -> str:
-    """A peer's address as the log has it; a unix socket's peer has none."""
+    """A peer's address for the log; the peer of a unix socket has none."""
     match peer:
         case (str(host), int(port), *_):
             return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""What the handlers of inference requests have in common: errors as answers, and what is too long for one step."""
+"""Shared by the handlers of inference requests: errors as answers, headers as parameters, and the size of one step."""
 
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, ParameterValue
@@ -10,7 +10,7 @@ from halimede.frontends.http.framing import Head
 from halimede.frontends.http.outbox import JSON, RETRY_LATER
 
 IN_STEPS_ABOVE = 64 << 10
-"""JSON of more bytes than this is read, and tensors of more bytes are written as JSON, in steps."""
+"""Larger JSON is read in steps, and larger tensors are written as JSON in steps."""
 
 Parameters = dict[str, ParameterValue]
 
@@ -21,39 +21,39 @@ def respond_error(exchange: Exchange, error: InferenceError, fields: bytes = b""
 
 
 def respond_infer_error(exchange: Exchange, error: InferenceError) -> None:
-    """As `respond_error`, to a client that may try again."""
+    """Like `respond_error`, for a request that the client may retry."""
     respond_error(exchange, error, retry_fields(error))
 
 
 def retry_fields(error: InferenceError) -> bytes:
-    """The header line that tells a client to try again, where that may help."""
+    """The header line that asks the client to retry; "" for an error that a retry does not help."""
     return RETRY_LATER if error.code is ErrorCode.UNAVAILABLE else b""
 
 
 def is_decoupled(view: ModelView) -> bool:
-    """Whether a request to the model may have any number of answers."""
+    """Whether the model is decoupled: a request may have any number of answers."""
     policy = view.config.model_transaction_policy
     return policy is not None and policy.decoupled
 
 
 def size_of(response: InferenceResponse) -> int:
-    """Bytes of its outputs."""
+    """The size of its outputs in bytes."""
     return sum(len(output.data) for output in response.outputs)
 
 
 def forwarded(forwarding: Forwarding, head: Head) -> Parameters:
-    """The parameters that a request's headers bring."""
+    """The request parameters in its headers."""
     sent = ((name.decode("latin-1"), _text(value)) for name, value in head.sent_headers.items())
     return forwarding.parameters(sent)
 
 
 def add_forwarded(request: InferenceRequest, parameters: Parameters) -> None:
-    """Give a request what its headers bring; what its body says goes first."""
+    """Add the parameters of the headers to a request. Parameters of the body take precedence."""
     request.parameters = {**parameters, **request.parameters}
 
 
 def _text(value: bytes) -> str:
-    """A header's value: UTF-8, which clients send, or else what the standard once said it is."""
+    """A header's value as text: UTF-8, which clients send, else Latin-1, which the standard once required."""
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -16,10 +16,10 @@ _GZIP = 16 + zlib.MAX_WBITS
 _ZLIB = zlib.MAX_WBITS
 _RAW = -zlib.MAX_WBITS
 _SLICE = 256 << 10
-# Fast rather than small: the time is taken from every other request.
+# Fast rather than small: compression takes the time of all other requests.
 _LEVEL = 1
 _MAX_MEMBERS = 65_536
-"""As many as chunks. An empty one is 20 bytes and a stream of its own: 64 MiB of them would take half a minute."""
+"""The same limit as for chunks. An empty member has 20 bytes and is a stream: 64 MiB of them would take 30 s."""
 
 
 def choose_coding(accept_encoding: bytes) -> str:
@@ -48,7 +48,7 @@ def _weight(parameters: Sequence[str]) -> float:
 def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[bytearray]:
     """Decompress a whole body. INVALID_ARG when it is broken, cut short, or gives more than `limit` bytes.
 
-    Each step yields the number of bytes that it has added.
+    Each step yields the number of bytes that it added.
     `deflate` is zlib's format as the standard says, or the raw one that some clients send.
     """
     out = bytearray()
@@ -66,7 +66,7 @@ def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[bytearray]:
         while not stream.eof:
             pending = rest[:_SLICE]
             try:
-                # One byte over the limit is enough to know, and no bomb gets further.
+                # One byte above the limit is enough to refuse the body.
                 piece = stream.decompress(pending, min(_SLICE, limit + 1 - len(out)))
             except zlib.error as error:
                 raise _broken(coding, clip(str(error))) from None
@@ -79,7 +79,7 @@ def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[bytearray]:
                 )
             if not (stream.eof or pending or piece):
                 raise _broken(coding, "it ends before its data does")
-            # At the end of a member that took several calls, zlib has what follows in both.
+            # At the end of a member that took several calls, zlib has the rest of the input in both.
             unused = len(stream.unused_data if stream.eof else stream.unconsumed_tail)
             rest = rest[len(pending) - unused :]
             yield len(piece)

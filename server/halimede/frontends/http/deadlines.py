@@ -1,6 +1,6 @@
-"""The time limits of one connection, from what repeated sweeps see of it. Pure: `now` is in seconds.
+"""The time limits of one connection, checked by repeated sweeps. Pure: `now` is in seconds.
 
-Each sweep compares with what the one before saw, so that no request sets a timer or reads the clock for its limits.
+Each sweep compares with the previous one, so that no request sets a timer or reads the clock for its limits.
 """
 
 from halimede.frontends.http.framing import Refusal
@@ -9,13 +9,13 @@ from halimede.frontends.http.shared import Shared
 
 
 class ReceiveDeadlines:
-    """How long a head may take, how slowly a body may come, and since when a client has asked for nothing."""
+    """Limits for the duration of a head, the rate of a body, and an idle connection."""
 
     __slots__ = ("_bytes", "_idle_requests", "_idle_since", "_shared", "_since", "_watched")
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        # The part of a request that is watched, since when, and how much of its body there was.
+        # The watched part of a request, since when it is watched, and the size of its body then.
         self._watched: tuple[State, int] | None = None
         self._since = 0.0
         self._bytes = 0
@@ -23,7 +23,7 @@ class ReceiveDeadlines:
         self._idle_requests = -1
 
     def check(self, receiver: Receiver, now: float) -> None:
-        """Note how far the client is; refuses a request that takes too long."""
+        """Note the client's progress. Refuses a request that takes too long."""
         state, requests = receiver.state, receiver.requests
         if state is not State.HEAD or requests != self._idle_requests:
             self._idle_since, self._idle_requests = now, requests
@@ -31,7 +31,7 @@ class ReceiveDeadlines:
             self._watched = None
             return
         received = receiver.body_bytes
-        # A head counts with the requests before it, a body with its own.
+        # A head is identified by the number of requests before it, a body by its own request.
         watched = (state, requests)
         if watched != self._watched:
             self._watched, self._since, self._bytes = watched, now, received
@@ -51,12 +51,12 @@ class ReceiveDeadlines:
             self._since, self._bytes = now, received
 
     def is_idle_since(self, then: float) -> bool:
-        """Whether nothing was asked for since `then`, as far as the checks saw."""
+        """Whether the sweeps saw no request since `then`."""
         return self._idle_since <= then
 
 
 class SendDeadline:
-    """How long a client may take nothing of its answers."""
+    """The limit for a client that does not read its answers."""
 
     __slots__ = ("_left", "_shared", "_size", "_stalled_since")
 
@@ -67,8 +67,8 @@ class SendDeadline:
         self._stalled_since = 0.0
 
     def is_over(self, size: int, streamed: int, now: float) -> bool:
-        """Whether to give the client up. `size` bytes are unsent, `streamed` were ever written of answers in parts."""
-        # What a stream adds meanwhile does not hide that its client takes something.
+        """Whether to close the connection. `size` bytes are unsent; `streamed` is the total of answers in parts."""
+        # The client may read while a stream adds as much.
         left = size - streamed
         if size == 0 or left < self._left or self._size == 0:
             self._stalled_since = now
@@ -78,5 +78,5 @@ class SendDeadline:
         return False
 
     def order(self) -> tuple[bool, float]:
-        """Sorts connections by when their clients last took something; those that no check has seen come last."""
+        """Sort key: when the client last read something. Connections that no sweep has seen come last."""
         return self._size == 0, self._stalled_since

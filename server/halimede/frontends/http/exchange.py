@@ -1,4 +1,4 @@
-"""What a handler has of a connection: one request, and the ways to answer it."""
+"""One request of a connection and its answer, as a handler sees them."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -8,10 +8,10 @@ from halimede.frontends.http.framing import Head
 
 
 class Conversation(Protocol):
-    """The connection of an exchange, as the exchange sees it. What is said of one that is not in work has no effect."""
+    """The connection of an exchange. A call for an exchange that is not the current one has no effect."""
 
     exchange: "Exchange | None"
-    """The one in work."""
+    """The current exchange."""
 
     @property
     def has_room(self) -> bool: ...
@@ -30,10 +30,10 @@ class Conversation(Protocol):
 
 
 class Exchange:
-    """One whole request, and the way to answer it.
+    """One complete request, and the way to answer it.
 
-    `body` is valid as long as it is referenced. `on_gone` is called once if the client leaves before the answer.
-    `model`, `version` and `request_id` are for the access log: those of an inference, once they are known.
+    `body` is valid as long as it is referenced. `on_gone` is called once if the client disconnects before the answer.
+    `model`, `version` and `request_id` of an inference are set for the access log when they are known.
     """
 
     __slots__ = ("_connection", "body", "head", "model", "on_gone", "request_id", "version")
@@ -49,24 +49,24 @@ class Exchange:
 
     @property
     def is_open(self) -> bool:
-        """Whether an answer is still wanted: none was given, and the client is there."""
+        """Whether an answer can still be sent: none was given, and the client is connected."""
         return self._connection.exchange is self
 
     def count(self, size: int) -> None:
-        """So many bytes more are held for this request: they count with its body. UNAVAILABLE for too many."""
+        """Count more bytes held for this request, with its body. UNAVAILABLE when too many are held."""
         self._connection.count(self, size)
 
     def respond(self, status: int, fields: bytes = b"", chunks: Sequence[Buffer] = ()) -> None:
         """Answer. `fields` are whole header lines; the body is `chunks` in order, referenced until it is sent.
 
-        Only the first call has an effect, and none once the client is gone.
+        Only the first call has an effect, and none after the client has disconnected.
         """
         self._connection.answer(self, status, fields, chunks)
 
     def stream(self, status: int, fields: bytes = b"") -> "Stream":
-        """Answer in parts, as the one answer that there is. Nothing is sent before the first part.
+        """Answer in parts. Nothing is sent before the first part.
 
-        The stream takes the place of the exchange, `on_gone` included.
+        The stream replaces the exchange, including `on_gone`.
         """
         return self._connection.begin(self, status, fields)
 
@@ -75,10 +75,10 @@ class Exchange:
 
 
 class Stream(Exchange):
-    """An answer whose length nobody knows: a chunk per part, or to HTTP/1.0 until the connection closes.
+    """An answer of unknown length: a chunk per part; for HTTP/1.0 it ends with the connection.
 
-    `on_room` is called each time that `has_room` has become true again. `failure` is why the answer ends as an error,
-    for the access log: the status says that it began well.
+    `on_room` is called each time `has_room` becomes true again. `failure` is the error that the answer ended with, for
+    the access log: its status is the one that it began with.
     """
 
     __slots__ = ("_opening", "failure", "on_room", "status")
@@ -96,19 +96,19 @@ class Stream(Exchange):
 
     @property
     def has_room(self) -> bool:
-        """Whether the client takes what is sent; else it is better to wait than to send more."""
+        """Whether the client reads what is sent. If not, the sender should wait."""
         return self._connection.has_room
 
     def send(self, part: Sequence[Buffer], *, is_last: bool = False) -> None:
-        """Send a part, at once; its buffers are referenced until they are sent. Nothing happens once it has ended."""
+        """Send a part at once; its buffers are referenced until they are sent. No effect after the end."""
         opening, self._opening = self._opening, b""
         self._connection.send_part(self, opening, part, is_last=is_last)
 
     def hold(self, size: int) -> None:
-        """So many bytes wait elsewhere for room here: they count with what is unsent."""
+        """Count bytes that wait elsewhere for room here, with the unsent ones."""
         self._connection.hold(self, size)
 
     def respond(self, status: int, fields: bytes = b"", chunks: Sequence[Buffer] = ()) -> None:  # noqa: ARG002
-        """It is too late for another answer: the client sees that this one is cut off."""
+        """End an answer that has begun: the client sees that it is incomplete."""
         if self.is_open:
             self._connection.abort()

@@ -1,9 +1,9 @@
 """The framing of HTTP/1.1 requests, without sockets: heads, chunked bodies, and the limits on both.
 
-A head is parsed once it is complete, by llhttp in its strict mode and with a fresh parser each time, so that nothing of
-one request (a trailer, a flag) can leak into the next. llhttp never sees a body: those of known length are received
-where they stay, chunked ones are decoded here. Whatever makes the end of a request doubtful is a `Refusal`, after
-which the connection is closed: a guess would let two parties disagree on where the next request begins.
+A complete head is parsed by llhttp in strict mode. Each head gets a fresh parser state, so that nothing of one request
+(a trailer, a flag) can leak into the next. llhttp never sees a body: a body of known length is received into its final
+memory, and a chunked body is decoded here. Anything that makes the end of a request ambiguous is a `Refusal`, and the
+connection is closed: otherwise two parties could disagree on where the next request begins.
 """
 
 import re
@@ -16,17 +16,16 @@ import httptools
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one listener grants its clients. Times are seconds, sizes are bytes.
+    """The limits of one listener. Times are seconds, sizes are bytes.
 
     A head must be complete within `head_timeout_s`; a body must bring `body_progress_bytes` in every
-    `body_progress_s`; an answer of which the client took nothing for `write_timeout_s` is given up. After a refusal,
+    `body_progress_s`; a connection whose client reads nothing for `write_timeout_s` is closed. After a refusal,
     input is discarded for `linger_s` or `linger_bytes`, so that the client reads the answer instead of a reset.
 
-    Over all connections, bodies that are being received or worked on hold at most `max_held_bytes`, and answers that
-    clients do not take at most `max_unsent_bytes`. Once half of the former is held, a body must bring
-    `scarce_progress_bytes` instead: else a few clients that dribble would keep out the bodies of all others. Once nine
-    of ten connections are taken, those that asked for nothing in `crowded_idle_s` make room. `spare_descriptors` are
-    left to the rest of the process.
+    Over all connections, bodies that are received or processed hold at most `max_held_bytes`, and unread answers at
+    most `max_unsent_bytes`. When half of `max_held_bytes` is held, a body must bring `scarce_progress_bytes` instead:
+    otherwise a few slow clients would keep out the bodies of all others. When nine of ten connections are taken,
+    connections that were idle for `crowded_idle_s` are closed. `spare_descriptors` are left to the rest of the process.
     """
 
     max_connections: int = 10_000
@@ -50,7 +49,7 @@ class Limits:
 
 
 class Refusal(Exception):
-    """A request that cannot be taken: answered with this status and text, then the connection is closed."""
+    """A refused request: it is answered with this status and text, then the connection is closed."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -60,12 +59,12 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Request line and headers. Names of `headers` are lower case, the last of equal ones counts.
+    """Request line and headers. Names of `headers` are in lower case; the last of several equal names counts.
 
-    `sent_headers` has the names as they were sent, and is empty unless its `HeadReader` was told to keep them.
+    `sent_headers` has the names as they were sent; it is empty unless its `HeadReader` keeps them.
     `content_length` is None when the body is chunked. `connection` is the header line that the answer needs to keep or
-    close the connection as the client asked, "" where HTTP/1.1 says it already. `takes_chunks` is false for HTTP/1.0,
-    which knows no answer in chunks.
+    close the connection as the client asked, "" where that is the default of HTTP/1.1. `takes_chunks` is false for
+    HTTP/1.0, which has no chunked answers.
     """
 
     method: bytes
@@ -83,7 +82,7 @@ CLOSE = b"Connection: close\r\n"
 _HEAD_END = b"\r\n\r\n"
 _LF = ord("\n")
 _SPACE = b" \t"
-# llhttp takes any number of spaces between the parts, and a CR before them.
+# llhttp accepts any number of spaces between the parts, and a CR before them.
 _REQUEST_LINE = re.compile(rb"[A-Z-]+ [^ ]+ HTTP/1\.[01]\r\n")
 # A name (which may be empty, RFC 9110), an IPv4 address, or an IPv6 address in brackets; and a port.
 _HOST = re.compile(
@@ -101,13 +100,13 @@ def find_head(data: bytearray, at: int, end: int, limits: Limits) -> int:
         _check_partial_head(data, at, end, limits)
         return 0
     if data[at] == _LF:
-        # llhttp would skip it; while it comes in pieces it is refused, and the verdict must not depend on the pieces.
+        # llhttp would skip it in a complete head and refuse it in pieces. The result must not depend on the pieces.
         raise _bare_line_feed()
     stop += len(_HEAD_END)
     size = stop - at
     if size > limits.max_head_bytes:
         raise _too_long(data, at, stop, limits)
-    # Two of the line ends are those of the request line and of the empty line.
+    # Two of the line ends belong to the request line and the empty line.
     if size > limits.max_headers * _SHORTEST_HEADER and data.count(b"\r\n", at, stop) - 2 > limits.max_headers:
         raise Refusal(431, f"the request has more than {limits.max_headers} headers")
     return stop
@@ -116,7 +115,7 @@ def find_head(data: bytearray, at: int, end: int, limits: Limits) -> int:
 def _check_partial_head(data: bytearray, at: int, end: int, limits: Limits) -> None:
     if end - at > limits.max_head_bytes:
         raise _too_long(data, at, end, limits)
-    # Whoever ends lines with a bare LF never sends the CRLF CRLF that is waited for.
+    # A client that ends lines with a bare LF never sends the expected CRLF CRLF.
     if data.count(b"\n", at, end) != data.count(b"\r\n", at, end):
         raise _bare_line_feed()
 
@@ -132,9 +131,9 @@ def _too_long(data: bytearray, at: int, end: int, limits: Limits) -> Refusal:
 
 
 class HeadReader:
-    """Parses complete heads, or finds them again: a client's next head is mostly its last one, byte for byte.
+    """Parses complete heads, and caches them: a client's next head is mostly equal to its last one.
 
-    One serves many connections. It keeps at most _KNOWN_HEADS heads of at most _KNOWN_HEAD_BYTES each.
+    One reader serves many connections. It keeps at most _KNOWN_HEADS heads of at most _KNOWN_HEAD_BYTES each.
     """
 
     def __init__(self, *, keep_names: bool = False) -> None:
@@ -144,7 +143,7 @@ class HeadReader:
         self._targets: list[bytes] = []
         self._method = b""
         self._keep_alive = False
-        # The parser's callbacks, bound to C functions: no Python frame per header.
+        # The parser's callbacks are bound to C functions: no Python frame per header.
         self.on_header: Callable[[bytes, bytes], None] = self._raw.__setitem__
         self.on_url: Callable[[bytes], None] = self._targets.append
         self._parser = httptools.HttpRequestParser(self)
@@ -154,7 +153,7 @@ class HeadReader:
         self._keep_alive = self._parser.should_keep_alive()
 
     def read(self, data: memoryview) -> Head:
-        """The head in `data`, which ends with its empty line. Refuses what is malformed or ambiguous."""
+        """The head in `data`, which ends with its empty line. Refuses a malformed or ambiguous head."""
         raw = bytes(data)
         if len(raw) > _KNOWN_HEAD_BYTES:
             return self._parse(raw)
@@ -167,7 +166,7 @@ class HeadReader:
         return head
 
     def _parse(self, raw: bytes) -> Head:
-        # Whatever a head that was refused has left: the preface of HTTP/2 leaves its target, and is no error to llhttp.
+        # A refused head may have left something: the preface of HTTP/2 leaves its target, and llhttp reports no error.
         self._method = b""
         self._raw.clear()
         self._targets.clear()
@@ -175,16 +174,16 @@ class HeadReader:
         try:
             parser.feed_data(raw)
         except httptools.HttpParserUpgrade:
-            pass  # An offer of another protocol may be ignored; the request stands as it is.
+            pass  # An Upgrade header may be ignored; the request is served as it is.
         except httptools.HttpParserError as error:
             raise Refusal(400, f"malformed HTTP request: {error}") from None
         if not self._method:
             raise Refusal(400, "malformed HTTP request: no request line")
-        # llhttp leaves the space that may stand behind a value.
+        # llhttp leaves the space after a value.
         headers = {name.lower(): value.rstrip(_SPACE) for name, value in self._raw.items()}
         sent = {name: value.rstrip(_SPACE) for name, value in self._raw.items()} if self._keep_names else {}
-        target = self._targets.pop()  # One call, because the head is in one piece.
-        # Every line but the request line and the empty one is a header.
+        target = self._targets.pop()  # llhttp makes one call per value, because the head is in one piece.
+        # Every line except the request line and the empty line is a header.
         if len(headers) != raw.count(b"\r\n") - 2:
             _refuse_repeated(raw)
         if headers.get(b"expect", b"100-continue").lower() not in {b"", b"100-continue"}:
@@ -225,7 +224,7 @@ def _refuse_repeated(raw: bytes) -> None:
 
 
 def body_too_large(head: Head, size: int, limit: int) -> Refusal:
-    """The refusal of a body of `size` bytes, in Triton's words for JSON and for binary data."""
+    """The refusal of a body of `size` bytes, with Triton's text for JSON or binary data."""
     if b"inference-header-content-length" in head.headers:
         excess = f"request binary size of {size} bytes exceeds the maximum allowed value of {limit} bytes"
     else:
@@ -240,7 +239,7 @@ _MAX_LINE_BYTES = 1 << 10
 
 
 class _Part(Enum):
-    """What a chunked body goes on with."""
+    """The part of a chunked body that comes next."""
 
     SIZE = auto()
     DATA = auto()
@@ -252,7 +251,7 @@ class _Part(Enum):
 class ChunkedBody:
     """Decodes one chunked body, fed in pieces cut anywhere. Extensions and trailers are checked and dropped.
 
-    `body` grows with what arrives, never with what a chunk announces; `chunks` have come so far.
+    `body` grows with the bytes that arrive, never with announced sizes. `chunks` is the number of chunks so far.
     """
 
     __slots__ = ("_head", "_left", "_limit", "_limits", "_line", "_part", "_trailer_bytes", "body", "chunks")
@@ -273,7 +272,7 @@ class ChunkedBody:
         return self._part is _Part.NOTHING
 
     def feed(self, data: bytearray, at: int, end: int) -> int:
-        """Take bytes from `at` and return where the body ended, or `end`. Refuses bad framing and too large bodies."""
+        """Decode bytes from `at`. Returns where the body ended, or `end`. Refuses bad framing and too large bodies."""
         while at < end:
             part = self._part
             if part is _Part.SIZE:
@@ -293,7 +292,7 @@ class ChunkedBody:
         return at
 
     def _take_line(self, data: bytearray, at: int, end: int) -> int:
-        """Add to `_line` up to and with the next LF; the line is whole when it ends with one."""
+        """Add to `_line` up to and including the next LF; the line is complete when it ends with one."""
         stop = data.find(b"\n", at, end) + 1 or end
         if len(self._line) + stop - at > _MAX_LINE_BYTES:
             raise Refusal(400, f"malformed chunked body: a line is longer than {_MAX_LINE_BYTES} bytes")
@@ -301,9 +300,9 @@ class ChunkedBody:
         return stop
 
     def _read_whole_chunks(self, data: bytearray, at: int, end: int) -> int:
-        """Take the chunks that are there as a whole, and return where the first of the others begins.
+        """Decode the chunks that are complete. Returns where the first incomplete one begins.
 
-        In a quarter of the time that the way in pieces takes: a body may be as many small chunks as we grant.
+        This takes a quarter of the time of decoding in pieces, which counts for a body of many small chunks.
         """
         room = min(self._limit - len(self.body), end)
         while self.chunks < self._limits.max_chunks:

@@ -1,4 +1,4 @@
-"""POST …/generate and …/generate_stream: JSON objects by the model's own names, answered once or as events."""
+"""POST …/generate and …/generate_stream: JSON objects by the model's own names, with one answer or events."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,7 +34,7 @@ from halimede.runtime.server import Server
 
 
 class GenerateHandler:
-    """Serves both on whole requests. `on_crash` gets any exception that is no InferenceError."""
+    """Serves both for complete requests. `on_crash` gets any exception other than InferenceError."""
 
     def __init__(
         self,
@@ -91,14 +91,14 @@ class GenerateHandler:
         ).start(request)
 
     def load_fields(self, exchange: Exchange, model: str) -> bytes:
-        """What a load balancer wants to know, if it asks and the model tells."""
+        """The KV cache metrics for a load balancer, if the request asks for them and the model reports them."""
         form = exchange.head.headers.get(b"endpoint-load-metrics-format", b"")
         cache = self.server.kv_cache(model) if form in LOAD_FORMATS else None
         return b"" if cache is None else b"endpoint-load-metrics: %b\r\n" % load_metrics(form, cache)
 
 
 class _SoleCall:
-    """One inference that must have one answer, however its model gives it."""
+    """One inference that must have exactly one answer, also of a decoupled model."""
 
     __slots__ = ("answer", "exchange", "handler", "is_over", "ticket", "view")
 
@@ -121,13 +121,13 @@ class _SoleCall:
         self.handler.server.cancel(self.ticket)
 
     def take_response(self, response: InferenceResponse) -> None:
-        """Keep the answer until it is known to be the only one."""
+        """Keep the answer until it is known that there is no other."""
         if self.is_over:
             return
         self.exchange.version = response.model_version
         if not response.final:
             self.handler.server.acknowledge(self.ticket)
-        # A model that is not decoupled may have answered with nothing; of any other that is the end.
+        # An empty answer is the answer of a model that is not decoupled, and the end of a decoupled model's answers.
         is_end = response.final and response.is_empty and (is_decoupled(self.view) or self.answer is not None)
         if response.error is not None:
             self._fail(response.error, response.final)
@@ -145,7 +145,7 @@ class _SoleCall:
         self.answer = self.exchange.on_gone = None
         respond_infer_error(self.exchange, error)
         if not is_final:
-            # Not here: the server is in the middle of handing out an answer.
+            # Later: the server is delivering an answer now.
             asyncio.get_running_loop().call_soon(self.cancel)
 
     def _respond(self, response: InferenceResponse) -> None:

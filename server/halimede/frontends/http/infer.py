@@ -1,4 +1,4 @@
-"""POST …/infer: decode, hand to the server, encode, answer. Small requests in plain calls, large ones in steps."""
+"""POST …/infer: decode, pass to the server, encode, answer. Small requests in plain calls, large ones in steps."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -37,7 +37,7 @@ _SUPPORTED_CODINGS = b"Accept-Encoding: gzip, deflate\r\n"
 
 
 class InferHandler:
-    """Serves inference on whole requests. `on_crash` gets any exception that is no InferenceError."""
+    """Serves inference for complete requests. `on_crash` gets any exception other than InferenceError."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class InferHandler:
     def handle(self, exchange: Exchange, model: str, version: str) -> None:
         """Start an inference; it answers the exchange, now or later."""
         try:
-            # The order is Triton's: it decides which of several errors a client sees.
+            # Triton's order, which decides which of several errors a client sees.
             view = self.server.model(model, version)
             exchange.model = model
             headers = exchange.head.headers
@@ -121,7 +121,7 @@ class InferHandler:
         return (yield from decode_infer_steps(view, body, _header_length(length, body), version))
 
     def _new_decoder(self, view: ModelView, version: str) -> InferDecoder:
-        """The decoder of what this path serves now: a reload brings another view. One per path that was served."""
+        """The decoder of the model that this path names now: a reload brings another view. One per path."""
         decoder = self._decoders[view.name, version] = InferDecoder(view, version)
         return decoder
 
@@ -141,7 +141,7 @@ class InferHandler:
     def _stream(
         self, exchange: Exchange, view: ModelView, parameters: Parameters | None, decoded: DecodedInfer
     ) -> None:
-        """As `_infer`, for a client that wants the answers as events."""
+        """Like `_infer`, for a client that asks for the answers as events."""
         request = decoded.request
         sends_empty_final = bool(request.parameters.pop(EMPTY_FINAL, False))
         if parameters:
@@ -168,11 +168,11 @@ def _header_length(text: bytes | None, body: Buffer) -> int | None:
 
 
 _SMALL_NUMBERS = {b"%d" % number: number for number in range(1024)}
-"""What nearly every request says is looked up, not parsed."""
+"""The usual values are looked up, not parsed."""
 
 
 class _Call:
-    """One inference on its way through the server."""
+    """One inference in progress."""
 
     __slots__ = ("destinations", "early", "exchange", "handler", "is_over", "ticket", "view")
 
@@ -189,9 +189,9 @@ class _Call:
         self.handler.server.cancel(self.ticket)
 
     def take_response(self, response: InferenceResponse) -> None:
-        """Answer with the final response; one that comes after its client has gone is dropped by the exchange."""
+        """Answer with the final response. The exchange drops it if the client has disconnected."""
         if not response.final:
-            # The model has become decoupled since it was looked up, and will have sent all answers at its final one.
+            # The model was reloaded as a decoupled one meanwhile; all its answers are sent when the final one comes.
             self.early += 1
             self.handler.server.acknowledge(self.ticket)
             return
@@ -213,7 +213,7 @@ class _Call:
                 encoded = encode_infer(response, self.destinations, self.view)
                 self._send(encoded.chunks, encoded.json_length)
                 return
-            exchange.on_gone = None  # The inference is over: nothing is left to cancel.
+            exchange.on_gone = None  # The inference has ended: there is nothing to cancel.
             on_error = partial(respond_infer_error, exchange)
             self.handler.steps.run(exchange, self._encode(response, coding), lambda _: None, on_error)
         except InferenceError as error:
@@ -222,7 +222,7 @@ class _Call:
             self.handler.on_crash(exchange, error)
 
     def _is_quick(self, response: InferenceResponse) -> bool:
-        """Whether it takes little time to write: binary tensors take none, numbers in JSON do."""
+        """Whether the answer takes little time to write: numbers in JSON take time, binary tensors do not."""
         size = 0
         for output in response.outputs:
             size += len(output.data)

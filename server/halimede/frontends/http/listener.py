@@ -19,18 +19,18 @@ from halimede.frontends.http.protocol import INTERNAL_ERROR, Connection
 from halimede.frontends.http.shared import Shared
 from halimede.frontends.http.sockets import SocketFile, bind, bound_port
 
-# The numbers that the library of Triton's HTTP server gives to methods: its verbose lines have them.
+# The numbers of methods in the library of Triton's HTTP server, for its verbose log lines.
 _METHOD_NUMBERS = {b"GET": 0, b"HEAD": 1, b"POST": 2, b"PUT": 3, b"DELETE": 4}
 
 DRAIN_STALL_S = 1.0
 DRAIN_PROGRESS_BYTES = 16 << 10
 DRAIN_WRITE_STALL_S = 5.0
 COMPLAINT_S = 10.0
-"""How often at most a fault that every connection would repeat is logged."""
+"""Minimum interval of log lines about a fault that every connection would repeat."""
 
 
 async def _turns(count: int) -> None:
-    """Let the event loop look at its sockets."""
+    """Let the event loop poll its sockets."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -40,10 +40,10 @@ def _stall_order(connection: Connection) -> tuple[bool, float]:
 
 
 class Listener:
-    """Gives every whole request to `handle`, which answers it at once or later.
+    """Passes each complete request to `handle`, which answers it at once or later.
 
-    Order of use: `serve` (or `start`), perhaps `send_away`, `drain`, `close`. `shared` is what its connections share,
-    `requests` is the access log as they see it.
+    Order of use: `serve` (or `start`), optionally `send_away`, `drain`, `close`. The connections share `shared`, and
+    report to the access log by `requests`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Listener:
         return len(self._connections)
 
     def log_requests(self, log: Callable[[str], None]) -> None:
-        """Say of every request from now on what it asks for, in Triton's words."""
+        """Log each request from now on, with Triton's text."""
         handle = self.handle
 
         def logged(exchange: Exchange) -> None:
@@ -96,14 +96,14 @@ class Listener:
         self.requests.report_to(access_log)
 
     async def start(self, address: str, port: int, reuse_port: bool = False) -> int:
-        """Bind and serve; the bound port, 0 for a unix socket. See `sockets.bind`."""
+        """Bind and serve. Returns the bound port, 0 for a unix socket. See `sockets.bind`."""
         sock = bind(address, port, self._service, reuse_port=reuse_port)
         number = bound_port(sock)
         await self.serve(sock)
         return number
 
     async def serve(self, sock: socket.socket) -> None:
-        """Accept connections on a socket that `bind` made, which is the listener's from here on."""
+        """Accept connections on a socket that `bind` made, which the listener owns from then on."""
         loop = asyncio.get_running_loop()
         self._file = SocketFile.of(sock)
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -112,16 +112,16 @@ class Listener:
         self._sweep_timer = loop.call_later(self.shared.limits.sweep_s, self._sweep, loop)
 
     def send_away(self) -> None:
-        """Serve on, and close each connection with its next answer, so that its client connects elsewhere."""
+        """Continue to serve, and close each connection after its next answer, so that its client connects elsewhere."""
         self.shared.is_leaving = True
 
     async def drain(self) -> None:
-        """Stop accepting, close idle connections at once, and return when every other one is answered and closed.
+        """Stop accepting, close idle connections at once, and return when all others are answered and closed.
 
-        Has no deadline of its own: cancel it, then `close`.
+        There is no deadline: to end it, cancel it, then call `close`.
         """
         self.shared.is_leaving = self.shared.is_draining = True
-        # A client that stalls in the middle of its request or of its answer does not hold the exit for long.
+        # A client that stalls in its request or its answer does not delay the exit for long.
         limits = self.shared.limits
         self.shared.limits = replace(
             limits,
@@ -131,8 +131,8 @@ class Listener:
             write_timeout_s=min(limits.write_timeout_s, DRAIN_WRITE_STALL_S),
             sweep_s=DRAIN_STALL_S / 4,
         )
-        # What has reached this machine is taken in first, connections that wait to be accepted and requests that wait
-        # to be read: closing over them would lose them.
+        # Connections that wait to be accepted and requests that wait to be read are taken first: closing would lose
+        # them.
         if self._acceptor is not None:
             self._acceptor.accept_all()
         self._stop_accepting()
@@ -143,7 +143,7 @@ class Listener:
         await self._empty.wait()
 
     async def close(self) -> None:
-        """Close every connection now and end every task. Also after `drain`; a second call does nothing."""
+        """Close every connection and end every task now. Also after `drain`. A second call has no effect."""
         self.shared.is_leaving = self.shared.is_draining = True
         self._stop_accepting()
         if self._sweep_timer is not None:
@@ -159,7 +159,7 @@ class Listener:
         await self._empty.wait()
 
     def _stop_accepting(self) -> None:
-        # The file goes first: from then on nobody finds us there, and another server may make its own.
+        # Remove the file first: no client finds this server any more, and another server may create its own.
         if self._file is not None:
             self._file.remove()
             self._file = None
@@ -167,7 +167,7 @@ class Listener:
             self._acceptor.close()
 
     def begin(self, exchange: Exchange) -> None:
-        """Give a request to `handle`."""
+        """Pass a request to `handle`."""
         try:
             self.handle(exchange)
         except Exception as error:  # noqa: BLE001 -- whatever it was, the client gets an answer
@@ -186,12 +186,12 @@ class Listener:
             self.fail(exchange, error)
 
     def fail(self, exchange: Exchange, error: BaseException) -> None:
-        """Log a fault of ours and answer 500 without its details."""
+        """Log an internal fault and answer 500 without its details."""
         self.crashed(repr(exchange), error)
         exchange.respond(500, JSON, (error_json(INTERNAL_ERROR),))
 
     def crashed(self, where: str, error: BaseException) -> None:
-        """Log a fault of ours."""
+        """Log an internal fault."""
         trace = "".join(traceback.format_exception(error)).rstrip()
         self._log(f"{self._service} service: unexpected error in {where}: {trace}")
 
@@ -202,7 +202,7 @@ class Listener:
         if len(self._connections) + len(self._expected) >= most:
             turn_away(sock, self._refusal(f"{most} connections are open, as many as are served"))
         elif sock.fileno() >= self._max_descriptor:
-            # The kernel gives out the lowest number that is free, so that this one says how many are taken.
+            # The kernel assigns the lowest free number, so this one shows how many are taken.
             turn_away(sock, self._on_shortage(f"only the spare file descriptors are left; {MORE_FILES}"))
         else:
             loop = asyncio.get_running_loop()
@@ -217,7 +217,7 @@ class Listener:
         error = None if arriving.cancelled() else arriving.exception()
         if not arriving.cancelled() and error is None:
             return
-        # It broke before it was there, or we are closing.
+        # The connection failed before it was set up, or the listener is closing.
         sock.close()
         self._expected.discard(connection)
         if error is not None and not isinstance(error, OSError):
@@ -227,13 +227,13 @@ class Listener:
         return self._refusal(f"cannot accept connections: {reason}")
 
     def _refusal(self, reason: str) -> bytes:
-        """What a client is told that is turned away."""
+        """The answer for a client that is turned away."""
         self.complain(f"new connections are turned away: {reason}")
         body = error_json("the server has as many connections as it can serve")
         return answer_head(503, JSON + RETRY_LATER, len(body), CLOSE) + body
 
     def complain(self, text: str) -> None:
-        """Log what many connections would repeat, once in COMPLAINT_S."""
+        """Log a fault that many connections repeat, once in COMPLAINT_S."""
         now = asyncio.get_running_loop().time()
         if self._complained_at is None or now - self._complained_at >= COMPLAINT_S:
             self._complained_at = now
@@ -253,7 +253,7 @@ class Listener:
             self._empty.set()
 
     def shed(self) -> None:
-        """Give up answers until no more than `max_unsent_bytes` wait, first those that moved longest ago."""
+        """Close connections until at most `max_unsent_bytes` are unsent, beginning with those that stall longest."""
         shared = self.shared
         most = shared.limits.max_unsent_bytes
         if shared.unsent_bytes <= most:

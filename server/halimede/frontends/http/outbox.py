@@ -1,12 +1,12 @@
-"""The sending half of an HTTP/1.1 connection, sans I/O: answers in, what to write out.
+"""The sending half of an HTTP/1.1 connection, sans I/O: answers in, bytes to write out.
 
-Every method that returns parts returns what the caller writes at once, in order, in as few writes as there are parts.
+A method that returns parts returns what the caller writes at once, in order, with one write per part.
 `NEXT` is the table of states and events:
 
-    OPEN    answers may follow; there is at most one at a time
+    OPEN    an answer may follow, one at a time
     PARTS   an answer in parts has begun, and others may follow it
-    LAST    an answer in parts has begun, and its client was told that it is the last
-    ENDED   nothing more is written; the connection ends when what was written is sent
+    LAST    an answer in parts has begun, and its head says that the connection closes
+    ENDED   nothing more is written; the connection closes when all is sent
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ _JOIN_BELOW = 16 << 10
 
 
 class State(IntEnum):
-    """An integer, because its hash costs no call."""
+    """An integer, because it hashes without a Python call."""
 
     OPEN = auto()
     PARTS = auto()
@@ -56,9 +56,9 @@ class Event(Enum):
     END_OF_PARTS = auto()
     """The end of an answer in parts."""
     END_OF_DRAINED_PARTS = auto()
-    """The end of an answer in parts, since whose beginning a drain has begun."""
+    """The end of an answer in parts; a drain began meanwhile."""
     LOST = auto()
-    """The connection is gone."""
+    """The connection is closed."""
 
 
 OPEN, PARTS, LAST, ENDED = State
@@ -72,7 +72,7 @@ NEXT: Mapping[Event, Mapping[State, State]] = {
     Event.END_OF_DRAINED_PARTS: {PARTS: ENDED, LAST: ENDED},
     Event.LOST: dict.fromkeys(State, ENDED),
 }
-# Nearly every request takes this row.
+# The usual row.
 _ON_ANSWER = NEXT[Event.ANSWER]
 
 
@@ -82,9 +82,10 @@ def answer_head(status: int, fields: bytes, size: int, connection: bytes) -> byt
 
 
 class Outbox:
-    """One client's answers. It knows what waits for the client, and counts it with that of all connections.
+    """One client's answers. Counts their unsent bytes, also in the total of all connections.
 
-    `streamed` bytes were ever written of answers in parts. `unsent_bytes` wait here, as far as `count_unsent` was told.
+    `streamed` is the total number of bytes written of answers in parts. `unsent_bytes` is the count of the last
+    `count_unsent`.
     """
 
     __slots__ = ("_shared", "_waiting", "state", "streamed", "unsent_bytes")
@@ -100,7 +101,7 @@ class Outbox:
     # Whole answers.
 
     def answer(self, head: Head, status: int, fields: bytes, chunks: Sequence[Buffer]) -> Sequence[Buffer]:
-        """The answer to the request of `head`. It ends the connection where its client or the listener wants that."""
+        """The answer to the request of `head`. It closes the connection if the client or the listener wants that."""
         connection = CLOSE if self._shared.is_leaving else head.connection
         self.state = (NEXT[Event.LAST_ANSWER] if connection is CLOSE else _ON_ANSWER)[self.state]
         size = 0
@@ -112,7 +113,7 @@ class Outbox:
         return (b"".join((opening, *chunks)),) if size <= _JOIN_BELOW else _joined(opening, chunks)
 
     def refusal(self, status: int, message: str) -> Sequence[Buffer]:
-        """The answer to a request that is refused, the last one."""
+        """The last answer, to a request that is refused."""
         self.state = NEXT[Event.LAST_ANSWER][self.state]
         body = error_json(message)
         return (answer_head(status, JSON + RETRY_LATER if status == 503 else JSON, len(body), CLOSE) + body,)
@@ -124,14 +125,14 @@ class Outbox:
     # Answers in parts.
 
     def open_parts(self, head: Head, status: int, fields: bytes) -> bytes:
-        """Begin an answer of unknown length; its head, which goes out with its first part."""
+        """Begin an answer of unknown length. Its head is sent with its first part."""
         is_last = self._shared.is_leaving or not head.takes_chunks
         connection = CLOSE if is_last else head.connection
         self.state = NEXT[Event.LAST_OPENING if connection is CLOSE else Event.OPENING][self.state]
         return _STREAM_HEAD % (_STATUS_LINES[status], fields, _CHUNKED if head.takes_chunks else b"", connection)
 
     def part(self, head: Head, opening: bytes, part: Sequence[Buffer], *, is_last: bool) -> Sequence[Buffer]:
-        """What opens the answer (or nothing), a part of it and, if it is the last one, what ends it."""
+        """The head of the answer (or nothing), a part of it, and its end if this is the last part."""
         size = sum(map(len, part))
         before, after = opening, b""
         if head.takes_chunks:
@@ -149,7 +150,7 @@ class Outbox:
     # What is unsent.
 
     def hold(self, size: int, written: int) -> bool:
-        """Count `size` bytes that wait elsewhere for room here with the `written` unsent ones; whether that is news."""
+        """Count `size` bytes that wait elsewhere with the `written` unsent ones. Returns whether the count changed."""
         if size == self._waiting:
             return False
         self._waiting = size
@@ -157,13 +158,13 @@ class Outbox:
         return True
 
     def count_unsent(self, written: int) -> None:
-        """Count the bytes that were written and are unsent, and those that wait."""
+        """Count the bytes that are written and unsent, and those that wait."""
         size = written + self._waiting
         self._shared.unsent_bytes += size - self.unsent_bytes
         self.unsent_bytes = size
 
     def drop(self) -> None:
-        """Nothing is sent any more of what is unsent."""
+        """Forget the unsent bytes: they will not be sent."""
         self._waiting = 0
         self.count_unsent(0)
 
@@ -174,7 +175,7 @@ class Outbox:
 
 
 def _joined(head: bytes, chunks: Sequence[Buffer]) -> Sequence[Buffer]:
-    """As few parts as possible, because each is a packet and wakes the client; what is large is not joined."""
+    """As few parts as possible, because each is a packet and wakes the client. Large parts are not joined."""
     parts: list[Buffer] = []
     small: list[Buffer] = [head]
     for chunk in chunks:

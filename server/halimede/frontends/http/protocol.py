@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection on the event loop: what `Receiver` and `Outbox` decide is done here.
+"""One HTTP/1.1 connection on the event loop: performs what `Receiver` and `Outbox` decide.
 
-The transport fills the receiver's memory and gets what the outbox gives. One exchange per connection is in work at a
-time, so answers are in order by construction. Reading pauses while too much is unused or unsent, and for a loop turn
+The transport fills the receiver's memory and writes what the outbox returns. A connection has one exchange at a time,
+so answers are in order by construction. Reading pauses while too much is unused or unsent, and for one turn of the loop
 after a piece of a body with many chunks.
 """
 
@@ -51,7 +51,7 @@ class Connection(asyncio.BufferedProtocol):
         self.send_deadline = SendDeadline(listener.shared)
         self._reading = True
         self._linger_timer: asyncio.TimerHandle | None = None
-        # For the access log: who the client is.
+        # The client's address for the access log.
         self._peer: object = None
         self.exchange: Exchange | None = None
 
@@ -60,7 +60,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._listener.shared.limits.write_buffer_bytes)
-        # Asked now, because a connection that is lost does not know it any more.
+        # Read now, because a lost connection does not know it any more.
         self._peer = transport.get_extra_info("peername")
         self._listener.admit(self)
 
@@ -73,10 +73,10 @@ class Connection(asyncio.BufferedProtocol):
         self._give_up()
 
     def eof_received(self) -> bool:
-        """The client will send nothing more: by Triton's rule it has left, and what it asked for is cancelled."""
+        """The client sends nothing more. As in Triton, it counts as disconnected, and its request is cancelled."""
         self._receiver.end()
         self._give_up()
-        return False  # The transport sends what is written and closes.
+        return False  # The transport sends what was written, then closes.
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- we know better
         return self._receiver.room()
@@ -95,7 +95,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._receiver.is_held_back = False
-        self.outbox.count_unsent(0)  # What is left is little, and the sweep finds it if it stays.
+        self.outbox.count_unsent(0)  # The rest is small, and a sweep finds it if it stays.
         self._update_reading()
         self._schedule_next()
         stream = self.exchange
@@ -126,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write((CONTINUE,))
 
     def _wake(self) -> None:
-        """Read on: a transport would have gone on at once for as long as something was there."""
+        """Continue to read. Without a pause the transport would read for as long as input is available."""
         self._receiver.is_resting = False
         self._update_reading()
 
@@ -141,7 +141,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _schedule_next(self) -> None:
-        """Go on with pipelined input in the next loop turn: one request per turn, so that nobody else waits long."""
+        """Continue with pipelined input in the next turn of the loop: one request per turn lets others run."""
         if self._receiver.can_go_on:
             self._loop.call_soon(self._read_next)
 
@@ -152,7 +152,7 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse(error)
 
     def _refuse(self, error: Exception) -> None:
-        """Answer, send our end of file, and discard what still comes: closing at once would reset the answer away."""
+        """Answer, end the sending side, and discard input: closing at once would reset the unread answer."""
         if isinstance(error, Refusal):
             refusal = error
         else:
@@ -187,12 +187,12 @@ class Connection(asyncio.BufferedProtocol):
         return not self._receiver.is_held_back
 
     def count(self, exchange: Exchange, size: int) -> None:
-        """Count bytes that are made of the body of `exchange`. UNAVAILABLE where they are too many."""
+        """Count bytes that are made of the body of `exchange`. UNAVAILABLE when they are too many."""
         if self.exchange is exchange and not self._receiver.can_hold(size):
             raise InferenceError(ErrorCode.UNAVAILABLE, NO_ROOM)
 
     def answer(self, exchange: Exchange, status: int, fields: bytes, chunks: Sequence[Buffer]) -> None:
-        """Send the answer to `exchange` if it is the one in work."""
+        """Send the answer to `exchange` if it is the current one."""
         if self.exchange is not exchange:
             return
         self.exchange = None
@@ -202,7 +202,7 @@ class Connection(asyncio.BufferedProtocol):
         self._finish()
 
     def begin(self, exchange: Exchange, status: int, fields: bytes) -> Stream:
-        """A stream in the place of `exchange`; one that has ended where that is not in work any more."""
+        """Replace `exchange` by a stream. The stream has ended already if the exchange is not the current one."""
         if self.exchange is not exchange:
             return Stream(self, exchange, b"", status)
         stream = Stream(self, exchange, self.outbox.open_parts(exchange.head, status, fields), status)
@@ -210,7 +210,7 @@ class Connection(asyncio.BufferedProtocol):
         return stream
 
     def send_part(self, stream: Stream, opening: bytes, part: Sequence[Buffer], *, is_last: bool) -> None:
-        """Send what opens the answer (or nothing), a part of it and, if it is the last one, what ends it."""
+        """Send the head of the answer (or nothing), a part of it, and its end if this is the last part."""
         if self.exchange is not stream:
             return
         if is_last:
@@ -235,7 +235,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.writelines(parts)
 
     def _finish(self) -> None:
-        """A whole answer is written: the next request may come, or the connection ends."""
+        """A complete answer is written: read the next request, or close the connection."""
         if self.outbox.state is not OPEN:
             self._close()
             return
@@ -243,12 +243,12 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._read_next)
 
     def _close(self) -> None:
-        """Close as soon as what was written is sent."""
+        """Close when everything written is sent."""
         self._receiver.end()
         self._transport.close()
 
     def _give_up(self) -> None:
-        """The client is gone: whoever works for it is told."""
+        """The client has disconnected: notify the handler of its request."""
         exchange, self.exchange = self.exchange, None
         if exchange is None:
             return
@@ -257,7 +257,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             exchange.on_gone()
-        except Exception as error:  # noqa: BLE001 -- nobody is left to be told
+        except Exception as error:  # noqa: BLE001 -- there is no client to answer
             self._listener.crashed(repr(exchange), error)
 
     def _note(self, exchange: Exchange, status: int, *, failure: str = "", chunks: Sequence[Buffer] = ()) -> None:
@@ -277,19 +277,19 @@ class Connection(asyncio.BufferedProtocol):
     # The listener's calls.
 
     def close_if_idle(self) -> None:
-        """Close unless a request is being received or in work; its answer will say `Connection: close`."""
+        """Close unless a request is received or processed; its answer says `Connection: close`."""
         if self._receiver.is_idle:
             self._close()
         elif self._receiver.is_discarding:
             self._linger(self.outbox.linger_s())
 
     def abort(self) -> None:
-        """Close now, whatever is unsent."""
+        """Close now, even with unsent bytes."""
         self.outbox.drop()
         self._transport.abort()
 
     def sweep(self, now: float) -> None:
-        """Enforce the time limits; called every `Limits.sweep_s`, so that no request sets a timer of its own."""
+        """Enforce the time limits. Called every `Limits.sweep_s`, so that no request sets a timer."""
         written = self._transport.get_write_buffer_size()
         if self.send_deadline.is_over(written, self.outbox.streamed, now):
             self.abort()

@@ -1,17 +1,17 @@
 """The receiving half of an HTTP/1.1 connection, sans I/O: bytes in, events out.
 
-The caller receives into `room()`, says so by `received`, and gets the event that the bytes brought, or None while more
-are needed. One request is in work at a time: bytes that a client sends behind it are kept and not parsed until
-`answered`; then `go_on` reads the next request from them. `NEXT` is the table of states and events:
+The caller receives into `room()`, calls `received`, and gets an event, or None while more bytes are needed. One request
+is processed at a time: bytes that a client sends after it are kept and not parsed until `answered`; then `go_on` reads
+the next request from them. `NEXT` is the table of states and events:
 
-    HEAD     a head is awaited, or partly there
-    BODY     a body of known length arrives straight in its final buffer
+    HEAD     a head is awaited, or incomplete
+    BODY     a body of known length is received into its final buffer
     CHUNKED  a chunked body is decoded as it arrives
-    WORKING  a request is whole, and its answer is not
+    WORKING  a request is complete, its answer is not
     LINGER   refused and answered; input is discarded
     CLOSED   nothing more is read
 
-No verdict depends on how the bytes are cut. Time is an argument: `now`, in seconds of a monotonic clock.
+No result depends on how the bytes are cut into pieces. Time is an argument: `now`, in seconds of a monotonic clock.
 """
 
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ from halimede.frontends.http.shared import Shared
 NO_ROOM = "the server holds as many bytes of request bodies as it can, try again later"
 
 _CHUNKS_PER_TURN = 1_000
-"""After a piece of a body with more chunks than this, some milliseconds of work, other connections have their turn."""
+"""After a piece of a body with more chunks, which takes some milliseconds, other connections get a turn."""
 
 
 class State(IntEnum):
-    """An integer, because its hash costs no call."""
+    """An integer, because it hashes without a Python call."""
 
     HEAD = auto()
     BODY = auto()
@@ -42,20 +42,20 @@ class State(IntEnum):
 
 
 class Event(Enum):
-    """What changes a receiver's state. `received` and `go_on` return the first four."""
+    """Events that change a receiver's state. `received` and `go_on` return the first four."""
 
     BODY_BEGINS = auto()
     CHUNKS_BEGIN = auto()
     REQUEST = auto()
-    """A request is whole."""
+    """A request is complete."""
     ENDED = auto()
-    """The connection is to be closed, or the client will send nothing more."""
+    """The connection is to be closed, or the client sends nothing more."""
     ANSWERED = auto()
-    """The whole answer was given, and the connection stays."""
+    """The answer is complete, and the connection stays."""
     REFUSED = auto()
 
 
-# Attributes of an Enum take a call each; these names do not.
+# Module names, because an attribute of an Enum costs a call.
 HEAD, BODY, CHUNKED, WORKING, LINGER, CLOSED = State
 REQUEST, ENDED = Event.REQUEST, Event.ENDED
 
@@ -67,19 +67,19 @@ NEXT: Mapping[Event, Mapping[State, State]] = {
     Event.REFUSED: {HEAD: LINGER, BODY: LINGER, CHUNKED: LINGER, WORKING: LINGER},
     Event.ENDED: dict.fromkeys(State, CLOSED),
 }
-# Every request takes these two rows.
+# The rows of every request.
 _ON_REQUEST, _ON_ANSWERED = NEXT[Event.REQUEST], NEXT[Event.ANSWERED]
 _NO_BODY = memoryview(b"")
 
 
 class Receiver:
-    """One client's requests. Whatever is wrong with them is raised as a `Refusal`; the caller answers it by `refuse`.
+    """One client's requests. A wrong request raises a `Refusal`, which the caller answers; then it calls `refuse`.
 
-    `head` is the head of the request that is received or in work, None while there is none. It was complete at
-    `began_at`. `requests` heads have come so far. `awaits_continue` is whether the client of the body that has just
-    begun waits for `100 Continue`. `backlog` has the bytes that were received and are not used yet: a partial head, or
-    what a client pipelined; None while there are none. While `is_held_back`, no further request is begun; while
-    `is_resting`, other connections come first. The caller sets the one and ends the other.
+    `head` is the head of the current request, None while there is none. It was complete at `began_at`. `requests` is
+    the number of heads so far. `awaits_continue` is whether the client of the body that has just
+    begun waits for `100 Continue`. `backlog` has the received bytes that are not used yet: a partial head, or
+    pipelined requests; None if there are none. While `is_held_back`, which the caller sets, no further request begins.
+    While `is_resting`, which the caller ends, other connections come first.
     """
 
     __slots__ = (
@@ -109,11 +109,11 @@ class Receiver:
         self.awaits_continue = False
         self.is_held_back = False
         self.is_resting = False
-        # The body in one of its two forms: as long as announced and `_filled` so far, or chunked.
+        # The body: of announced length with `_filled` bytes so far, or chunked.
         self._body: Buffer = _NO_BODY
         self._filled = 0
         self._chunked: ChunkedBody | None = None
-        # What this request adds to `held_bytes`.
+        # The bytes that this request adds to `held_bytes`.
         self._held = 0
         # Valid from `_backlog_at` on.
         self.backlog: bytearray | None = None
@@ -123,13 +123,13 @@ class Receiver:
     # Bytes in.
 
     def room(self) -> memoryview:
-        """Where to receive next; never empty."""
+        """The memory to receive into; never empty."""
         if self.state is BODY:
             return memoryview(self._body)[self._filled :]
         return self._shared.view
 
     def received(self, size: int, now: float) -> Event | None:
-        """Take the first `size` bytes of `room()`."""
+        """Process the first `size` bytes of `room()`."""
         state = self.state
         if state is HEAD:
             if self.backlog is None and not self.is_held_back:
@@ -151,31 +151,31 @@ class Receiver:
         return None
 
     def go_on(self, now: float) -> Event | None:
-        """Read one request, or as much as there is of it, from what was kept."""
+        """Read one request, or the available part of it, from the kept bytes."""
         if not self.can_go_on or self.backlog is None:
             return None
         return self._read_head(self.backlog, self._backlog_at, len(self.backlog), now)
 
     @property
     def can_go_on(self) -> bool:
-        """Whether there are bytes to read the next request from, and it may begin."""
+        """Whether there are kept bytes, and the next request may begin."""
         return self.backlog is not None and self.state is HEAD and not self.is_held_back
 
     @property
     def is_full(self) -> bool:
-        """Whether the caller had better not receive now."""
+        """Whether the caller should not receive now."""
         if self.is_held_back or self.is_resting:
             return True
         return self.backlog is not None and self.kept_bytes > self._shared.limits.pipelined_bytes
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that were received and are not used yet."""
+        """Number of received bytes that are not used yet."""
         return 0 if self.backlog is None else len(self.backlog) - self._backlog_at
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is received or in work."""
+        """Whether there is no current request."""
         return self.state is HEAD and self.backlog is None
 
     @property
@@ -184,36 +184,36 @@ class Receiver:
 
     @property
     def can_be_refused(self) -> bool:
-        """Whether nothing was refused before, and the client is there."""
+        """Whether nothing was refused, and the client is connected."""
         return self.state in NEXT[Event.REFUSED]
 
     @property
     def is_receiving(self) -> bool:
-        """Whether a request has begun and is not whole."""
+        """Whether a request has begun and is incomplete."""
         state = self.state
         return (state is HEAD and self.backlog is not None) or state is BODY or state is CHUNKED
 
     @property
     def body_bytes(self) -> int:
-        """Bytes of the body that came so far."""
+        """Number of body bytes received so far."""
         return self._filled if self._chunked is None else len(self._chunked.body)
 
     # What the caller does with it.
 
     def take_body(self) -> Buffer:
-        """The body of the request that is whole. It is not kept here: it is valid as long as it is referenced."""
+        """The body of the complete request. It is not kept here: it is valid as long as it is referenced."""
         body, self._body = self._body, _NO_BODY
         return body
 
     def can_hold(self, size: int) -> bool:
-        """Count bytes that are held for the request, and say whether all connections hold no more than they may."""
+        """Count bytes that are held for the request. Returns whether all connections are within their limit."""
         self._held += size
         shared = self._shared
         shared.held_bytes += size
         return shared.held_bytes <= shared.limits.max_held_bytes
 
     def answered(self) -> bool:
-        """The whole answer was given: the next request may begin. Whether to `go_on`."""
+        """The answer is complete: the next request may begin. Returns whether to `go_on`."""
         self.state = _ON_ANSWERED[self.state]
         self.head = None
         if self._held:
@@ -221,12 +221,12 @@ class Receiver:
         return self.backlog is not None and not self.is_held_back
 
     def refuse(self) -> None:
-        """The request was refused: what still comes of it is discarded, up to `linger_bytes`."""
+        """The request was refused: further input is discarded, up to `linger_bytes`."""
         self.state = NEXT[Event.REFUSED][self.state]
         self._drop()
 
     def end(self) -> Event:
-        """Nothing more is read."""
+        """Read nothing more."""
         self.state = NEXT[Event.ENDED][self.state]
         self._drop()
         return Event.ENDED
@@ -243,9 +243,9 @@ class Receiver:
     # Requests.
 
     def _read_head(self, data: bytearray, at: int, end: int, now: float) -> Event | None:
-        """Take one request from `data`, or as much of it as is there; keep what comes after it for later."""
+        """Read one request from `data`, or the available part of it, and keep what comes after it."""
         while data.startswith(b"\r\n", at, end):
-            at += 2  # Some clients end a body with a line of its own.
+            at += 2  # Some clients send an empty line after a body.
         shared = self._shared
         stop = find_head(data, at, end, shared.limits)
         if not stop:
@@ -271,7 +271,7 @@ class Receiver:
                 self._keep(data, stop + length, end)
             self.state = _ON_REQUEST[self.state]
             return REQUEST
-        # Memory from numpy is not touched before data arrives: an announced length alone costs no memory.
+        # Memory from numpy is not touched before data arrives: an announced length alone uses no memory.
         body = np.empty(length, dtype=np.uint8).data
         body[:here] = memoryview(data)[stop:end]
         self._body = body
@@ -301,7 +301,7 @@ class Receiver:
         return REQUEST
 
     def _hold(self, size: int) -> None:
-        """Count body bytes that came, and refuse the request that brings too many. Small bodies are not counted."""
+        """Count received body bytes. Refuses a request that brings too many. Small bodies are not counted."""
         if not self.can_hold(size):
             raise Refusal(503, NO_ROOM)
 

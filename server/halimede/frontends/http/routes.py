@@ -1,4 +1,4 @@
-"""The routes of the inference protocol: which path and method mean what. Pure."""
+"""The routes of the inference protocol: paths and methods. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -11,7 +11,7 @@ from halimede.core.types import ApiCategory
 
 
 class Action(Enum):
-    """What can be asked, with the category by which it is restricted: there is no action without one."""
+    """The actions, each with the category by which it can be restricted."""
 
     SERVER_METADATA = "server_metadata", ApiCategory.METADATA
     SERVER_LIVE = "server_live", ApiCategory.HEALTH
@@ -38,10 +38,10 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a path asks for. `methods` are the ones that it takes.
+    """The action of a path. `methods` are the accepted ones.
 
-    `version` is decimal without leading zeros, "" where the path has none. `repository` is the repository that a path
-    names, `region` the region of shared memory and `verb` what is to be done with it.
+    `version` is decimal without leading zeros, "" where the path has none. `repository` is the repository in the path,
+    `region` the region of shared memory and `verb` its operation.
     """
 
     action: Action
@@ -74,12 +74,12 @@ _CACHED_TARGET_BYTES = 256
 
 def resolve(target: bytes) -> Route | None:
     """The route of a request target, None when it is unknown. A query is ignored, names are percent-decoded."""
-    # Long targets are rare, and 1,024 of them would be memory that anybody can take.
+    # Long targets are rare, and a client could fill memory with 1,024 of them.
     return _resolve_cached(target) if len(target) <= _CACHED_TARGET_BYTES else _resolve(target)
 
 
 def path_of(target: bytes) -> bytes:
-    """The path of a request target, in the usual or in the absolute form."""
+    """The path of a request target in origin form or absolute form."""
     if not target.startswith(b"/"):
         try:
             target = httptools.parse_url(target).path or b"/"
@@ -89,7 +89,7 @@ def path_of(target: bytes) -> bytes:
 
 
 def _resolve(target: bytes) -> Route | None:
-    # Literal segments are compared as they came; only names are decoded, after the split, so that %2F is no slash.
+    # Only names are decoded, after the split, so that %2F is not a slash. Other segments are compared as they are.
     match path_of(target).decode("latin-1").split("/")[1:]:
         case ["v2"]:
             return Route(Action.SERVER_METADATA, _GET)
@@ -118,7 +118,7 @@ _resolve_cached = lru_cache(maxsize=1024)(_resolve)
 
 
 def _resolve_model(rest: list[str]) -> Route | None:
-    """What comes after `/v2/models/`. `stats` comes first: a model of that name is out of reach, as in Triton."""
+    """The route after `/v2/models/`. `stats` takes precedence: a model of that name is not reachable, as in Triton."""
     match rest:
         case ["stats"]:
             return Route(Action.MODEL_STATISTICS, _GET)
@@ -145,7 +145,7 @@ def _resolve_verb(name: str, version: str, verb: str) -> Route | None:
 
 
 def _resolve_repository(rest: list[str]) -> Route | None:
-    """What comes after `/v2/repository/`; a repository's name may stand before everything else."""
+    """The route after `/v2/repository/`, where the name of a repository may come first."""
     match rest:
         case ["index"]:
             return Route(Action.REPOSITORY_INDEX, _POST)

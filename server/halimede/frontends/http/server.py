@@ -1,4 +1,4 @@
-"""The HTTP front end: a listener whose exchanges go by route to the server."""
+"""The HTTP front end: a listener that passes each exchange to the server by its route."""
 
 import re
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from halimede.frontends.http.routes import Action, Route, resolve
 from halimede.frontends.http.steps import StepQueue
 from halimede.runtime.server import Server
 
-# Ours, beside the version in the body, which may be one of Triton's.
+# Halimede's version. The version in the body may be one of Triton's.
 _SERVER = f"Server: halimede/{__version__}\r\n".encode()
 
 
@@ -48,12 +48,12 @@ class HttpServer(Listener):
         forward: re.Pattern[str] | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """`max_input_size` bounds a body before and after decompression, in bytes; `log` gets our own faults.
+        """`max_input_size` bounds a body before and after decompression, in bytes; `log` gets internal faults.
 
         Headers whose whole name matches `forward` become parameters of inference requests.
         """
         super().__init__(
-            # Who restricts nothing pays nothing for it.
+            # Without restrictions there is no cost.
             self._check_secret if restricted else self._route,
             service="HTTP",
             max_body=max_input_size,
@@ -89,7 +89,7 @@ class HttpServer(Listener):
         self._secrets = {action: restricted[action.category] for action in Action if action.category in restricted}
 
     def _check_secret(self, exchange: Exchange) -> None:
-        """Comes before all that a route does, so that neither a method nor a body tells anything of what is there."""
+        """Checked before everything else of a route, so that a refused client learns nothing of what exists."""
         route = resolve(exchange.head.target)
         secret = None if route is None else self._secrets.get(route.action)
         if secret is None or secret.is_given(exchange.head.headers.get(secret.header.encode("latin-1"))):
@@ -200,7 +200,7 @@ def _small_body(exchange: Exchange, route: Route) -> Buffer:
 
 
 def _shared_memory(exchange: Exchange, route: Route) -> None:
-    """Nothing can be registered, so that nothing is listed and nothing is left to unregister."""
+    """No region can be registered, so none is listed, and to unregister succeeds without effect."""
     if route.verb == "register":
         _unavailable_extension(exchange, route)
     elif route.verb == "unregister":

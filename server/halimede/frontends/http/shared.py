@@ -1,4 +1,4 @@
-"""What the connections of one listener share: the limits, the receive buffer, and what all of them hold together."""
+"""State that the connections of one listener share: limits, the receive buffer, and totals."""
 
 from halimede.frontends.http.framing import HeadReader, Limits
 
@@ -6,13 +6,12 @@ _BUFFER_BYTES = 64 << 10
 
 
 class Shared:
-    """One per listener; the listener and its connections change it, on the loop's thread alone.
+    """One per listener. The listener and its connections change it on the loop's thread only.
 
-    `limits` may be replaced at any time. `buffer` is where every connection receives: it is filled and used up within
-    one callback of the transport, so one is enough for all; `view` is the same memory. `held_bytes` are those of
-    requests that are received or in work, `unsent_bytes` those of answers that clients have not taken. Once
-    `is_leaving`, answers say that the connection closes. Once `is_draining`, connections also close after a stream that
-    did not say so.
+    `limits` may be replaced at any time. All connections receive into `buffer`: it is filled and used within one
+    callback of the transport, so one is enough for all; `view` is the same memory. `held_bytes` counts requests that
+    are received or processed, `unsent_bytes` answers that clients have not read. When `is_leaving`, answers say that
+    the connection closes. When `is_draining`, connections also close after a stream whose head did not say so.
     """
 
     __slots__ = (

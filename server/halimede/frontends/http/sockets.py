@@ -11,8 +11,8 @@ from halimede.core.types import ErrorCode, InferenceError
 from halimede.frontends.unix_socket import UNIX, remove_abandoned
 
 BACKLOG = 1024
-# A peer that vanished without a word is given up within two minutes: an idle one by the probes, one that is being
-# written to by the last option.
+# A connection whose peer vanished is closed within two minutes: an idle one by the probes, one with unsent data by the
+# last option.
 _VANISHED = (
     (socket.TCP_KEEPIDLE, 60),
     (socket.TCP_KEEPINTVL, 15),
@@ -22,9 +22,9 @@ _VANISHED = (
 
 
 def bind(address: str, port: int, service: str, *, reuse_port: bool = False) -> socket.socket:
-    """A socket that listens on `address`:`port`; port 0 takes any free one (`getsockname()[1]`).
+    """A listening socket on `address`:`port`; port 0 takes a free one (`getsockname()[1]`).
 
-    `unix:<path>` has no port. A socket file on which nobody listens any more is replaced; anything else there stays.
+    `unix:<path>` has no port. A socket file without a listener is replaced; any other file stays.
     With `reuse_port` several servers may share a TCP port. UNAVAILABLE
     `failed to start <service> service: Socket '<address>:<port>' already in use` (or the other reason) on failure.
     """
@@ -47,7 +47,7 @@ def bound_port(sock: socket.socket) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SocketFile:
-    """The file of a unix socket, known again by its inode."""
+    """The file of a unix socket, identified by its inode."""
 
     path: str
     device: int
@@ -55,7 +55,7 @@ class SocketFile:
 
     @classmethod
     def of(cls, sock: socket.socket) -> "SocketFile | None":
-        """The file of a socket that has just been bound, None for TCP."""
+        """The file of a bound socket, None for TCP."""
         if sock.family is not socket.AF_UNIX:
             return None
         path = sock.getsockname()
@@ -63,7 +63,7 @@ class SocketFile:
         return cls(path, found.st_dev, found.st_ino)
 
     def remove(self) -> None:
-        """Remove it unless it is gone, or another's has taken its place."""
+        """Remove the file unless it is gone or replaced by another."""
         with suppress(OSError):
             found = os.lstat(self.path)
             if (found.st_dev, found.st_ino) == (self.device, self.inode):
@@ -109,7 +109,7 @@ def _bind_unix(path: str) -> socket.socket:
 
 
 def _make_room(path: str) -> None:
-    """Remove the socket file of a server that is gone. OSError when there is a live one, or something else."""
+    """Remove the socket file of a server that has ended. OSError when a server listens there, or it is another file."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

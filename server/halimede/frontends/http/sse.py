@@ -1,9 +1,8 @@
-"""One inference whose answers leave as server-sent events, one each, as the model makes them.
+"""One inference whose answers are sent as server-sent events, one event each, as the model makes them.
 
-Before the first answer nobody knows whether there is one. An error that comes first has its own status, and is an event
-in `generate_stream`. A later one is the last event. An answer is acknowledged to its model once the connection has room
-for more, so that a client that does not read stalls that model alone. What comes nevertheless waits here, and counts as
-unsent.
+The head is sent with the first answer. An error that comes first has its own status; in `generate_stream` it is an
+event. A later error is the last event. An answer is acknowledged to its model when the connection has room for more, so
+that a client that does not read stalls only that model. Answers that come nevertheless wait here, and count as unsent.
 """
 
 import asyncio
@@ -20,15 +19,15 @@ from halimede.frontends.http.steps import StepQueue
 from halimede.frontends.stream_session import Answer, StreamSession
 from halimede.runtime.server import Server
 
-# Proxies are asked not to keep an answer, nor to collect it before they pass it on.
+# Proxies must not cache an answer, nor buffer it.
 _FIELDS = f"Content-Type: {MEDIA_TYPE}; charset=utf-8\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n".encode()
 
 Encode = Callable[[InferenceResponse], Steps[list[Buffer]]]
-"""Makes the JSON of an answer's event, in chunks."""
+"""Makes the JSON of an event, in chunks."""
 
 
 class EventCall:
-    """One inference on its way through the server, from `start` to the last event."""
+    """One inference, from `start` to the last event."""
 
     def __init__(
         self,
@@ -43,10 +42,10 @@ class EventCall:
         fields: Callable[[], bytes] = bytes,
         on_crash: Callable[[Exchange, Exception], None],
     ) -> None:
-        """`fields` are further header lines, asked for when the answer begins; `on_crash` gets faults of ours.
+        """`fields` returns further header lines when the answer begins; `on_crash` gets internal faults.
 
-        `sends_errors`: an error that comes as the first answer is an event too, as in Triton's `generate_stream`. One
-        that comes before the request is accepted is not.
+        `sends_errors`: an error as the first answer is an event too, as in Triton's `generate_stream`. An error before
+        the request is accepted is not.
         """
         self._server = server
         self._steps = steps
@@ -78,7 +77,7 @@ class EventCall:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Send what waits, as far as there is room, and give others their turn after a step's worth of it."""
+        """Send waiting events while there is room, and let other requests run after each step."""
         session = self._session
         sent_bytes = 0
         try:
@@ -103,7 +102,7 @@ class EventCall:
         if response.error is not None:
             self._fail(response.error)
             return
-        # A model that is not decoupled may have answered with nothing; of any other that is the end.
+        # An empty answer is the answer of a model that is not decoupled, and the end of a decoupled model's answers.
         is_end = response.final and response.is_empty and (self._is_decoupled or self._stream is not None)
         if is_end and not self._sends_empty_final:
             self._send(answer, ())
@@ -170,10 +169,10 @@ class EventCall:
         self._end()
 
     def _end(self) -> None:
-        """The client has gone, or knows all that it will be told."""
+        """The client has disconnected, or has got the last event."""
         if self._session.is_over:
             return
         self._session.end()
         if not self._slot.has_ended:
-            # Not here: the server may be in the middle of handing out an answer.
+            # Later: the server may be delivering an answer now.
             asyncio.get_running_loop().call_soon(self._session.cancel)

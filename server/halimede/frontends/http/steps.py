@@ -16,16 +16,16 @@ from halimede.frontends.http.exchange import Exchange
 
 T = TypeVar("T")
 Steps = Generator[int | None, None, T]
-"""Yields where the loop may get a turn, after at most some milliseconds; returns its result.
+"""Yields after at most some milliseconds, so that the loop can run other work. Returns its result.
 
-What it yields is how many bytes more it holds, or is about to hold.
+It yields the number of bytes that it holds more, or is about to hold.
 """
 
 PLACES = 4
-"""Requests that may become large at the same time. One would do for the throughput: there is one loop."""
+"""Number of requests that may become large at the same time. More do not add throughput: there is one loop."""
 
 SMALL_BYTES = 256 << 10
-"""What a request may hold beside its body without a place."""
+"""Bytes that a request may hold beside its body without a place."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,8 +41,8 @@ class _Work:
 class StepQueue:
     """Runs generators of steps side by side, round robin.
 
-    However many large requests there are, the loop is held for one step at a time. `on_crash` gets what is no
-    InferenceError.
+    However many large requests there are, the loop is blocked for one step at a time. `on_crash` gets exceptions other
+    than InferenceError.
     """
 
     def __init__(self, on_crash: Callable[[Exchange, Exception], None]) -> None:
@@ -58,7 +58,7 @@ class StepQueue:
         on_result: Callable[[T], None],
         on_error: Callable[[InferenceError], None],
     ) -> None:
-        """Run `steps` to their end, then call one of the two. The steps end early when the client goes."""
+        """Run `steps` to their end, then call one of the two. The steps end early when the client disconnects."""
         self._running.append(_Work(exchange, steps, on_result, on_error))
         if len(self._running) == 1:
             asyncio.get_running_loop().call_soon(self._turn)
@@ -79,7 +79,7 @@ class StepQueue:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _may_go_on(self, work: _Work) -> bool:
-        """Whether the work is small or has a place; else it waits for one."""
+        """Whether the work is small or has a place; otherwise it waits for one."""
         if work.has_place or work.held_bytes <= SMALL_BYTES:
             return True
         if self._free_places:
@@ -91,7 +91,7 @@ class StepQueue:
         return False
 
     def _leave(self, work: _Work) -> None:
-        """Free what a waiting work holds: its client has gone."""
+        """Drop work that waits: its client has disconnected."""
         self._for_place.remove(work)
         work.steps.close()
 
@@ -107,7 +107,7 @@ class StepQueue:
         self._running.append(following)
 
     def _step(self, work: _Work) -> bool:
-        """One step; whether it was the last."""
+        """Run one step. Returns whether it was the last."""
         if not work.exchange.is_open:
             work.steps.close()
             return True
