@@ -17,6 +17,7 @@ from cluster.own import OwnCluster
 from cluster.spaces import eventually
 from support.custom_resources import CRDS
 from support.image import REPOSITORY_ROOT, Unavailable
+from support.models import add_scaled
 from support.phases import shown
 
 HERE = Path(__file__).parent
@@ -136,3 +137,10 @@ def tenant(platform: Platform, namespace: str) -> Tenant:
     """A namespace in which only pods of the `restricted` profile may run."""
     platform.cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     return Tenant(platform.cluster, namespace)
+
+
+@pytest.fixture
+def scaled(platform: Platform, tmp_path: Path) -> str:
+    """The URI of a model that doubles four numbers."""
+    add_scaled(tmp_path, "twice", 2)
+    return platform.store.put("twice", tmp_path / "twice")

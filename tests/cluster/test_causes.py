@@ -9,9 +9,8 @@ import pytest
 
 from cluster.faults import Faults
 from cluster.installed import Platform, Tenant
+from cluster.models import OPERATOR, SECONDS_TO_REPORT, START_LIMIT_S, apply, model, restarts, running
 from cluster.spaces import eventually
-from cluster.test_troubles import OPERATOR, SECONDS_TO_TELL, START_LIMIT_S, apply, model, restarts, running
-from support.models import add_scaled
 from support.served import ECHO, add_python
 
 Object = dict[str, Any]
@@ -26,12 +25,6 @@ ONE_PER_NODE = {
         ]
     }
 }
-
-
-@pytest.fixture
-def scaled(platform: Platform, tmp_path: Path) -> str:
-    add_scaled(tmp_path, "twice", 2)
-    return platform.store.put("twice", tmp_path / "twice")
 
 
 @pytest.fixture
@@ -101,7 +94,7 @@ def test_the_reported_cause_is_the_current_one(
     assert status_writes(platform, tenant, "crashes") == told
 
 
-def degraded(tenant: Tenant, name: str, reason: str, words: str = "", limit_s: float = SECONDS_TO_TELL) -> str:
+def degraded(tenant: Tenant, name: str, reason: str, words: str = "", limit_s: float = SECONDS_TO_REPORT) -> str:
     """What Degraded says, once it is True for this reason."""
 
     def look() -> str | None:

@@ -67,7 +67,7 @@ def test_the_next_operator_completes_the_writes_of_a_killed_one(place: Place, fa
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{place.namespace}/leases/{LEASE}"
     operator = place.start(faulty=True).ready()
 
-    def live(k: int | None) -> bool:
+    def make_changes(k: int | None) -> bool:
         """A model is made, changed and settles, while the operator is killed at write `k`; whether it came to that."""
         nonlocal operator
         before = place.writes().total()
@@ -92,13 +92,13 @@ def test_the_next_operator_completes_the_writes_of_a_killed_one(place: Place, fa
                 eventually(lambda: place.settled("digits"), f"the status after write {k}", check=operator.check)
         return was_killed
 
-    live(None)
+    make_changes(None)
     whole = place.children()
     k, more = 0, True
     while more:
         place.own.api.send("DELETE", f"{place.models}/digits")
         eventually(lambda: not place.children(), "the children to go")
-        more = live(k)
+        more = make_changes(k)
         assert place.children() == whole, f"killed at write {k}"
         k += 1
     assert k > len(whole), "at each of the children's writes, and at some of the status"

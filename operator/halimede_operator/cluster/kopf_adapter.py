@@ -47,7 +47,7 @@ class CacheFeed:
 
     def page(self, where: Collection, page: dict[str, Any], is_first: bool) -> None:
         """A page of a list was read. kopf reports its objects one by one afterwards."""
-        self.watch_health.told(where, time.monotonic())
+        self.watch_health.record_answer(where, time.monotonic())
         if is_first:
             self._listed[where], self._unreported[where] = set(), 0
         self._listed[where] |= {item["metadata"]["uid"] for item in page["items"]}
@@ -106,7 +106,7 @@ def watch_session(connection: Connection, feed: CacheFeed, apart_s: float) -> ai
             if "watch" in request.url.query:
                 await asyncio.sleep(begun.get(where, 0.0) + apart_s - time.monotonic())
                 begun[where] = time.monotonic()
-            feed.watch_health.asked(where, time.monotonic())
+            feed.watch_health.record_request(where, time.monotonic())
         return await send(request)
 
     class Response(aiohttp.ClientResponse):
@@ -140,7 +140,7 @@ class Lines:
     async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
         rest = b""
         async for data in self._content.iter_any():
-            self._watch_health.told(self._where, time.monotonic())
+            self._watch_health.record_answer(self._where, time.monotonic())
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 yield shallow(line) + b"\n"

@@ -39,11 +39,11 @@ class WatchHealth:
         """When the last request was sent, whether it was answered or not."""
         self._listed: set[Collection] = set()
 
-    def told(self, where: Collection, now: float) -> None:
+    def record_answer(self, where: Collection, now: float) -> None:
         """The API server sent something: a list, an event or a bookmark."""
         self._received_at[where] = now
 
-    def asked(self, where: Collection, now: float) -> None:
+    def record_request(self, where: Collection, now: float) -> None:
         """A request is about to be sent."""
         self._requested_at[where] = now
 

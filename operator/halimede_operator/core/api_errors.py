@@ -39,7 +39,7 @@ class Meaning(Enum):
     """The object was changed by another write, or another object has the name."""
     TRANSIENT = "ApplyFailed"
     """The same request may succeed later."""
-    NAMESPACE_GOES = "NamespaceGoes"
+    NAMESPACE_TERMINATING = "NamespaceTerminating"
     """The namespace is being deleted, or does not exist any more."""
 
     @property
@@ -64,8 +64,8 @@ def _row(statuses: range | set[int], says: str | None, meaning: Meaning) -> _Row
 _ROWS = (
     # The admission plugin that checks owners may not know a new CustomResourceDefinition for up to 30 s.
     _row({403}, r"\bcannot find RESTMapping\b", Meaning.TRANSIENT),
-    _row({403, 409}, r"\bis being terminated\b|\bNamespaceTerminating\b", Meaning.NAMESPACE_GOES),
-    _row({404}, r'^namespaces "[^"]*" not found', Meaning.NAMESPACE_GOES),
+    _row({403, 409}, r"\bis being terminated\b|\bNamespaceTerminating\b", Meaning.NAMESPACE_TERMINATING),
+    _row({404}, r'^namespaces "[^"]*" not found', Meaning.NAMESPACE_TERMINATING),
     _row({403}, r"\bexceeded quota\b", Meaning.OVER_QUOTA),
     _row({403}, r"\bcannot (\w+ resource|set blockOwnerDeletion|set an ownerRef)\b", Meaning.FORBIDDEN),
     _row({409}, None, Meaning.CONFLICT),
@@ -96,7 +96,7 @@ _STEP = re.compile(r"\.(?P<name>\w+)|\[(?P<item>[^\]]*)\]")
 _KEY = re.compile(r'(\w+)=(?:"([^"]*)"|([^,]*))')
 
 
-def told(status: int, message: str, wanted: Object, spec: object) -> str:
+def message_for_author(status: int, message: str, wanted: Object, spec: object) -> str:
     """The API server's message about a child, for the author of the object.
 
     Paths within the Deployment's pod template become paths in the object's `spec`, if the field comes from there.

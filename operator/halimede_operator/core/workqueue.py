@@ -3,8 +3,8 @@
 - A key is queued at most once, however often it is added. If it is added while it is in work, it is queued again when
   that work is done.
 - A key that failed waits longer each time (1 s to 5 minutes; 10 minutes if only a person can help). A success resets
-  the wait. A change (`add`) shortens the wait to `IMPATIENCE_S`, because it may have fixed the cause; the wait that the
-  API server asked for (`not_before`) stays.
+  the wait. A change (`add`) shortens the wait to `WAIT_AFTER_CHANGE_S`, because it may have fixed the cause; the wait
+  that the API server asked for (`not_before`) stays.
 - Two runs of one key start at least `SPACING_S` apart, so that a burst of events costs one run.
 - Every key is reconciled again about every `RESYNC_S`, at a time of its own within that period.
 - Keys run in the order in which they are due. A failing key does not delay others.
@@ -20,7 +20,7 @@ from zlib import crc32
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 SPACING_S = 0.2
-IMPATIENCE_S = 5.0
+WAIT_AFTER_CHANGE_S = 5.0
 RESYNC_S = 600.0
 RESYNC_JITTER = 0.1
 
@@ -107,7 +107,7 @@ class WorkQueue(Generic[KeyT]):
         entry.failures += 1
         entry.floor = not_before if not_before is not None else float("-inf")
         wait = failure.wait_s(entry.failures)
-        entry.spacing = max(SPACING_S, min(wait, IMPATIENCE_S))
+        entry.spacing = max(SPACING_S, min(wait, WAIT_AFTER_CHANGE_S))
         heard = entry.due is not None
         entry.due = max(min(now + wait, entry.started + entry.spacing) if heard else now + wait, entry.floor)
         self._push(key, entry.due)
@@ -154,8 +154,8 @@ class WorkQueue(Generic[KeyT]):
         self._count += 1
         heapq.heappush(self._heap, (due, self._count, key))
         if len(self._heap) > 1000 + 4 * len(self._entries):
-            live = ((e.due, e.in_work, k) for k, e in self._entries.items())
-            self._heap = [(due, n, k) for n, (due, in_work, k) in enumerate(live) if due is not None and not in_work]
+            pending = ((e.due, e.in_work, k) for k, e in self._entries.items())
+            self._heap = [(due, n, k) for n, (due, in_work, k) in enumerate(pending) if due is not None and not in_work]
             self._count = len(self._heap)
             heapq.heapify(self._heap)
 

@@ -8,7 +8,7 @@ from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi
 from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS
 from halimede_operator.core.api.spec import Key
-from halimede_operator.core.api_errors import Meaning, told
+from halimede_operator.core.api_errors import Meaning, message_for_author
 from halimede_operator.core.diff import Apply, Conflict, Delete, may_be_applied
 from halimede_operator.core.labels import TEMPLATE_HASH
 from halimede_operator.core.ownership import taken_over
@@ -120,14 +120,14 @@ class ChildWriter:
 def _report_failure(change: Apply | Delete | Conflict, error: ApiError, snapshot: Snapshot) -> Performed:
     """How to report that the API server refused a change. Raises if the error is no failure of the change itself."""
     match error.meaning:
-        case Meaning.NAMESPACE_GOES:
+        case Meaning.NAMESPACE_TERMINATING:
             raise Vanished from error
         case Meaning.CONFLICT if isinstance(change, Apply) and change.is_new:
             raise NameTaken(str(error)) from error
         case Meaning.CONFLICT:
             raise error
     wanted = change.object if isinstance(change, Apply) else {}
-    message = told(error.status, error.message, wanted, snapshot.object.get("spec"))
+    message = message_for_author(error.status, error.message, wanted, snapshot.object.get("spec"))
     return Performed(
         failure=ApplyFailure(_reference(change), error.meaning, message), retry_after_s=error.retry_after_s
     )

@@ -23,7 +23,7 @@ from halimede_operator.core.operator_mark import other_operator
 from halimede_operator.core.plan import Plan, plan
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pods.kubelet_events import waits_for_pull_secrets, waits_for_volumes
-from halimede_operator.core.pods.placement import SCHEDULER_PATIENCE_S, waits_for_scheduler
+from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_scheduler
 from halimede_operator.core.reading import condition, moment_at
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
@@ -174,7 +174,7 @@ class Reconciler:
         if pulling := [pod for pod in snapshot.pods if waits_for_pull_secrets(pod)]:
             snapshot = await self._observer.with_kubelet_events(snapshot, pulling, self._api.failed_pull_secrets)
         if any(waits_for_scheduler(pod) for pod in snapshot.pods):
-            again_in.append(SCHEDULER_PATIENCE_S)
+            again_in.append(SCHEDULER_LIMIT_S)
         if any(_is_past_deadline(child) for child in snapshot.children):
             again_in.append(DEADLINE_AGAIN_S)
         return snapshot, again_in
@@ -249,7 +249,7 @@ class Reconciler:
                 resource, key.namespace, key.name, {"metadata": {"resourceVersion": version}, "status": patch}
             )
         except ApiError as error:
-            if error.status == 404 or error.meaning is Meaning.NAMESPACE_GOES:
+            if error.status == 404 or error.meaning is Meaning.NAMESPACE_TERMINATING:
                 raise Vanished from error
             if error.is_conflict:
                 await self._observer.check_is_current(snapshot)

@@ -287,7 +287,7 @@ def test_the_next_operator_completes_writes_cut_off_at_any_point(tmp_path: Path,
     """O-20. The connection breaks at the k-th write, which is made or not, and a new operator continues."""
     more = {**SPEC, "replicas": 2, "networkPolicy": {"enabled": True}}
 
-    async def live(harness: Harness) -> None:
+    async def make_changes(harness: Harness) -> None:
         for spec in (SPEC, more):
             harness.api.put("inferencemodels", "prod", "digits", spec=spec)
             for _ in range(2):
@@ -295,14 +295,14 @@ def test_the_next_operator_completes_writes_cut_off_at_any_point(tmp_path: Path,
                     await other.again()
 
     async def story(harness: Harness) -> None:
-        await live(harness)
+        await make_changes(harness)
         whole, writes = harness.children(), harness.api.writes().total()
         for k in range(writes):
             for where in list(harness.api.objects):
                 harness.api.remove(*where)
             fault = Fault("^(PATCH|POST|DELETE)", drop=not is_done, lose=is_done, after=k, times=1)
             harness.api.faults[:] = [fault]
-            await live(harness)
+            await make_changes(harness)
             assert fault.times == 0
             async with beside(harness) as other:
                 await other.again()

@@ -4,7 +4,7 @@ import pytest
 
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.api_errors import Cause, Meaning, meaning_of, told
+from halimede_operator.core.api_errors import Cause, Meaning, meaning_of, message_for_author
 from halimede_operator.core.desired import desired
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.snapshot import Object
@@ -33,8 +33,8 @@ MEANINGS: dict[str, tuple[int, str, Meaning]] = {
     "rights": (403, 'services "digits" is forbidden: User "system:serviceaccount:halimede:halimede" cannot patch resource "services" in API group ""', Meaning.FORBIDDEN),
     "right to block the owner's end": (403, "services \"digits\" is forbidden: cannot set blockOwnerDeletion if an ownerReference refers to a resource you can't set finalizers on: , <nil>", Meaning.FORBIDDEN),
     "kind that is new": (403, 'deployments.apps "digits" is forbidden: cannot set blockOwnerDeletion in this case because cannot find RESTMapping for APIVersion halimede.dev/v1alpha1 Kind InferenceModel: no matches for kind "InferenceModel" in version "halimede.dev/v1alpha1"', Meaning.TRANSIENT),
-    "namespace ends": (403, f'configmaps "digits" is forbidden: {ENDS}', Meaning.NAMESPACE_GOES),
-    "namespace is gone": (404, 'namespaces "prod" not found', Meaning.NAMESPACE_GOES),
+    "namespace ends": (403, f'configmaps "digits" is forbidden: {ENDS}', Meaning.NAMESPACE_TERMINATING),
+    "namespace is gone": (404, 'namespaces "prod" not found', Meaning.NAMESPACE_TERMINATING),
     "another version": (409, 'Operation cannot be fulfilled on deployments.apps "digits": the object has been modified', Meaning.CONFLICT),
     "exists": (409, 'services "digits" already exists', Meaning.CONFLICT),
     "no answer": (0, "TimeoutError", Meaning.TRANSIENT),
@@ -56,7 +56,7 @@ def test_errors_are_classified_by_status_and_message(case: str):
 
 
 def test_the_cause_namespace_terminating_is_enough():
-    assert meaning_of(403, "no", (Cause("NamespaceTerminating"),)) is Meaning.NAMESPACE_GOES
+    assert meaning_of(403, "no", (Cause("NamespaceTerminating"),)) is Meaning.NAMESPACE_TERMINATING
 
 
 AFFINITY = {"nodeAffinity": {"requiredDuring": {}, "terms": [{"weight": 1000}]}}
@@ -113,11 +113,11 @@ PATHS: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("case", PATHS)
 def test_paths_in_messages_are_those_of_the_spec(case: str):
     message, expected = PATHS[case]
-    assert told(500, message, _deployment(), SPEC) == expected
+    assert message_for_author(500, message, _deployment(), SPEC) == expected
 
 
 def test_a_missing_answer_is_reported_as_such():
-    assert told(0, "TimeoutError", _deployment(), SPEC) == "no answer from the API server: TimeoutError"
+    assert message_for_author(0, "TimeoutError", _deployment(), SPEC) == "no answer from the API server: TimeoutError"
 
 
 def _deployment() -> Object:

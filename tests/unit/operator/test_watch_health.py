@@ -6,15 +6,15 @@ A, B, C = Collection(PODS, "a"), Collection(PODS, "b"), Collection(MODELS, "a")
 
 def test_the_age_of_a_kind_is_that_of_its_longest_silent_watch():
     watch_health = WatchHealth([A, B, C], now=100.0)
-    watch_health.told(A, 150.0)
-    watch_health.told(C, 155.0)
+    watch_health.record_answer(A, 150.0)
+    watch_health.record_answer(C, 155.0)
     assert watch_health.ages(160.0) == {"Pod": 60.0, "InferenceModel": 5.0}
 
 
 def test_a_watch_without_requests_and_answers_is_stuck():
     watch_health = WatchHealth([A, B, C], now=0.0)
-    watch_health.told(A, 10.0)
-    watch_health.asked(B, 20.0)
+    watch_health.record_answer(A, 10.0)
+    watch_health.record_request(B, 20.0)
     assert watch_health.stuck(STUCK_S) == []
     assert watch_health.stuck(STUCK_S + 1) == [C]
     assert watch_health.stuck(STUCK_S + 15) == [A, C]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede_operator.core.workqueue import IMPATIENCE_S, RESYNC_JITTER, RESYNC_S, SPACING_S, Failure, WorkQueue
+from halimede_operator.core.workqueue import RESYNC_JITTER, RESYNC_S, SPACING_S, WAIT_AFTER_CHANGE_S, Failure, WorkQueue
 
 
 def test_a_key_is_queued_once_however_often_it_is_added():
@@ -76,7 +76,7 @@ def test_a_change_shortens_the_wait_after_a_failure_but_not_to_zero():
     queue.take(0.0)
     queue.failed("a", 0.0, Failure.PERMANENT)
     queue.add("a", 1.0)
-    assert queue.wake_at() == IMPATIENCE_S
+    assert queue.wake_at() == WAIT_AFTER_CHANGE_S
 
 
 def test_a_change_during_failing_work_shortens_the_wait_too():
@@ -84,7 +84,7 @@ def test_a_change_during_failing_work_shortens_the_wait_too():
     queue.add("a", 0.0)
     queue.take(0.0)
     queue.add("a", 0.5)
-    assert queue.failed("a", 1.0, Failure.PERMANENT) == IMPATIENCE_S - 1.0
+    assert queue.failed("a", 1.0, Failure.PERMANENT) == WAIT_AFTER_CHANGE_S - 1.0
 
 
 def test_a_change_does_not_shorten_the_servers_retry_after():

@@ -39,7 +39,7 @@ from halimede_operator.core.reading import (
 )
 from halimede_operator.core.snapshot import Object
 
-_STILL_COMING = frozenset({"", "PodInitializing", "ContainerCreating", "CrashLoopBackOff", "RestartingAllContainers"})
+_NORMAL_WAITS = frozenset({"", "PodInitializing", "ContainerCreating", "CrashLoopBackOff", "RestartingAllContainers"})
 _NEVER_STARTED = frozenset({"StartError", "ContainerCannotRun"})
 _FETCH_EXITS = {
     10: (Reason.MODEL_FETCH_FAILED, "not allowed"),
@@ -126,7 +126,7 @@ def container_failure(container: Container) -> Failure | None:
     if waiting == "CreateContainerConfigError":
         return failure(missing_object_reason(said, Reason.CONTAINER_CONFIG_ERROR), said or waiting)
     ended = container.last_end
-    if waiting not in _STILL_COMING and text_at(ended, "reason") not in _NEVER_STARTED:
+    if waiting not in _NORMAL_WAITS and text_at(ended, "reason") not in _NEVER_STARTED:
         return failure(Reason.CONTAINER_START_FAILED, f"{clean(waiting, 63)}: {said}".removesuffix(": "))
     if container.name == FETCH and integer_at(ended, "exitCode") == _RECOVERED_EXIT:
         return None

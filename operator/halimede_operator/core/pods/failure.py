@@ -51,7 +51,7 @@ _RANK = {reason: rank for rank, reason in enumerate(Reason)}
 class Stage(IntEnum):
     """The stage that a pod has reached."""
 
-    MADE = 0
+    CREATED = 0
     PLACED = 1
     """It has a node."""
     FETCHED = 2

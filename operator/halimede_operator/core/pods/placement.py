@@ -51,7 +51,7 @@ def scheduling_failures(pod: Object, name: str) -> Iterator[Failure]:
     yield Failure(reason, clean(f"pod {name}: {why}{said}"), Stage.PLACED, pod=name, time=time)
 
 
-SCHEDULER_PATIENCE_S = 10.0
+SCHEDULER_LIMIT_S = 10.0
 """By then a running scheduler has set the pod's condition PodScheduled, if only to report that no node fits."""
 
 
@@ -68,7 +68,7 @@ def waits_for_scheduler(pod: Object) -> bool:
 def scheduler_failures(pod: Object, name: str, now: str) -> Iterator[Failure]:
     """The failure of a pod that its scheduler ignores, probably because that scheduler does not run."""
     created = moment_at(pod, "metadata", "creationTimestamp")
-    if not waits_for_scheduler(pod) or created is None or created > seconds_before(now, SCHEDULER_PATIENCE_S):
+    if not waits_for_scheduler(pod) or created is None or created > seconds_before(now, SCHEDULER_LIMIT_S):
         return
     scheduler = name_at(pod, "spec", "schedulerName")
     said = f"no scheduler has looked at it: its schedulerName is '{scheduler}'; does that scheduler run?"

@@ -38,7 +38,9 @@ from halimede_operator.core.reading import (
 )
 from halimede_operator.core.snapshot import Object, PodIndex, Shortage
 
-_AILMENTS = frozenset({Reason.DEVICE_UNHEALTHY, Reason.DEVICE_LOST, Reason.OUT_OF_MEMORY, Reason.WORKER_CRASHED})
+_REASONS_WHILE_SERVING = frozenset(
+    {Reason.DEVICE_UNHEALTHY, Reason.DEVICE_LOST, Reason.OUT_OF_MEMORY, Reason.WORKER_CRASHED}
+)
 """Reasons that a pod may have while it serves."""
 
 
@@ -56,14 +58,14 @@ def read_pod(
     UTC time as `moment_at` writes it. events: of its kubelet, about volumes and pull secrets. shortages: of its node.
     """
     name = name_at(pod, "metadata", "name")
-    is_over = text_at(pod, "status", "phase") in {"Failed", "Succeeded"}
+    has_ended = text_at(pod, "status", "phase") in {"Failed", "Succeeded"}
     reached = _reached(pod, index, served)
     found = [*_failures(pod, name, index, served, reached), *mount_failures(pod, name, events)]
     found += [*lost_device_failures(pod, name, shortages), *scheduler_failures(pod, name, now)]
     missing_secrets = missing_pull_secrets(events, now)
     found = [with_missing_secrets(failure, missing_secrets) for failure in found]
     worst = min(found, key=lambda failure: failure.order, default=None)
-    ailment = worst if worst is not None and worst.reason in _AILMENTS else None
+    failure_while_serving = worst if worst is not None and worst.reason in _REASONS_WHILE_SERVING else None
     return PodView(
         name=name,
         uid=text_at(pod, "metadata", "uid"),
@@ -71,13 +73,13 @@ def read_pod(
         node=name_at(pod, "spec", "nodeName"),
         template_hash=name_at(pod, "metadata", "labels", "pod-template-hash"),
         image=image_of(pod, SERVER),
-        is_leaving=at(pod, "metadata", "deletionTimestamp") is not None,
-        is_over=is_over,
+        is_terminating=at(pod, "metadata", "deletionTimestamp") is not None,
+        has_ended=has_ended,
         has_started=any(has_started(status) for status in container_statuses(pod)),
         stage=reached,
         failure=worst if reached < Stage.SERVING else None,
-        ailment=ailment if reached == Stage.SERVING else None,
-        past=past_failure(pod, name) if reached == Stage.SERVING else None,
+        failure_while_serving=failure_while_serving if reached == Stage.SERVING else None,
+        past_failure=past_failure(pod, name) if reached == Stage.SERVING else None,
         waits_for=_waits_for(pod, name, reached, now),
         is_fetching=reached == Stage.PLACED and at(container_status(pod, FETCH), "state", "running") is not None,
         fetch_ended=_fetch_ended(pod),
@@ -88,9 +90,9 @@ def read_pod(
 
 def _reached(pod: Object, index: PodIndex | None, served: str) -> Stage:
     if text_at(pod, "status", "phase") in {"Failed", "Succeeded"}:
-        return Stage.MADE
+        return Stage.CREATED
     if not text_at(pod, "spec", "nodeName") and condition(pod, "PodScheduled").get("status") != "True":
-        return Stage.MADE
+        return Stage.CREATED
     fetch = container_status(pod, FETCH)
     has_fetched = integer_at(fetch, "state", "terminated", "exitCode") == 0
     if not has_fetched and condition(pod, "Initialized").get("status") != "True":
@@ -121,18 +123,18 @@ def _failures(pod: Object, name: str, index: PodIndex | None, served: str, reach
     yield from index_failures(pod, name, index, served, reached)
 
 
-VOLUMES_PATIENCE_S = 3.0
+VOLUMES_LIMIT_S = 3.0
 """Most pods have their network and their volumes by then, so earlier they are not reported as waiting for them."""
 
 
 def _waits_for(pod: Object, name: str, reached: Stage, now: str) -> str:
     """What the pod waits for. One text per stage, because each new text is a write of the status."""
     on = f"pod {name} on node {name_at(pod, 'spec', 'nodeName')}"
-    if reached == Stage.MADE:
+    if reached == Stage.CREATED:
         return clean(f"pod {name} waits for a node")
     sandbox = condition(pod, "PodReadyToStartContainers")
     since = moment_at(sandbox, "lastTransitionTime") or ""
-    is_late = since <= seconds_before(now, VOLUMES_PATIENCE_S)
+    is_late = since <= seconds_before(now, VOLUMES_LIMIT_S)
     if reached == Stage.PLACED and sandbox.get("status") == "False" and is_late:
         names = ", ".join(_mounts(pod))
         return clean(f"{on} waits for its network and its volumes" + (f", which need {names}" if names else ""))

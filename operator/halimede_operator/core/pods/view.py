@@ -32,17 +32,17 @@ class PodView:
     template_hash: str
     image: str
     """Of the server container, from the pod's spec."""
-    is_leaving: bool
+    is_terminating: bool
     """It is being deleted."""
-    is_over: bool
+    has_ended: bool
     """Phase Failed or Succeeded: nothing runs in it any more, and its ReplicaSet creates another pod."""
     has_started: bool
     """One of its containers has been started."""
     stage: Stage
     failure: Failure | None
-    ailment: Failure | None
+    failure_while_serving: Failure | None
     """What is wrong with it although it serves. The server may not have noticed yet."""
-    past: Failure | None
+    past_failure: Failure | None
     """The last end of a container, if the pod has recovered from it."""
     waits_for: str
     """What the pod waits for, while nothing has failed. A text for people."""
@@ -55,8 +55,8 @@ class PodView:
     """None: the pod was not asked yet."""
 
     @property
-    def is_live(self) -> bool:
-        return not self.is_leaving and not self.is_over
+    def is_active(self) -> bool:
+        return not self.is_terminating and not self.has_ended
 
     @property
     def is_unknown(self) -> bool:

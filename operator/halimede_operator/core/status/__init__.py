@@ -78,7 +78,7 @@ def status_of(
         "conditions": merged(objects_at(observed.old, "conditions"), conditions, now),
         "phase": _phase(observed, {condition.type: condition for condition in conditions}),
         **_addresses(observed),
-        "replicas": len(observed.live),
+        "replicas": len(observed.active),
         "readyReplicas": len(observed.serving),
         "desiredReplicas": None if observed.spec is None and observed.deployment is None else observed.desired,
         "selector": ",".join(f"{label}={value}" for label, value in selector_of(snapshot.key).items()),
@@ -104,7 +104,7 @@ def _members(observed: Observed) -> tuple[Member, ...] | None:
 
 
 _PHASE_OF_STAGE = {
-    Stage.MADE: "Scheduling",
+    Stage.CREATED: "Scheduling",
     Stage.PLACED: "Fetching",
     Stage.FETCHED: "Loading",
     Stage.LOADED: "Loading",
@@ -213,7 +213,7 @@ def _ready_steps(observed: Observed, members: Sequence[Member] | None) -> str | 
 
 
 def _placements(observed: Observed) -> Mapping[str, Any]:
-    placed = sorted({pod.name: pod.node for pod in observed.live if pod.node and pod.name}.items())
+    placed = sorted({pod.name: pod.node for pod in observed.active if pod.node and pod.name}.items())
     listed = [{"pod": pod, "node": node} for pod, node in placed[:MAX_PLACEMENTS]]
     return {"placements": listed or None, "placementsTruncated": True if len(placed) > MAX_PLACEMENTS else None}
 
@@ -227,7 +227,11 @@ def _last_failure(observed: Observed, now: str) -> Object | None:
         reported = {name_at(condition({"status": observed.old}, type_), "reason") for type_ in _FAILURE_CONDITIONS}
         is_same = old is not None and {**old, "time": ""} == {**found, "time": ""}
         return old if is_same and (found["reason"] in reported or observed.worst.time is None) else found
-    past = [pod.past for pod in observed.live if pod.past is not None and pod.past.time is not None]
+    past = [
+        pod.past_failure
+        for pod in observed.active
+        if pod.past_failure is not None and pod.past_failure.time is not None
+    ]
     newest = max(past, key=lambda failure: (failure.time or "", failure.pod), default=None)
     if newest is not None and (newest.time or "") > text_at(old, "time"):
         return _failure_json(newest, now)

@@ -51,9 +51,9 @@ class Observed:
     is_paused: bool
     """Somebody has set `paused` in the Deployment: its controller creates no pods of a new template."""
     newest: tuple[PodView, ...]
-    """Live pods of the newest template, oldest first."""
+    """Active pods of the newest template, oldest first."""
     older: tuple[PodView, ...]
-    """Live pods of older templates."""
+    """Active pods of older templates."""
     worst: Failure | None
     """Why fewer replicas than desired of the newest template serve, and why waiting will not help."""
     deadline: str
@@ -68,12 +68,12 @@ class Observed:
         return at(self.snapshot.object, "metadata", "deletionTimestamp") is not None
 
     @property
-    def live(self) -> tuple[PodView, ...]:
+    def active(self) -> tuple[PodView, ...]:
         return self.newest + self.older
 
     @property
     def serving(self) -> tuple[PodView, ...]:
-        return tuple(pod for pod in self.live if pod.stage == Stage.SERVING)
+        return tuple(pod for pod in self.active if pod.stage == Stage.SERVING)
 
     @property
     def serving_newest(self) -> tuple[PodView, ...]:
@@ -113,14 +113,14 @@ def observe(snapshot: Snapshot, spec: Spec | None, now: str) -> Observed:
     served = _served_name(snapshot, spec)
     pods = sorted((_read(snapshot, pod, served, now) for pod in snapshot.pods), key=lambda pod: pod.age)
     pods = [replace(pod, failure=_with_hint(pod.failure, snapshot.nodes)) for pod in pods]
-    live = [pod for pod in pods if pod.is_live]
+    active = [pod for pod in pods if pod.is_active]
     template_hash, revision = _newest_template(snapshot.replica_sets)
     wanted = name_at(deployment, "spec", "template", "metadata", "labels", REVISION_LABEL)
     is_newest_of_spec = template_hash != "" and revision == wanted
-    newest = tuple(pod for pod in live if template_hash in {"", pod.template_hash})
+    newest = tuple(pod for pod in active if template_hash in {"", pod.template_hash})
     asked = at(deployment, "spec", "replicas")
     desired = (decimal(asked) or 0) if spec is None else 0 if spec.workload.suspend else spec.workload.replicas
-    over = [p for p in pods if p.is_over and not p.is_leaving and p.template_hash == template_hash]
+    ended = [p for p in pods if p.has_ended and not p.is_terminating and p.template_hash == template_hash]
     progress = condition(deployment, "Progressing")
     return Observed(
         snapshot=snapshot,
@@ -134,8 +134,8 @@ def observe(snapshot: Snapshot, spec: Spec | None, now: str) -> Observed:
         is_settled=is_newest_of_spec and _has_seen(deployment, desired),
         is_paused=at(deployment, "spec", "paused") is True,
         newest=newest,
-        older=tuple(pod for pod in live if template_hash not in {"", pod.template_hash}),
-        worst=_worst(newest, live, over, desired, snapshot.quota_messages),
+        older=tuple(pod for pod in active if template_hash not in {"", pod.template_hash}),
+        worst=_worst(newest, active, ended, desired, snapshot.quota_messages),
         deadline=clean(at_rest(text_at(progress, "message")) or "the rollout takes too long")
         if _is_late(progress, newest, now)
         else "",
@@ -193,18 +193,18 @@ def _has_seen(deployment: Object | None, desired: int) -> bool:
 
 
 def _worst(
-    newest: Sequence[PodView], live: Sequence[PodView], over: Sequence[PodView], desired: int, refused: Sequence[str]
+    newest: Sequence[PodView], active: Sequence[PodView], ended: Sequence[PodView], desired: int, refused: Sequence[str]
 ) -> Failure | None:
     """The failure to report: the worst reason, and of equal ones that of the oldest pod.
 
     Pods of older templates count only if there is none of the newest, because they are being replaced anyway. A pod
-    that is over counts until a later pod has started: by then its ReplicaSet has replaced it.
+    that has ended counts until a later pod has started: by then its ReplicaSet has replaced it.
     """
     if sum(pod.stage == Stage.SERVING for pod in newest) >= desired:
         return None
     started = max((pod.created for pod in newest if pod.has_started), default="")
-    standing = [*(newest or live), *(pod for pod in over if pod.created >= started)]
-    failures = [pod.failure for pod in standing if pod.failure is not None]
+    counted = [*(newest or active), *(pod for pod in ended if pod.created >= started)]
+    failures = [pod.failure for pod in counted if pod.failure is not None]
     if len(newest) < desired:
         failures += [_refusal(message) for message in refused]
     return min(failures, key=lambda failure: failure.order[0], default=None)

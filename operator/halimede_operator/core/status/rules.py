@@ -213,10 +213,10 @@ def progressing_state(observed: Observed, stuck: ConditionState | None) -> Condi
     )
     if not observed.is_settled:
         applying = ConditionState(TRUE, "Applying", "the Deployment is not yet that of the spec")
-        return applying if observed.live or observed.desired == 0 else rolling_out
+        return applying if observed.active or observed.desired == 0 else rolling_out
     if observed.desired == 0:
-        if observed.live:
-            return ConditionState(TRUE, "ScalingDown", f"{_replicas(len(observed.live))} stopping")
+        if observed.active:
+            return ConditionState(TRUE, "ScalingDown", f"{_replicas(len(observed.active))} stopping")
         return ConditionState(FALSE, _idle(observed).reason, _idle(observed).message)
     if observed.deadline:
         return ConditionState(FALSE, "ProgressDeadlineExceeded", observed.deadline)
@@ -241,7 +241,9 @@ def degraded_state(
         return ConditionState(TRUE, ready.reason, ready.message)
     if observed.serving_newest and ready.status == TRUE and observed.worst is not None:
         return ConditionState(TRUE, observed.worst.reason, f"{_serving_text(observed)}: {observed.worst.message}")
-    if problem := next((pod.ailment for pod in observed.serving if pod.ailment is not None), None):
+    if problem := next(
+        (pod.failure_while_serving for pod in observed.serving if pod.failure_while_serving is not None), None
+    ):
         return ConditionState(TRUE, problem.reason, problem.message)
     return ConditionState(FALSE, "AsExpected", "no replica fails beside others that serve")
 
@@ -260,7 +262,7 @@ def ready_state(observed: Observed, stuck: ConditionState | None, obstacles: Obs
     if not observed.is_newest_of_spec:
         if observed.is_paused:
             return ConditionState(FALSE, ROLLOUT_PAUSED, _paused_text(observed))
-        if not observed.live:
+        if not observed.active:
             return ConditionState(FALSE, NormalReason.PENDING, f"{serves}: {_MORE_PODS}")
         return ConditionState(FALSE, NormalReason.PROGRESSING, "the Deployment is not yet that of the spec")
     if observed.was_rolled_out and observed.serving_newest and not observed.older:
@@ -306,7 +308,7 @@ def _paused_text(observed: Observed) -> str:
 
 
 _NORMAL_REASONS = {
-    Stage.MADE: NormalReason.SCHEDULING,
+    Stage.CREATED: NormalReason.SCHEDULING,
     Stage.PLACED: NormalReason.FETCHING,
     Stage.FETCHED: NormalReason.LOADING,
     Stage.LOADED: NormalReason.LOADING,
@@ -321,7 +323,7 @@ def _unfinished(observed: Observed, serves: str) -> ConditionState:
         return ConditionState(FALSE, "ProgressDeadlineExceeded", f"{serves}: {text}")
     if slowest is None:
         return ConditionState(
-            FALSE, NormalReason.PROGRESSING if observed.live else NormalReason.PENDING, f"{serves}: {_MORE_PODS}"
+            FALSE, NormalReason.PROGRESSING if observed.active else NormalReason.PENDING, f"{serves}: {_MORE_PODS}"
         )
     reason = NormalReason.PROGRESSING if observed.serving else _NORMAL_REASONS[slowest.stage]
     return ConditionState(FALSE, reason, f"{serves}: {slowest.waits_for}")
@@ -338,7 +340,7 @@ def _for_kstatus(observed: Observed, stuck: ConditionState | None, ready: Condit
     if ready.reason == ROLLOUT_PAUSED:
         return {"Stalled": ConditionState(TRUE, ready.reason, ready.message)}
     is_served = ready.status == TRUE and observed.is_settled and _is_complete(observed)
-    is_at_rest = is_served or (observed.desired == 0 and observed.is_settled and not observed.live)
+    is_at_rest = is_served or (observed.desired == 0 and observed.is_settled and not observed.active)
     return {} if is_at_rest else {"Reconciling": ConditionState(TRUE, ready.reason, ready.message)}
 
 
