@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,37 +16,12 @@ import pytest
 from halimede.core.supervise import Exit, describe_exit
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.zygote import MAX_COMMAND_BYTES
+from support.family import FAMILY
 from support.server import wait_until
 from support.workers import FOLDER, LIMIT_S, Crew, Talk, descriptors, ended, is_alive, printed
 
 FORKED, EXECUTED = "", sys.executable
 BOTH_WAYS = pytest.mark.parametrize("python", [FORKED, EXECUTED], ids=["forked", "executed"])
-
-FAMILY = """
-import os, subprocess, sys, time
-
-def sleeper(*way):
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], **dict(way))
-    return process.pid
-
-def daemon():
-    # Twice forked, so that it is nobody's child and leads no session: nothing in it tells whose it was.
-    read, write = os.pipe()
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            os.write(write, str(os.getpid()).encode())
-            for descriptor in (0, 1, 2, write):
-                os.close(descriptor)
-            while True:
-                time.sleep(600)
-        os._exit(0)
-    os.wait()
-    return int(os.read(read, 20))
-
-answer = [sleeper(), sleeper(("start_new_session", True)), daemon()]
-"""
-"""Python for a worker: starts a child, a grandchild in a session of its own and a daemon, and answers with their pids."""
 
 
 @pytest.fixture
@@ -235,23 +210,6 @@ def test_a_worker_that_closes_descriptors_keeps_its_channel(crew: Crew, python: 
     assert worker.ask("2 + 2") == 4
 
 
-FEW_FILES = """
-import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-from support.workers import Crew
-with Crew() as crew:
-    print(crew.talk().ask("channel.fileno()"))
-"""
-
-
-def test_a_worker_starts_where_few_files_may_be_open():
-    path = os.pathsep.join([FOLDER, str(Path(FOLDER).parent)])
-
-    number = subprocess.check_output([sys.executable, "-c", FEW_FILES], env={**os.environ, "PYTHONPATH": path})
-
-    assert 2 < int(number) < 200
-
-
 @BOTH_WAYS
 def test_what_a_worker_prints_is_there_at_once(crew: Crew, python: str):
     worker = crew.talk(python=python)
@@ -327,43 +285,6 @@ def test_what_multiprocessing_cleans_up_after_a_process_is_cleaned_up_after_a_wo
     else:
         crew.launcher.close()
     wait_until(lambda: set(os.listdir("/dev/shm")) <= before, "/dev/shm as it was")
-
-
-SERVER = f"""
-import sys, time
-from support.workers import Crew
-from test_launcher_family import FAMILY
-crew = Crew()
-workers = [crew.talk() for _ in range(2)] + [crew.talk(python=sys.executable)]
-pids = [crew.zygote]
-for worker in workers:
-    pids += [worker.ask("__import__('os').getpid()"), *worker.ask(FAMILY)]
-workers[0].process.kill({signal.SIGSTOP.value})
-print(*pids, flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["alone", "with its group"])
-def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path, kill: Callable[[int, int], None]):
-    (tmp_path / "test_launcher_family.py").write_text(f"FAMILY = {FAMILY!r}")
-    path = os.pathsep.join([FOLDER, str(Path(FOLDER).parent), str(tmp_path)])
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER],
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    ) as server:
-        assert server.stdout is not None
-        pids = [int(pid) for pid in server.stdout.readline().split()]
-        assert len(pids) == 13
-        assert all(is_alive(pid) for pid in pids)
-
-        kill(server.pid, signal.SIGKILL)
-        server.wait()
-
-        # The goal is 1 s.
-        wait_until(lambda: not any(is_alive(pid) for pid in pids), "all processes of the server to die", limit_s=5)
 
 
 def test_a_closed_launcher_leaves_nothing_and_starts_nothing(crew: Crew):
@@ -514,54 +435,3 @@ def test_workers_that_die_at_any_time_are_all_reported(crew: Crew):
         worker.kill(signal.SIGKILL)
         assert ended(worker) == Exit(signal=9)
         worker.close()
-
-
-def limited_group(name: str) -> Path | None:
-    """A control group of ours for 200 MiB of memory, version 1 or 2; None where that is not allowed."""
-    for root, limit in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
-        if not Path(root, "cgroup.procs").exists():
-            continue
-        group = Path(root, name)
-        try:
-            group.mkdir()
-            Path(group, limit).write_text(str(200 << 20))
-        except OSError:
-            if group.exists():
-                group.rmdir()
-            continue
-        return group
-    return None
-
-
-EATER = """
-import os, sys
-from pathlib import Path
-Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
-from halimede.core.supervise import describe_exit
-from support.workers import Crew, ended
-crew = Crew()
-killed, eater, bystander = crew.talk(), crew.talk(), crew.talk()
-killed.process.kill(9)
-print(describe_exit(ended(killed.process)))
-eater.say("x = b'x' * (1 << 30)")
-print(describe_exit(ended(eater.process)))
-bystander.process.kill(11)
-print(describe_exit(ended(bystander.process)))
-print(crew.talk().ask("1 + 1"))
-crew.launcher.close()
-"""
-
-
-def test_a_worker_that_the_kernel_killed_for_want_of_memory_is_told_apart():
-    group = limited_group(f"halimede-test-{os.getpid()}")
-    if group is None:
-        pytest.skip("control groups with a limit of memory cannot be made here")
-    path = os.pathsep.join([FOLDER, str(Path(FOLDER).parent)])
-    try:
-        told = subprocess.check_output(
-            [sys.executable, "-c", EATER, str(group)], env={**os.environ, "PYTHONPATH": path}, timeout=60, text=True
-        )
-        assert told.splitlines() == ["signal 9", "signal 9 (possibly out of memory)", "signal 11", "2"]
-    finally:
-        wait_until(lambda: not (group / "cgroup.procs").read_text().split(), "the group to be empty")
-        group.rmdir()

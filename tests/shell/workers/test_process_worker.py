@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from halimede.backends.hosting import WorkerSpec
 from halimede.core.config.read import read_config
@@ -25,6 +26,7 @@ from halimede.runtime.server import OnResponse
 from halimede.runtime.services import ModelServices
 from halimede.workers.instance import describe
 from halimede.workers.launcher import Launcher
+from halimede.workers.process.life import describe_end
 from halimede.workers.process.program import Program
 from halimede.workers.process.worker import ProcessWorker
 from halimede.workers.worker import BatchDone, BatchItem, ResponseSent, WorkerDown, WorkerEvent, WorkerUp
@@ -234,6 +236,18 @@ def test_the_time_limit_of_a_batch_begins_when_the_one_before_it_in_its_slot_is_
 def test_a_models_error_is_text_that_an_answer_can_carry() -> None:
     name = os.fsdecode(b"caf\xe9.bin")
     assert describe(ValueError(f"{name} is not there")) == "ValueError: caf?.bin is not there"
+
+
+@pytest.mark.parametrize(
+    ("why", "text"),
+    [
+        ("exit code 3", "it ended by exit code 3"),
+        ("it closed its channel", "it closed its channel"),
+        ("it sent garbage: DONE: 3 bytes", "it sent garbage: DONE: 3 bytes"),
+    ],
+)
+def test_the_end_of_a_process_is_described_by_one_clause(why: str, text: str) -> None:
+    assert describe_end(why) == text
 
 
 class Asked:

@@ -17,7 +17,7 @@ from halimede.workers.server.connection import Connection, Owners
 ENTRY = "halimede.workers.child.main:main"
 
 LAST_WORD_SECS = 0.03
-"""How long an error waits for the zygote to say how its worker ended, when the channel has ended before."""
+"""How long an error waits for the zygote to report how its worker ended, after the channel has closed."""
 
 
 class Life:
@@ -34,7 +34,7 @@ class Life:
     ) -> None:
         self.process = process
         self.killed_for = ""
-        """Why we ended it, "" when it ended by itself."""
+        """Why the server killed it; "" if it did not."""
         self._spec = spec
         self._inputs = inputs
         self._outputs = outputs
@@ -45,13 +45,13 @@ class Life:
         self._exit = loop.create_task(process.wait())
 
     def _on_lost(self, reason: str) -> None:
-        """The channel tells nothing any more: whatever the process still does, nobody hears of it."""
+        """Nothing more can be received from the process."""
         self.process.kill(signal.SIGKILL)
         if not self._lost.done():
             self._lost.set_result(reason)
 
     async def start(self, work: Mapping[str, Any]) -> Any:
-        """What the process says once it has done what START asks for. InferenceError when it fails, or dies."""
+        """The answer of the process to START. InferenceError if the process fails or dies."""
         order = {**work, "spec": asdict(self._spec), "inputs": self._inputs, "outputs": self._outputs}
         starting = asyncio.ensure_future(self.connection.start(order))
         try:
@@ -59,19 +59,19 @@ class Life:
             if starting.done() and not starting.cancelled():
                 return starting.result()
             why = await self.over()
-            text = f"Stub process '{self._spec.instance}' is not healthy: it ended by {why} while it started"
+            text = f"Stub process '{self._spec.instance}' is not healthy: {describe_end(why)} while it started"
             raise InferenceError(ErrorCode.INTERNAL, text)
         finally:
             starting.cancel()
 
     async def over(self) -> str:
-        """Wait until the process is of no use any more, and say why."""
+        """Wait until the process has ended or its channel is closed; returns the reason."""
         await asyncio.wait((self._exit, self._lost), return_when=asyncio.FIRST_COMPLETED)
         if not self._exit.done():
-            # Its channel is closed before the kernel has told how it ended.
+            # The channel closes before the zygote reports how the process ended.
             await asyncio.wait((self._exit,), timeout=LAST_WORD_SECS)
         elif not self._lost.done():
-            # What it said before its end may not be read yet.
+            # What the process sent before its end may not be read yet.
             await asyncio.wait((self._lost,), timeout=LAST_WORD_SECS)
         if self._lost.done() and self._lost.result().startswith(("it sent garbage", "it left more")):
             return self._lost.result()
@@ -87,20 +87,25 @@ class Life:
         await asyncio.shield(self._exit)
 
     def give_up(self) -> None:
-        """Kill it: a batch took too long, and there is no other way to stop that."""
+        """Kill the process: its batch took too long, and cannot be stopped in another way."""
         self.process.kill(signal.SIGKILL)
         if not self._lost.done():
-            self._lost.set_result("the server, which had no more time for it")
+            self._lost.set_result("it was killed, because an execution took too long")
 
     async def end(self) -> None:
-        """Kill what is left of it, and free what we hold of it. Called once, at last."""
+        """Kill what is left of the process, and free all that belongs to it. Called once, as the last method."""
         self.connection.close()
         self.process.kill(signal.SIGKILL)
-        # They refer to one another: the worker's shared memory would stay until the garbage collector comes by.
+        # They refer to one another: without this, the shared memory would stay until the garbage collector runs.
         del self.connection
         await self._exit
         self._output.close()
         self.process.close()
+
+
+def describe_end(why: str) -> str:
+    """The clause of an error message for a reason of `Life.over`, such as `it ended by exit code 3`."""
+    return why if why.startswith("it ") else f"it ended by {why}"
 
 
 async def spawn(spec: WorkerSpec, program: Program, launcher: Launcher) -> WorkerProcess:
@@ -118,7 +123,7 @@ async def spawn(spec: WorkerSpec, program: Program, launcher: Launcher) -> Worke
 
 
 def _discard(spawned: "asyncio.Task[WorkerProcess]") -> None:
-    """End a process that came up after nobody waited for it any more."""
+    """End a process that started after its start was cancelled."""
     if not spawned.cancelled() and spawned.exception() is None:
         spawned.result().kill(signal.SIGKILL)
         spawned.result().close()

@@ -1,8 +1,8 @@
-"""A worker that runs its instance in a process of its own, and sees to it that there is one.
+"""A worker that runs its instance in a process of its own, and restarts the process when it ends.
 
-The process may die, hang, be stopped or say nonsense: that costs the batch that it holds, which is failed at once, and
-the process is started again (`core.supervise` decides when). Nothing polls: the channel and the zygote tell of a death.
-A process that merely stands still is waited for; only `EXECUTION_TIMEOUT_MS` ends one for being slow.
+The process may die, hang, be stopped or send invalid frames. Then its batch fails at once, and the process is started
+again (`core.supervise` decides when). Nothing polls: the channel and the zygote report a death. The worker waits for a
+process that stands still; only `EXECUTION_TIMEOUT_MS` ends a slow process.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from halimede.workers.callers import Callers
 from halimede.workers.instance import describe
 from halimede.workers.launcher import Launcher
 from halimede.workers.process.calls import ModelCalls
-from halimede.workers.process.life import Life, spawn
+from halimede.workers.process.life import Life, describe_end, spawn
 from halimede.workers.process.limits import TimeLimits
 from halimede.workers.process.program import Program
 from halimede.workers.process.readiness import Readiness
@@ -206,7 +206,7 @@ class ProcessWorker:
             self._on_event(WorkerUp(self))
 
     def _bury(self, why: str, parked: bool) -> None:
-        """Fail what the process had."""
+        """Fail the requests that the process had."""
         life = self._life
         if life is None:
             return
@@ -220,19 +220,19 @@ class ProcessWorker:
                 del batches[batch.number]
                 unread.update(item.key for item in batch.items)
         self._requests.forget(unread)
-        # First, so that nothing is given to it any more.
+        # First, so that the pump sends it no more batches.
         self._on_event(WorkerDown(self, self._supervision.reason, parked, unread))
-        cause = life.killed_for or f"Stub process '{self.name}' is not healthy. It ended by {why}."
+        cause = life.killed_for or f"Stub process '{self.name}' is not healthy. I{describe_end(why)[1:]}."
         text = f"Failed to process the request(s) for model instance '{self.name}', message: {cause}"
         self._requests.fail(list(batches.values()), InferenceError(ErrorCode.INTERNAL, text))
         self._readiness.on_gone()
-        # Beside the next start: a process may take its time to die.
+        # At the same time as the next start: a process may take long to die.
         ending = self._loop.create_task(life.end())
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
     def _out_of_time(self) -> None:
-        """The batch's time is over. There is no way to stop it but to end its process."""
+        """The batch took too long. Only the end of its process stops it."""
         life = self._life
         if life is None:
             return

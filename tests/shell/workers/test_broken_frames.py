@@ -1,0 +1,262 @@
+"""Frames that no correct worker sends: each becomes a value or a FrameError."""
+
+import json
+import math
+import struct
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halimede.backends.hosting import Answer, Reply
+from halimede.core.types import (
+    DataType,
+    ErrorCode,
+    InferenceError,
+    InferenceRequest,
+    Tensor,
+)
+from halimede.workers.frames.answers import (
+    Response,
+    decode_done,
+    decode_response,
+    encode_done,
+    encode_response,
+)
+from halimede.workers.frames.calls import decode_infer, encode_infer
+from halimede.workers.frames.control import decode_json, error_from_json, error_json
+from halimede.workers.frames.kinds import FrameError, Kind
+from support.frames import OUT, OUTPUTS, Shelf, body_of, decoded, done_frame, done_of, out
+
+REPLIES_TO_BREAK: list[Reply] = [
+    Answer([out(5), out(20_000, "n")], {"k": "v", "n": 1.5}),
+    InferenceError(ErrorCode.UNAVAILABLE, "größer"),
+    None,
+    Answer([Tensor("größe", DataType.BYTES, (1, 2), b"\1\0\0\0a\0\0\0\0")]),
+]
+
+
+CALL_TO_BREAK = InferenceRequest(
+    "other", "3", "id", [out(5), out(20_000, "n"), Tensor("größe", DataType.BYTES, (1,), b"\1\0\0\0a")], ("a", "größe"),
+    {"k": "v", "n": 1.5}, 1, 2, "seq", True, False,
+)  # fmt: skip
+
+
+def response_of(body: bytes, shelf: Shelf) -> Response:
+    return decode_response(memoryview(body), OUTPUTS, shelf.locate)
+
+
+def check_inside(reply: Reply, body: bytes, shelf: Shelf) -> None:
+    assert reply is None or isinstance(reply, (Answer, InferenceError))
+    if isinstance(reply, Answer):
+        for tensor in reply.outputs:
+            data = tensor.data
+            assert tensor.name in OUTPUTS
+            assert isinstance(tensor.datatype, DataType)
+            whole = data.obj if isinstance(data, memoryview) else data
+            assert whole is body or whole in shelf.blocks.values() or data in body or data in shelf.blocks.values()
+
+
+def bodies() -> list[tuple[str, bytes, Shelf]]:
+    found = []
+    for placed in (False, True):
+        shelf = Shelf(placed)
+        done = encode_done(1, list(REPLIES_TO_BREAK), True, (1, 2, 3), OUT, shelf.place, lambda: (9, [(1, 64), (2, 0)]))
+        found.append(("done", bytes(body_of(done, Kind.DONE)), shelf))
+        for reply in REPLIES_TO_BREAK:
+            response = encode_response(3, reply, False, (8, 9), OUT, shelf.place)
+            found.append(("response", bytes(body_of(response, Kind.RESPONSE)), shelf))
+        infer = encode_infer(7, 1, CALL_TO_BREAK, shelf.place, lambda: 5)
+        found.append(("infer", bytes(body_of(infer, Kind.INFER)), shelf))
+    return found
+
+
+def check_broken(what: str, body: bytes, shelf: Shelf) -> None:
+    try:
+        if what == "infer":
+            check_call(decode_infer(memoryview(body), shelf.locate).request, body, shelf)
+            return
+        replies = done_of(body, shelf).replies if what == "done" else [response_of(body, shelf).reply]
+    except FrameError:
+        return
+    for reply in replies:
+        check_inside(reply, body, shelf)
+
+
+def check_call(call: InferenceRequest, body: bytes, shelf: Shelf) -> None:
+    f"{call.model_name}{call.model_version}{call.id}{call.sequence_id}{call.outputs}{call.parameters}".encode()
+    for tensor in call.inputs:
+        data = tensor.data
+        tensor.name.encode()
+        whole = data.obj if isinstance(data, memoryview) else data
+        assert whole is body or whole in shelf.blocks.values() or data in body or data in shelf.blocks.values()
+
+
+@pytest.mark.parametrize(("what", "body", "shelf"), bodies())
+def test_a_truncated_frame_is_a_value_or_a_frame_error(what: str, body: bytes, shelf: Shelf):
+    ends = {*range(min(len(body), 600)), *range(600, len(body), 997)}
+    for end in sorted(ends):
+        check_broken(what, body[:end], shelf)
+
+
+@pytest.mark.parametrize(("what", "body", "shelf"), bodies())
+def test_a_frame_with_one_wrong_byte_is_a_value_or_a_frame_error(what: str, body: bytes, shelf: Shelf):
+    for at in range(min(len(body), 420)):
+        for value in {0, 1, 2, 0x7F, 0x80, 0xFF, body[at] ^ 1, body[at] ^ 0x80, (body[at] + 1) & 0xFF} - {body[at]}:
+            check_broken(what, body[:at] + bytes([value]) + body[at + 1 :], shelf)
+
+
+@given(st.sampled_from(bodies()), st.lists(st.tuples(st.integers(0, 300), st.binary(max_size=9)), max_size=4))
+@settings(max_examples=500, deadline=None)
+def test_wilder_changes_are_a_value_or_a_frame_error(case: tuple[str, bytes, Shelf], changes: list[tuple[int, bytes]]):
+    what, body, shelf = case
+    for at, patch in changes:
+        body = body[:at] + patch + body[at + len(patch) :]
+    check_broken(what, body, shelf)
+
+
+HUGE = 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        struct.pack("<IIH", HUGE, 1, 0xFFFF),
+        struct.pack("<IIH", 10, 1, 0xFFFF) + struct.pack("<BBHI", 0, 0, 0xFFFF, 0) * 3,
+        struct.pack("<IIH", 10, 1, 1) + struct.pack("<BBHI", 1, 0, 0, HUGE),
+        struct.pack("<IIH", 10, 1, 1) + struct.pack("<BBHI", 0, 0, 0, HUGE),
+        struct.pack("<IIH", 30, 1, 1) + struct.pack("<BBHI", 0, 0, 1, 0) + struct.pack("<HBBHQQ", 0, 2, 255, 0, 0, 1),
+        struct.pack("<IIH", 30, 1, 1)
+        + struct.pack("<BBHI", 0, 0, 1, 0)
+        # Past all memory, and past 2^64 together.
+        + struct.pack("<HBBHQQ", 0, 2, 0, 0, 2**64 - 1, 2**64 - 1),
+        struct.pack("<IIH", 30, 1, 1)
+        + struct.pack("<BBHI", 0, 0, 1, 0)
+        + struct.pack("<HBBHQQ", 0, 2, 0, 9, 0, 1 << 62),
+        struct.pack("<IIH", 1 << 24, 1, 0) + struct.pack("<B3QQ", 0, 0, 0, 0, 0) + bytes(1 << 24),
+    ],
+    ids=["length", "outputs", "error", "parameters", "dimensions", "in the frame", "in a segment", "blocks"],
+)
+def test_huge_numbers_are_refused_without_taking_memory(body: bytes):
+    tracemalloc.start()
+    try:
+        with pytest.raises(FrameError):
+            decode_done(memoryview(body), OUTPUTS, Shelf(False).locate)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 1 << 20
+
+
+def infer_body(described: bytes = b"", length: int | None = None, **fields: int) -> bytes:
+    """An INFER frame's body with these numbers in it."""
+    order = ("number", "batch", "wanted", "correlation", "timeout", "priority", "flags", "inputs", "outputs", "model",
+             "version", "id", "parameters", "text")  # fmt: skip
+    values = [fields.pop(name, HUGE if name == "text" else 0) for name in order]
+    assert not fields
+    return struct.pack("<IIIQQQQBHHHHIII", len(described) if length is None else length, *values) + described
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        infer_body(length=HUGE),
+        infer_body(inputs=0xFFFF),
+        infer_body(outputs=0xFFFF),
+        infer_body(inputs=4096),
+        infer_body(outputs=4096),
+        infer_body(model=0xFFFF),
+        infer_body(id=HUGE),
+        infer_body(parameters=HUGE),
+        infer_body(text=HUGE - 1),
+        infer_body(b"\xff", model=1),
+        infer_body(b"[]", parameters=2),
+        infer_body(struct.pack("<HBBHQQ", 0, 2, 255, 0, 0, 1), inputs=1),
+        infer_body(struct.pack("<HBBHQQ", 0xFFFF, 2, 0, 0, 0, 1), inputs=1),
+        infer_body(struct.pack("<HBBHQQ", 0, 0, 0, 0, 0, 0), inputs=1),
+        infer_body(struct.pack("<HBBHQQ", 0, 2, 0, 0, 2**64 - 1, 2**64 - 1), inputs=1),
+        infer_body(struct.pack("<HBBHQQ", 0, 2, 0, 9, 0, 1 << 62), inputs=1),
+    ],
+)
+def test_calls_with_wrong_or_huge_numbers_are_refused_without_taking_memory(body: bytes):
+    tracemalloc.start()
+    try:
+        with pytest.raises(FrameError):
+            decode_infer(memoryview(body), Shelf(False).locate)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 50_000, b"nul", b"1" * 5_000, b'"\\u12"',
+        b"[" + b"{}," * 5_000_000 + b"{}]", b"[" + b"0," * 5_000_000 + b"0]",
+    ],
+    ids=["nothing", "half", "no text", "deep", "deep objects", "no word", "digits", "no escape", "objects", "numbers"],
+)  # fmt: skip
+def test_json_that_is_none_or_a_bomb_is_a_frame_error(text: bytes):
+    with pytest.raises(FrameError):
+        decode_json(text)
+
+
+def test_json_of_one_long_text_is_read():
+    assert decode_json(json.dumps({"file": "A" * 8_000_000}).encode())["file"][-1] == "A"
+
+
+@pytest.mark.parametrize("value", [None, 1, [], {}, {"code": "NO_SUCH", "message": "m"}, {"code": [], "message": 1}])
+def test_json_that_is_no_error_is_a_frame_error(value: Any):
+    with pytest.raises(FrameError):
+        error_from_json(value)
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_error_crosses(code: ErrorCode):
+    error = InferenceError(code, "größer")
+    assert error_from_json(json.loads(json.dumps(error_json(error)))) == error
+    assert decoded(done_frame([error])).replies == [error]
+
+
+PARAMETER_TEXTS = [
+    b"[]",
+    b"1",
+    b'{"a":null}',
+    b'{"a":[1]}',
+    b'{"a":{}}',
+    b'{"a":"\\ud800"}',
+    b'{"\\ud800":1}',
+    b'{"a":',
+]
+
+
+@pytest.mark.parametrize("text", PARAMETER_TEXTS)
+def test_parameters_that_no_protocol_can_say_are_a_frame_error(text: bytes):
+    reply = struct.pack("<BBHI", 0, 0, 0, len(text)) + text
+    tail = struct.pack("<B3QQ", 0, 0, 0, 0, 0)
+    body = struct.pack("<IIH", len(reply) + len(tail), 1, 1) + reply + tail
+
+    with pytest.raises(FrameError):
+        decode_done(memoryview(body + bytes(16)), OUTPUTS, Shelf(False).locate)
+
+
+def test_parameters_that_nobody_can_read_are_replaced_or_an_error():
+    replies: list[Reply] = [Answer([], {"a\ud800": "\udfff", "✓": "ü"}), Answer([], {"a": 10**5_000})]
+
+    [replaced, error] = decoded(done_frame(replies)).replies
+
+    assert replaced == Answer([], {"a?": "?", "✓": "ü"})
+    assert isinstance(error, InferenceError)
+    assert "digits" in error.message
+
+
+def test_numbers_that_are_none_cross_in_parameters():
+    [reply] = decoded(done_frame([Answer([], {"a": math.inf, "b": math.nan})])).replies
+    assert isinstance(reply, Answer)
+    assert reply.parameters["a"] == math.inf
+    assert math.isnan(float(reply.parameters["b"]))

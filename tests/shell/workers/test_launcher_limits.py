@@ -1,0 +1,118 @@
+"""Workers where files or memory are scarce, and workers whose server is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.family import FAMILY
+from support.server import wait_until
+from support.workers import FOLDER, is_alive
+
+FEW_FILES = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+from support.workers import Crew
+with Crew() as crew:
+    print(crew.talk().ask("channel.fileno()"))
+"""
+
+
+def test_a_worker_starts_where_few_files_may_be_open():
+    path = os.pathsep.join([FOLDER, str(Path(FOLDER).parent)])
+
+    number = subprocess.check_output([sys.executable, "-c", FEW_FILES], env={**os.environ, "PYTHONPATH": path})
+
+    assert 2 < int(number) < 200
+
+
+SERVER = f"""
+import sys, time
+from support.workers import Crew
+from test_launcher_family import FAMILY
+crew = Crew()
+workers = [crew.talk() for _ in range(2)] + [crew.talk(python=sys.executable)]
+pids = [crew.zygote]
+for worker in workers:
+    pids += [worker.ask("__import__('os').getpid()"), *worker.ask(FAMILY)]
+workers[0].process.kill({signal.SIGSTOP.value})
+print(*pids, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["alone", "with its group"])
+def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path, kill: Callable[[int, int], None]):
+    (tmp_path / "test_launcher_family.py").write_text(f"FAMILY = {FAMILY!r}")
+    path = os.pathsep.join([FOLDER, str(Path(FOLDER).parent), str(tmp_path)])
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as server:
+        assert server.stdout is not None
+        pids = [int(pid) for pid in server.stdout.readline().split()]
+        assert len(pids) == 13
+        assert all(is_alive(pid) for pid in pids)
+
+        kill(server.pid, signal.SIGKILL)
+        server.wait()
+
+        # The goal is 1 s.
+        wait_until(lambda: not any(is_alive(pid) for pid in pids), "all processes of the server to die", limit_s=5)
+
+
+def limited_group(name: str) -> Path | None:
+    """A control group of ours for 200 MiB of memory, version 1 or 2; None where that is not allowed."""
+    for root, limit in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
+        if not Path(root, "cgroup.procs").exists():
+            continue
+        group = Path(root, name)
+        try:
+            group.mkdir()
+            Path(group, limit).write_text(str(200 << 20))
+        except OSError:
+            if group.exists():
+                group.rmdir()
+            continue
+        return group
+    return None
+
+
+EATER = """
+import os, sys
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+from halimede.core.supervise import describe_exit
+from support.workers import Crew, ended
+crew = Crew()
+killed, eater, bystander = crew.talk(), crew.talk(), crew.talk()
+killed.process.kill(9)
+print(describe_exit(ended(killed.process)))
+eater.say("x = b'x' * (1 << 30)")
+print(describe_exit(ended(eater.process)))
+bystander.process.kill(11)
+print(describe_exit(ended(bystander.process)))
+print(crew.talk().ask("1 + 1"))
+crew.launcher.close()
+"""
+
+
+def test_a_worker_that_the_kernel_killed_for_want_of_memory_is_told_apart():
+    group = limited_group(f"halimede-test-{os.getpid()}")
+    if group is None:
+        pytest.skip("control groups with a limit of memory cannot be made here")
+    path = os.pathsep.join([FOLDER, str(Path(FOLDER).parent)])
+    try:
+        told = subprocess.check_output(
+            [sys.executable, "-c", EATER, str(group)], env={**os.environ, "PYTHONPATH": path}, timeout=60, text=True
+        )
+        assert told.splitlines() == ["signal 9", "signal 9 (possibly out of memory)", "signal 11", "2"]
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text().split(), "the group to be empty")
+        group.rmdir()

@@ -1,0 +1,309 @@
+"""Which bytes of a segment the server shares, with a reader that the test plays."""
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from halimede.backends.hosting import Answer
+from halimede.core.types import DataType, InferenceRequest, Tensor
+from halimede.workers.frames.batches import decode_execute
+from halimede.workers.frames.kinds import FIRST_SHARED, MAPPED, SEGMENT, SHARED, UNMAP, Kind, encode_frame
+from halimede.workers.segments import SegmentMap, make_segment
+from halimede.workers.server.memory import COPIED_ON_LOOP_BYTES
+from halimede.workers.server.shared_segments import MAX_SEGMENTS, MIN_SHARED_BYTES, SharedSegments
+from halimede.workers.worker import BatchItem
+from support.channel import (
+    LIMIT_S,
+    HonestWorker,
+    Script,
+    Stage,
+    done_frame,
+    item,
+    one_of_several,
+    tensor,
+)
+from support.shared_segments import SIZE, Reader, play, worker
+
+
+class Home:
+    """Segments of a worker that is not there."""
+
+    def __init__(self, count: int = 1, size: int = SIZE) -> None:
+        self.map = SegmentMap(shareable_bytes=1 << 40)
+        for number in range(1, count + 1):
+            descriptor = make_segment(size)
+            assert descriptor is not None
+            self.map.map(number, descriptor)
+
+    def tensor(self, number: int = 1, offset: int = 0, size: int = SIZE, name: str = "in") -> Tensor:
+        data = self.map.lease((number, offset), offset, size)
+        return Tensor(name, DataType.UINT8, (size,), data)
+
+
+class Played:
+    """A reader that the test plays."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.connection = stage.connection
+        self.numbers: list[int] = []
+
+    def send(self, *inputs: Tensor, key: int = 1) -> int:
+        return self.connection.batches.execute(
+            [BatchItem(key, InferenceRequest("m", inputs=list(inputs)), 1, False)], 0
+        )
+
+    async def hear(self) -> list[tuple[int, int, int]]:
+        """Where the inputs of the next batch lie; segments are noted on their way, with nothing said of them."""
+        places: list[tuple[int, int, int]] = []
+
+        def locate(segment: int, offset: int, size: int) -> bytes:
+            places.append((segment, offset, size))
+            return b""
+
+        kind, body = await self.stage.hear()
+        assert kind is Kind.EXECUTE, kind
+        decode_execute(body, ("in", "b"), (), "m", locate)
+        self.numbers = self.stage.shared
+        return places
+
+    async def say_mapped(self, number: int, *, is_mapped: bool = True) -> None:
+        await self.stage.say(encode_frame(Kind.MAPPED, MAPPED.pack(number, is_mapped)))
+        # The server has heard it once it has heard what follows.
+        count = len(self.stage.heard.ready)
+        await self.stage.say(encode_frame(Kind.READY, b"\1"))
+        await self.stage.until(lambda: len(self.stage.heard.ready) > count, "the word to be heard")
+
+    async def end_batch(
+        self, batch: int, *outputs: Tensor, retained: Sequence[tuple[int, int]] = (), **more: Any
+    ) -> None:
+        count = len(self.stage.heard.done)
+        await self.stage.say(done_frame(batch, [Answer(list(outputs))], retained=retained, **more))
+        await self.stage.until(lambda: len(self.stage.heard.done) > count or self.stage.lost, "the end")
+
+
+@asynccontextmanager
+async def played() -> AsyncIterator[Played]:
+    async with one_of_several() as stage:
+        yield Played(stage)
+
+
+async def map_first_segment(each: Played, home: Home) -> int:
+    """Have the reader map the first segment of the home; returns its number."""
+    batch = each.send(home.tensor())
+    await each.hear()
+    await each.say_mapped(each.numbers[-1])
+    await each.end_batch(batch)
+    return each.numbers[-1]
+
+
+def test_nothing_is_shared_before_the_reader_has_mapped_the_segment():
+    async def story() -> None:
+        home = Home()
+        async with played() as each:
+            batches = [each.send(home.tensor()) for _ in range(2)]
+            assert [(await each.hear())[0][0] < FIRST_SHARED for _ in batches] == [True, True]
+            [number] = each.numbers
+            await each.say_mapped(number)
+            for batch in batches:
+                await each.end_batch(batch)
+            batch = each.send(home.tensor())
+            assert await each.hear() == [(number, 0, SIZE)]
+            assert not home.map.released
+            await each.end_batch(batch)
+            each.stage.heard.done.clear()
+            assert list(home.map.released)[-1] == (1, 0)
+
+    play(story)
+
+
+def test_copied_tensors_are_not_kept_beyond_their_batch():
+    async def story() -> None:
+        home = Home()
+        async with played() as each:
+            batch = each.send(home.tensor(size=MIN_SHARED_BYTES - 1))
+            await each.hear()
+            await each.end_batch(batch)
+            each.stage.heard.done.clear()
+            assert list(home.map.released) == [(1, 0)]
+
+    play(story)
+
+
+def test_no_room_is_made_for_shared_tensors():
+    size = 4 * COPIED_ON_LOOP_BYTES
+
+    async def story() -> None:
+        home = Home(size=size)
+        async with played() as each:
+            batch = each.send(home.tensor(size=MIN_SHARED_BYTES))
+            await each.hear()
+            await each.say_mapped(each.numbers[-1])
+            await each.end_batch(batch)
+            each.send(home.tensor(size=size))
+            assert await each.hear() == [(each.numbers[-1], 0, size)]
+            assert sum(each.stage.segments.sizes().values()) < size
+
+    play(story)
+
+
+def test_a_reader_that_cannot_map_a_segment_gets_only_copies():
+    async def story() -> None:
+        home = Home(2)
+        async with played() as each:
+            await map_first_segment(each, home)
+            batch = each.send(home.tensor(2))
+            await each.hear()
+            first, second = each.numbers
+            await each.say_mapped(second, is_mapped=False)
+            told = {(await each.stage.hear())[1][:2].tobytes() for _ in range(2)}
+            assert told == {UNMAP.pack(first), UNMAP.pack(second)}
+            await each.end_batch(batch)
+            each.send(home.tensor(1))
+            assert (await each.hear())[0][0] < FIRST_SHARED
+
+    play(story)
+
+
+@pytest.mark.parametrize(("offset", "size"), [(4096, SIZE - 4096), (100, SIZE - 100)], ids=["a page", "no page"])
+def test_a_part_of_a_block_is_shared_only_from_its_beginning(offset: int, size: int):
+    """Private pages of a block are dropped when the block is shared again, from its beginning."""
+
+    async def story() -> None:
+        home = Home()
+        async with played() as each:
+            number = await map_first_segment(each, home)
+            data = home.tensor().data
+            assert isinstance(data, memoryview)
+            each.send(Tensor("in", DataType.UINT8, (size,), data[offset:]))
+            assert (await each.hear())[0][0] != number
+            each.send(Tensor("in", DataType.UINT8, (size,), data[:size]))
+            assert await each.hear() == [(number, 0, size)]
+            del data
+
+    play(story)
+
+
+@pytest.mark.parametrize("place", [(0, SIZE + 1), (4096, SIZE), (1 << 63, 20 << 10)], ids=["longer", "beyond", "far"])
+def test_an_answer_with_bytes_that_are_not_shared_is_refused(place: tuple[int, int]):
+    async def story() -> None:
+        home = Home()
+        async with played() as each:
+            number = await map_first_segment(each, home)
+            batch = each.send(home.tensor())
+            await each.hear()
+            offset, size = place
+            output = Tensor("out", DataType.UINT8, (size,), bytes(size))
+            await each.end_batch(batch, output, place=lambda _: (number, offset))
+            assert "which it was not given" in await each.stage.until_lost()
+
+    play(story)
+
+
+def test_an_answer_with_bytes_that_were_given_back_is_refused():
+    async def story() -> None:
+        home = Home()
+        async with played() as each:
+            number = await map_first_segment(each, home)
+            batch = each.send(home.tensor())
+            await each.hear()
+            await each.end_batch(batch)
+            batch = each.send(tensor("in", 8))
+            await each.hear()
+            output = Tensor("out", DataType.UINT8, (SIZE,), bytes(SIZE))
+            await each.end_batch(batch, output, place=lambda _: (number, 0))
+            assert "which it was not given" in await each.stage.until_lost()
+
+    play(story)
+
+
+def test_a_batch_that_cannot_be_sent_gives_its_blocks_back():
+    async def story() -> None:
+        home = Home()
+        async with played() as each:
+            await map_first_segment(each, home)
+            each.send(home.tensor(), Tensor("unknown", DataType.UINT8, (1,), b"x"))
+            await each.stage.until(lambda: len(each.stage.heard.done) == 2, "its end")
+            assert home.map.sharing.shared_bytes == 0
+            each.send(home.tensor())
+            assert (await each.hear())[0][0] >= FIRST_SHARED
+
+    # Lines of log that pytest keeps hold on to what failed.
+    logging.disable(logging.ERROR)
+    try:
+        play(story)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def test_the_number_of_segments_of_one_reader_is_bounded():
+    async def story() -> None:
+        home = Home(MAX_SEGMENTS + 5)
+        async with played() as each:
+            for number in range(1, MAX_SEGMENTS + 6):
+                batch = each.send(home.tensor(number))
+                await each.hear()
+                await each.end_batch(batch)
+            assert len(each.numbers) == MAX_SEGMENTS
+            del home
+            each.stage.heard.done.clear()
+            gc.collect()
+            unmapped = {(await each.stage.hear())[0] for _ in range(MAX_SEGMENTS)}
+            assert unmapped == {Kind.UNMAP}
+            each.send(Home().tensor())
+            await each.hear()
+            assert len(each.numbers) == MAX_SEGMENTS + 1
+
+    play(story)
+
+
+def test_segment_numbers_are_not_reused_and_run_out():
+    """A reader that outlives thousands of owners gets copies in the end."""
+    sent: list[int] = []
+    unmapped: list[int] = []
+
+    def send(number: int, descriptor: int) -> None:
+        sent.append(number)
+        os.close(descriptor)
+
+    async def main() -> None:
+        shared = SharedSegments(send, unmapped.append, asyncio.get_running_loop())
+        for _ in range(FIRST_SHARED + 10):
+            home = SegmentMap(shareable_bytes=1 << 20)
+            descriptor = os.memfd_create("halimede", os.MFD_ALLOW_SEALING)
+            os.truncate(descriptor, 4096)
+            home.map(1, descriptor)
+            assert shared.share(home.lease((1, 0), 0, 4096)) is None
+            if len(unmapped) < len(sent):
+                shared.on_mapped(sent[-1], is_mapped=True)
+            del home
+            await asyncio.sleep(0)
+        shared.close()
+
+    asyncio.run(main())
+    assert sent == list(range(FIRST_SHARED, 1 << 16)) == unmapped
+
+
+def test_a_segment_without_its_descriptor_is_not_mapped():
+    """So it comes to a process that has as many files open as it may."""
+
+    async def story() -> None:
+        async with worker(Reader()) as each:
+            kept, theirs = socket.socketpair()
+            process = HonestWorker(theirs.detach(), lambda _: Script(Reader()))
+            kept.sendall(encode_frame(Kind.SEGMENT, SEGMENT.pack(FIRST_SHARED, SHARED)))
+            said = await asyncio.to_thread(kept.recv, 100)
+            assert said == encode_frame(Kind.MAPPED, MAPPED.pack(FIRST_SHARED, False))
+            kept.close()
+            await asyncio.to_thread(process.join, LIMIT_S)
+            assert process.failure is None
+            await each.ask(1, *item(1, 8).request.inputs)
+
+    play(story)

@@ -1,0 +1,96 @@
+"""The worker's end of a channel with all that handles its frames, and a server at the other end that the test plays."""
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from halimede.backends.service_calls import MetricValue
+from halimede.core.types import InferenceError
+from halimede.workers.child.channel import Channel
+from halimede.workers.child.memory import Memory
+from halimede.workers.child.requests import OpenRequest, OpenRequests
+from halimede.workers.child.services import ServiceCalls
+from halimede.workers.frames.kinds import (
+    CREDIT,
+    HEADER,
+    KEY,
+    Kind,
+    encode_frame,
+)
+from halimede.workers.frames.services import decode_service_call, encode_service_result
+
+LIMIT_S = 30.0
+
+
+class Server:
+    """The other end, in blocking calls."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(LIMIT_S)
+        self._saying = threading.Lock()
+        self.channel = Channel(theirs.detach())
+        self.memory = Memory(self.channel)
+        self.requests = OpenRequests(self.channel)
+        self.services = ServiceCalls(self.channel)
+        self._file = self.socket.makefile("rb")
+
+    def say(self, kind: Kind, body: bytes = b"") -> None:
+        with self._saying:
+            self.socket.sendall(encode_frame(kind, body))
+
+    def cancel(self, key: int) -> None:
+        self.say(Kind.CANCEL, KEY.pack(key))
+
+    def credit(self, key: int, count: int) -> None:
+        self.say(Kind.CREDIT, CREDIT.pack(key, count))
+
+    def hear(self) -> tuple[Kind, bytes]:
+        length, number = HEADER.unpack(self._file.read(HEADER.size))
+        return Kind(number), self._file.read(length)
+
+    def answer_call(self, error: InferenceError | None = None) -> None:
+        """Answer the next call, whose result is the number of its metric."""
+        kind, body = self.hear()
+        assert kind is Kind.SERVICE_CALL
+        self.answer(body, error)
+
+    def answer(self, body: bytes, error: InferenceError | None = None) -> None:
+        number, call = decode_service_call(body)
+        assert isinstance(call, MetricValue)
+        with self._saying:
+            self.socket.sendall(encode_service_result(number, error or float(call.metric)))
+
+    def close(self) -> None:
+        self._file.close()
+        self.socket.close()
+
+
+class Follower(threading.Thread):
+    """A thread of the model's, and what its work came to."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._work = work
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as error:
+            self.error = error
+
+    def ended(self) -> Any:
+        self.join(LIMIT_S)
+        assert not self.is_alive(), "it waits for ever"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+def open_request(server: Server, key: int = 1) -> OpenRequest:
+    request = server.requests.open[key] = OpenRequest(begun_ns=1)
+    return request

@@ -1,0 +1,79 @@
+"""Frames of a worker that breaks the rules of the channel."""
+
+import os
+import re
+from collections.abc import Callable
+
+from halimede.backends.service_calls import (
+    ServiceCall,
+    ServiceResult,
+)
+from halimede.core.types import Buffer, InferenceRequest
+from halimede.workers.frames.calls import encode_infer
+from halimede.workers.frames.kinds import (
+    CALL,
+    HEADER,
+    TAKEN,
+    Kind,
+)
+from halimede.workers.frames.services import encode_service_call
+from support.channel import Stage, item, tensor
+
+KIB, MIB = 1 << 10, 1 << 20
+LONGEST_TURN_S = 0.25
+"""Of the loop's processor time, where the goal is 50 ms: other tests share this machine's caches and clock."""
+
+
+def raw(kind: int, body: bytes = b"", length: int | None = None) -> bytes:
+    return HEADER.pack(len(body) if length is None else length, kind) + body
+
+
+def service(call: ServiceCall[ServiceResult], change: Callable[[bytes], bytes] = bytes) -> bytes:
+    """A service call whose body is changed."""
+    return raw(Kind.SERVICE_CALL, change(CALL.pack(1) + encode_service_call(call)))
+
+
+def infer(
+    number: int, *sizes: int, place: Callable[[Buffer], tuple[int, int] | None] = lambda _: None, wanted: int = 0
+) -> bytes:
+    """An inference of another model that the worker asks for."""
+    request = InferenceRequest("other", inputs=[tensor(f"x{at}", size) for at, size in enumerate(sizes)])
+    return bytes(encode_infer(number, 0, request, place, lambda: wanted))
+
+
+def taken(number: int, count: int) -> bytes:
+    return raw(Kind.TAKEN, TAKEN.pack(number, count))
+
+
+def uncalled(number: int) -> bytes:
+    return raw(Kind.CANCEL_CALL, CALL.pack(number))
+
+
+def deep_json(start: bytes) -> bytes:
+    return start + b"[" * 1_000_000
+
+
+def check_reason(reason: str, pattern: str) -> None:
+    assert reason.startswith("it sent garbage: "), reason
+    assert re.search(pattern, reason), reason
+    assert len(reason) < 400
+    assert reason.isprintable()
+
+
+def send(each: Stage, stream: bytes) -> None:
+    """As fast as the server takes it, on a thread, so that only the server's work is the loop's."""
+    theirs = os.dup(each.theirs.fileno())
+    at = 0
+    try:
+        os.set_blocking(theirs, True)
+        while at < len(stream):
+            at += os.write(theirs, stream[at : at + MIB])
+    except OSError:
+        pass  # nobody reads it any more
+    finally:
+        os.close(theirs)
+
+
+async def executed(each: Stage, *sizes: int) -> int:
+    each.connection.batches.execute([item(1, *sizes)], 0)
+    return (await each.hear_batch()).batch

@@ -1,0 +1,37 @@
+"""A connection with the real code of a worker at its other end."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from halimede.backends.hosting import HostedRequest, Reply
+from halimede.workers.server.memory import ARENA_BYTES
+from support.channel import (
+    LIMIT_S,
+    HonestWorker,
+    Script,
+    Stage,
+    echo,
+    stage,
+)
+
+
+@asynccontextmanager
+async def working(
+    run: Callable[[Sequence[HostedRequest]], list[Reply]] = echo, arena_bytes: int = ARENA_BYTES
+) -> AsyncIterator[tuple[Stage, HonestWorker]]:
+    """With a worker that ends well."""
+    async with stage(arena_bytes) as each:
+        worker = HonestWorker(os.dup(each.theirs.fileno()), lambda _: Script(run))
+        each.theirs.close()
+        try:
+            yield each, worker
+            assert each.lost == []
+            await asyncio.wait_for(each.connection.stop(), LIMIT_S)
+        finally:
+            each.connection.close()
+            await asyncio.to_thread(worker.join, LIMIT_S)
+        assert worker.failure is None
+        assert not worker.is_alive()
+        del worker.memory, worker.channel, worker.host
