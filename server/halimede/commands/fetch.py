@@ -16,7 +16,7 @@ from halimede.termination import MAX_BYTES, TERMINATION_LOG, tell
 
 if TYPE_CHECKING:
     from halimede.fetch.errors import Exit
-    from halimede.fetch.plan import Plan
+    from halimede.fetch.plan import FetchPlan
     from halimede.fetch.secrets import Secrets
 
 DEFAULT_TIMEOUT_SECS = 60.0
@@ -98,7 +98,7 @@ def _keep_known(into: Path, code: "Exit", said: str) -> None:
             (into / HIDDEN / UNREACHABLE_FILE).write_text(said if code is Exit.UNREACHABLE else "")
 
 
-def _read(plan_file: str) -> "Plan":
+def _read(plan_file: str) -> "FetchPlan":
     from halimede.fetch.errors import Exit, FetchError
     from halimede.fetch.plan import read_plan
 
@@ -111,7 +111,7 @@ def _read(plan_file: str) -> "Plan":
     return plan
 
 
-def _secrets(plan: "Plan", environment: dict[str, str]) -> "Secrets":
+def _secrets(plan: "FetchPlan", environment: dict[str, str]) -> "Secrets":
     """All values that must not be printed. Unreadable credentials are skipped here; the model's fetch reports them."""
     from halimede.fetch.credentials import read_credentials, secret_values, secrets_of_environment
     from halimede.fetch.errors import FetchError

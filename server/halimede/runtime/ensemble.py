@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from halimede.core.config.check_request import Checked, RequestChecker
 from halimede.core.ensemble.admission import Gate, Key
 from halimede.core.ensemble.graph import Graph
-from halimede.core.ensemble.run import Acknowledge, Answer, Call, EnsembleRun, RunAction
+from halimede.core.ensemble.run import Acknowledge, CallStep, EnsembleRun, GiveAnswer, RunAction
 from halimede.core.observe.stats import ModelStats, outcome_of
 from halimede.core.schedule.waits import Held, Place
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
@@ -80,7 +80,7 @@ class Waiting:
     """A call at its step's gate, since when."""
 
     flight: EnsembleRequest
-    action: Call
+    action: CallStep
     since_ns: int
 
 
@@ -274,12 +274,12 @@ class Ensemble(Account):
     def _perform(self, flight: EnsembleRequest, decide: Decide, what: tuple[Any, ...]) -> None:
         try:
             for action in decide(*what):
-                if isinstance(action, Call):
+                if isinstance(action, CallStep):
                     if self._gates:
                         self._call(flight, action)
                     elif not flight.is_over:
                         self._infer(flight, action)
-                elif isinstance(action, Answer):
+                elif isinstance(action, GiveAnswer):
                     self._answer(flight, action.response)
                 elif isinstance(action, Acknowledge):
                     flight.held.append(action.call)
@@ -293,7 +293,7 @@ class Ensemble(Account):
             failed = f"in ensemble '{self._name}', the server failed"
             self._give_up(flight, InferenceError(ErrorCode.INTERNAL, failed))
 
-    def _call(self, flight: EnsembleRequest, action: Call) -> None:
+    def _call(self, flight: EnsembleRequest, action: CallStep) -> None:
         """Make a call, or have it wait at its step's gate."""
         if flight.is_over:
             return
@@ -317,7 +317,7 @@ class Ensemble(Account):
         if timeout_us:
             self._arm()
 
-    def _infer(self, flight: EnsembleRequest, action: Call) -> None:
+    def _infer(self, flight: EnsembleRequest, action: CallStep) -> None:
         call = action.call
         calls = flight.calls
         calls[call] = 0
@@ -368,7 +368,7 @@ class Ensemble(Account):
             self._infer(waiting.flight, waiting.action)
         return ()
 
-    def _refuse_call(self, flight: EnsembleRequest, action: Call, error: InferenceError) -> None:
+    def _refuse_call(self, flight: EnsembleRequest, action: CallStep, error: InferenceError) -> None:
         """Answer a call that was not made."""
         request = action.request
         error = InferenceError(error.code, of_request(request.id, error.message))

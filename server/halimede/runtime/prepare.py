@@ -118,7 +118,7 @@ class PreparedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPlan:
+class LoadPlan:
     """A complete, checked configuration and the versions to load under it.
 
     `stages` are the steps from what the file says to it, `locations` the places in the file, and `notes` what in the
@@ -138,7 +138,7 @@ class ModelPlan:
     warnings: tuple[str, ...] = ()
 
 
-def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> ModelPlan:
+def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> LoadPlan:
     """Read and complete the configuration and check all of it; ConfigError names every problem.
 
     VersionError where the model file cannot even be read: that is no fault of the configuration.
@@ -205,9 +205,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Mod
         log.exception("model '%s': its configuration could not be completed", entry.name, extra={"model": entry.name})
         raise ConfigError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
     warnings = tuple(undeclared(config))
-    return ModelPlan(
-        config, backend, isolation, versions, placements, labels, tuple(stages), locations, notes, warnings
-    )
+    return LoadPlan(config, backend, isolation, versions, placements, labels, tuple(stages), locations, notes, warnings)
 
 
 def _plan_ensemble(
@@ -217,12 +215,12 @@ def _plan_ensemble(
     versions: tuple[int, ...],
     locations: Mapping[str, tuple[int, int]],
     notes: tuple[Problem, ...],
-) -> ModelPlan:
+) -> LoadPlan:
     """The plan of an ensemble, as far as its own directory shows it."""
     config = apply_defaults(stages[-1].config, entry.name)
     _raise_problems(entry, filename, locate(validate(config, entry.name), locations))
     stages = (*stages, Stage(DEFAULT, config))
-    return ModelPlan(config, None, "", versions, (), _labels(entry, config), stages, locations, notes)
+    return LoadPlan(config, None, "", versions, (), _labels(entry, config), stages, locations, notes)
 
 
 def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> PreparedModel:
@@ -258,7 +256,7 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
     return PreparedModel(plan.labels, tuple(loaded), time.monotonic() - begun)
 
 
-def check_versions(entry: ModelEntry, plan: ModelPlan, options: LoadOptions, abandon: Abandon) -> None:
+def check_versions(entry: ModelEntry, plan: LoadPlan, options: LoadOptions, abandon: Abandon) -> None:
     """Find what else a load would, short of loading the model: VersionError. A python model's file is imported, and its
     `initialize` is not called. Blocks."""
     if plan.backend is None:
@@ -297,7 +295,7 @@ def _faults_of(where: ModelSource, versions: tuple[int, ...]) -> Iterator[None]:
         raise VersionError(where.version, versions, ErrorCode.INTERNAL, text) from error
 
 
-def _isolated_version(plan: ModelPlan, backend: Backend, where: ModelSource, options: LoadOptions) -> Isolated:
+def _isolated_version(plan: LoadPlan, backend: Backend, where: ModelSource, options: LoadOptions) -> Isolated:
     try:
         return _isolated(plan.config, backend, where, len(plan.placements), options)
     except InferenceError as error:

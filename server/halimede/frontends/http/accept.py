@@ -50,7 +50,7 @@ def turn_away(connection: socket.socket, answer: bytes) -> None:
         connection.recv(_READ_AT_ONCE)
 
 
-class Acceptor:
+class ConnectionAcceptor:
     """Hands every connection, not blocking, to `take`.
 
     `on_shortage` is called with the reason when connections cannot be accepted, as often as that happens, and returns
