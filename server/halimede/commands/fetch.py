@@ -59,19 +59,19 @@ def run(
         retries = RetryPolicy(timeout_secs, is_first=known is None, known=known or "")
         fetched = fetch_plan(plan, into, environment, retries)
     except FetchError as error:
-        said = failure_text(secrets.hide(error.message))
+        message = failure_text(secrets.hide(error.message))
         code = int(error.code)
         if is_init_container:
-            _keep_known(into, error.code, said)
+            _keep_known(into, error.code, message)
     except Exception as error:
         logging.getLogger(__name__).exception("the fetch failed")
-        said = failure_text(secrets.hide(f"{type(error).__name__}: {error}"))
+        message = failure_text(secrets.hide(f"{type(error).__name__}: {error}"))
         code = UNEXPECTED
     else:
         tell(success_text(fetched), termination_log)
         return 0
-    click.echo(f"Error: {said}", err=True)
-    tell(said, termination_log)
+    click.echo(f"Error: {message}", err=True)
+    tell(message, termination_log)
     return code
 
 
@@ -81,21 +81,21 @@ def _take_known(into: Path) -> str | None:
 
     file = into / HIDDEN / UNREACHABLE_FILE
     try:
-        said = file.read_text()
+        message = file.read_text()
         # Deleted now: a run that is killed reports another reason, so the next run must report this one again.
         file.unlink()
     except OSError:
         return None
-    return said
+    return message
 
 
-def _keep_known(into: Path, code: "Exit", said: str) -> None:
+def _keep_known(into: Path, code: "Exit", message: str) -> None:
     from halimede.fetch.errors import Exit
     from halimede.fetch.repository import HIDDEN
 
     if code in (Exit.UNREACHABLE, Exit.RECOVERED):
         with suppress(OSError):
-            (into / HIDDEN / UNREACHABLE_FILE).write_text(said if code is Exit.UNREACHABLE else "")
+            (into / HIDDEN / UNREACHABLE_FILE).write_text(message if code is Exit.UNREACHABLE else "")
 
 
 def _read(plan_file: str) -> "FetchPlan":
