@@ -1,12 +1,12 @@
-"""Log lines, in Triton's forms or as JSON, on stderr or in `--log-file`; logging never holds up what serves.
+"""Log lines, in Triton's forms or as JSON, on stderr or in `--log-file`. Logging never delays the serving.
 
-Whoever logs makes a record into a value (its arguments may change, and a traceback keeps a batch's tensors alive) and
-puts it into a bounded queue. One thread writes. A line that finds the queue full, or that the system refuses (a full
-disk, a closed pipe), is dropped and counted, and a line tells the count as soon as one can be written.
+The thread that logs renders its record to text, because arguments may change and a traceback keeps a batch's tensors
+alive, and puts the text into a bounded queue. One thread writes. If the queue is full, or the system refuses a line (a
+full disk, a closed pipe), the line is dropped and counted. A later line reports the count.
 
     configure(settings)     before anything else; opens the file
-    shutdown(timeout_s)     write what is queued; by itself at a normal exit, to be called before `os._exit`
-    reopen()                look whether the file was rotated (SIGHUP), which each second of writing does too
+    shutdown(timeout_s)     write the queued lines; automatic at a normal exit, call it before `os._exit`
+    reopen()                check whether the file was rotated (SIGHUP); also done each second while lines are written
 """
 
 import errno
@@ -50,11 +50,11 @@ PACKAGE = "halimede"
 MAX_QUEUED_LINES = 8192
 MAX_QUEUED_BYTES = 8 << 20
 BATCH_BYTES = 64 << 10
-"""How much is taken from the queue for one write."""
+"""Maximum size of one write."""
 TELL_EVERY_S = 1.0
-"""How often the log says what is missing from it."""
+"""How often the log reports dropped lines."""
 LOOK_EVERY_S = 1.0
-"""How often the file's path is looked at while lines are written."""
+"""How often the file's path is checked while lines are written."""
 EXIT_FLUSH_S = 1.0
 
 _LINE_OVERHEAD_BYTES = 512
@@ -77,9 +77,9 @@ log = logging.getLogger(__name__)
 
 
 def configure(settings: Settings) -> None:
-    """Send every logger's messages to the log: the package's own as the flags say, other libraries' from warnings up.
+    """Send every logger's messages to the log: the package's own by the flags, other libraries' from warnings up.
 
-    InferenceError when `--log-file` cannot be opened; what is logged then goes to stderr.
+    Raises InferenceError if `--log-file` cannot be opened; the log then goes to stderr.
     """
     _hold_standard_streams()
     try:
@@ -92,40 +92,40 @@ def configure(settings: Settings) -> None:
 
 
 def shutdown(timeout_s: float = EXIT_FLUSH_S) -> None:
-    """Write what has been logged so far, for at most `timeout_s`. Once that was not enough, later calls do not wait."""
+    """Write the lines logged so far, for at most `timeout_s`. After a timeout, later calls do not wait."""
     for handler in _handlers():
         handler.writer.flush(timeout_s)
 
 
 def reopen() -> None:
-    """Open the log file anew if its path leads to another file or to none, without waiting for the next line."""
+    """Reopen the log file now if its path leads to another file or to none."""
     for handler in _handlers():
         handler.writer.reopen()
 
 
 def dropped_lines() -> int:
-    """Lines lost since the start: the queue was full, or they could not be written."""
+    """Number of lines lost since the start, because the queue was full or they could not be written."""
     return sum(handler.writer.dropped for handler in _handlers())
 
 
 def log_table(logger: logging.Logger, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """Log a table at INFO: drawn as Triton draws its tables, in JSON one record with the rows as data."""
+    """Log a table at INFO: in Triton's form, or in JSON as one record with the rows as data."""
     logger.info("table of %s", ", ".join(header), extra={"table": make_table(header, rows)}, stacklevel=2)
 
 
 def admits_access(kind: LineKind) -> bool:
-    """Whether a line of the access log of this kind is to be written now."""
+    """Whether the access log takes a line of this kind now."""
     return any(handler.admit(kind) for handler in _handlers())
 
 
 def log_access(access: Access) -> None:
-    """Log a request that ended; `admits_access` has said that its line is wanted."""
+    """Log a request that ended. Call it only after `admits_access` returned True."""
     for handler in _handlers():
         handler.writer.offer(access_line(access, time.time_ns() // 1000, os.getpid()))
 
 
 class LogHandler(logging.Handler):
-    """Makes records into lines on the thread that logs, where their arguments still are what they were."""
+    """Renders records to lines on the thread that logs, before their arguments can change."""
 
     def __init__(self, writer: "LogWriter", wanted: frozenset[Severity], *, on_terminal: bool = False) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class LogHandler(logging.Handler):
         self._on_terminal = on_terminal
 
     def createLock(self) -> None:  # noqa: N802  # logging's name
-        """None: a long traceback that one thread renders must not hold up the others."""
+        """No lock: a long traceback on one thread must not delay the others."""
         self.lock = None
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -145,11 +145,11 @@ class LogHandler(logging.Handler):
             self.writer.offer(_line(record, kind, in_lines=in_lines))
 
     def admit(self, kind: LineKind) -> bool:
-        """Whether a line of this kind is to be made; a line that is left out costs next to nothing."""
+        """Whether a line of this kind is to be rendered. A line that is left out costs almost no time."""
         return kind.severity in self._wanted and self.writer.admit(kind)
 
     def flush(self) -> None:
-        """Called at the interpreter's exit, by `logging`."""
+        """Called by `logging` at the exit of the interpreter."""
         self.writer.flush(EXIT_FLUSH_S)
 
 
@@ -159,19 +159,19 @@ class LogWriter:
     def __init__(self, output: "LogOutput", render: Callable[[LogLine], str]) -> None:
         self._output = output
         self._render = render
-        # A put is safe wherever it is interrupted, also by a destructor that logs. Beside lines with their sizes there
-        # are events, set once all before them has been written, and None, which only wakes the thread.
+        # A put may be interrupted at any point, also by a destructor that logs. Besides lines with their sizes there
+        # are events, set once all lines before them are written, and None, which only wakes the thread.
         self._queue: SimpleQueue[tuple[LogLine, int] | threading.Event | None] = SimpleQueue()
         # Reentrant for the same reason. It guards the three below it.
         self._lock = threading.RLock()
         self._limit = FloodLimit()
         self._queued_bytes = 0
         self._dropped = 0
-        # The thread's own: how many of the dropped lines the log tells of, why the others were, when to tell next.
+        # Used by the thread alone: dropped lines that were reported, why the others were dropped, when to report next.
         self._told = 0
         self._why = _OVERFLOW
         self._tell_at_s: float | None = None
-        # Of whoever calls `flush`.
+        # Used by the callers of `flush`.
         self._is_late = False
         threading.Thread(target=self._run, name="log", daemon=True).start()
 
@@ -225,7 +225,7 @@ class LogWriter:
                 written.set()
 
     def _take(self) -> tuple[list[LogLine], int, threading.Event | None]:
-        """Waits for something to do: lines and their size, up to the event after which somebody waits for them."""
+        """Wait for lines; return them and their size, up to the next event, for which a caller waits."""
         lines: list[LogLine] = []
         size = 0
         try:
@@ -245,7 +245,7 @@ class LogWriter:
         return self._dropped != self._told or self._limit.is_suppressing()
 
     def _tell_if_due(self, *, is_last: bool) -> None:
-        """Write what is missing from the log: at most once in `TELL_EVERY_S`, counted from the first line missing."""
+        """Report dropped lines: at most once in `TELL_EVERY_S`, counted from the first dropped line."""
         if not self._has_news():
             return
         now_s = time.monotonic()
@@ -285,9 +285,9 @@ class LogWriter:
 
 
 class LogOutput:
-    """Standard error, or the file at `path`, which it follows when that is moved away or deleted.
+    """Standard error, or the file at `path`, which is opened again when it was moved or deleted.
 
-    All but `look_now` is for one thread. OSError when the file cannot be opened at first.
+    Only `look_now` may be called from several threads. Raises OSError if the file cannot be opened at first.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -301,7 +301,7 @@ class LogOutput:
         self._look_at_s = 0.0
 
     def follow(self, now_s: float) -> None:
-        """Open the file anew if its path no longer leads to it, looking at most once in `LOOK_EVERY_S`."""
+        """Reopen the file if its path no longer leads to it. Checks at most once in `LOOK_EVERY_S`."""
         if self._path is None or now_s < self._look_at_s:
             return
         self._look_at_s = now_s + LOOK_EVERY_S
@@ -309,7 +309,7 @@ class LogOutput:
             if self._fd is not None and os.path.samestat(self._path.stat(), os.fstat(self._fd)):
                 return
         except OSError:
-            pass  # whether there is a way to a file again, only opening one can tell
+            pass  # only an attempt to open it shows whether the path leads to a file again
         old = self._fd
         try:
             self._fd = _open(self._path)
@@ -318,9 +318,9 @@ class LogOutput:
                 return  # a file that was moved still has readers
             self._fd = None
         self._is_torn = False
-        # It may be the same number, if somebody else closed it.
+        # It may have the same number, if other code closed it.
         if old is not None and old != self._fd:
-            with suppress(OSError):  # of a remote file, closing may say what went wrong before
+            with suppress(OSError):  # closing a remote file may raise an earlier error
                 os.close(old)
 
     def write(self, lines: Sequence[bytes]) -> tuple[int, str]:
@@ -329,7 +329,7 @@ class LogOutput:
             return 0, ""
         if self._fd is None:
             return len(lines), os.strerror(errno.EBADF)
-        # What a write left without its end must not swallow the line after it.
+        # The rest of a line that was cut must not join the line after it.
         parts = [b"\n", *lines] if self._is_torn else lines
         done, error = _write_all(self._fd, b"".join(parts))
         if error is None:
@@ -352,12 +352,12 @@ def _install(settings: Settings, output: LogOutput) -> None:
     on_terminal = output.is_terminal and settings.log_format is not LogFormat.JSON
     handler = LogHandler(LogWriter(output, _RENDERERS[settings.log_format]), wanted, on_terminal=on_terminal)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    # It logs a traceback each time that a client's deadline meets the answer; what is ours to know is logged by us.
+    # gRPC logs a traceback whenever a client's deadline passes during an answer; our own code logs what matters.
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
-    # The lowest level on the logger itself: a message that nobody wants then costs 0.1 us.
+    # The lowest level is on the logger itself: a message below it then costs 0.1 us.
     lowest = min((LEVELS[severity] for severity in wanted), default=logging.CRITICAL + 1)
     logging.getLogger(PACKAGE).setLevel(lowest)
-    # Python itself prints these to stderr: unquoted, and waiting for as long as nobody reads.
+    # Python would print these to stderr, unquoted, and block while stderr is not read.
     logging.captureWarnings(True)
     sys.excepthook = _log_unhandled
     sys.unraisablehook = _log_unraisable
@@ -379,12 +379,12 @@ def _severity(level: int) -> Severity:
 def _line(record: logging.LogRecord, kind: LineKind, *, in_lines: bool) -> LogLine:
     try:
         message = record.getMessage()
-    except Exception as error:  # noqa: BLE001  # a `__str__` may raise anything, and who logs is not to be hurt by it
+    except Exception as error:  # noqa: BLE001  # a `__str__` may raise any error, which must not reach the code that logs
         message = f"{record.msg if isinstance(record.msg, str) else type(record.msg)} ({type(error).__name__})"
     table = getattr(record, "table", None)
     trace = _trace(record.exc_info[1]) if record.exc_info else ""
     if in_lines:
-        # A worker's traceback came as text: below its first line it is shown as one of ours.
+        # A worker's traceback arrives as text. It is shown below the first line, like the server's own.
         message, _, rest = message.partition("\n")
         trace = clip_trace(rest.rstrip("\n"))
     return LogLine(
@@ -403,7 +403,7 @@ def _line(record: logging.LogRecord, kind: LineKind, *, in_lines: bool) -> LogLi
 
 
 def _field(record: logging.LogRecord, name: str) -> str:
-    """What `extra` says, which other libraries may use for anything."""
+    """The fields of `extra`, which other libraries may use for any value."""
     value = getattr(record, name, "")
     return clip(str(value), MAX_FIELD_BYTES) if isinstance(value, str | int) else ""
 
@@ -418,19 +418,19 @@ def _trace(error: BaseException | None) -> str:
 
 
 def _note(kind: LineKind, message: str) -> LogLine:
-    """A line of the log about itself."""
+    """A line about the log itself."""
     now_us = time.time_ns() // 1000
     return LogLine(now_us, kind.severity, os.getpid(), kind.file, kind.line, message, model=kind.model)
 
 
 def _size_bytes(line: LogLine) -> int:
-    """About what the line holds in memory."""
+    """The approximate memory that the line uses."""
     cells = sum(sys.getsizeof(cell) for row in line.table.rows for cell in row) if line.table is not None else 0
     return _LINE_OVERHEAD_BYTES + sys.getsizeof(line.message) + sys.getsizeof(line.trace) + cells
 
 
 def _open(path: Path) -> int:
-    # Without O_NONBLOCK a pipe that nobody reads would hold up the start.
+    # Without O_NONBLOCK the open of a pipe without a reader would block the start.
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
 
 
@@ -438,17 +438,17 @@ def _has_name(fd: int) -> bool:
     try:
         return os.fstat(fd).st_nlink > 0
     except OSError:
-        return False  # a stale handle of a remote file, or one that somebody else closed
+        return False  # a stale handle of a remote file, or one that other code closed
 
 
 def _write_all(fd: int, data: bytes) -> tuple[int, OSError | None]:
-    """How much was written, and what ended it early."""
+    """How many bytes were written, and the error that ended the write early."""
     done = 0
     while done < len(data):
         try:
             done += os.write(fd, data[done:] if done else data)
         except BlockingIOError:
-            # Ours by `_open`, or whoever shares our stderr made it so.
+            # Non-blocking by `_open`, or by another process that shares our stderr.
             full = select.poll()
             full.register(fd, select.POLLOUT)
             full.poll()
@@ -458,8 +458,8 @@ def _write_all(fd: int, data: bytes) -> tuple[int, OSError | None]:
 
 
 def _hold_standard_streams() -> None:
-    """Give what the parent closed of 0, 1 and 2 to /dev/null: else the first sockets get these numbers, and what some
-    library prints goes to a client."""
+    """Open /dev/null as each of 0, 1 and 2 that the parent closed. Otherwise a socket would get the number, and the
+    prints of a library would go to a client."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)

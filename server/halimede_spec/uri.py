@@ -1,8 +1,8 @@
-"""Where a model is: URIs of stores, of web servers, of claims and of folders. Pure.
+"""URIs of models: in stores, on web servers, in persistent volume claims and in folders. Pure.
 
-`s3://bucket/key`, `s3://https://host:port/bucket/key` (Triton's form for other servers than Amazon's),
+`s3://bucket/key`, `s3://https://host:port/bucket/key` (Triton's form for servers other than Amazon's),
 `gs://bucket/key`, `az://container/key` and `azure://container/key`, `as://account/container/key` (Triton's form),
-`http(s)://…`, `pvc://claim/path` and `file:///path`. A path that ends in `/` is a folder for certain.
+`http(s)://…`, `pvc://claim/path` and `file:///path`. A path that ends in `/` is always a folder.
 """
 
 import re
@@ -29,8 +29,8 @@ class Scheme(Enum):
 class Uri:
     """`container` is the bucket, the container, the claim or the host; `path` has no slash at either end.
 
-    `display` is what people are shown: without user, password and query. `address` is the whole of an http URI, and of
-    s3 the server that it names, "" for none. `account` is Azure's.
+    `display` is the text for people: without user, password and query. `address` is the whole URI for http, and for s3
+    the server that the URI names; "" for Amazon's. `account` is Azure's.
     """
 
     scheme: Scheme
@@ -47,7 +47,7 @@ class Uri:
         return self.path.rpartition("/")[2]
 
     def child(self, name: str) -> "Uri":
-        """The folder of this name in it."""
+        """The subfolder of this name."""
         path = f"{self.path}/{name}" if self.path else name
         display = f"{self.display.rstrip('/')}/{name}/"
         return Uri(self.scheme, display, self.container, path, True, self.account, self.address)
@@ -69,7 +69,7 @@ class UriFault(Enum):
 
 
 class UriError(ValueError):
-    """The text is no URI of a model. The message never repeats a password or a query."""
+    """The text is not a URI of a model. The message never repeats a password or a query."""
 
     def __init__(self, fault: UriFault, message: str) -> None:
         super().__init__(message)
@@ -84,7 +84,7 @@ _S3_SERVER = re.compile(r"(https?://)?([A-Za-z0-9.-]+|\[[0-9a-f:.]+\])(:\d{1,5})
 
 
 def parse_uri(text: str) -> Uri:
-    """The URI; UriError where it is none."""
+    """Parse a URI of a model. Raises UriError."""
     if any(unicodedata.category(each) in ("Cc", "Cs") for each in text):
         raise UriError(UriFault.CHARACTERS, "a URI must be valid UTF-8 without control characters")
     scheme, separator, rest = text.partition("://")
@@ -101,7 +101,7 @@ def parse_uri(text: str) -> Uri:
             if found is None:
                 raise UriError(
                     UriFault.ACCOUNT,
-                    f"{_shown(text)!r} begins with no storage account; right is as://account/container/path",
+                    f"{_shown(text)!r} does not begin with a storage account; use as://account/container/path",
                 )
             return _in_container(Scheme.AZURE, text, inside, account=found[1])
         case "http" | "https":
@@ -110,14 +110,16 @@ def parse_uri(text: str) -> Uri:
             return _in_container(Scheme.PVC, text, rest)
         case "file":
             if not rest.startswith("/"):
-                raise UriError(UriFault.SLASHES, f"{_shown(text)!r}: right is file:///path")
+                raise UriError(UriFault.SLASHES, f"{_shown(text)!r}: expected file:///path")
             return Uri(Scheme.FILE, text, "", _path(text, rest), rest.endswith("/"))
         case _:
-            raise UriError(UriFault.SCHEME, f"{_shown(text)!r} is no URI of a model; right are {', '.join(SCHEMES)}…")
+            raise UriError(
+                UriFault.SCHEME, f"{_shown(text)!r} is not a URI of a model; use one of {', '.join(SCHEMES)}"
+            )
 
 
 def _shown(text: str) -> str:
-    """A text that could not be understood, without what may be secret in it."""
+    """A text that is not a URI, without the parts that may be secret."""
     scheme, separator, rest = text.partition("://")
     if separator:
         head, slash, tail = rest.partition("/")
@@ -127,7 +129,7 @@ def _shown(text: str) -> str:
 
 def _s3(text: str, rest: str) -> Uri:
     server = _S3_SERVER.fullmatch(rest)
-    # Without a port and without a scheme the first part is a bucket.
+    # The first part is a bucket, unless it has a port or a scheme.
     if server is None or not (server[1] or server[3]):
         return _in_container(Scheme.S3, text, rest)
     return _in_container(Scheme.S3, text, server[4], address=f"{server[1] or 'http://'}{server[2]}{server[3] or ''}")
@@ -137,7 +139,7 @@ def _in_container(scheme: Scheme, text: str, rest: str, *, account: str = "", ad
     container, slash, path = rest.partition("/")
     if _BUCKET.fullmatch(container) is None:
         what = "claim" if scheme is Scheme.PVC else "bucket or container"
-        raise UriError(UriFault.CONTAINER, f"{_shown(text)!r} begins with no name of a {what}")
+        raise UriError(UriFault.CONTAINER, f"{_shown(text)!r} does not begin with the name of a {what}")
     is_folder = not path or path.endswith("/")
     return Uri(scheme, text, container, _path(text, slash + path), is_folder, account, address)
 
@@ -160,7 +162,7 @@ def _http(text: str) -> Uri:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise UriError(UriFault.HOST_AND_PORT, "an http URI that has no valid host and port") from None
+        raise UriError(UriFault.HOST_AND_PORT, "an http URI must have a valid host and port") from None
     place = f"[{host}]" if host and ":" in host else host or ""
     place += f":{port}" if port is not None else ""
     display = urlunsplit((parts.scheme, place, parts.path, "", ""))
@@ -168,7 +170,7 @@ def _http(text: str) -> Uri:
         raise UriError(UriFault.NO_HOST, f"{display!r} has no host")
     if parts.username is not None or parts.password is not None:
         raise UriError(
-            UriFault.USER, f"{display!r} has a user in it; right are credentials, which no list of objects shows"
+            UriFault.USER, f"{display!r} has a user name; use credentials instead, because lists of objects show URIs"
         )
     if " " in text or not text.isascii():
         raise UriError(UriFault.NOT_ENCODED, f"{display!r} has characters that must be percent-encoded")
@@ -177,14 +179,14 @@ def _http(text: str) -> Uri:
     if not name:
         raise UriError(
             UriFault.NO_FILE,
-            f"{display!r} names no file; http has no folders to list: right is a model file or an archive",
+            f"{display!r} does not name a file; http cannot list folders: use a model file or an archive",
         )
     _check_path(name, display)
     return Uri(Scheme.HTTP, display, place, path, False, "", urlunsplit(parts._replace(fragment="")))
 
 
 def path_problem(path: str) -> str | None:
-    """Why this relative path may not become one on disk, None when it may."""
+    """Why this relative path must not be used on disk; None for a valid one."""
     if path.startswith("/"):
         return "is an absolute path"
     if "\\" in path:

@@ -377,7 +377,7 @@ def test_an_api_in_two_groups_is_an_error() -> None:
     [
         ("--model-repository=/no/where", "repository path is not a valid directory: /no/where"),
         ("--model-repository=ftp://host/models", "ftp:// names no repository; expected a directory, s3://"),
-        ("--model-repository=s3:///models", "'s3:///models' begins with no name of a bucket or container"),
+        ("--model-repository=s3:///models", "'s3:///models' does not begin with the name of a bucket or container"),
         ("--model-repository=", "repository path is not a valid directory: it is empty"),
         ("--allow-http=yes", "Invalid option value. Got yes; expected true, on, 1, false, off, 0"),
         ("--http-port=x", "Invalid option value. Got x; expected an integer"),

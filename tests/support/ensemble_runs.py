@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from halimede.core.ensemble.graph import Graph
-from halimede.core.ensemble.run import Answer, Call, EnsembleRun, RunAction
+from halimede.core.ensemble.run import CallStep, EnsembleRun, GiveAnswer, RunAction
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from support.graphs import graph, model, tensor
 
@@ -70,16 +70,16 @@ class Player:
     @property
     def called(self) -> list[tuple[int, int]]:
         """Call and step of the last calls."""
-        return [(action.call, action.step) for action in self.last if isinstance(action, Call)]
+        return [(action.call, action.step) for action in self.last if isinstance(action, CallStep)]
 
     @property
     def requests(self) -> list[InferenceRequest]:
-        return [action.request for action in self.last if isinstance(action, Call)]
+        return [action.request for action in self.last if isinstance(action, CallStep)]
 
     @property
     def response(self) -> InferenceResponse:
         """The only answer among the last actions."""
-        (answer,) = [action for action in self.last if isinstance(action, Answer)]
+        (answer,) = [action for action in self.last if isinstance(action, GiveAnswer)]
         return answer.response
 
 

@@ -148,7 +148,7 @@ class Backend(Protocol):
     """One way to run models. Stateless: the server makes one object per backend and calls it from several threads."""
 
     default_model_filename: str
-    """The artifact's name inside a version directory unless the configuration sets it; "" if there is none."""
+    """The artifact's name inside a version directory unless the configuration sets it; "" for no artifact."""
     isolation: str
     """Where instances run unless the model's parameter ISOLATION is set: "thread", in the server, for runtimes that
     release the interpreter's lock, or "process", each in a worker process, which the parameter cannot change. Models

@@ -24,8 +24,8 @@ def backend_names() -> tuple[str, ...]:
 def find_backend(name: str, directory: Path | None = None) -> Backend:
     """The backend of that name; `directory` is `--backend-directory`.
 
-    An installed backend takes precedence over one in the directory. INVALID_ARG if there is none, INTERNAL if it is
-    broken.
+    An installed backend takes precedence over one in the directory. Raises INVALID_ARG for an unknown name,
+    INTERNAL for a broken backend.
     """
     backend = installed_backend(name)
     if backend is not None:

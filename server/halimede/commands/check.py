@@ -125,13 +125,13 @@ def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
     """One row per finding; the first row has the model's name."""
     versions = ",".join(map(str, verdict.versions))
     head = (printable(verdict.name), "yes" if verdict.loads else "NO", verdict.backend, versions)
-    said = [
+    rows = [
         *(("refused", text) for text in verdict.refused),
         *(("ignored", text) for text in verdict.ignored),
         *(("warning", text) for text in verdict.warnings),
         ("honoured", ", ".join(verdict.honoured) or "(nothing is configured)"),
     ]
-    for what, text in said:
+    for what, text in rows:
         yield (*head, what, printable(text))
         head = ("", "", "", "")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from halimede.backends.service_calls import ResultT_co, ServiceCall
     from halimede.core.config.model_view import ModelView
     from halimede.core.types import InferenceRequest
-    from halimede.runtime.prepare import LoadOptions, ModelPlan
+    from halimede.runtime.prepare import LoadOptions, LoadPlan
     from halimede.runtime.repository import ModelEntry
 
 
@@ -112,7 +112,7 @@ def run(model: Path, files: tuple[Path, ...]) -> int:
         runner.close()
 
 
-def _planned(model: Path) -> "tuple[ModelEntry, ModelPlan, LoadOptions]":
+def _planned(model: Path) -> "tuple[ModelEntry, LoadPlan, LoadOptions]":
     """The model, its complete configuration, and the options it was planned with. InferenceError, OSError."""
     from halimede.backends.python.backend import PythonBackend
     from halimede.commands.explain_config import DEFAULT_BACKEND_DIRECTORY, ModelFlags, find_model

@@ -26,7 +26,7 @@ from halimede.commands.readers import (
 )
 
 if TYPE_CHECKING:
-    from halimede.runtime.prepare import LoadOptions, ModelPlan
+    from halimede.runtime.prepare import LoadOptions, LoadPlan
     from halimede.runtime.repository import ModelEntry, ModelRepository
 
 DEFAULT_BACKEND_DIRECTORY = "/opt/tritonserver/backends"
@@ -102,7 +102,7 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
-def printed(plan: "ModelPlan", form: str) -> str:
+def printed(plan: "LoadPlan", form: str) -> str:
     """The plan's configuration with the origin of each value that is set."""
     import orjson
 

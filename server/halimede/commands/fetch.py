@@ -16,7 +16,7 @@ from halimede.termination import MAX_BYTES, TERMINATION_LOG, tell
 
 if TYPE_CHECKING:
     from halimede.fetch.errors import Exit
-    from halimede.fetch.plan import Plan
+    from halimede.fetch.plan import FetchPlan
     from halimede.fetch.secrets import Secrets
 
 DEFAULT_TIMEOUT_SECS = 60.0
@@ -59,19 +59,19 @@ def run(
         retries = RetryPolicy(timeout_secs, is_first=known is None, known=known or "")
         fetched = fetch_plan(plan, into, environment, retries)
     except FetchError as error:
-        said = failure_text(secrets.hide(error.message))
+        message = failure_text(secrets.hide(error.message))
         code = int(error.code)
         if is_init_container:
-            _keep_known(into, error.code, said)
+            _keep_known(into, error.code, message)
     except Exception as error:
         logging.getLogger(__name__).exception("the fetch failed")
-        said = failure_text(secrets.hide(f"{type(error).__name__}: {error}"))
+        message = failure_text(secrets.hide(f"{type(error).__name__}: {error}"))
         code = UNEXPECTED
     else:
         tell(success_text(fetched), termination_log)
         return 0
-    click.echo(f"Error: {said}", err=True)
-    tell(said, termination_log)
+    click.echo(f"Error: {message}", err=True)
+    tell(message, termination_log)
     return code
 
 
@@ -81,24 +81,24 @@ def _take_known(into: Path) -> str | None:
 
     file = into / HIDDEN / UNREACHABLE_FILE
     try:
-        said = file.read_text()
+        message = file.read_text()
         # Deleted now: a run that is killed reports another reason, so the next run must report this one again.
         file.unlink()
     except OSError:
         return None
-    return said
+    return message
 
 
-def _keep_known(into: Path, code: "Exit", said: str) -> None:
+def _keep_known(into: Path, code: "Exit", message: str) -> None:
     from halimede.fetch.errors import Exit
     from halimede.fetch.repository import HIDDEN
 
     if code in (Exit.UNREACHABLE, Exit.RECOVERED):
         with suppress(OSError):
-            (into / HIDDEN / UNREACHABLE_FILE).write_text(said if code is Exit.UNREACHABLE else "")
+            (into / HIDDEN / UNREACHABLE_FILE).write_text(message if code is Exit.UNREACHABLE else "")
 
 
-def _read(plan_file: str) -> "Plan":
+def _read(plan_file: str) -> "FetchPlan":
     from halimede.fetch.errors import Exit, FetchError
     from halimede.fetch.plan import read_plan
 
@@ -111,7 +111,7 @@ def _read(plan_file: str) -> "Plan":
     return plan
 
 
-def _secrets(plan: "Plan", environment: dict[str, str]) -> "Secrets":
+def _secrets(plan: "FetchPlan", environment: dict[str, str]) -> "Secrets":
     """All values that must not be printed. Unreadable credentials are skipped here; the model's fetch reports them."""
     from halimede.fetch.credentials import read_credentials, secret_values, secrets_of_environment
     from halimede.fetch.errors import FetchError

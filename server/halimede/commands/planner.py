@@ -10,7 +10,7 @@ from halimede.core.config.explain import Stage
 from halimede.core.ensemble.graph import members_of
 from halimede.core.repository.plan import ensemble_graph
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.runtime.prepare import LoadOptions, ModelPlan, check_versions, plan_model
+from halimede.runtime.prepare import LoadOptions, LoadPlan, check_versions, plan_model
 from halimede.runtime.repository import ModelEntry
 from halimede.workers.abandon import Abandon
 
@@ -27,9 +27,9 @@ class Planner:
         self._repository = repository
         self._options = options
         # The error of a model that cannot be loaded; None while its plan is being made.
-        self._made: dict[str, ModelPlan | InferenceError | None] = {}
+        self._made: dict[str, LoadPlan | InferenceError | None] = {}
 
-    def plan(self, entry: ModelEntry) -> ModelPlan:
+    def plan(self, entry: ModelEntry) -> LoadPlan:
         """The plan of the model; InferenceError with every problem that a load would find."""
         if entry.name not in self._made:
             self._made[entry.name] = None
@@ -44,7 +44,7 @@ class Planner:
             raise RuntimeError(f"the plan of '{entry.name}' needs itself")
         return made
 
-    def _plan(self, entry: ModelEntry) -> ModelPlan:
+    def _plan(self, entry: ModelEntry) -> LoadPlan:
         plan = plan_model(entry, self._options, Abandon())
         check_versions(entry, plan, self._options, Abandon())
         members = []
@@ -59,7 +59,7 @@ class Planner:
         _, config = ensemble_graph(plan.config, members)
         return replace(plan, config=config, stages=(*plan.stages, Stage("the steps' models", config)))
 
-    def _step(self, ensemble: str, name: str) -> ModelPlan:
+    def _step(self, ensemble: str, name: str) -> LoadPlan:
         """The plan of a step's model. Its errors also name the ensemble."""
         if name in self._made and self._made[name] is None:
             text = f"circular dependency between ensembles: {name} -> ... -> {ensemble} -> {name}"

@@ -21,7 +21,7 @@ class Exit(IntEnum):
 
 
 class FetchError(Exception):
-    """A fetch failed: the exit code, and a text with the root cause that says what would be right."""
+    """A fetch failed: the exit code, and a text with the root cause and a way to fix it."""
 
     def __init__(self, code: Exit, message: str) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ class Classified:
 
 _EXPIRED = (Action.FAIL, Exit.AUTH, "the credentials have expired")
 _REFUSED = (Action.FAIL, Exit.AUTH, "access was denied")
-_ELSEWHERE = (Action.FAIL, Exit.NOT_FOUND, "it is elsewhere; right may be another region or endpoint")
+_ELSEWHERE = (Action.FAIL, Exit.NOT_FOUND, "it is elsewhere; try another region or endpoint")
 _MISSING = (Action.FAIL, Exit.NOT_FOUND, "it is not there")
 _BUSY = (Action.RETRY, Exit.UNREACHABLE, "{store} answers with an error")
 
@@ -184,7 +184,7 @@ def pause_secs(failures: int, jitter: float) -> float:
 
 
 def code_in(body: str) -> str:
-    """The store's error code in the body of a response, in the XML of S3, Google and Azure; "" if there is none."""
+    """The store's error code in the body of a response, in the XML of S3, Google and Azure; "" for no code."""
     found = _CODE.search(body)
     return found[1] if found else ""
 

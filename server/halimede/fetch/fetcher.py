@@ -32,7 +32,7 @@ from halimede.fetch.layout import (
     single_file,
 )
 from halimede.fetch.merge import MadeConfig, make_config, pbtxt, read_own
-from halimede.fetch.plan import ModelPlan, Plan
+from halimede.fetch.plan import FetchPlan, PlannedModel
 from halimede.fetch.report import FetchedModel
 from halimede.fetch.repository import Repository
 from halimede.fetch.retry import RetryPolicy
@@ -48,7 +48,7 @@ MAX_STARTS = 5
 """How often a fetch may start, as it restarts if the store's objects change meanwhile."""
 
 
-def fetch_plan(plan: Plan, into: Path, environment: Mapping[str, str], retries: RetryPolicy) -> list[FetchedModel]:
+def fetch_plan(plan: FetchPlan, into: Path, environment: Mapping[str, str], retries: RetryPolicy) -> list[FetchedModel]:
     """Make the plan's repository; FetchError at the first model that cannot be fetched."""
     with _file_system_said():
         into.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def fetch_plan(plan: Plan, into: Path, environment: Mapping[str, str], retries: 
     return fetched
 
 
-def _cache(plan: Plan) -> Cache | None:
+def _cache(plan: FetchPlan) -> Cache | None:
     return Cache(Path(plan.cache.path), plan.cache.size_limit_bytes) if plan.cache is not None else None
 
 
@@ -105,7 +105,7 @@ class Fetcher:
         self._environment = environment
         self._retries = retries
 
-    def fetch(self, model: ModelPlan) -> FetchedModel:
+    def fetch(self, model: PlannedModel) -> FetchedModel:
         """Make the model's directory, unless it already exists as planned; FetchError, OSError."""
         if model.uri.scheme in (Scheme.FILE, Scheme.PVC):
             return self._link(model)
@@ -121,7 +121,7 @@ class Fetcher:
         if not self._is_shared:
             shutil.rmtree(self._cache.root, ignore_errors=True)
 
-    def _open(self, model: ModelPlan) -> Source:
+    def _open(self, model: PlannedModel) -> Source:
         folder = credentials_folder(model, self._s3)
         credentials = read_credentials(folder) if folder is not None else None
         bundle = None
@@ -132,7 +132,7 @@ class Fetcher:
                 raise FetchError(Exit.BAD_PLAN, f"CA bundle {model.ca_bundle}: {error.strerror}") from None
         return open_source(model.uri, credentials, self._environment, bundle, self._s3, self._retries)
 
-    def _bring(self, model: ModelPlan) -> FetchedModel:
+    def _bring(self, model: PlannedModel) -> FetchedModel:
         if model.digest is not None:
             # A digest identifies the content, so a cached entry can be used without asking the store.
             name = model.digest.replace(":", "-")
@@ -154,7 +154,7 @@ class Fetcher:
                     self._download(model, source, files, single, listing, name)
                     cached = False
 
-    def _ask(self, model: ModelPlan) -> tuple[Source, RemoteFile | None, list[RemoteFile]]:
+    def _ask(self, model: PlannedModel) -> tuple[Source, RemoteFile | None, list[RemoteFile]]:
         """What the store has at the URI: a single file, or a directory's list of files. Each try reads credentials and
         CA bundle again, because they may be what has to change."""
         source = self._open(model)
@@ -164,7 +164,7 @@ class Fetcher:
             return source, single, []
         return source, None, source.listing()
 
-    def _list(self, model: ModelPlan) -> tuple[Source, tuple[RemoteFile, ...], str | None]:
+    def _list(self, model: PlannedModel) -> tuple[Source, tuple[RemoteFile, ...], str | None]:
         """The files to download, and the name of a single file. A directory without a digest is reduced to the files
         that are served."""
         where = model.uri.display
@@ -198,7 +198,7 @@ class Fetcher:
 
     def _download(
         self,
-        model: ModelPlan,
+        model: PlannedModel,
         source: Source,
         files: Sequence[RemoteFile],
         single: str | None,
@@ -231,7 +231,7 @@ class Fetcher:
             self._cache.make_room(name, size, 0, f"model '{model.name}', unpacked,")
         self._cache.commit(name, content, digest, hashes, is_single=single is not None and not is_packed)
 
-    def _unpacked(self, folder: Path, archive: Path, model: ModelPlan) -> Path:
+    def _unpacked(self, folder: Path, archive: Path, model: PlannedModel) -> Path:
         target = folder / "unpacked"
         self._cache.remove(target)
         log.info("model '%s': unpacking %s", model.name, archive.name)
@@ -240,7 +240,7 @@ class Fetcher:
         root = archive_root(list(files_below(target)))
         return target / root if root else target
 
-    def _from_cache(self, model: ModelPlan, name: str, *, cached: bool = True) -> FetchedModel | None:
+    def _from_cache(self, model: PlannedModel, name: str, *, cached: bool = True) -> FetchedModel | None:
         """The model's directory, made from a cache entry; None if there is no such entry."""
         with self._cache.reading(name, self._retries):
             entry = self._cache.find(name)
@@ -258,7 +258,7 @@ class Fetcher:
             self._cache.drop(name)
         return fetched
 
-    def _checked(self, entry: Entry, model: ModelPlan) -> Entry | None:
+    def _checked(self, entry: Entry, model: PlannedModel) -> Entry | None:
         """The entry, if no file has changed: other processes may write to a shared cache."""
         hashes = {path: file_hash(entry.files / path) for path in entry.hashes}
         if hashes == entry.hashes and entry.digest == model.digest:
@@ -267,7 +267,7 @@ class Fetcher:
         self._cache.spoil(entry)
         return None
 
-    def _place(self, model: ModelPlan, content: Content, *, link: bool) -> None:
+    def _place(self, model: PlannedModel, content: Content, *, link: bool) -> None:
         where = model.uri.display
         if content.single is not None:
             layout = Layout((1,), is_flat=True)
@@ -291,7 +291,7 @@ class Fetcher:
             link=link,
         )
 
-    def _config(self, model: ModelPlan, layout: Layout, content: Content) -> MadeConfig:
+    def _config(self, model: PlannedModel, layout: Layout, content: Content) -> MadeConfig:
         own: ParsedConfig | None = None
         where = model.uri.display
         if layout.config:
@@ -301,7 +301,7 @@ class Fetcher:
             own = read_own(layout.config, path.read_bytes(), where)
         return make_config(own, model.config, model.name, model.format)
 
-    def _link(self, model: ModelPlan) -> FetchedModel:
+    def _link(self, model: PlannedModel) -> FetchedModel:
         """Make a directory of links to mounted files."""
         base = _mounted(model)
         single = base.name if base.is_file() else None
@@ -323,7 +323,7 @@ class Fetcher:
         size = sum(content.locate(path).stat().st_size for path in content.paths)
         return FetchedModel(model.name, digest, size, len(content.paths), _now(), cached=False)
 
-    def _unchanged(self, model: ModelPlan, name: str) -> FetchedModel | None:
+    def _unchanged(self, model: PlannedModel, name: str) -> FetchedModel | None:
         """The record of the model's directory, if a fetch would make the same again: then this is a restart."""
         record = self._repository.record(model.name)
         if record is None:
@@ -333,19 +333,19 @@ class Fetcher:
             return None
         return FetchedModel(**{**document["fetched"], "cached": True})
 
-    def _note(self, model: ModelPlan, name: str, fetched: FetchedModel) -> None:
+    def _note(self, model: PlannedModel, name: str, fetched: FetchedModel) -> None:
         record = {"recipe": _recipe(model, name), "fetched": asdict(fetched)}
         self._repository.note(model.name, orjson.dumps(record))
 
 
-def credentials_folder(model: ModelPlan, s3: S3Defaults) -> str | None:
+def credentials_folder(model: PlannedModel, s3: S3Defaults) -> str | None:
     """The directory with the model's credentials; None without any."""
     if model.credentials is not None or model.uri.scheme is not Scheme.S3 or s3.credentials is None:
         return model.credentials
     return s3.credentials if has_credentials(s3.credentials) else None
 
 
-def _recipe(model: ModelPlan, name: str) -> str:
+def _recipe(model: PlannedModel, name: str) -> str:
     """A text of everything that determines a model's directory."""
     config = to_json(model.config.config).decode() if model.config is not None else ""
     given = sorted(model.config.locations) if model.config is not None else []
@@ -353,14 +353,14 @@ def _recipe(model: ModelPlan, name: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _mounted(model: ModelPlan) -> Path:
+def _mounted(model: PlannedModel) -> Path:
     """Where the files are: below a claim's mount, or at the mount of the directory or file itself."""
     if model.uri.scheme is Scheme.PVC and model.mount is not None:
         return Path(model.mount, model.uri.path)
     return Path(model.mount if model.mount is not None else f"/{model.uri.path}")
 
 
-def _wrong_digest(model: ModelPlan, found: str) -> FetchError:
+def _wrong_digest(model: PlannedModel, found: str) -> FetchError:
     text = f"{model.uri.display} has the digest {found}, and {model.digest} was asked for"
     return FetchError(Exit.DIGEST, text)
 

@@ -24,15 +24,15 @@ ARCHIVES = (".tar.gz", ".tgz", ".zip")
 _ARTIFACTS = {artifact.filename for artifact in DEFAULT_ARTIFACTS}
 _FILE_OF_BACKEND = dict(FORMATS.values())
 _ACCEPTED = (
-    "right are a model's folder (config.pbtxt or numbered versions), a folder with model.onnx or model.py, "
+    "use a model's folder (config.pbtxt or numbered versions), a folder with model.onnx or model.py, "
     "or one .onnx or .py file"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`config` is the configuration's path, "" if there is none. `versions` are the existing versions; if there are
-    none, and it is not `flat`, it is an ensemble or invalid. A `flat` layout has all its files in version 1."""
+    """`config` is the configuration's path; "" for a model without one. `versions` are the existing versions. A layout
+    without versions is an ensemble's or invalid. In a flat layout all files belong to version 1."""
 
     versions: tuple[int, ...]
     config: str = ""
@@ -54,16 +54,16 @@ def folder_layout(paths: Collection[str], where: str) -> Layout:
         versions = tuple(sorted(int(top) for top, inside in tops.items() if inside and is_version(top)))
         misplaced = sorted(_ARTIFACTS & tops.keys())
         if not versions and misplaced:
-            text = f"{where}: {misplaced[0]} lies beside {config}; right is 1/{misplaced[0]}"
+            text = f"{where}: {misplaced[0]} is beside {config}; move it to 1/{misplaced[0]}"
             raise FetchError(Exit.NOT_A_MODEL, text)
         return Layout(versions, config)
     if _ARTIFACTS & tops.keys():
         return Layout((1,), is_flat=True)
     if models := models_in(paths):
-        text = f"{where} holds several models: {named(models)}; right is the folder of one, such as {models[0]}/"
+        text = f"{where} holds several models: {named(models)}; use the folder of one, such as {models[0]}/"
         raise FetchError(Exit.NOT_A_MODEL, text)
     found = named(sorted(tops)) if tops else "nothing"
-    raise FetchError(Exit.NOT_A_MODEL, f"{where} is no model, it holds {found}; {_ACCEPTED}")
+    raise FetchError(Exit.NOT_A_MODEL, f"{where} is not a model: it holds {found}; {_ACCEPTED}")
 
 
 def models_in(paths: Iterable[str]) -> tuple[str, ...]:
@@ -85,7 +85,9 @@ def single_file(name: str, form: str | None, where: str) -> str:
     if form is not None and not name.endswith(tuple(SUFFIXES)):
         return FORMATS[form][1]
     fault = (
-        f"is no file of a model of format {form}" if form else f"is no model; {_ACCEPTED}, or an archive of a folder"
+        f"is not a file of a model of format {form}"
+        if form
+        else f"is not a model; {_ACCEPTED}, or an archive of a folder"
     )
     raise FetchError(Exit.NOT_A_MODEL, f"{where} {fault}")
 
@@ -115,9 +117,7 @@ def selected_versions(layout: Layout, config: ModelConfig, where: str) -> tuple[
     if not layout.versions:
         if config.ensemble_scheduling is not None or config.platform == ENSEMBLE_PLATFORM:
             return ()
-        raise FetchError(
-            Exit.NOT_A_MODEL, f"{where} holds no version: right is a numbered folder, such as 1/model.onnx"
-        )
+        raise FetchError(Exit.NOT_A_MODEL, f"{where} holds no version: add a numbered folder, such as 1/model.onnx")
     try:
         return select_versions(config.version_policy, layout.versions, where)
     except InferenceError as error:

@@ -27,8 +27,8 @@ def read_own(filename: str, content: bytes, where: str) -> ParsedConfig:
     """The directory's configuration; NOT_A_MODEL with all its problems if it is invalid."""
     parsed = read_config(filename, content)
     if parsed.problems:
-        said = named([f"{filename}:{problem}" for problem in parsed.problems], "; ")
-        raise FetchError(Exit.NOT_A_MODEL, f"{where}: {said}")
+        declared = named([f"{filename}:{problem}" for problem in parsed.problems], "; ")
+        raise FetchError(Exit.NOT_A_MODEL, f"{where}: {declared}")
     return parsed
 
 
@@ -72,8 +72,8 @@ def _merged(
 
 
 def _with_backend(config: ModelConfig, backend: str, name: str, form: str) -> ModelConfig:
-    said = config.backend or PLATFORMS.get(config.platform, config.platform)
-    if said and said != backend:
-        text = f"model '{name}': its configuration says {said}, and the format {form} means backend {backend}"
+    declared = config.backend or PLATFORMS.get(config.platform, config.platform)
+    if declared and declared != backend:
+        text = f"model '{name}': its configuration says {declared}, and the format {form} means backend {backend}"
         raise FetchError(Exit.NOT_A_MODEL, text)
-    return config if said else replace(config, backend=backend)
+    return config if declared else replace(config, backend=backend)

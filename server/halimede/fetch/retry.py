@@ -62,13 +62,13 @@ class RetryPolicy:
         """Wait before the URI `where` is tried again; UNREACHABLE if this gives up."""
         now = time.monotonic()
         secs = pause_secs(failures, random.random())  # noqa: S311 - no secret, only not all at once
-        said = f"{where}: {fault}"
+        message = f"{where}: {fault}"
         limit_secs = self._timeout_secs if where in self._answered else self._first_secs
-        if said == self._known:
+        if message == self._known:
             self._progress_at = now
         elif now + secs - self._progress_at >= limit_secs:
-            raise FetchError(Exit.UNREACHABLE, said)
-        log.warning("%s; trying again in %.1f s", said, secs)
+            raise FetchError(Exit.UNREACHABLE, message)
+        log.warning("%s; trying again in %.1f s", message, secs)
         if self.abort.wait(secs):
             raise AbortedError
 

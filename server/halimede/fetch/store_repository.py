@@ -24,7 +24,7 @@ from halimede.fetch.secrets import Secrets
 from halimede.fetch.source import open_source
 from halimede.fetch.tree import safe_tree
 from halimede.runtime.repository import Listing, ModelEntry, ModelRepository
-from halimede_spec.fetch_plan import ModelPlan, S3Defaults
+from halimede_spec.fetch_plan import PlannedModel, S3Defaults
 from halimede_spec.uri import Uri
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class StoreRepository(ModelRepository):
         fetcher = Fetcher(repository, None, S3Defaults(), self._environment, RetryPolicy(TIMEOUT_SECS))
         try:
             with self._told():
-                fetcher.fetch(ModelPlan(name, uri.child(name)))
+                fetcher.fetch(PlannedModel(name, uri.child(name)))
         except FetchError as error:
             if error.code is not Exit.NOT_FOUND:
                 raise OSError(self._secrets.hide(error.message)) from None

@@ -13,8 +13,8 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file, by its path below the URI. `validator` changes with its content, "" if the store has none; `size` is in
-    bytes, None if the store does not report it."""
+    """A file, by its path below the URI. `validator` changes with its content; "" if the store has none. `size` is in
+    bytes; None if the store does not report it."""
 
     path: str
     size: int | None
@@ -31,14 +31,14 @@ def safe_tree(listed: Iterable[RemoteFile], where: str) -> tuple[RemoteFile, ...
     for each in listed:
         if len(files) == MAX_FILES:
             raise FetchError(
-                Exit.NOT_A_MODEL, f"{where} holds more than {MAX_FILES} objects: right is one model's folder"
+                Exit.NOT_A_MODEL, f"{where} holds more than {MAX_FILES} objects: use the folder of one model"
             )
         if not each.path:
             continue  # the directory's own marker
         if problem := path_problem(each.path):
             problems.append(f"{_quoted(each.path)} {problem}")
         elif each.path in files:
-            problems.append(f"{_quoted(each.path)} is there twice")
+            problems.append(f"{_quoted(each.path)} is listed twice")
         else:
             files[each.path] = each
     folders = {folder for path in files for folder in _parents(path)}

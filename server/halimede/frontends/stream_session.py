@@ -56,11 +56,11 @@ class Slot(Generic[T]):
     ticket: int = 0
     held_bytes: int = 0
     has_ended: bool = False
-    ready: "list[Answer[T]]" = field(default_factory=list)
+    ready: "list[StreamAnswer[T]]" = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Answer(Generic[T]):
+class StreamAnswer(Generic[T]):
     """One answer in the queue; `size_bytes` is what it counts while it is unsent."""
 
     slot: Slot[T]
@@ -90,7 +90,7 @@ class StreamSession(Generic[T]):
 
     def __init__(self, server: Inferences, limits: StreamLimits = UNLIMITED) -> None:
         self.is_over = False
-        self.unsent: deque[Answer[T]] = deque()
+        self.unsent: deque[StreamAnswer[T]] = deque()
         self.unsent_bytes = 0
         self.unacknowledged: list[Slot[T]] = []
         self._server = server
@@ -136,7 +136,7 @@ class StreamSession(Generic[T]):
             self.finished(slot)
         if self.is_over:
             return
-        answer = Answer(slot, content, size_bytes, is_final)
+        answer = StreamAnswer(slot, content, size_bytes, is_final)
         if slot.is_ordered:
             slot.ready.append(answer)
             self._advance()
@@ -175,17 +175,17 @@ class StreamSession(Generic[T]):
             self._ordered.popleft()
             self._unanswered -= 1
 
-    def _queue(self, answer: Answer[T]) -> None:
+    def _queue(self, answer: StreamAnswer[T]) -> None:
         self.unsent.append(answer)
         self.unsent_bytes += answer.size_bytes
 
-    def take(self) -> Answer[T]:
+    def take(self) -> StreamAnswer[T]:
         """Take the next answer to send. There must be one."""
         answer = self.unsent.popleft()
         self.unsent_bytes -= answer.size_bytes
         return answer
 
-    def sent(self, answer: Answer[T], *, has_room: bool) -> None:
+    def sent(self, answer: StreamAnswer[T], *, has_room: bool) -> None:
         """An answer was sent; the client has room for more, or not. A final answer is not acknowledged."""
         if answer.is_final:
             return

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.ensemble.graph import Graph
-from halimede.core.ensemble.run import Acknowledge, Answer, Call, EnsembleRun, RunAction
+from halimede.core.ensemble.run import Acknowledge, CallStep, EnsembleRun, GiveAnswer, RunAction
 from halimede.core.schedule.wait_graph import Held, Place
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller, Computed
@@ -209,9 +209,9 @@ class Ensemble:
     def _perform(self, running: Running, decide: Decide, what: tuple[Any, ...]) -> None:
         try:
             for action in decide(*what):
-                if isinstance(action, Call):
+                if isinstance(action, CallStep):
                     self._call(running, action)
-                elif isinstance(action, Answer):
+                elif isinstance(action, GiveAnswer):
                     self._answer(running, action.response)
                 elif isinstance(action, Acknowledge):
                     running.held.append(action.call)
@@ -225,7 +225,7 @@ class Ensemble:
             failed = f"in ensemble '{self._name}', the server failed"
             self._give_up(running, InferenceError(ErrorCode.INTERNAL, failed))
 
-    def _call(self, running: Running, call: Call) -> None:
+    def _call(self, running: Running, call: CallStep) -> None:
         """Make a call, or have it wait at its step's gate."""
         if running.is_over:
             return
@@ -244,7 +244,7 @@ class Ensemble:
         except InferenceError as error:
             self._answered(running, call.call, _refused(call, error))
 
-    def _infer(self, running: Running, call: Call) -> None:
+    def _infer(self, running: Running, call: CallStep) -> None:
         number = call.call
         calls = running.calls
         calls[number] = 0
@@ -356,7 +356,7 @@ class Ensemble:
         requests.finish(flight, response, None, reason=reason)
 
 
-def _refused(call: Call, error: InferenceError) -> InferenceResponse:
+def _refused(call: CallStep, error: InferenceError) -> InferenceResponse:
     """The response to a call that was not made."""
     request = call.request
     error = InferenceError(error.code, of_request(request.id, error.message))

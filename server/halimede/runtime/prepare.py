@@ -1,11 +1,11 @@
-"""From a model directory to loaded backend models: everything of a load that blocks. Runs on a load thread.
+"""From a model directory to loaded backend models: all blocking work of a load. Runs on a load thread.
 
 The order: read the configuration, find the backend, let it complete the configuration from the model file, fill
-defaults, check the result whole, then load each version that the policy selects. Whatever is wrong is raised as one
-InferenceError that names every problem.
+defaults, check the complete configuration, then load each version that the policy selects. All problems are raised as
+one InferenceError.
 
-An ensemble has no backend: nothing completes its configuration and nothing of it is loaded. Whether it fits its steps'
-models is seen when these are there, in `core.repository.plan`.
+An ensemble has no backend, so its configuration is not completed and no file of it is loaded. `core.repository.plan`
+checks it against its steps' models once these are loaded.
 """
 
 import json
@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What a load depends on beside the model itself."""
+    """The inputs of a load other than the model itself."""
 
     inventory: Inventory
     backend_config: Mapping[str, Mapping[str, str]]
@@ -81,8 +81,8 @@ class LoadOptions:
 class PreparedVersion:
     """One version, ready for its instances.
 
-    They are made from `model` on threads; of an `isolated` one each process loads the model for itself. An ensemble has
-    neither.
+    Instances on threads are made from `model`. For an `isolated` version each process loads the model itself. An
+    ensemble has neither.
     """
 
     version: int
@@ -101,7 +101,7 @@ class PreparedVersion:
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """All selected versions of a model, loaded in so many seconds, without instances yet."""
+    """All selected versions of a model, without instances yet, and how long their load took."""
 
     labels: Mapping[str, tuple[str, ...]]
     versions: tuple[PreparedVersion, ...]
@@ -118,12 +118,12 @@ class PreparedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPlan:
+class LoadPlan:
     """A complete, checked configuration and the versions to load under it.
 
-    `stages` are the steps from what the file says to it, `locations` the places in the file, and `notes` what in the
-    file has no effect. `warnings` are about the model as a whole. An ensemble has no `backend`, no `isolation` and no
-    `placements`.
+    `stages` are the steps from the file's configuration to the complete one. `locations` has the position of each field
+    in the file, and `notes` the fields without effect. `warnings` are about the model as a whole. An ensemble has no
+    `backend`, no `isolation` and no `placements`.
     """
 
     config: ModelConfig
@@ -138,10 +138,10 @@ class ModelPlan:
     warnings: tuple[str, ...] = ()
 
 
-def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> ModelPlan:
-    """Read and complete the configuration and check all of it; ConfigError names every problem.
+def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> LoadPlan:
+    """Read, complete and check the configuration. Raises ConfigError with every problem.
 
-    VersionError where the model file cannot even be read: that is no fault of the configuration.
+    Raises VersionError if the model file cannot be read, because that is not a mistake in the configuration.
     """
     filename, config, locations, notes = _read(entry)
     stages = [Stage(filename, config)]
@@ -157,7 +157,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Mod
         if isolation == PROCESS:
             check_process_options(replace(config, name=entry.name))
         for version in versions:
-            # Tried here, because runtimes say no more than "error 13".
+            # Tried here for a clear message, because runtimes only report "error 13".
             if problem := denied(source(entry, config, backend, version, options).artifact):
                 raise VersionError(version, versions, ErrorCode.INTERNAL, problem)
         if options.autocomplete:
@@ -205,9 +205,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Mod
         log.exception("model '%s': its configuration could not be completed", entry.name, extra={"model": entry.name})
         raise ConfigError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
     warnings = tuple(undeclared(config))
-    return ModelPlan(
-        config, backend, isolation, versions, placements, labels, tuple(stages), locations, notes, warnings
-    )
+    return LoadPlan(config, backend, isolation, versions, placements, labels, tuple(stages), locations, notes, warnings)
 
 
 def _plan_ensemble(
@@ -217,16 +215,16 @@ def _plan_ensemble(
     versions: tuple[int, ...],
     locations: Mapping[str, tuple[int, int]],
     notes: tuple[Problem, ...],
-) -> ModelPlan:
-    """The plan of an ensemble, as far as its own directory shows it."""
+) -> LoadPlan:
+    """The plan of an ensemble, from its own directory alone."""
     config = apply_defaults(stages[-1].config, entry.name)
     _raise_problems(entry, filename, locate(validate(config, entry.name), locations))
     stages = (*stages, Stage(DEFAULT, config))
-    return ModelPlan(config, None, "", versions, (), _labels(entry, config), stages, locations, notes)
+    return LoadPlan(config, None, "", versions, (), _labels(entry, config), stages, locations, notes)
 
 
 def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> PreparedModel:
-    """Load every selected version, or none: what was loaded is closed again when a later version fails."""
+    """Load every selected version, or none: if a version fails, the versions loaded before it are closed."""
     begun = time.monotonic()
     plan = plan_model(entry, options, abandon)
     notes = ("; ".join(note.message for note in plan.notes),) if plan.notes else ()
@@ -258,14 +256,16 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
     return PreparedModel(plan.labels, tuple(loaded), time.monotonic() - begun)
 
 
-def check_versions(entry: ModelEntry, plan: ModelPlan, options: LoadOptions, abandon: Abandon) -> None:
-    """Find what else a load would, short of loading the model: VersionError. A python model's file is imported, and its
-    `initialize` is not called. Blocks."""
+def check_versions(entry: ModelEntry, plan: LoadPlan, options: LoadOptions, abandon: Abandon) -> None:
+    """Find the problems of a load without loading the model. Raises VersionError. Blocks.
+
+    A python model's file is imported, but its `initialize` is not called.
+    """
     if plan.backend is None:
         return
     for version in plan.versions:
         where = source(entry, plan.config, plan.backend, version, options)
-        # The completion of the configuration has imported the last one already.
+        # The completion of the configuration has already imported the last version.
         is_imported = options.autocomplete and version == plan.versions[-1]
         with _faults_of(where, plan.versions):
             if isinstance(plan.backend, Checks):
@@ -275,7 +275,7 @@ def check_versions(entry: ModelEntry, plan: ModelPlan, options: LoadOptions, aba
 
 
 def source(entry: ModelEntry, config: ModelConfig, backend: Backend, version: int, options: LoadOptions) -> ModelSource:
-    """Where one version of the model lies, for its backend."""
+    """The place of one version of the model, for its backend."""
     filename = config.default_model_filename or backend.default_model_filename
     artifact = entry.artifact or entry.directory / str(version) / filename
     if isinstance(backend, PythonBackend) and backend.program is not None:
@@ -285,7 +285,7 @@ def source(entry: ModelEntry, config: ModelConfig, backend: Backend, version: in
 
 @contextmanager
 def _faults_of(where: ModelSource, versions: tuple[int, ...]) -> Iterator[None]:
-    """Whatever the backend raises, as a VersionError."""
+    """Turn every error of the backend into a VersionError."""
     try:
         yield
     except InferenceError as error:
@@ -297,7 +297,7 @@ def _faults_of(where: ModelSource, versions: tuple[int, ...]) -> Iterator[None]:
         raise VersionError(where.version, versions, ErrorCode.INTERNAL, text) from error
 
 
-def _isolated_version(plan: ModelPlan, backend: Backend, where: ModelSource, options: LoadOptions) -> Isolated:
+def _isolated_version(plan: LoadPlan, backend: Backend, where: ModelSource, options: LoadOptions) -> Isolated:
     try:
         return _isolated(plan.config, backend, where, len(plan.placements), options)
     except InferenceError as error:
@@ -307,7 +307,7 @@ def _isolated_version(plan: ModelPlan, backend: Backend, where: ModelSource, opt
 def _read(
     entry: ModelEntry,
 ) -> tuple[str, ModelConfig, Mapping[str, tuple[int, int]], tuple[Problem, ...]]:
-    """The configuration and its file, the place of each field in the text, and notes on fields without effect."""
+    """The configuration and its file, the position of each field, and notes on fields without effect."""
     try:
         filename = config_filename(entry)
     except ValueError as error:
@@ -328,7 +328,7 @@ def _read(
 def support_in_file(entry: ModelEntry) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The fields of the configuration file that are honoured, and notes on those without effect.
 
-    Nothing of a file that cannot be read.
+    Empty for a file that cannot be read.
     """
     try:
         filename = config_filename(entry)
@@ -343,7 +343,7 @@ def support_in_file(entry: ModelEntry) -> tuple[tuple[str, ...], tuple[str, ...]
     parents = {path[: found.start()] for path in parsed.locations if (found := _LAST_STEP.search(path))}
     values = (path for path in parsed.locations if path not in parents)
     honoured = (path for path in values if path not in others and not path.startswith(below))
-    # The fields of ModelConfig that have a part which is honoured.
+    # The fields of ModelConfig of which a part at least is honoured.
     fields = dict.fromkeys(path.partition(".")[0].partition("[")[0] for path in honoured)
     return tuple(fields), tuple(note.message for note in notes)
 
@@ -352,17 +352,17 @@ _LAST_STEP = re.compile(r"(\.[^.\[]*|\[[^\[]*\])$")
 
 
 def _wrong_as_written(entry: ModelEntry, parsed: ParsedConfig) -> list[Problem]:
-    """What no completion can put right: problems of fields that the file itself gives.
+    """Problems that no completion can fix: those of fields that the file itself sets.
 
-    Found before the backend has a say, so that one look at a file shows all that is wrong with it.
+    They are found before the backend completes the configuration, so that one load reports all problems of a file.
     """
     config = parsed.config
-    # What is left out may come from the model file: of the batch size the most that there is stands in for it.
+    # The model file may set fields that are left out. The largest batch size stands for the one that it may set.
     completed = replace(config, name=config.name or entry.name, max_batch_size=config.max_batch_size or 2**31 - 1)
     if config.ensemble_scheduling is not None and not config.backend:
         completed = replace(completed, platform=config.platform or ENSEMBLE_PLATFORM)
-    said = {problem.path for problem in (*parsed.problems, *check_support(config)[0])}
-    return [p for p in validate(completed, entry.name) if p.path in parsed.locations and p.path not in said]
+    reported = {problem.path for problem in (*parsed.problems, *check_support(config)[0])}
+    return [p for p in validate(completed, entry.name) if p.path in parsed.locations and p.path not in reported]
 
 
 def _versions(entry: ModelEntry, config: ModelConfig) -> tuple[int, ...]:
@@ -390,7 +390,7 @@ def _labels(entry: ModelEntry, config: ModelConfig) -> Mapping[str, tuple[str, .
 
 def _raise_problems(entry: ModelEntry, filename: str, problems: Sequence[Problem]) -> None:
     if problems:
-        # The text goes to a client and into the index. One more than the limit is a reader's own count of the rest.
+        # The text goes to a client and into the index. The reader adds one problem with the count of the rest.
         texts = [in_file(entry, filename, problem) for problem in problems[: PROBLEM_LIMIT + 1]]
         if unlisted := len(problems) - len(texts):
             texts.append(f"{unlisted} more problems are not listed")
@@ -398,13 +398,13 @@ def _raise_problems(entry: ModelEntry, filename: str, problems: Sequence[Problem
 
 
 def in_file(entry: ModelEntry, filename: str, problem: Problem) -> str:
-    """The problem's text with file, line and column as compilers write them, and editors follow."""
+    """The problem's text with file, line and column in the form of compilers, which editors understand."""
     path = Path(entry.name) / filename
     return f"{path}:{problem}" if problem.line else f"{path}: {problem}"
 
 
 def _backend_origin(config: ModelConfig) -> str:
-    """What tells the backend, or its platform, where the file leaves one or both of them out."""
+    """The origin of the backend and the platform, for those that the file leaves out."""
     if config.platform:
         return "follows from platform"
     if config.ensemble_scheduling is not None:
@@ -415,7 +415,7 @@ def _backend_origin(config: ModelConfig) -> str:
 def _isolated(
     config: ModelConfig, backend: Backend, where: ModelSource, instances: int, options: LoadOptions
 ) -> Isolated:
-    """How the version runs in processes. InferenceError where its execution environment cannot be used."""
+    """How the version runs in processes. Raises InferenceError if its execution environment cannot be used."""
     threads = intra_op_threads(config, os.cpu_count() or 1, instances)
     environment = thread_variables(threads, asked_for=INTRA_OP_THREAD_COUNT in config.parameters)
     python, found = "", None
@@ -431,7 +431,7 @@ def _isolated(
 def _completed_in_process(
     config: ModelConfig, where: ModelSource, *, backend: Backend, options: LoadOptions, abandon: Abandon
 ) -> ModelConfig:
-    """The completion of a backend that runs in processes: with defaults filled in, as the model is used to see it."""
+    """The completion of a backend that runs in processes. The model gets the configuration with defaults."""
     shown = apply_defaults(config, where.name, default_model_filename=where.artifact.name)
     groups = completed_groups(
         shown,
@@ -442,13 +442,13 @@ def _completed_in_process(
     isolated = _isolated(replace(shown, instance_group=groups), backend, where, 1, options)
     spec = isolated.spec(Placement(f"{where.name}_0", 0, "CPU"))
     try:
-        said = complete_config(spec, isolated.program, options.launcher, abandon)
+        completed = complete_config(spec, isolated.program, options.launcher, abandon)
     finally:
         isolated.close()
-    parsed = read_json(json.dumps(said))
+    parsed = read_json(json.dumps(completed))
     if parsed.problems:
         texts = "; ".join(problem.message for problem in parsed.problems[:PROBLEM_LIMIT])
-        raise InferenceError(ErrorCode.INVALID_ARG, f"auto_complete_config made a configuration that is none: {texts}")
+        raise InferenceError(ErrorCode.INVALID_ARG, f"auto_complete_config made an invalid configuration: {texts}")
     return parsed.config
 
 
@@ -458,9 +458,9 @@ def _autocompleted(
     where: ModelSource,
     versions: tuple[int, ...],
 ) -> ModelConfig:
-    """The backend's completion, of which Triton takes over these fields and no other."""
+    """The backend's completion. As in Triton, only these fields are taken from it."""
     try:
-        said = complete(config, where)
+        completed = complete(config, where)
     except InferenceError as error:
         raise VersionError(where.version, versions, error.code, error.message) from error
     except BaseException as error:
@@ -469,15 +469,15 @@ def _autocompleted(
         raise VersionError(where.version, versions, ErrorCode.INTERNAL, text) from error
     return replace(
         config,
-        max_batch_size=said.max_batch_size,
-        input=said.input,
-        output=said.output,
-        dynamic_batching=said.dynamic_batching,
-        sequence_batching=said.sequence_batching,
-        model_transaction_policy=said.model_transaction_policy,
+        max_batch_size=completed.max_batch_size,
+        input=completed.input,
+        output=completed.output,
+        dynamic_batching=completed.dynamic_batching,
+        sequence_batching=completed.sequence_batching,
+        model_transaction_policy=completed.model_transaction_policy,
     )
 
 
 def _first_files(entry: ModelEntry) -> tuple[str, ...]:
-    """The files of the first version directory: there alone the backend is looked for."""
+    """The files of the first version directory, the only one that decides the backend."""
     return entry.versions[min(entry.versions)] if entry.versions else ()

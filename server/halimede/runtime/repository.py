@@ -1,9 +1,9 @@
-"""The model repositories on disk: the models there are, and one model's configuration and labels. Blocking.
+"""The model repositories on disk: their models, and the configuration and labels of each model. Blocking.
 
-Links are the operator's: whoever can make one in a repository can put a model there too. So a model, a version and its
-files may be links to anywhere, as big weights and mounted volumes need. A name that a *configuration* gives stays in
-the model's directory as it is written (`validate`), and where the server would show a file's content to clients, as it
-does with labels, the links on the way must not lead out of the model's real directory and its repository either.
+Links are trusted: a person who can make a link in a repository can also put a model there. So a model, a version and
+its files may be links to any place, which large weights and mounted volumes need. A path in a *configuration* must stay
+in the model's directory as it is written (`validate`). If the server shows a file's content to clients, as it does with
+labels, its links must also stay in the model's real directory or its repository.
 """
 
 import errno
@@ -34,9 +34,9 @@ from halimede.core.types.error import clip
 MAX_CONFIG_BYTES = 4 << 20
 MAX_LABELS_BYTES = 16 << 20
 MAX_LABELS = 1 << 20
-"""Of all outputs of a model together, as MAX_LABELS_BYTES: each is an object of its own in memory."""
+"""For all outputs of a model together, like MAX_LABELS_BYTES, because each label is a separate object in memory."""
 MAX_FILES = 100_000
-"""Files and directories below one model's directory: a link to `/` must not keep a load busy for hours."""
+"""Maximum number of files and directories of one model: a link to `/` must not keep a load busy for hours."""
 
 NOT_THERE = "it is not there"
 
@@ -45,10 +45,10 @@ _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model directory as found, in one repository. `files` are the names inside each version directory, `fingerprint`
-    changes when anything below the directory does, `sources` when what a person put there does. `artifact` is set for a
-    single file that is served without one.
-    `config_name` is the name under `configs/` of the configuration to prefer, "" for none."""
+    """A model directory of a repository. `files` are the names in each version directory. `fingerprint` changes with
+    every change below the directory, `sources` only with changes to files that people put there. `artifact` is set for
+    a single file that is served without a directory.
+    `config_name` is the name under `configs/` of the configuration to prefer; "" for none."""
 
     name: str
     repository: Path
@@ -63,8 +63,8 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What the repositories hold: the names of all models, sorted, a warning for each thing that cannot be one, and the
-    names that are in several repositories, with the text for the log."""
+    """The content of the repositories: the names of all models, sorted; a warning for each entry that cannot be one;
+    and the names that are in several repositories, with the text for the log."""
 
     names: tuple[str, ...]
     warnings: tuple[str, ...] = ()
@@ -72,18 +72,18 @@ class Listing:
 
 
 class DuplicateModelError(LookupError):
-    """The name is in several repositories, and so in none that could be told apart."""
+    """The name is in several repositories, so that it is not clear which model it means."""
 
 
 class ModelRepository:
     """Several repository directories, or one model file."""
 
     def __init__(self, roots: tuple[Path, ...], model_file: Path | None = None, config_name: str = "") -> None:
-        """`config_name` is that of `--model-config-name`; INVALID_ARG where it is no plain name."""
+        """`config_name` is the value of `--model-config-name`. Raises INVALID_ARG if it is not a plain name."""
         if config_name and (problem := config_name_problem(config_name)):
             raise InferenceError(ErrorCode.INVALID_ARG, problem)
         self._config_name = config_name
-        # One that is given twice, by whatever path, would make a duplicate of each of its models.
+        # A repository that is given twice, by any path, would make a duplicate of each of its models.
         distinct: dict[str, Path] = {}
         for root in roots:
             distinct.setdefault(os.path.realpath(root), root)
@@ -97,7 +97,7 @@ class ModelRepository:
         return {root: problem for root, problem in problems.items() if problem}
 
     def scan(self) -> Listing:
-        """What there is now. One entry that cannot be read is one warning, and costs the others nothing."""
+        """The current content. An entry that cannot be read gives one warning and does not affect the others."""
         if self._file is not None:
             return Listing((self._file.name,))
         found: dict[str, list[str]] = {}
@@ -126,17 +126,17 @@ class ModelRepository:
         return Listing(tuple(sorted(found)), tuple(warnings), duplicates)
 
     def _fills_later(self, root: Path) -> bool:  # noqa: ARG002  # for repositories of another kind
-        """Whether models come to this repository as they are asked for."""
+        """Whether models are put into this repository only when a client asks for them."""
         return False
 
     def find(self, name: str) -> ModelEntry:
-        """The model's directory as it is now. LookupError when there is none, or more than one; OSError."""
+        """The model's directory as it is now. Raises LookupError for no directory or several ones, and OSError."""
         if self._file is not None and self._file_path is not None and name == self._file.name:
             return _file_entry(self._file_path)
         if problem := model_name_problem(name):
             raise LookupError(problem)
         if name.startswith("."):
-            raise LookupError(f"'{clip(name)}' is hidden: a name that begins with '.' is no model's")
+            raise LookupError(f"'{clip(name)}' is hidden: a name that begins with '.' is not a model's")
         problems = {root: _directory_problem(root / name) for root in self._roots}
         roots = [root for root, problem in problems.items() if problem is None]
         if not roots:
@@ -146,7 +146,7 @@ class ModelRepository:
         return _entry(name, roots[0], self._config_name)
 
     def sources(self, name: str) -> str | None:
-        """`ModelEntry.sources` as they are now, of what is on disk; None where they cannot be told."""
+        """The current `ModelEntry.sources`; None if they cannot be read."""
         try:
             return ModelRepository.find(self, name).sources
         except (OSError, LookupError):
@@ -154,34 +154,34 @@ class ModelRepository:
 
 
 def check_readable(path: Path) -> None:
-    """PermissionError, with what would be right, for a file or folder that is there and cannot be read."""
+    """Raise PermissionError, with the way to fix it, for a file or folder that exists and cannot be read."""
     if problem := denied(path):
         raise PermissionError(problem)
 
 
 def config_filename(entry: ModelEntry) -> str | None:
-    """The configuration's file, relative to the model's directory; None without one, ValueError for two of them.
+    """The configuration's file, relative to the model's directory; None for a model without one.
 
-    PermissionError where `configs/` cannot be read.
+    Raises ValueError for two files, and PermissionError if `configs/` cannot be read.
     """
     if entry.artifact is not None:
         return None
     if entry.config_name:
         check_readable(entry.directory / "configs")
-    # A link that leads nowhere is a configuration that is missing, and a model served by guesses instead.
+    # If a broken link counted as a missing configuration, the model would be served with guessed settings.
     return config_file(entry.config_name, lambda name: os.path.lexists(entry.directory / name))
 
 
 def read_config_text(entry: ModelEntry, filename: str) -> bytes:
-    """The configuration as it was written. OSError when it cannot be read, ValueError when too large."""
+    """The text of the configuration. Raises OSError if it cannot be read and ValueError if it is too large."""
     return read_file(entry.directory / filename, MAX_CONFIG_BYTES)
 
 
 def read_labels(entry: ModelEntry, filenames: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """The lines of each output's label file, by output name.
 
-    OSError or ValueError as `read_file`; ValueError for a file that lies outside of the repository, or is no UTF-8, and
-    for too many labels.
+    Raises OSError and ValueError as `read_file` does, and ValueError for a file that is outside the repository or not
+    UTF-8, and for too many labels.
     """
     labels: dict[str, tuple[str, ...]] = {}
     left_bytes, left = MAX_LABELS_BYTES, MAX_LABELS
@@ -202,7 +202,7 @@ def read_labels(entry: ModelEntry, filenames: Mapping[str, str]) -> dict[str, tu
 
 
 def _lines(text: str) -> Iterator[str]:
-    """As `splitlines`, one by one: that is one call, in which millions of lines would stop the event loop."""
+    """Yield the lines one by one: one call of `splitlines` on millions of lines would stop the event loop."""
     at = 0
     for end in _LINE_END.finditer(text):
         yield text[at : end.start()]
@@ -212,7 +212,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """A small regular file, whole. OSError when it cannot be read, ValueError when it is no file or above `limit`."""
+    """Read a regular file of at most `limit` bytes. Raises OSError, and ValueError for any other file."""
     check_readable(path)
     # Without O_NONBLOCK the open of a FIFO waits for a writer that may never come.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -225,10 +225,10 @@ def read_file(path: Path, limit: int) -> bytes:
 
 
 def _inside(entry: ModelEntry, filename: str) -> Path:
-    """The real path of a file that the configuration names; ValueError where it is outside of what the model may show.
+    """The real path of a file that the configuration names. Raises ValueError if clients must not see the file.
 
-    Its repository belongs to that, for files that models share, and so does the real directory of a model that is a
-    link. What is checked is what is opened: the path without links.
+    They may see files of the repository, because models share files, and of the real directory of a model that is a
+    link. The checked path is the opened one: it has no links.
     """
     path = entry.directory / filename
     real = Path(os.path.realpath(path))
@@ -238,20 +238,20 @@ def _inside(entry: ModelEntry, filename: str) -> Path:
 
 
 def _model_problem(root: Path, name: str) -> str | None:
-    """Why an entry of a repository is no model, None when it is one (whether or not it can be loaded)."""
+    """Why an entry of a repository is not a model; None for a model, whether or not it can be loaded."""
     if problem := model_name_problem(name) or _directory_problem(root / name):
         return problem
     try:
         names = _names(root / name)
     except OSError:
-        return None  # its load will say why it cannot be read
+        return None  # its load reports why it cannot be read
     if not is_model_directory(names):
         return "there is neither a config.pbtxt nor a version directory, such as '1', in it"
     return None
 
 
 def _directory_problem(path: Path) -> str | None:
-    """Why this is no directory, or one that cannot be reached; None when it is one."""
+    """Why this is not a directory that can be reached; None for a directory."""
     try:
         return None if stat.S_ISDIR(path.stat().st_mode) else "it is not a directory"
     except FileNotFoundError:
@@ -261,7 +261,7 @@ def _directory_problem(path: Path) -> str | None:
 
 
 def _nowhere(name: str, problems: Mapping[Path, str | None]) -> str:
-    """Why no repository has the model: what is wrong with the entries that have its name, if there are any."""
+    """Why no repository has the model: the problems of the entries with its name, if any."""
     there = [f"'{root / name}': {problem}" for root, problem in problems.items() if problem != NOT_THERE]
     if there:
         return "; ".join(there)
@@ -292,7 +292,7 @@ def _entry(name: str, root: Path, config_name: str) -> ModelEntry:
     warnings: list[str] = []
     for child in sorted(_names(directory)):
         if is_version(child):
-            # Without this error an older version would be served in place of one that cannot be read.
+            # Without this error an older version would be served instead of the one that cannot be read.
             check_readable(directory / child)
         problem = _directory_problem(directory / child)
         if problem is None:
@@ -319,10 +319,13 @@ def _names(directory: Path) -> list[str]:
 
 
 def _fingerprints(directory: Path) -> tuple[str, str]:
-    """The first changes with any file's path, size or modification time below the directory. The second leaves out
-    what editors and interpreters leave there: hidden names, names that end in `~`, `__pycache__`, and the times of
-    directories. Links to directories are followed, as Triton does, each real directory once, so that a loop of links
-    ends. LookupError for too many files."""
+    """The fingerprint and the sources of a directory.
+
+    The fingerprint changes with the path, size or modification time of any file in it. The sources leave out files that
+    editors and interpreters make: hidden names, names that end in `~`, `__pycache__`, and the times of directories.
+    Links to directories are followed, as in Triton, and each real directory is read once, so that a loop of links ends.
+    Raises LookupError for too many files.
+    """
     everything, sources = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
     top = directory.stat()
     seen = {(top.st_dev, top.st_ino)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from halimede.core.ensemble.admission import Gate, Key
-from halimede.core.ensemble.run import Call
+from halimede.core.ensemble.run import CallStep
 from halimede.runtime.alarm import Alarm
 from halimede.runtime.clock import monotonic_ns
 
@@ -25,7 +25,7 @@ class Waiting(Generic[R]):
 
     key: Key
     owner: R
-    call: Call
+    call: CallStep
     since_ns: int
 
 
@@ -55,7 +55,7 @@ class StepGates(Generic[R]):
         """A call goes on even if there is no room."""
         self._gates[step].enter()
 
-    def try_enter(self, key: Key, owner: R, call: Call) -> bool:
+    def try_enter(self, key: Key, owner: R, call: CallStep) -> bool:
         """Whether the call goes on. If not, it waits, at most for its timeout. UNAVAILABLE when too many wait."""
         now = monotonic_ns()
         timeout_us = call.request.timeout_us

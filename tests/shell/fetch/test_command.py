@@ -31,16 +31,16 @@ def test_all_problems_of_a_plan_are_reported_at_once(tmp_path: Path) -> None:
         2,
         [
             "the plan cannot be used:",
-            "'model': is unknown; right are version, models, ensembles, stores, cache",
+            "'model': is unknown; use one of version, models, ensembles, stores, cache",
             "models[0].name: model name 'a/b' must not contain '/'",
-            "models[0].uri: 's3:/x' is no URI of a model; right are s3://, gs://, az://, as://, http://, https://, pvc://, file://…",
-            "models[0].format: right are onnx, python",
-            "models[0].digest: right is sha256: and 64 of the digits 0 to 9 and a to f",
+            "models[0].uri: 's3:/x' is not a URI of a model; use one of s3://, gs://, az://, as://, http://, https://, pvc://, file://",
+            "models[0].format: use one of onnx, python",
+            "models[0].digest: expected sha256: and 64 of the digits 0 to 9 and a to f",
             "models[0].config: max_batch: unknown field of ModelConfig; did you mean max_batch_size?",
-            "models[1].'sha': is unknown; right are name, uri, format, digest, config, credentials, ca_bundle, mount",
+            "models[1].'sha': is unknown; use one of name, uri, format, digest, config, credentials, ca_bundle, mount",
             "models[1].mount: pvc://claim/x needs the folder where the claim is mounted",
-            "cache.path: right is an absolute path",
-            "cache.size_limit_bytes: right is a number of bytes",
+            "cache.path: expected an absolute path",
+            "cache.size_limit_bytes: expected a positive number of bytes",
         ],
     )
     assert not fetched.log.startswith("Traceback")
@@ -50,11 +50,11 @@ def test_all_problems_of_a_plan_are_reported_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "the plan is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        ("[]", "right is an object"),
-        ('{"models": 1}', "models: right is a list"),
+        ("{", "the plan is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("[]", "expected an object"),
+        ('{"models": 1}', "models: expected a list"),
         ('{"models": [], "models": []}', "given twice: 'models'"),
-        ('{"version": 2}', "version: right is 1"),
+        ('{"version": 2}', "version: expected 1"),
     ],
 )
 def test_missing_plan_is_reported(tmp_path: Path, text: str, said: str) -> None:

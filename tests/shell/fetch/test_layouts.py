@@ -139,15 +139,15 @@ def test_an_ensembles_folder_in_a_store_needs_no_version(store: Store) -> None:
         (
             {"digits/a/1/model.onnx": b"", "digits/b/model.py": b"", "digits/c/config.pbtxt": b"x"},
             {},
-            "holds several models: a, b, c; right is the folder of one, such as a/",
+            "holds several models: a, b, c; use the folder of one, such as a/",
         ),
-        ({"digits/readme.md": b"x"}, {}, "is no model, it holds readme.md; right are a model's folder"),
+        ({"digits/readme.md": b"x"}, {}, "is not a model: it holds readme.md; use a model's folder"),
         (
             {"digits/config.pbtxt": b"max_batch_size: 1", "digits/model.onnx": b"x"},
             {},
-            "model.onnx lies beside config.pbtxt; right is 1/model.onnx",
+            "model.onnx is beside config.pbtxt; move it to 1/model.onnx",
         ),
-        ({"digits/config.pbtxt": b"max_batch_size: 1"}, {}, "holds no version: right is a numbered folder"),
+        ({"digits/config.pbtxt": b"max_batch_size: 1"}, {}, "holds no version: add a numbered folder"),
         (
             {"digits/config.pbtxt": b"max_batch_size: 'x'\nnonsense: 1", "digits/1/model.onnx": b"x"},
             {},

@@ -223,7 +223,7 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "no archive": ("m.tgz", lambda: b"<html>", "is no whole archive"),
     "no zip": ("m.zip", lambda: b"<html>", "is no whole archive"),
     "several": ("m.tgz", lambda: tar(("a/1/model.onnx", b"x"), ("b/model.py", b"y")), "holds several models: a, b"),
-    "nothing": ("m.tgz", tar, "is no model, it holds nothing"),
+    "nothing": ("m.tgz", tar, "is not a model: it holds nothing"),
 }
 
 
@@ -242,7 +242,7 @@ def test_html_page_is_not_a_model(run: Run) -> None:
     with WebServer({"/models/digits": Served(b"<html>")}).running() as web:
         fetched = run(f"{web.url}/models/digits")
 
-    assert (fetched.code, "is no model; right are" in fetched.said) == (14, True)
+    assert (fetched.code, "is not a model; use" in fetched.said) == (14, True)
 
 
 @pytest.mark.parametrize("scheme", ["https", "s3"])

@@ -14,7 +14,7 @@ from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.lifecycle.left_behind import MAX_LEFT_BEHIND
-from halimede.runtime.lifecycle.record import UNLOAD_PATIENCE_SECS
+from halimede.runtime.lifecycle.record import UNLOAD_WAIT_SECS
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.services import ModelServices
@@ -149,7 +149,7 @@ async def test_an_unload_ends_the_loads_before_it_and_none_after_it(repository: 
     unloading = [asyncio.create_task(lifecycle.unload("hung")) for _ in range(2)]
     await asyncio.sleep(0)
     after = asyncio.create_task(lifecycle.load("hung"))
-    async with asyncio.timeout(3 * UNLOAD_PATIENCE_SECS):  # not one patience for each load
+    async with asyncio.timeout(3 * UNLOAD_WAIT_SECS):  # not one patience for each load
         results = await asyncio.gather(*before, *unloading, return_exceptions=True)
     assert results == [UNLOADED] * 3 + [None] * 2
     assert not after.done()

@@ -9,7 +9,7 @@ import pytest
 
 from halimede.core.config.model_config import ModelEnsembling
 from halimede.core.ensemble.graph import make_graph
-from halimede.core.ensemble.run import Acknowledge, Answer, CancelCall, EnsembleRun
+from halimede.core.ensemble.run import Acknowledge, CancelCall, EnsembleRun, GiveAnswer
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from support.ensemble_runs import CHAIN, FORK, OPTIONAL, PAIR, TWO, A, B, C, Player, values
 from support.graphs import ensemble, graph, model, tensor
@@ -24,7 +24,7 @@ def test_a_step_follows_the_one_that_makes_its_input():
     assert play.called == [(2, 1)]
     assert play.requests == [InferenceRequest("b", inputs=[tensor("IN", 2.0)], outputs=("OUT",))]
     assert play.answer(2, tensor("OUT", 3.0)) == [
-        Answer(InferenceResponse("e", "", outputs=[tensor("y", 3.0)], parameters=SEQUENCE))
+        GiveAnswer(InferenceResponse("e", "", outputs=[tensor("y", 3.0)], parameters=SEQUENCE))
     ]
     assert play.run.held == ()
 
@@ -138,7 +138,7 @@ def test_an_output_that_did_not_come_is_absent_for_the_next_step_and_in_the_answ
 
 def test_an_answer_without_outputs_has_no_parameters():
     play = Player(graph([(A, {"IN": "x"}, {"OUT": "y"})]))
-    assert play.answer(1) == [Answer(InferenceResponse("e", ""))]
+    assert play.answer(1) == [GiveAnswer(InferenceResponse("e", ""))]
 
 
 def test_a_model_is_asked_also_without_an_input_that_it_must_have_and_says_so_itself():
@@ -188,14 +188,14 @@ def test_a_condition_may_look_at_the_parameters():
 
 def test_when_every_output_is_skipped_the_answer_is_empty():
     made = graph([(A, {"IN": "x"}, {"OUT": "y"}, "x > 5")])
-    assert Player(made).last == [Answer(InferenceResponse("e", ""))]
+    assert Player(made).last == [GiveAnswer(InferenceResponse("e", ""))]
 
 
 def test_a_condition_that_cannot_be_decided_is_the_requests_error_and_says_which():
     play = Player(WHEN, InferenceRequest("e", inputs=[tensor("x")], parameters={"go": "yes"}))
     play.answer(1, tensor("OUT", 0.75))
     assert play.last == [
-        Answer(
+        GiveAnswer(
             InferenceResponse(
                 "e",
                 "",
@@ -323,7 +323,7 @@ def test_the_first_failing_step_is_the_answer_when_all_calls_are_over():
     assert play.fail(2, "first") == []
     assert play.run.held == ()
     error = InferenceError(ErrorCode.NOT_FOUND, "in ensemble 'e', first")
-    assert play.fail(1, "second") == [Answer(InferenceResponse("e", "", "i", error=error))]
+    assert play.fail(1, "second") == [GiveAnswer(InferenceResponse("e", "", "i", error=error))]
     assert play.run.cancel() == []
 
 
@@ -339,7 +339,7 @@ def test_nothing_is_called_after_an_error():
         )
     )
     play.fail(1)
-    assert [type(action) for action in play.answer(2, tensor("OUT"))] == [Answer]
+    assert [type(action) for action in play.answer(2, tensor("OUT"))] == [GiveAnswer]
 
 
 def test_an_error_within_an_inner_ensemble_names_both():
@@ -362,7 +362,7 @@ def test_a_cancelled_run_cancels_its_calls_and_ends_when_they_have():
 def test_a_run_that_is_cancelled_before_it_began_ends_at_once():
     run = EnsembleRun(CHAIN, InferenceRequest("e", inputs=[tensor("x")]))
     (answer,) = run.cancel()
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, GiveAnswer)
     assert run.begin() == []
     assert run.held == ()
 

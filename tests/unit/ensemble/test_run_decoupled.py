@@ -1,13 +1,13 @@
 """The way of one request through an ensemble with decoupled steps, played by hand."""
 
-from halimede.core.ensemble.run import Acknowledge, Answer, CancelCall
+from halimede.core.ensemble.run import Acknowledge, CancelCall, GiveAnswer
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from support.ensemble_runs import MANY, MORE, STREAM, TWO, A, B, Player, values
 from support.graphs import graph, tensor
 
 
 def answers(play: Player) -> list[tuple[dict[str, float], bool]]:
-    return [(values(a.response), a.response.final) for a in play.last if isinstance(a, Answer)]
+    return [(values(a.response), a.response.final) for a in play.last if isinstance(a, GiveAnswer)]
 
 
 def test_every_answer_of_a_decoupled_step_goes_its_own_way():
@@ -21,7 +21,7 @@ def test_every_answer_of_a_decoupled_step_goes_its_own_way():
     assert (answers(play), play.last[-1]) == ([({"y": 20.0}, False)], Acknowledge(1))
     play.answer(2, tensor("OUT", 10.0))
     assert (answers(play), play.last[-1]) == ([({"y": 10.0}, False)], Acknowledge(1))
-    assert play.answer(1) == [Answer(InferenceResponse("e", ""))]
+    assert play.answer(1) == [GiveAnswer(InferenceResponse("e", ""))]
     assert play.run.held == ()
 
 
@@ -50,7 +50,7 @@ def test_answer_without_outputs_is_not_marked_final():
 
 
 def test_no_answers_are_an_empty_final_one():
-    assert Player(STREAM).answer(1) == [Answer(InferenceResponse("e", ""))]
+    assert Player(STREAM).answer(1) == [GiveAnswer(InferenceResponse("e", ""))]
 
 
 def test_the_end_waits_for_what_the_answers_set_going():
@@ -59,7 +59,7 @@ def test_the_end_waits_for_what_the_answers_set_going():
     assert play.answer(1) == []
     play.answer(2, tensor("OUT", 2.0))
     # Who has given its last answer needs no acknowledgement.
-    assert [type(action) for action in play.last] == [Answer]
+    assert [type(action) for action in play.last] == [GiveAnswer]
     assert answers(play) == [({"y": 2.0}, True)]
 
 
@@ -87,7 +87,7 @@ def test_what_there_is_once_is_shared_by_all_answers_whoever_comes_first():
     assert play.run.held == ("n",)
     play.answer(4, tensor("OUT", 20.0))
     assert answers(play) == [({"y": 20.0, "n": 5.0}, False)]
-    assert play.answer(1) == [Answer(InferenceResponse("e", ""))]
+    assert play.answer(1) == [GiveAnswer(InferenceResponse("e", ""))]
     assert play.run.held == ()
 
 
@@ -166,7 +166,7 @@ def test_a_condition_is_asked_once_per_answer():
     made = graph([(MANY, {"IN": "x"}, {"OUT": "m"}), (A, {"IN": "m"}, {"OUT": "y"}, "m > 1")])
     play = Player(made)
     play.answer(1, tensor("OUT", 1.0), final=False)
-    assert play.last == [Answer(InferenceResponse("e", "", final=False)), Acknowledge(1)]
+    assert play.last == [GiveAnswer(InferenceResponse("e", "", final=False)), Acknowledge(1)]
     play.answer(1, tensor("OUT", 2.0), final=False)
     assert play.called == [(2, 1)]
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from halimede.core.ensemble.graph import Graph, make_graph
-from halimede.core.ensemble.run import Acknowledge, Answer, Call, CancelCall, EnsembleRun
+from halimede.core.ensemble.run import Acknowledge, CallStep, CancelCall, EnsembleRun, GiveAnswer
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from support.examples import examples
 from support.graphs import ensemble, model, tensor
@@ -285,7 +285,7 @@ class Driver:
         for action in actions:
             assert not (self.answers and self.answers[-1].final), "something after the final answer"
             match action:
-                case Call(call, step, request):
+                case CallStep(call, step, request):
                     assert self.first_error is None
                     inputs = {t.name: single(t.data) for t in request.inputs}
                     assert request.model_name == f"m{step}"
@@ -299,7 +299,7 @@ class Driver:
                     assert call in self.open
                     self.owed[call] -= 1
                     assert self.owed[call] >= 0
-                case Answer(response):
+                case GiveAnswer(response):
                     assert not response.final or not self.open
                     self.answers.append(response)
 

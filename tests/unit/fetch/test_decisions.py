@@ -21,7 +21,7 @@ from halimede.fetch.plan import read_plan
 from halimede.fetch.report import MAX_FAILURE_BYTES, FetchedModel, failure_text, success_text
 from halimede.fetch.secrets import Secrets
 from halimede.fetch.tree import RemoteFile
-from halimede_spec.fetch_plan import CachePlan, ModelPlan, S3Defaults
+from halimede_spec.fetch_plan import PlannedCache, PlannedModel, S3Defaults
 from halimede_spec.uri import parse_uri
 
 
@@ -186,8 +186,8 @@ def test_valid_plan_is_read() -> None:
     plan, problems = read_plan(json.dumps(text).encode())
 
     assert problems == []
-    assert plan.models == (ModelPlan("a", parse_uri("s3://b/c"), "onnx"),)
-    assert (plan.s3, plan.cache) == (S3Defaults("http://minio:9000"), CachePlan("/cache", 5))
+    assert plan.models == (PlannedModel("a", parse_uri("s3://b/c"), "onnx"),)
+    assert (plan.s3, plan.cache) == (S3Defaults("http://minio:9000"), PlannedCache("/cache", 5))
 
 
 @given(

@@ -110,16 +110,16 @@ def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
     raise ValueError("varint of more than 64 bits")
 
 
-def _tensor(said: Any, unknown: frozenset[str], config: ModelConfig) -> TensorSignature:
-    datatype = DATATYPES.get(said.type)
+def _tensor(node: Any, unknown: frozenset[str], config: ModelConfig) -> TensorSignature:
+    datatype = DATATYPES.get(node.type)
     if datatype is None:
         raise InferenceError(
             ErrorCode.INVALID_ARG,
-            f"model '{config.name}': unsupported ONNX type '{said.type}' for I/O '{said.name}', expected a tensor of "
+            f"model '{config.name}': unsupported ONNX type '{node.type}' for I/O '{node.name}', expected a tensor of "
             "a datatype that the protocol has",
         )
-    if said.name in unknown and not said.shape:
-        return TensorSignature(said.name, datatype, None)
+    if node.name in unknown and not node.shape:
+        return TensorSignature(node.name, datatype, None)
     # A symbolic dimension is reported as its name or None.
-    shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in said.shape)
-    return TensorSignature(said.name, datatype, shape)
+    shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape)
+    return TensorSignature(node.name, datatype, shape)

@@ -114,8 +114,8 @@ def _completed_tensors(
     given: tuple[_Tensor, ...], signatures: Sequence[TensorSignature], kind: type[_Tensor], batches: bool
 ) -> tuple[_Tensor, ...]:
     if not given:
-        return tuple(_completed_tensor(kind(name=said.name), said, batches) for said in signatures)
-    by_name = {said.name: said for said in signatures}
+        return tuple(_completed_tensor(kind(name=file_tensor.name), file_tensor, batches) for file_tensor in signatures)
+    by_name = {file_tensor.name: file_tensor for file_tensor in signatures}
     # A tensor that the file does not have is kept, and the check at load reports it.
     return tuple(
         _completed_tensor(tensor, by_name[tensor.name], batches) if tensor.name in by_name else tensor
@@ -123,12 +123,12 @@ def _completed_tensors(
     )
 
 
-def _completed_tensor(tensor: _Tensor, said: TensorSignature, batches: bool) -> _Tensor:
+def _completed_tensor(tensor: _Tensor, file_tensor: TensorSignature, batches: bool) -> _Tensor:
     if tensor.data_type is DataType.INVALID:
-        tensor = replace(tensor, data_type=said.datatype)
-    if tensor.dims or tensor.reshape is not None or said.shape is None:
+        tensor = replace(tensor, data_type=file_tensor.datatype)
+    if tensor.dims or tensor.reshape is not None or file_tensor.shape is None:
         return tensor
-    dims = said.shape[1:] if batches else said.shape
+    dims = file_tensor.shape[1:] if batches else file_tensor.shape
     if dims:
         return replace(tensor, dims=dims)
     # A configuration cannot have a tensor without dims: clients see one element where the model has a scalar.
@@ -154,10 +154,10 @@ def check_signature(config: ModelConfig, signature: ModelSignature) -> tuple[Pro
         ("output", config.output, signature.outputs),
     )
     for kind, tensors, signatures in sides:
-        by_name = {said.name: said for said in signatures}
+        by_name = {file_tensor.name: file_tensor for file_tensor in signatures}
         for i, tensor in enumerate(tensors):
-            said = by_name.get(tensor.name)
-            if said is None:
+            file_tensor = by_name.get(tensor.name)
+            if file_tensor is None:
                 problems.append(
                     Problem(
                         f"unable to load model '{clip(config.name)}', unexpected inference {kind} "
@@ -166,24 +166,24 @@ def check_signature(config: ModelConfig, signature: ModelSignature) -> tuple[Pro
                     )
                 )
                 continue
-            problems += _disagreements(config, tensor, said, kind, f"{kind}[{i}]")
+            problems += _disagreements(config, tensor, file_tensor, kind, f"{kind}[{i}]")
     return tuple(problems)
 
 
 def _disagreements(
-    config: ModelConfig, tensor: ModelInput | ModelOutput, said: TensorSignature, kind: str, path: str
+    config: ModelConfig, tensor: ModelInput | ModelOutput, file_tensor: TensorSignature, kind: str, path: str
 ) -> list[Problem]:
     problems: list[Problem] = []
-    if tensor.data_type is not said.datatype:
+    if tensor.data_type is not file_tensor.datatype:
         problems.append(
             Problem(
                 f"unable to load model '{clip(config.name)}', configuration expects datatype "
                 f"{tensor.data_type.config_name} for {kind} '{clip(tensor.name)}', model provides "
-                f"{said.datatype.config_name}",
+                f"{file_tensor.datatype.config_name}",
                 f"{path}.data_type",
             )
         )
-    if said.shape is not None and (problem := _dims_problem(config, tensor, said.shape)):
+    if file_tensor.shape is not None and (problem := _dims_problem(config, tensor, file_tensor.shape)):
         text = f"model '{clip(config.name)}', tensor '{clip(tensor.name)}': {problem}"
         problems.append(Problem(text, f"{path}.dims" if tensor.reshape is None else f"{path}.reshape"))
     return problems

@@ -11,7 +11,7 @@ FORMATS = (".pbtxt", ".yaml")
 
 
 def config_file(config_name: str, exists: Callable[[str], bool]) -> str | None:
-    """The configuration file, relative to the model's directory; None if there is none.
+    """The configuration file, relative to the model's directory; None for a model without one.
 
     With a `config_name` (`--model-config-name`, "" if not set) it is `configs/<config_name>` in either format if the
     model has that file, else `config`. ValueError if both formats exist, because it is unclear which one is meant.

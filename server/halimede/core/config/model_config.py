@@ -3,7 +3,8 @@
 The order of the fields is the order in which `GET /v2/models/<m>/config` prints them. A message field that is not set
 is None; a scalar that is not set has the protocol's default (0, "", False, the first enum member). `ONEOFS` lists the
 groups of fields of which at most one may be set. A unit test compares this file with
-`core/wire/protocol/model_config.proto`, field by field. `global_` is the protocol's `global`, a keyword of Python.
+`core/wire/protocol/model_config.proto`, field by field. So the classes have as many fields as the protocol's messages.
+`global_` is the protocol's `global`, a keyword of Python.
 """
 
 from collections.abc import Mapping

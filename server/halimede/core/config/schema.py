@@ -158,7 +158,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     ModelConfig: {
         "name": "The model's name: that of its directory, which it may be left out for.",
         "platform": "The kind of model file, such as `onnxruntime_onnx`; an older way to name the backend.",
-        "backend": "What runs the model, such as `onnxruntime`; where it is left out, the file's name tells it.",
+        "backend": "What runs the model, such as `onnxruntime`; if it is left out, the file's name decides.",
         "runtime": "A library of the backend to use instead of its usual one.",
         "version_policy": "Which versions are served; only the latest where it is left out.",
         "max_batch_size": "The most rows in one batch; above 0, clients send the rows as a first dimension.",
@@ -293,10 +293,10 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     },
     SequenceControlInput: {
         "name": "The input's name in the model.",
-        "control": "What it tells; exactly one.",
+        "control": "The meaning of the input; exactly one.",
     },
     SequenceControl: {
-        "kind": "What is told: start, end, whether there is a request, or the sequence's identity.",
+        "kind": "The meaning: start, end, whether there is a request, or the sequence's identity.",
         "int32_false_true": "The INT32 values for no and yes.",
         "fp32_false_true": "The FP32 values for no and yes.",
         "bool_false_true": "The BOOL values for no and yes.",

@@ -68,8 +68,8 @@ def _events(text: str) -> Iterator[yaml.Event]:
         # Only libyaml's parser: the one in Python takes minutes for 4 MiB, and interprets some texts differently.
         yield from yaml.parse(text, Loader=yaml.CSafeLoader)
     except yaml.MarkedYAMLError as error:
-        said = " ".join(part for part in (error.context, error.problem) if part)
-        raise _YamlError(f"no YAML: {printable(said)}", *_place(error.problem_mark)) from None
+        reason = " ".join(part for part in (error.context, error.problem) if part)
+        raise _YamlError(f"no YAML: {printable(reason)}", *_place(error.problem_mark)) from None
     except yaml.YAMLError as error:
         raise _YamlError(f"no YAML: {printable(str(error))}", 1, 1) from None
 

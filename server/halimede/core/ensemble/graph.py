@@ -1,10 +1,10 @@
 """An ensemble as a checked graph: its steps, what flows between them, and the part of it that a request needs.
 
 Tensors have a *scope*. Most are made once per request, in scope 0. Each answer of a decoupled step opens a scope of its
-own, in which all that depends on this answer runs once; its number is that of the step plus 1. A step may use tensors
-of scope 0 and those of one scope opened by a decoupled step, never of two: nothing says which answer of the one belongs
-to which of the other. So the decoupled steps that lead to the outputs are a chain, and there is at most one in each
-scope.
+own, in which each step that depends on this answer runs once. The number of this scope is that of the step plus 1. A
+step may use tensors of scope 0 and of one scope that a decoupled step opened, but not of two such scopes, because the
+answers of two decoupled steps cannot be matched. So the decoupled steps that lead to the outputs are a chain, with at
+most one in each scope.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,18 +18,18 @@ from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
 MAX_PLANS = 64
-"""Plans that a graph remembers, one per selection of outputs."""
+"""Maximum number of plans that a graph keeps, one per selection of outputs."""
 
 _SHOWN_PROBLEMS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of a model. `inputs` and `outputs` say which of the ensemble's tensors each of the model's is.
+    """One call of a model. `inputs` and `outputs` map the model's tensors to the ensemble's.
 
-    `version` -1 is the highest at the time of the call. `tensors` are those that it waits for, each once. `ranks` has
-    the dimensions that the model wants of each input, the batch dimension counted where it `batches`. `scope` is the
-    one that it runs in, `opens` the one of its outputs: the same but for a decoupled step.
+    `version` -1 is the highest at the time of the call. `tensors` are those that the step waits for, each once. `ranks`
+    has the number of dimensions of each of the model's inputs, with the batch dimension if the model `batches`. `scope`
+    is the scope in which the step runs, and `opens` that of its outputs, which differs only for a decoupled step.
     """
 
     index: int
@@ -48,15 +48,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RequestPlan:
     """What a request for certain outputs needs.
 
-    Its users of tensors are steps, by their index, and the answer, whose index follows on the last step's. `needed` has
-    the outputs to ask of each step, () for a step that is not run. `users` and `scope_of` are by tensor; `waits` has
-    how many tensors each user waits for, `scopes` the scope that it is in. `uses`, by scope: how often its tensors are
-    used in it, and once more where scopes within it use them too. Those are `lent`, and `shared` has their users in
-    each scope that is not theirs. `undecided`, by scope, is how many users are in it. `is_flat` says that all is in
-    scope 0 and that no step has a condition: then every step runs, once.
+    The users of tensors are the steps, by their index, and the answer, whose index follows that of the last step.
+    `needed` has the outputs that are requested from each step; () for a step that is not run. `users` and `scope_of`
+    are by tensor. `waits` counts the tensors that each user waits for, and `scopes` has the scope of each user. `uses`
+    counts, by scope, the uses of its tensors in it, plus one for each tensor that inner scopes use. Those tensors are
+    `lent`, and `shared` has their users in each inner scope. `undecided` counts the users in each scope. `is_flat` says
+    that every user is in scope 0 and that no step has a condition: every step then runs once.
     """
 
     outputs: tuple[str, ...]
@@ -75,8 +75,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """An ensemble that keeps every rule. `ranks` counts the dimensions of each output before the ensemble's own
-    `reshape`."""
+    """A valid ensemble. `ranks` has the number of dimensions of each output before the ensemble's own `reshape`."""
 
     name: str
     steps: tuple[Step, ...]
@@ -86,10 +85,10 @@ class Graph:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     ranks: Mapping[str, int]
-    _plans: dict[tuple[str, ...], Plan] = field(default_factory=dict, repr=False, compare=False)
+    _plans: dict[tuple[str, ...], RequestPlan] = field(default_factory=dict, repr=False, compare=False)
 
-    def plan(self, outputs: tuple[str, ...]) -> Plan:
-        """What a request for these of the ensemble's outputs needs; () is all of them."""
+    def plan(self, outputs: tuple[str, ...]) -> RequestPlan:
+        """The plan of a request for these outputs of the ensemble; () means all of them."""
         plan = self._plans.get(outputs)
         if plan is None:
             plan = _make_plan(self, outputs or self.outputs)
@@ -100,18 +99,17 @@ class Graph:
 
 
 def members_of(config: ModelConfig) -> tuple[tuple[str, int], ...]:
-    """Model and version (-1: the highest) of each step, in order; () for what is no ensemble."""
+    """Model and version (-1: the highest) of each step, in order; () for a model that is not an ensemble."""
     if config.ensemble_scheduling is None:
         return ()
     return tuple((step.model_name, step.model_version) for step in config.ensemble_scheduling.step)
 
 
 def make_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> Graph:
-    """The graph of an ensemble; `members` are the complete configurations of its steps' models, in the order of the
-    steps.
+    """The graph of an ensemble; `members` are the complete configurations of its steps' models, in the steps' order.
 
-    INVALID_ARG with all that does not fit together. The ensemble is decoupled if a member is, whatever its own
-    configuration says.
+    Raises INVALID_ARG with every mismatch. The ensemble is decoupled if a member is, whatever its own configuration
+    says.
     """
     ensemble = config.ensemble_scheduling
     steps = ensemble.step if ensemble is not None else ()
@@ -171,12 +169,12 @@ def _merges(config: ModelConfig, model: str) -> str:
 
 @dataclass(slots=True)
 class _Scopes:
-    """The scopes of tensors; those that no step makes are in scope 0."""
+    """The scopes of tensors. Tensors that no step makes are in scope 0."""
 
     by_tensor: dict[str, int] = field(default_factory=dict)
 
     def of(self, tensors: Sequence[str]) -> int | None:
-        """The scope of what uses these tensors; None where two decoupled steps' meet."""
+        """The scope of a user of these tensors; None if they are in the scopes of two decoupled steps."""
         scopes = {self.by_tensor.get(tensor, 0) for tensor in tensors} - {0}
         if len(scopes) > 1:
             return None
@@ -184,7 +182,7 @@ class _Scopes:
 
 
 def _order(config: ModelConfig, steps: Sequence[EnsembleStep], conditions: Sequence[Condition | None]) -> list[int]:
-    """The steps so that each follows those that make its tensors; there is no circle."""
+    """The steps in an order in which each follows those that make its tensors. The steps must not form a circle."""
     users: dict[str, list[int]] = {}
     waits = []
     for i, (step, condition) in enumerate(zip(steps, conditions, strict=True)):
@@ -212,7 +210,7 @@ def _make_step(index: int, step: EnsembleStep, member: ModelConfig, condition: C
         index=index,
         model=step.model_name,
         version=step.model_version,
-        # In the models' own order, whose requests are the cheapest to check.
+        # In the order of the model's configuration: such requests are the cheapest to check.
         inputs={tensor.name: step.input_map[tensor.name] for tensor in member.input if tensor.name in step.input_map},
         outputs={o.name: step.output_map[o.name] for o in member.output if o.name in step.output_map},
         when=condition,
@@ -229,12 +227,12 @@ def _make_step(index: int, step: EnsembleStep, member: ModelConfig, condition: C
 def _member_problems(
     config: ModelConfig, steps: Sequence[EnsembleStep], members: Sequence[ModelConfig]
 ) -> Iterator[str]:
-    """Where the steps' models do not have what is asked of them, or do not fit each other."""
+    """Mismatches between the steps' maps and the models' tensors, and between the models."""
     name = clip(config.name)
     for step, member in zip(steps, members, strict=True):
         model = clip(member.name)
         called = f"in ensemble {name}, ensemble tensor"
-        # A model that does not batch is given one row at a time: what it takes is seen at run time.
+        # A model that does not batch gets one row at a time; its own check at run time accepts or refuses it.
         if 0 < member.max_batch_size < config.max_batch_size:
             yield (
                 f"ensemble {name} allows maximum batch size {config.max_batch_size}, but it contains model {model} "
@@ -254,13 +252,13 @@ def _member_problems(
                     f"in ensemble {name}, input {clip(model_input.name)} in model {model} is not mapped to any "
                     "ensemble tensors"
                 )
-    for tensor, said in _said(config, steps, members).items():
-        yield from _disagreement(name, tensor, said)
+    for tensor, declared in _declarations(config, steps, members).items():
+        yield from _disagreement(name, tensor, declared)
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """What a model's configuration says of a tensor of the ensemble."""
+class _Declared:
+    """A model's configuration of a tensor of the ensemble."""
 
     model: str
     batches: bool
@@ -273,22 +271,24 @@ class _Said:
 
 
 def _inner(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
-    """The dimensions that the ensemble's steps see of one of its own tensors."""
+    """The dimensions with which the steps see one of the ensemble's own inputs or outputs."""
     return tensor.dims if tensor.reshape is None else tensor.reshape.shape
 
 
-def _said(config: ModelConfig, steps: Sequence[EnsembleStep], members: Sequence[ModelConfig]) -> dict[str, list[_Said]]:
-    """By the ensemble's tensor: first what the ensemble says, then its maker, then its users."""
-    said: dict[str, list[_Said]] = {}
+def _declarations(
+    config: ModelConfig, steps: Sequence[EnsembleStep], members: Sequence[ModelConfig]
+) -> dict[str, list[_Declared]]:
+    """The configurations of each of the ensemble's tensors: the ensemble's own, then its maker's, then its users'."""
+    declared: dict[str, list[_Declared]] = {}
 
     def add(model: ModelConfig, about: Sequence[ModelInput | ModelOutput], mapped: Mapping[str, str] | None) -> None:
         for tensor in about:
             name = tensor.name if mapped is None else mapped.get(tensor.name)
             if name is not None:
-                # A model's own reshape is its own matter: its steps show it the dimensions that it shows.
+                # Only the model itself sees its own reshape; the steps see the dimensions before it.
                 dims = _inner(tensor) if mapped is None else tensor.dims
-                words = _Said(clip(model.name), model.max_batch_size > 0, tensor.data_type, dims)
-                said.setdefault(name, []).append(words)
+                declaration = _Declared(clip(model.name), model.max_batch_size > 0, tensor.data_type, dims)
+                declared.setdefault(name, []).append(declaration)
 
     add(config, config.input, None)
     add(config, config.output, None)
@@ -296,22 +296,22 @@ def _said(config: ModelConfig, steps: Sequence[EnsembleStep], members: Sequence[
         add(member, member.output, step.output_map)
     for step, member in zip(steps, members, strict=True):
         add(member, member.input, step.input_map)
-    return said
+    return declared
 
 
-def _disagreement(name: str, tensor: str, said: Sequence[_Said]) -> Iterator[str]:
-    """The first two that do not say the same of a tensor."""
+def _disagreement(name: str, tensor: str, declared: Sequence[_Declared]) -> Iterator[str]:
+    """The first two configurations of a tensor that disagree."""
     called = f"in ensemble {name}, ensemble tensor {clip(tensor)}"
-    first = said[0]
-    for other in said[1:]:
+    first = declared[0]
+    for other in declared[1:]:
         if other.datatype is not first.datatype:
             yield (
                 f"{called}: inconsistent data type: {first.datatype.config_name} is inferred from model {first.model} "
                 f"while {other.datatype.config_name} is inferred from model {other.model}"
             )
             return
-    for i, other in enumerate(said):
-        for earlier in said[:i]:
+    for i, other in enumerate(declared):
+        for earlier in declared[:i]:
             if not _shapes_fit(earlier, other):
                 yield (
                     f"{called}: inconsistent shape: {_text(earlier.shape)} is inferred from model {earlier.model} "
@@ -320,8 +320,8 @@ def _disagreement(name: str, tensor: str, said: Sequence[_Said]) -> Iterator[str
                 return
 
 
-def _shapes_fit(one: _Said, other: _Said) -> bool:
-    """Whether some tensor is right for both, if need be with a batch dimension of 1 more or less."""
+def _shapes_fit(one: _Declared, other: _Declared) -> bool:
+    """Whether a tensor can have both shapes, with a batch dimension of 1 added or removed if needed."""
     return _match(one.shape, other.shape) or (one.batches != other.batches and _match(one.dims, other.dims))
 
 
@@ -340,10 +340,10 @@ def _shape(config: ModelConfig, tensor: ModelInput | ModelOutput) -> tuple[int, 
 def _datatypes(
     config: ModelConfig, steps: Sequence[EnsembleStep], members: Sequence[ModelConfig]
 ) -> dict[str, DataType]:
-    return {tensor: said[0].datatype for tensor, said in _said(config, steps, members).items()}
+    return {tensor: declared[0].datatype for tensor, declared in _declarations(config, steps, members).items()}
 
 
-def _make_plan(graph: Graph, outputs: tuple[str, ...]) -> Plan:
+def _make_plan(graph: Graph, outputs: tuple[str, ...]) -> RequestPlan:
     steps = graph.steps
     maker = {tensor: step for step in steps for tensor in step.outputs.values()}
     wanted = dict.fromkeys(outputs)
@@ -378,7 +378,7 @@ def _make_plan(graph: Graph, outputs: tuple[str, ...]) -> Plan:
     for user, tensors in enumerate(waited):
         if tensors:
             undecided[scopes[user]] = undecided.get(scopes[user], 0) + 1
-    return Plan(
+    return RequestPlan(
         outputs=tuple(wanted),
         answer=answer,
         needed=tuple(

@@ -28,7 +28,7 @@ from halimede.core.types.error import clip
 
 
 @dataclass(slots=True)
-class Call:
+class CallStep:
     """Call the step's model; its answers come to `on_response` with this number."""
 
     call: int
@@ -49,11 +49,11 @@ class Acknowledge:
 
 
 @dataclass(slots=True)
-class Answer:
+class GiveAnswer:
     response: InferenceResponse
 
 
-RunAction = Call | CancelCall | Acknowledge | Answer
+RunAction = CallStep | CancelCall | Acknowledge | GiveAnswer
 
 
 _CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
@@ -73,7 +73,7 @@ class EnsembleRun:
     """One request's way through the graph.
 
     Every call must be answered through `on_response`; its last response is final. Perform the actions in their order.
-    Exactly one `Answer` is final, and no action follows it.
+    Exactly one `GiveAnswer` is final, and no action follows it.
     """
 
     __slots__ = (
@@ -314,7 +314,7 @@ class EnsembleRun:
         self._last_call += 1
         scope.calls += 1
         self._calls[self._last_call] = _Pending(step, scope, sequence)
-        self._actions.append(Call(self._last_call, step.index, request))
+        self._actions.append(CallStep(self._last_call, step.index, request))
 
     def _give(self, scope: Scope) -> None:
         """Make the answer of the scope from the outputs, which are known."""
@@ -333,7 +333,7 @@ class EnsembleRun:
             number, start, end = sequence or sequence_of(self._template)
             response.parameters = {"sequence_id": number, "sequence_start": start, "sequence_end": end}
         if graph.decoupled:
-            self._actions.append(Answer(response))
+            self._actions.append(GiveAnswer(response))
         else:
             self._answer = response
 
@@ -363,12 +363,12 @@ class EnsembleRun:
         response, self._answer = self._answer, None
         if response is None and self._says_end():
             return
-        self._actions.append(Answer(response or InferenceResponse(self._graph.name, "", self._template.id)))
+        self._actions.append(GiveAnswer(response or InferenceResponse(self._graph.name, "", self._template.id)))
 
     def _says_end(self) -> bool:
         """Mark the last answer of a decoupled ensemble as final if it was not sent yet; return whether it was."""
         for action in reversed(self._actions):
-            if isinstance(action, Answer):
+            if isinstance(action, GiveAnswer):
                 # A client takes a final answer without outputs for the end only.
                 action.response.final = not action.response.is_empty
                 return action.response.final
@@ -381,7 +381,7 @@ class EnsembleRun:
         # Calls that were decided in the same step were not started yet.
         decided = self._taken()
         for action in decided:
-            if isinstance(action, Call):
+            if isinstance(action, CallStep):
                 del self._calls[action.call]
             else:
                 self._actions.append(action)
@@ -402,7 +402,7 @@ class EnsembleRun:
         if not self._calls and not self._is_over:
             self._is_over = True
             name, request_id = self._graph.name, self._template.id
-            self._actions.append(Answer(InferenceResponse(name, "", request_id, error=self._failure)))
+            self._actions.append(GiveAnswer(InferenceResponse(name, "", request_id, error=self._failure)))
 
 
 def _shown_as(tensor: Tensor, name: str, rank: int, batches: bool) -> Tensor:

@@ -1,13 +1,13 @@
 """The tensors of one request's way through an ensemble, by scope.
 
-A tensor is held until its last user in its scope has started, and is not copied. `Plan` says which users a tensor has
-and how often it is used; here this is counted down. A user that waits for no more tensors is `ready`.
+A tensor is held until its last user in its scope has started, and is not copied. `RequestPlan` has the users of each
+tensor and how often each is used; the scopes count this down. A user that waits for no more tensors is `ready`.
 """
 
 from collections import deque
 from enum import Enum, auto
 
-from halimede.core.ensemble.graph import Plan
+from halimede.core.ensemble.graph import RequestPlan
 from halimede.core.ensemble.sequence import SequenceParameters
 from halimede.core.types import Tensor
 
@@ -20,7 +20,7 @@ class Absent(Enum):
 
 
 class Scope:
-    """The tensors of one scope and what waits for them. `waits` and `uses` count down, as `Plan` says.
+    """The tensors of one scope and what waits for them. `waits` and `uses` count down, as `RequestPlan` says.
 
     `call` is the call whose answer opened the scope, and `is_owed` says whether that answer is to be acknowledged.
     `children` counts the scopes that the scope's own decoupled step opened and that are not over; no more of them are
@@ -44,7 +44,7 @@ class Scope:
     )
 
     def __init__(
-        self, plan: Plan, number: int, parent: "Scope | None" = None, call: int = 0, is_owed: bool = False
+        self, plan: RequestPlan, number: int, parent: "Scope | None" = None, call: int = 0, is_owed: bool = False
     ) -> None:
         self.number = number
         self.parent = parent
@@ -67,7 +67,7 @@ class Scopes:
 
     __slots__ = ("_open", "_plan", "ready", "root")
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RequestPlan) -> None:
         self._plan = plan
         self.root = Scope(plan, 0)
         # The scopes that answers of decoupled steps opened, by number.

@@ -1,8 +1,8 @@
-"""Whether a step's condition is met, and whether it can be: what is compared must be of one kind.
+"""Whether a step's condition is met, and whether it can be decided: compared values must be of one kind.
 
 The first element of a tensor, a dimension and a parameter are a number, a text, or true or false; nothing is converted.
-What is absent equals nothing, as NaN does: every comparison with it is false but `!=`, which is true. A condition
-decides for a whole request, all rows of its batch.
+An absent value behaves like NaN: `!=` with it is true, and every other comparison is false. A condition decides for a
+whole request, with all rows of its batch.
 """
 
 import operator
@@ -31,7 +31,7 @@ from halimede_spec.condition import (
 )
 
 MAX_TEXT_BYTES = 64 << 10
-"""The longest element of a BYTES tensor that is compared."""
+"""Maximum size of an element of a BYTES tensor that is compared."""
 
 
 class Kind(Enum):
@@ -43,15 +43,15 @@ class Kind(Enum):
 def is_met(
     condition: Condition, tensors: Mapping[str, Tensor | None], parameters: Mapping[str, ParameterValue]
 ) -> bool:
-    """Whether the step runs. `tensors` has each that the condition names, None where it is absent.
+    """Whether the step runs. `tensors` has each tensor that the condition names; None for an absent one.
 
-    INVALID_ARG where kinds differ, or a tensor has no first element or not that dimension.
+    Raises INVALID_ARG if kinds differ, or if a tensor lacks a first element or the dimension.
     """
     return _holds(condition.expression, tensors, parameters)
 
 
 def kind_problems(condition: Condition, datatypes: Mapping[str, DataType]) -> list[str]:
-    """What can be said of the kinds before any request; `datatypes` has each tensor that the condition names."""
+    """The mismatches of kinds that are known before any request. `datatypes` has each tensor of the condition."""
     return list(_kind_problems(condition.expression, datatypes))
 
 

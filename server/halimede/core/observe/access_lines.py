@@ -105,8 +105,8 @@ def access_line(access: Access, time_us: int, process: int) -> LogLine:
 
 
 def _text(fields: Mapping[str, str | float], model: str, version: str, request_id: str) -> str:
-    said = " ".join(str(fields[name]) for name in ("method", "route") if fields.get(name))
-    text = f"{said or 'request'}: {fields['status']}"
+    call = " ".join(str(fields[name]) for name in ("method", "route") if fields.get(name))
+    text = f"{call or 'request'}: {fields['status']}"
     if "duration_ms" in fields:
         text += f" after {fields['duration_ms']:.3f} ms"
     text += f", client {fields['client']}"

@@ -350,7 +350,7 @@ def _checked_labels(kind: str, labels: Mapping[str, str]) -> str:
                 "underscores that begin with neither a digit nor two underscores"
             )
         if kind == "HISTOGRAM" and name == "le":
-            raise _invalid("Invalid label name 'le': it tells the buckets of a histogram apart")
+            raise _invalid("Invalid label name 'le': it is reserved for the buckets of histograms")
         if not isinstance(value, str):
             raise _invalid(f"the value of label '{name}' is of type {type(value).__name__}; expected text")
     text = label_text(labels)

@@ -131,7 +131,7 @@ def parse_small(name: str, request: ProtoClass, raw: bytes) -> ProtoMessage:
 
 
 @dataclass(slots=True)
-class Call:
+class LoggedCall:
     """A call's data for the access log, except its status; filled in as it becomes known.
 
     `found` means that an inference's model was found. Only then do the call's failures have a rate limit per model.
@@ -158,7 +158,7 @@ class Call:
             log.note(Access(kind, name, "", seconds, _client(context), *about, error))
 
 
-Behaviour = Callable[[Call, Context], Awaitable[bytes | None]]
+Behaviour = Callable[[LoggedCall, Context], Awaitable[bytes | None]]
 """Serves one call; its result is sent as the last message."""
 
 
@@ -175,7 +175,7 @@ def answered_in_parts(method: str, behaviour: Behaviour, access_log: AccessLog |
 def refused(method: str, status: grpc.StatusCode, text: str, access_log: AccessLog | None) -> MethodHandler:
     """A handler that refuses every call."""
 
-    async def refuse(_call: Call, context: Context) -> None:
+    async def refuse(_call: LoggedCall, context: Context) -> None:
         await context.abort(status, text)
 
     return answered_in_parts(method, refuse, access_log)
@@ -190,7 +190,7 @@ def _noted(
     is_probe = CATEGORIES.get(method) is ApiCategory.HEALTH
 
     async def handle(_requests: object, context: Context) -> bytes | None:
-        call = Call(access_log, method, monotonic())
+        call = LoggedCall(access_log, method, monotonic())
         try:
             answer = await behaviour(call, context)
         except grpc.aio.AbortError:
@@ -236,7 +236,7 @@ def unary(
     """The handler of a unary RPC with one request and one response; `answer` raises InferenceError to refuse."""
     name = method.rpartition("/")[2]
 
-    async def handle(call: Call, context: Context) -> bytes:
+    async def handle(call: LoggedCall, context: Context) -> bytes:
         try:
             question = parse_small(name, request, await drain.receive(context))
             _tell_model(call, question)
@@ -252,7 +252,7 @@ def unary(
     return answered_once(method, handle, access_log)
 
 
-def _tell_model(call: Call, question: ProtoMessage) -> None:
+def _tell_model(call: LoggedCall, question: ProtoMessage) -> None:
     """Note the model of a control call, which names it in one of two fields if it concerns one."""
     fields = question.DESCRIPTOR.fields_by_name
     if "model_name" in fields:

@@ -17,7 +17,7 @@ from halimede.core.wire.protocol import ProtoMessage, message_class
 from halimede.core.wire.shared_memory import unknown_region
 from halimede.runtime.server import Server
 
-Answer = Callable[[ProtoMessage], Awaitable[ProtoMessage]]
+Handler = Callable[[ProtoMessage], Awaitable[ProtoMessage]]
 
 _ServerLiveResponse = message_class("inference.ServerLiveResponse")
 _ServerReadyResponse = message_class("inference.ServerReadyResponse")
@@ -39,9 +39,9 @@ class Control:
     def __init__(self, server: Server) -> None:
         self._server = server
 
-    def answers(self) -> dict[str, Answer]:
+    def answers(self) -> dict[str, Handler]:
         """The handler of each RPC, by its name."""
-        answers: dict[str, Answer] = {name: _not_available(name, what) for name, what in _NOT_AVAILABLE.items()}
+        answers: dict[str, Handler] = {name: _not_available(name, what) for name, what in _NOT_AVAILABLE.items()}
         answers |= {
             "SystemSharedMemoryStatus": _no_regions("system", "SystemSharedMemoryStatus"),
             "SystemSharedMemoryUnregister": _unregistered("SystemSharedMemoryUnregister"),
@@ -104,7 +104,7 @@ class Control:
         return _RepositoryModelUnloadResponse()
 
 
-def _no_regions(kind: str, name: str) -> Answer:
+def _no_regions(kind: str, name: str) -> Handler:
     """The response of a status RPC: no regions can be registered, so the list is empty."""
     response = message_class(f"inference.{name}Response")
 
@@ -116,7 +116,7 @@ def _no_regions(kind: str, name: str) -> Answer:
     return status
 
 
-def _unregistered(name: str) -> Answer:
+def _unregistered(name: str) -> Handler:
     """The response of an unregister RPC: nothing can be registered, so it always succeeds."""
     response = message_class(f"inference.{name}Response")
 
@@ -126,7 +126,7 @@ def _unregistered(name: str) -> Answer:
     return unregister
 
 
-def _not_available(name: str, what: str) -> Answer:
+def _not_available(name: str, what: str) -> Handler:
     async def refuse(_request: ProtoMessage) -> ProtoMessage:
         raise InferenceError(ErrorCode.UNSUPPORTED, f"{name}: {what} is not available yet in this server")
 

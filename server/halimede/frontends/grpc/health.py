@@ -5,7 +5,7 @@ import asyncio
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 from halimede.core.wire.protocol import ProtoMessage, message_class
-from halimede.frontends.grpc.call import Call, Context, Drain, abort, parse_small, shutting_down, write
+from halimede.frontends.grpc.call import Context, Drain, LoggedCall, abort, parse_small, shutting_down, write
 from halimede.runtime.server import Server
 
 SERVICES = ("", "inference.GRPCInferenceService")
@@ -41,7 +41,7 @@ class Health:
             )
         return _Response(status=self._status())
 
-    async def watch(self, _call: Call, context: Context) -> None:
+    async def watch(self, _call: LoggedCall, context: Context) -> None:
         """Send the status now and whenever it changes, until the client disconnects or the server drains."""
         try:
             service = parse_small("Watch", _Request, await self._drain.receive(context)).service

@@ -24,7 +24,7 @@ from halimede.core.wire.grpc_infer import (
 )
 from halimede.core.wire.protocol import ProtoMessage
 from halimede.core.wire.status_map import GRPC_STATUS
-from halimede.frontends.grpc.call import Call, Context, Drain, abort, internal_error, shutting_down, write
+from halimede.frontends.grpc.call import Context, Drain, LoggedCall, abort, internal_error, shutting_down, write
 from halimede.frontends.grpc.messages import MAX_ON_LOOP_BYTES, Messages
 from halimede.frontends.stream_session import Slot, StreamLimits, StreamSession
 from halimede.runtime.server import Server
@@ -57,7 +57,7 @@ def _encode(response: InferenceResponse, view: ModelView, destinations: Destinat
     return bytes(encode_infer(response, view, destinations).SerializeToString())
 
 
-class Infer:
+class InferService:
     """The handlers of the two inference RPCs over one server."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Infer:
         self._forward = forward
         self._max_unanswered = max_response_pool_size
 
-    async def model_infer(self, call: Call, context: Context) -> bytes:
+    async def model_infer(self, call: LoggedCall, context: Context) -> bytes:
         """One ModelInferRequest in, one ModelInferResponse out."""
         try:
             return await self._infer(call, await self._drain.receive(context), self._forwarded(context), context)
@@ -88,7 +88,7 @@ class Infer:
     def _forwarded(self, context: Context) -> Parameters:
         return {} if self._forward is None else _from_metadata(self._forward, context)
 
-    async def _infer(self, noted: Call, raw: bytes, forwarded: Parameters, context: Context) -> bytes:
+    async def _infer(self, noted: LoggedCall, raw: bytes, forwarded: Parameters, context: Context) -> bytes:
         server = self._server
         view, call = await self._read(noted, raw, context)
         # The request refers to what it needs of the message; keeping a large one would double its memory.
@@ -116,7 +116,7 @@ class Infer:
                 return await asyncio.to_thread(_encode, response, view, call.destinations)
         return _encode(response, view, call.destinations)
 
-    async def _read(self, noted: Call, raw: bytes, context: Context) -> tuple[ModelView, InferCall]:
+    async def _read(self, noted: LoggedCall, raw: bytes, context: Context) -> tuple[ModelView, InferCall]:
         async with self._messages.open(raw) as opened:
             message = opened.message
             noted.model, noted.version, noted.request_id = message.model_name, message.model_version, message.id
@@ -135,7 +135,7 @@ class Infer:
     def _release(self, held_bytes: int, _context: Context) -> None:
         self._messages.release(held_bytes)
 
-    async def model_stream_infer(self, call: Call, context: Context) -> None:
+    async def model_stream_infer(self, call: LoggedCall, context: Context) -> None:
         """A stream of ModelInferRequest in, a stream of ModelStreamInferResponse out."""
         try:
             forwarded = self._forwarded(context)
@@ -157,7 +157,7 @@ class _Request:
     """One request of a stream. `error` is its first one, for the access log."""
 
     request_id: str
-    noted: Call
+    noted: LoggedCall
     slot: "Slot[bytes | InferenceError]"
     error: InferenceError | None = None
 
@@ -175,7 +175,7 @@ class _InferStream:
         self,
         server: Server,
         drain: Drain,
-        call: Call,
+        call: LoggedCall,
         context: Context,
         messages: Messages,
         forwarded: Parameters,
@@ -280,7 +280,7 @@ class _InferStream:
             self._outcome.set_result(error)
 
     async def _accept(self, raw: bytes) -> None:
-        noted: Call | None = None
+        noted: LoggedCall | None = None
         is_decoupled = False
         try:
             async with self._messages.open(raw) as opened:
@@ -305,11 +305,13 @@ class _InferStream:
         ticket = self._server.infer(call.request, partial(self._on_response, request, view, call))
         self._session.started(request.slot, ticket)
 
-    def _noted(self, message: ProtoMessage) -> Call:
+    def _noted(self, message: ProtoMessage) -> LoggedCall:
         call = self._call
-        return Call(call.access_log, call.method, monotonic(), message.model_name, message.model_version, message.id)
+        return LoggedCall(
+            call.access_log, call.method, monotonic(), message.model_name, message.model_version, message.id
+        )
 
-    def _open(self, noted: Call, is_decoupled: bool) -> _Request:
+    def _open(self, noted: LoggedCall, is_decoupled: bool) -> _Request:
         return _Request(noted.request_id, noted, self._session.open(is_ordered=not is_decoupled))
 
     def _on_response(self, request: _Request, view: ModelView, call: InferCall, response: InferenceResponse) -> None:

@@ -8,7 +8,7 @@ import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 from halimede.core.types import InferenceError
 from halimede.core.types.error import clip
 from halimede.core.wire.protocol import POOL, ProtoMessage, message_class
-from halimede.frontends.grpc.call import Call, Context, Drain, abort, parse_small, shutting_down, write
+from halimede.frontends.grpc.call import Context, Drain, LoggedCall, abort, parse_small, shutting_down, write
 
 # The messages of v1alpha are the same on the wire.
 _Request = message_class("grpc.reflection.v1.ServerReflectionRequest")
@@ -25,7 +25,7 @@ class Reflection:
         self._services = tuple(services)
         self._drain = drain
 
-    async def info(self, _call: Call, context: Context) -> None:
+    async def info(self, _call: LoggedCall, context: Context) -> None:
         """Send one response for each request of the stream, until the client closes its side."""
         try:
             async with self._drain.scope():

@@ -14,9 +14,9 @@ from halimede.core.wire.protocol import POOL, message_class
 from halimede.frontends.grpc.access import CATEGORIES, HEALTH, INFERENCE, REFLECTIONS
 from halimede.frontends.grpc.address import cannot_listen, check_tcp, check_unix
 from halimede.frontends.grpc.call import (
-    Call,
     Context,
     Drain,
+    LoggedCall,
     MethodHandler,
     abort,
     answered_in_parts,
@@ -28,7 +28,7 @@ from halimede.frontends.grpc.call import (
 from halimede.frontends.grpc.control import Control
 from halimede.frontends.grpc.goaway import send_away
 from halimede.frontends.grpc.health import Health
-from halimede.frontends.grpc.infer import MAX_UNANSWERED, Infer
+from halimede.frontends.grpc.infer import MAX_UNANSWERED, InferService
 from halimede.frontends.grpc.options import Transport, channel_arguments
 from halimede.frontends.grpc.reflection import Reflection
 from halimede.frontends.grpc.tls import server_credentials
@@ -69,7 +69,7 @@ class GrpcServer:
         self._is_started = False
         self._port = 0
         forwarding = None if forward is None else Forwarding(forward, restricted)
-        infer = Infer(server, self._drain, transport.max_message_bytes, forwarding, max_response_pool_size)
+        infer = InferService(server, self._drain, transport.max_message_bytes, forwarding, max_response_pool_size)
         handlers = _method_handlers(server, infer, self._drain, access_log)
         secrets = {method: restricted[CATEGORIES[method]] for method in handlers if CATEGORIES[method] in restricted}
         methods = _RestrictedMethods(handlers, secrets, access_log) if secrets else _Methods(handlers, access_log)
@@ -145,7 +145,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no
     async def refuse_until_quiet(self) -> None:
         """Refuse all calls except health checks from now on; return when hardly any call arrives any more."""
 
-        async def refuse(_call: Call, context: Context) -> None:
+        async def refuse(_call: LoggedCall, context: Context) -> None:
             self._refused += 1
             await abort(context, shutting_down())
 
@@ -206,7 +206,7 @@ class _RestrictedMethods(_Methods):
 
 
 def _method_handlers(
-    server: Server, infer: Infer, drain: Drain, access_log: AccessLog | None
+    server: Server, infer: InferService, drain: Drain, access_log: AccessLog | None
 ) -> dict[str, MethodHandler]:
     """The handler of every method, by path. Handlers take and return bytes, so that invalid ones get our own errors."""
     health = Health(server, drain)

@@ -50,7 +50,7 @@ def turn_away(connection: socket.socket, answer: bytes) -> None:
         connection.recv(_READ_AT_ONCE)
 
 
-class Acceptor:
+class ConnectionAcceptor:
     """Passes each accepted socket, which is not blocking, to `take`.
 
     `on_shortage` is called with the reason each time that a connection cannot be accepted. It returns the answer for

@@ -10,7 +10,7 @@ from typing import Any
 
 from halimede.core.observe.access_lines import AccessLog, Protocol
 from halimede.core.wire.http_control import error_json
-from halimede.frontends.http.accept import MORE_FILES, Acceptor, turn_away
+from halimede.frontends.http.accept import MORE_FILES, ConnectionAcceptor, turn_away
 from halimede.frontends.http.access import RequestLog
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import CLOSE, Limits
@@ -70,7 +70,7 @@ class Listener:
         # Accepted, and not in `_connections` yet.
         self._expected: set[Connection] = set()
         self._arriving: dict[asyncio.Task[Any], tuple[socket.socket, Connection]] = {}
-        self._acceptor: Acceptor | None = None
+        self._acceptor: ConnectionAcceptor | None = None
         self._file: SocketFile | None = None
         self._max_descriptor = 0
         self._complained_at: float | None = None
@@ -108,7 +108,7 @@ class Listener:
         self._file = SocketFile.of(sock)
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._max_descriptor = open_files - self.shared.limits.spare_descriptors
-        self._acceptor = Acceptor(sock, self._take, self._on_shortage)
+        self._acceptor = ConnectionAcceptor(sock, self._take, self._on_shortage)
         self._sweep_timer = loop.call_later(self.shared.limits.sweep_s, self._sweep, loop)
 
     def send_away(self) -> None:

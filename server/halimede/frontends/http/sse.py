@@ -16,7 +16,7 @@ from halimede.core.wire.steps import Steps, run
 from halimede.frontends.http.answers import IN_STEPS_ABOVE, respond_infer_error, retry_fields, size_of
 from halimede.frontends.http.exchange import Exchange, Stream
 from halimede.frontends.http.steps import StepQueue
-from halimede.frontends.stream_session import Answer, StreamSession
+from halimede.frontends.stream_session import StreamAnswer, StreamSession
 from halimede.runtime.server import Server
 
 # Proxies must not cache an answer, nor buffer it.
@@ -97,7 +97,7 @@ class EventCall:
     def _has_room(self) -> bool:
         return self._stream is None or self._stream.has_room
 
-    def _pass_on(self, answer: Answer[InferenceResponse]) -> None:
+    def _pass_on(self, answer: StreamAnswer[InferenceResponse]) -> None:
         response = answer.content
         if response.error is not None:
             self._fail(response.error)
@@ -128,14 +128,14 @@ class EventCall:
             self._crash(error)
             return []
 
-    def _encoded(self, answer: Answer[InferenceResponse], json: list[Buffer]) -> None:
+    def _encoded(self, answer: StreamAnswer[InferenceResponse], json: list[Buffer]) -> None:
         if self._session.is_over:
             return
         self._is_encoding = False
         self._send(answer, event(json))
         self._go_on()
 
-    def _send(self, answer: Answer[InferenceResponse], part: "list[Buffer] | tuple[()]") -> None:
+    def _send(self, answer: StreamAnswer[InferenceResponse], part: "list[Buffer] | tuple[()]") -> None:
         stream = self._stream
         if stream is None:
             stream = self._stream = self._exchange.stream(200, _FIELDS + self._fields())

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Builder:
-    """Loads models on threads, so many at a time, and starts their instances."""
+    """Loads models on threads, a limited number at a time, and starts their instances."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Builder:
 
     @asynccontextmanager
     async def slot(self, record: ModelRecord) -> AsyncIterator[None]:
-        """One of the load slots, once it is free; LeftBehindError."""
+        """Wait for one of the load slots. Raises LeftBehindError."""
         await self._left_behind.unless_unloaded(record, self._slots.acquire(), self._free_slot)
         try:
             yield
@@ -51,7 +51,7 @@ class Builder:
             self._slots.release()
 
     async def prepare(self, record: ModelRecord, entry: ModelEntry) -> PreparedModel:
-        """The versions that the policy selects, loaded, without instances yet. ConfigError, VersionError,
+        """Load the versions that the policy selects, without instances. Raises ConfigError, VersionError and
         LeftBehindError."""
         abandon = Abandon()
         loading = run_in_thread(f"load-{record.name}", lambda: load_model(entry, self._options, abandon))
@@ -64,7 +64,7 @@ class Builder:
             raise
 
     async def start(self, record: ModelRecord, prepared: PreparedModel) -> dict[int, ModelVersion]:
-        """All selected versions with their instances up. VersionError, LeftBehindError."""
+        """Start the instances of all selected versions. Raises VersionError and LeftBehindError."""
         starting = self._start(record.name, prepared)
         ends = all(version.isolated is not None for version in prepared.versions)
         return await self._left_behind.unless_unloaded(
@@ -72,7 +72,7 @@ class Builder:
         )
 
     async def _start(self, name: str, prepared: PreparedModel) -> dict[int, ModelVersion]:
-        """VersionError of the version that failed, the others closed."""
+        """Close the other versions and raise the VersionError of the one that failed."""
         started: dict[int, ModelVersion] = {}
         selected = tuple(version.version for version in prepared.versions)
         for version in prepared.versions:

@@ -15,11 +15,11 @@ from halimede.runtime.threads import run_in_thread
 log = logging.getLogger(__name__)
 
 CLOSE_PATIENCE_SECS = 7.0
-"""How long instances and model may take to close once nothing is in flight any more: processes are killed before."""
+"""How long instances and model may take to close after the last request. Processes are killed earlier."""
 
 
 class Closing:
-    """The versions that serve no longer, until they are closed."""
+    """The versions that were replaced or unloaded and are not closed yet."""
 
     def __init__(self, left_behind: LeftBehind) -> None:
         self._left_behind = left_behind
@@ -29,18 +29,18 @@ class Closing:
 
     @property
     def versions(self) -> list[ModelVersion]:
-        """Those that are not closed yet."""
+        """The versions that are not closed yet."""
         return list(self._closing.values())
 
     async def closed(self) -> None:
-        """Wait for all of them."""
+        """Wait until all of them are closed."""
         if self._closing:
             await asyncio.wait(self._closing)
 
     def retire(self, record: ModelRecord, old: Mapping[int, ModelVersion]) -> None:
         """Let replaced or unloaded versions finish in the background."""
         gone = {number: version for number, version in old.items() if number not in record.versions}
-        # Requests that ensembles above have accepted may still need it, and find it until they are answered.
+        # Requests that an ensemble accepted may still need the version, and find it until they are answered.
         users = [task for task, version in self._closing.items() if record.name in version.steps]
         if users:
             record.leaving.update(by_text(gone))
@@ -53,7 +53,7 @@ class Closing:
             task.add_done_callback(self._closing.pop)
 
     async def close_version(self, version: ModelVersion) -> None:
-        """Close a version that has nothing in flight, and leave it behind when it takes too long."""
+        """Close a version without requests in flight; stop waiting if it takes too long."""
         task = asyncio.get_running_loop().create_task(version.close())
         await asyncio.wait((task,), timeout=CLOSE_PATIENCE_SECS)
         if not task.done():
@@ -91,7 +91,7 @@ class Closing:
             log.info("successfully unloaded '%s' version %s", version.name, version.version, extra=about)
 
     def _release_memory(self) -> None:
-        """Have the memory of a model that was closed go back to the system; once for all that close at a time."""
+        """Return the memory of closed models to the system, once for all that close at the same time."""
         self._memory_was_freed = True
         if self._releasing is None or self._releasing.done():
             self._releasing = asyncio.get_running_loop().create_task(self._release_while_freed())

@@ -1,7 +1,8 @@
 """Makes ensembles, and swaps or withdraws them as the models of their steps change.
 
-`follow` is called in the same step of the event loop as every change of what a model serves. What is in flight in an
-ensemble finishes as it began: models that are unloaded meanwhile stay, for calls from within alone, until it has.
+`follow` is called in the same step of the event loop as every change of a model's served versions. A request in flight
+in an ensemble ends with the models with which it began: models that are unloaded meanwhile stay until then, for calls
+of the ensemble only.
 """
 
 import logging
@@ -24,29 +25,29 @@ class Ensembles:
 
     def __init__(self, records: Records, table: RequestTable, services: ModelServices, closing: Closing) -> None:
         self.inferences: Inferences | None = None
-        """Where ensembles have their steps done; set before any is loaded."""
+        """Runs the steps of ensembles; set before the first ensemble is loaded."""
         self._records = records
         self._table = table
         self._services = services
         self._closing = closing
 
     def make(self, prepared: PreparedModel) -> dict[int, ModelVersion]:
-        """All versions of an ensemble, which serve at once. EnsembleError."""
+        """Make all versions of an ensemble, which serve at once. Raises EnsembleError."""
         return self._make(prepared, make_design(take_snapshot(self._records), prepared.config, prepared.labels))
 
     def follow(self, name: str) -> None:
-        """Have the ensembles above a model agree with what it serves now."""
+        """Update the ensembles that use a model to the versions that it serves now."""
         replaced: list[tuple[ModelRecord, dict[int, ModelVersion]]] = []
         for action in follow(take_snapshot(self._records), name):
             record = self._records[action.ensemble]
             old = self._swap(record, action.design) if isinstance(action, Swap) else self._withdraw(record, action)
             replaced.append((record, old))
-        # From above: what is below stays until they have finished.
+        # Outer ensembles first: the inner ones stay until the outer ones have finished.
         for record, old in reversed(replaced):
             self._closing.retire(record, old)
 
     def _swap(self, record: ModelRecord, design: Design) -> dict[int, ModelVersion]:
-        """Returns the versions that are replaced."""
+        """Return the versions that are replaced."""
         if record.ensemble is None:
             raise RuntimeError(f"model '{record.name}' is no loaded ensemble")
         made = self._make(record.ensemble, design)
@@ -57,7 +58,7 @@ class Ensembles:
         return old
 
     def _withdraw(self, record: ModelRecord, action: Withdraw) -> dict[int, ModelVersion]:
-        """Returns the versions that are withdrawn."""
+        """Return the versions that are withdrawn."""
         old = record.replace({})
         record.status.withdraw(action.problem)
         if old:

@@ -1,8 +1,8 @@
 """Ends the wait for work that hangs.
 
-What runs a model's own code (a load, the start of instances, a close) may never return, and a thread cannot be ended.
-So nothing waits for such work for ever: an unload that has waited long, or a stop of the server, leaves a load behind,
-and what does not close in time is left behind too. What such a load makes in the end is closed as it comes.
+Work that runs a model's own code (a load, the start of instances, a close) may never return, and a thread cannot be
+ended. So every wait for such work has an end: an unload that has waited long and a stop of the server leave a load
+behind, and a close that takes too long is left behind too. If such a load ends later, its result is closed at once.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Discard = Callable[[T], Coroutine[Any, Any, None]]
-"""Closes what work has made that nobody waits for any more."""
+"""Closes the result of work that was left behind."""
 
 MAX_LEFT_BEHIND = 64
-"""Loads and closes that never ended. Each holds a thread and what it allocated, so that they may not become many."""
+"""Maximum number of loads and closes that never ended, because each holds a thread and its memory."""
 
 
 class LeftBehind:
-    """The loads and closes that nobody waits for any more."""
+    """The loads and closes that were left behind."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def check_room(self) -> None:
-        """ConfigError when there are so many that nothing more may be loaded."""
+        """Raise ConfigError if so many were left behind that no model may be loaded."""
         if len(self._tasks) >= MAX_LEFT_BEHIND:
             text = f"{MAX_LEFT_BEHIND} loads or unloads of models never ended, the server must be restarted"
             raise ConfigError(ErrorCode.UNAVAILABLE, text)
@@ -45,10 +45,10 @@ class LeftBehind:
         *,
         ends_by_cancelling: bool = False,
     ) -> T:
-        """What `work` returns or raises; LeftBehindError when an unload has waited for it long enough.
+        """The result or error of `work`. Raises LeftBehindError if an unload has waited for it too long.
 
-        Then, and when this call is cancelled, `work` is cancelled if that ends it; else it goes on by itself, and
-        `discard` gets what comes of it.
+        Then, and if this call is cancelled, `work` is cancelled. If that does not end it, it continues in the
+        background and `discard` gets its result.
         """
         give_up = record.unloads.give_up
         if give_up.is_set():
@@ -73,7 +73,7 @@ class LeftBehind:
         return task.result()
 
     def leave(self, name: str, task: asyncio.Task[T], discard: Discard[T] | None = None) -> None:
-        """Wait for `task` no longer, but see to what comes of it."""
+        """Stop waiting for `task`; its result is discarded when it ends."""
         waiter = asyncio.get_running_loop().create_task(_discard_result(name, task, discard))
         self._tasks.add(waiter)
         waiter.add_done_callback(self._tasks.discard)
@@ -84,7 +84,7 @@ async def _discard_result(name: str, task: asyncio.Task[T], discard: Discard[T] 
         result = await task
     except asyncio.CancelledError:
         return
-    except Exception as error:  # noqa: BLE001  # nobody is left who asked for it
+    except Exception as error:  # noqa: BLE001  # no caller is left
         about = {"model": name}
         log.warning("model '%s': a load that was left behind has failed: %s", name, error, extra=about)
         return

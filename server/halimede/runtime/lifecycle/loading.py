@@ -1,7 +1,8 @@
 """Loads one model.
 
 A reload builds the new versions beside the old ones, which serve until the swap (one synchronous step) and then drain
-in the background; a reload that fails leaves the old ones alone. An ensemble is loaded after the models of its steps.
+in the background. A reload that fails leaves the old ones as they are. An ensemble is loaded after the models of its
+steps.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 class Loader:
     """Loads and reloads models, one load of a model at a time.
 
-    A failed load is tried again `retry_count` times, with a pause that grows, unless another try cannot help.
+    A failed load is tried again up to `retry_count` times, with growing pauses, unless another try cannot help.
     """
 
     def __init__(
@@ -65,16 +66,18 @@ class Loader:
         self._retry_count = retry_count
 
     async def load(self, name: str, *, for_model: bool = False) -> None:
-        """Load or reload one model, nothing when it is loaded and unchanged; InferenceError that clients are told, its
-        cause is what went wrong.
+        """Load or reload one model; no effect if it is loaded and unchanged.
 
-        `for_model` says that a model asked for it, whose own load may wait for this one: it takes none of the slots.
+        Raises InferenceError with a text for clients; its `__cause__` is the root cause.
+
+        `for_model` says that a model asked for the load. It then takes no load slot, because the load of that model may
+        hold one while it waits.
         """
         while not await self._load_once(name, for_model):
             pass
 
     async def _load_once(self, name: str, for_model: bool) -> bool:
-        """Whether the record that was waited for is still the model's: a failed load before this one drops it."""
+        """Whether the record is still the model's after the wait: a failed load before this one drops it."""
         record = self._records.setdefault(name, ModelRecord(name))
         async with record.lock:
             if self._records.get(name) is not record:
@@ -96,7 +99,7 @@ class Loader:
                     del self._records[name]
 
     async def _load_with_retries(self, record: ModelRecord, for_model: bool) -> None:
-        """Load, and again while that fails, another try may help and nobody wants the model unloaded."""
+        """Load, and try again after a failure while another try may help and no unload waits."""
         attempt = 1
         while True:
             try:
@@ -144,8 +147,10 @@ class Loader:
     async def _build(
         self, record: ModelRecord, entry: ModelEntry, attempt: Attempt, for_model: bool
     ) -> tuple[dict[int, ModelVersion], PreparedModel | None]:
-        """New versions with their instances up, all of them or none; and what an ensemble is made from, None for a
-        model. ConfigError, VersionError, LeftBehindError."""
+        """New versions with their instances started, all or none, and what an ensemble is made of; None for a model.
+
+        Raises ConfigError, VersionError and LeftBehindError.
+        """
         try:
             async with nullcontext() if for_model else self._builder.slot(record):
                 record.status.start(attempt, record.versions)
@@ -153,7 +158,7 @@ class Loader:
                 record.status.select(attempt, {version.version for version in prepared.versions})
                 if not prepared.is_ensemble:
                     return await self._builder.start(record, prepared), None
-            # Without a slot, because the loads that it waits for need some.
+            # Without a slot, because the loads for which it waits need slots.
             await self._load_steps(record, prepared, for_model)
             return self._ensembles.make(prepared), prepared
         except (ConfigError, VersionError, LeftBehindError):
@@ -163,8 +168,8 @@ class Loader:
             raise ConfigError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
 
     async def _load_steps(self, record: ModelRecord, prepared: PreparedModel, for_model: bool) -> None:
-        """Load the models of an ensemble's steps that do not serve, side by side. EnsembleError where one cannot be
-        loaded, also because its load waits for this one."""
+        """Load the models of an ensemble's steps that do not serve, in parallel. Raises EnsembleError if one cannot be
+        loaded, also if its load waits for this one."""
         steps = members_of(prepared.config)
         found = {step: find_step(self._records, step) for step in steps}
         usable = {step for step, version in found.items() if version is not None and version.executor.refusal is None}
@@ -175,13 +180,13 @@ class Loader:
             failures = await self._left_behind.unless_unloaded(record, loading, ends_by_cancelling=True)
         finally:
             self._waits.remove(record.name, names)
-        # One that serves as it did before its load failed is still a step's model.
+        # A model whose reload failed still serves its old versions, so it can be a step's model.
         failures = {name: error for name, error in failures.items() if find_step(self._records, (name, LATEST)) is None}
         if failures:
             raise steps_error(record.name, failures)
 
     async def _load_side_by_side(self, names: Sequence[str], for_model: bool) -> Mapping[str, InferenceError]:
-        """Load these models; the errors of those that failed."""
+        """Load these models; return the errors of those that failed."""
         failures = await asyncio.gather(*(self._load_step(name, for_model) for name in names))
         return {name: failure for name, failure in zip(names, failures, strict=True) if failure is not None}
 
@@ -190,7 +195,7 @@ class Loader:
         if record is not None and record.lock.locked():
             loads = record.loads
             async with record.lock:
-                # What another one has just tried in vain is not tried again.
+                # A load that has just failed for another model is not tried again.
                 if record.loads > loads and record.failed is not None:
                     return record.failed
         try:

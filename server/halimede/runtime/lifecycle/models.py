@@ -54,7 +54,7 @@ class ModelLifecycle:
 
     @property
     def inferences(self) -> Inferences | None:
-        """Where ensembles have their steps done; set before any is loaded."""
+        """Runs the steps of ensembles; set before the first ensemble is loaded."""
         return self._ensembles.inferences
 
     @inferences.setter
@@ -62,7 +62,7 @@ class ModelLifecycle:
         self._ensembles.inferences = inferences
 
     async def load_all(self, names: Sequence[str] | None) -> list[str]:
-        """Load the named models, or with None all that the repositories have, side by side.
+        """Load the named models, or all models of the repositories for None, in parallel.
 
         Returns the repositories that cannot be read, and the models that failed.
         """
@@ -80,32 +80,33 @@ class ModelLifecycle:
         return [*map(str, unreadable), *failed]
 
     async def load(self, name: str, *, for_model: bool = False) -> None:
-        """Load or reload one model, nothing when it is loaded and unchanged; InferenceError with the root cause.
+        """Load or reload one model; no effect if it is loaded and unchanged. Raises InferenceError with the root cause.
 
-        `for_model` says that a model asked for it, whose own load may wait for this one: it takes none of the slots.
+        `for_model` says that a model asked for the load. It then takes no load slot, because the load of that model may
+        hold one while it waits.
         """
         await self._loader.load(name, for_model=for_model)
         self.records[name].status.asked = True
 
     async def look_at_sources(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """By name, the fingerprints of the files of all models that are wanted, as they are now and as they were
-        loaded; the latter without models whose load has failed."""
+        """By name, the fingerprints of the files of all wanted models: the current ones and those at their load. The
+        latter leave out models whose load failed."""
         wanted = [record for record in self.records.values() if record.status.wanted]
         found = await self._reader.sources([record.name for record in wanted])
         return found, {record.name: record.sources for record in wanted if record.versions}
 
     async def reload(self, name: str) -> None:
-        """Load a model again whose files have changed, unless it was unloaded meanwhile; InferenceError."""
+        """Reload a model whose files have changed, unless it was unloaded meanwhile. Raises InferenceError."""
         record = self.records.get(name)
         if record is not None and record.status.wanted and not record.unloads.count:
             await self._loader.load(name)
 
     async def unload(self, name: str, *, with_steps: bool = False) -> None:
-        """Stop serving; instances and model are freed once the last accepted request is answered.
+        """Stop serving the model. Its instances are freed when the last accepted request is answered.
 
-        A load that is under way may finish within UNLOAD_PATIENCE_SECS; then it fails, and so does any that waits
-        behind it. `with_steps`: of an ensemble, the models of its steps are unloaded too, but for those that were
-        loaded by name or that other ensembles use.
+        A load in progress has UNLOAD_WAIT_SECS to finish; then it fails, with every load that waits behind it.
+        `with_steps` also unloads the models of an ensemble's steps, except those that were loaded by name or that other
+        ensembles use.
         """
         record = self.records.get(name)
         if record is None:
@@ -118,7 +119,7 @@ class ModelLifecycle:
             await self._unload_unused(steps)
 
     async def index(self, ready_only: bool) -> list[ModelIndexEntry]:
-        """The repository index: what is on disk now, and every version that was ever loaded."""
+        """The repository index: the models on disk now, and every version that was ever loaded."""
         listing = await self._reader.listing()
         entries: list[ModelIndexEntry] = []
         for name in sorted({*listing.names, *self.records}):
@@ -130,7 +131,7 @@ class ModelLifecycle:
         return entries
 
     def states(self) -> Iterator[StateSample]:
-        """What the index says of every version that serves or should: not of those that were unloaded."""
+        """The states of the versions that serve or should serve, as in the index; not of unloaded ones."""
         for name, record in sorted(self.records.items()):
             for entry in record.status.entries(name, record.health()):
                 if entry.state is not None and should_serve(entry):
@@ -141,19 +142,19 @@ class ModelLifecycle:
         return all(record.is_ready() for record in self.records.values() if record.status.wanted)
 
     def busy(self) -> tuple[int, int]:
-        """How many versions have requests in flight, and how many there are, serving and retired."""
+        """The number of versions with requests in flight, and of all versions, serving and retired ones."""
         versions = self._versions()
         return sum(version.requests.count > 0 for version in versions), len(versions)
 
     def abort(self) -> None:
-        """Fail what is queued in every model, serving or retired: the time to drain is over."""
-        # Ensembles first: the failures of their steps are not the cause.
+        """Fail the queued requests of every model, serving or retired, because the time to drain is over."""
+        # Ensembles first, so that their error is not the failure of a step.
         for version in sorted(self._versions(), key=lambda each: each.parts is None):
             version.executor.abort()
 
     async def close(self) -> None:
         """Wait for every accepted request of every model, serving or retired, and free all of them."""
-        # Requests lead to others, of ensembles' steps or by models' own code: no model goes before all are answered.
+        # Requests cause others, in ensembles and in models' code. So models are freed when all requests are answered.
         while self.busy()[0]:
             await asyncio.gather(*(each.drained() for each in self._versions()))
         for record in self.records.values():
@@ -166,13 +167,13 @@ class ModelLifecycle:
         return [*serving_versions(self.records), *self._closing.versions]
 
     async def _load_at_start(self, name: str) -> bool:
-        # Wanted from the start, so that the server is not ready without it.
+        # Wanted from the start, so that the server is not ready before it serves.
         record = self.records.setdefault(name, ModelRecord(name))
         record.status.wanted = True
         try:
             await self.load(name)
         except InferenceError:
-            # Whoever unloads a model while the server starts does not want the server to exit for want of it.
+            # The server must not exit for a model that a client unloads while the server starts.
             return bool(record.unloads.count)
         return True
 
@@ -189,6 +190,6 @@ class ModelLifecycle:
     async def _unload_unused(self, names: Iterable[str]) -> None:
         for name in names:
             record = self.records.get(name)
-            # Asked again for each: an unload may wait, and clients load and unload meanwhile.
+            # Checked again for each step: an unload may wait, and clients load and unload meanwhile.
             if record is not None and not record.status.asked and not is_used(take_snapshot(self.records), name):
                 await self.unload(name, with_steps=True)

@@ -1,4 +1,4 @@
-"""Looks at the repository, on few threads: any number of clients may ask, and disks be slow."""
+"""Reads the repository on few threads, because any number of clients may ask and disks may be slow."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_LOOKS = 16
-"""Threads that read the repository at a time."""
+"""Number of threads that read the repository."""
 
 
 class RepositoryReader:
@@ -37,23 +37,23 @@ class RepositoryReader:
         return await self._look("read-repository", self._repository.unreadable)
 
     async def scan(self) -> Listing:
-        """What the repository holds, for a start: one look of its own, and nothing is logged."""
+        """The repository's content, for the start. It is read once, and its warnings are not logged."""
         return await self._look("list-repository", self._repository.scan)
 
     async def listing(self) -> Listing:
-        """What the repository holds, looked at after this was called. All who ask during one look share the next: looks
-        side by side would share the interpreter with the event loop, and hold it up together."""
+        """The repository's content, read after this call. Calls during one reading share the next one, because parallel
+        readings would compete with the event loop for the interpreter."""
         if self._next_listing is None:
             self._next_listing = asyncio.get_running_loop().create_task(self._list_in_turn())
         return await asyncio.shield(self._next_listing)
 
     async def sources(self, names: Sequence[str]) -> dict[str, str]:
-        """By name, the fingerprints of the sources of these models as they are now, where they can be told."""
+        """By name, the current fingerprints of the sources of these models, without those that cannot be read."""
         seen = await self._look("look-at-sources", lambda: {name: self._repository.sources(name) for name in names})
         return {name: sources for name, sources in seen.items() if sources is not None}
 
     async def read(self, record: ModelRecord) -> ModelEntry:
-        """The model's directory as it is now; ConfigError, LeftBehindError."""
+        """The model's directory as it is now. Raises ConfigError and LeftBehindError."""
         self._left_behind.check_room()
         try:
             finding = self._look(f"read-{record.name}", lambda: self._repository.find(record.name))

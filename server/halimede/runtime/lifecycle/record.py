@@ -1,4 +1,4 @@
-"""What is known of each model, and what the repository plan needs of it."""
+"""The state of each model, and the part of it that the repository plan reads."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -13,53 +13,53 @@ from halimede.core.types import InferenceError
 from halimede.runtime.model import ModelVersion
 from halimede.runtime.prepare import PreparedModel
 
-UNLOAD_PATIENCE_SECS = 5.0
-"""How long an unload lets a load finish that is under way: most do, and then both have done what they were asked."""
+UNLOAD_WAIT_SECS = 5.0
+"""How long an unload waits for a load in progress. Most loads end within it, and then both calls succeed."""
 
 
 class UnloadRequests:
     """The unloads that wait for a model's lock.
 
-    While there are any, no load is tried again. Once one has waited for UNLOAD_PATIENCE_SECS, no load is waited for.
+    While an unload waits, a failed load is not tried again. After UNLOAD_WAIT_SECS it stops waiting for the load.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._impatient = 0
+        self._too_long = 0
         self.asked = asyncio.Event()
-        """Set while there are any."""
+        """Set while an unload waits."""
         self.give_up = asyncio.Event()
-        """Set while one of them has waited too long."""
+        """Set while an unload has waited too long."""
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """An unload waits."""
-        was_impatient = False
+        """Count an unload as waiting."""
+        is_too_long = False
 
-        def lose_patience() -> None:
-            nonlocal was_impatient
-            was_impatient = True
-            self._impatient += 1
+        def waited_too_long() -> None:
+            nonlocal is_too_long
+            is_too_long = True
+            self._too_long += 1
             self.give_up.set()
 
         self.count += 1
         self.asked.set()
-        timer = asyncio.get_running_loop().call_later(UNLOAD_PATIENCE_SECS, lose_patience)
+        timer = asyncio.get_running_loop().call_later(UNLOAD_WAIT_SECS, waited_too_long)
         try:
             yield
         finally:
             timer.cancel()
             self.count -= 1
-            self._impatient -= was_impatient
+            self._too_long -= is_too_long
             if not self.count:
                 self.asked.clear()
-            if not self._impatient:
+            if not self._too_long:
                 self.give_up.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A ready version and what front ends see of it."""
+    """A ready version, and the view of it for front ends."""
 
     version: ModelVersion
     view: ModelView
@@ -67,17 +67,18 @@ class Serving:
 
 @dataclass(slots=True)
 class ModelRecord:
-    """Everything known of one model name.
+    """The state of one model name.
 
-    `versions` holds the serving ones, ascending by number; `serving` finds them by the text of a request's version, ""
-    for the highest, and `served` is what the plan sees of them. `leaving` is as `serving`, of versions that were
-    unloaded while requests of ensembles may still need them.
+    `versions` has the serving versions, ascending by number. `serving` has them by the text of a request's version, ""
+    for the highest, and `served` is the repository plan's view of them. `leaving` is like `serving`, for versions that
+    were unloaded while requests of ensembles may still need them.
 
-    `ensemble` is set from the load of an ensemble to its unload, also while it does not serve for want of a step.
-    `fingerprint` and `sources` are those of the files that serve, `warned` is what was said of the directory already.
+    `ensemble` is set from the load of an ensemble to its unload, also while a step is missing and it does not serve.
+    `fingerprint` and `sources` are those of the files that serve. `warned` has the warnings about the directory that
+    were logged.
 
-    `loading` says that a load of what was found on disk is under way. `loads` counts the loads that have ended,
-    `failed` is how the last of them did.
+    `loading` says that a load of the directory on disk is in progress. `loads` counts the loads that have ended, and
+    `failed` is the error of the last one.
     """
 
     name: str
@@ -97,7 +98,7 @@ class ModelRecord:
     failed: InferenceError | None = None
 
     def replace(self, versions: Mapping[int, ModelVersion]) -> dict[int, ModelVersion]:
-        """Serve these versions from now on, in one step; returns what was served before."""
+        """Serve these versions from now on, in one step; return the versions that were served before."""
         old = self.versions
         self.versions = dict(sorted(versions.items()))
         self.serving = by_text(self.versions)
@@ -109,15 +110,15 @@ class ModelRecord:
         return members_of(self.ensemble.config) if self.ensemble is not None else ()
 
     def is_ready(self) -> bool:
-        """Whether all versions serve, with an instance up. A reload changes nothing of that, nor when it fails."""
+        """Whether all versions serve, each with a running instance. A reload does not change this, even if it fails."""
         return bool(self.versions) and all(version.executor.is_available() for version in self.versions.values())
 
     def has_given_up(self) -> bool:
-        """Whether a version's instances have died too often to be started again: a load makes new ones."""
+        """Whether a version's instances died too often to be started again. A load makes new ones."""
         return any(version.executor.refusal is not None for version in self.versions.values())
 
     def health(self) -> dict[int, Health]:
-        """How the instances of each version are that serves."""
+        """The state of the instances of each serving version."""
         return {number: Health(version.executor.refusal, version.workers) for number, version in self.versions.items()}
 
 
@@ -138,7 +139,7 @@ def by_text(versions: Mapping[int, ModelVersion]) -> dict[str, Serving]:
 
 
 def find_step(records: Records, step: StepKey) -> ModelVersion | None:
-    """What serves a step."""
+    """The version that serves a step."""
     name, version = step
     record = records.get(name)
     serving = record.serving.get(version_text(version)) if record is not None else None
@@ -151,7 +152,7 @@ def serving_versions(records: Records) -> list[ModelVersion]:
 
 
 def take_snapshot(records: Records) -> Snapshot:
-    """What is loaded, as the plan sees it."""
+    """The loaded models, as the repository plan reads them."""
     ensembles = {record.name: _loaded(record, record.ensemble) for record in records.values() if record.ensemble}
     return Snapshot({record.name: record.served for record in records.values() if record.served}, ensembles)
 

@@ -96,12 +96,12 @@ class ModelConfig:
 
 
 def get_input_config_by_name(model_config: Config, name: str) -> Config | None:
-    """The input of this name in a configuration, None if there is none."""
+    """The input of this name in a configuration; None if it has no such input."""
     return _named(model_config, "input", name)
 
 
 def get_output_config_by_name(model_config: Config, name: str) -> Config | None:
-    """The output of this name in a configuration, None if there is none."""
+    """The output of this name in a configuration; None if it has no such output."""
     return _named(model_config, "output", name)
 
 

@@ -53,7 +53,7 @@ def triton_to_numpy_type(data_type: int) -> type | None:
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
-    """The protocol's number for a numpy type or dtype, None if there is none."""
+    """The protocol's number for a numpy type or dtype; None for a type without one."""
     is_type = isinstance(data_type, type) and issubclass(data_type, np.generic)
     if not is_type and not isinstance(data_type, np.dtype):
         return None

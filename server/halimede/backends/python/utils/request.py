@@ -284,7 +284,7 @@ def wanted_outputs(request: ReceivedRequest) -> tuple[str, ...]:
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """The request's input of this name, None if there is none."""
+    """The request's input of this name; None if it has no such input."""
     for tensor in inference_request.inputs():
         if tensor._core.name == name:
             return tensor

@@ -109,7 +109,7 @@ def _tensors(output_tensors: Any) -> list[Tensor]:
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """The response's output of this name, None if there is none."""
+    """The response's output of this name; None if it has no such output."""
     for tensor in inference_response._outputs:
         if tensor._core.name == name:
             return tensor
