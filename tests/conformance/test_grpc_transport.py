@@ -45,7 +45,7 @@ def tensor(elements: int = 16) -> triton.InferInput:
     return made
 
 
-def test_mutual_tls_serves_tritonclient_and_nobody_without_a_certificate(start) -> None:
+def test_mutual_tls_serves_only_clients_with_a_certificate(start) -> None:
     server = start(
         "--grpc-use-ssl=true",
         "--grpc-use-ssl-mutual=true",
