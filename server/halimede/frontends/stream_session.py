@@ -149,7 +149,7 @@ class StreamSession(Generic[T]):
             self._unanswered -= 1
 
     def put_end(self, slot: Slot[T]) -> None:
-        """The request has all its answers; there is no message that says so."""
+        """The request has all its answers; the client gets no further message."""
         self.finished(slot)
         if slot.is_ordered:
             self._advance()
@@ -205,7 +205,7 @@ class StreamSession(Generic[T]):
     # The end.
 
     def end(self) -> None:
-        """The client has gone, or knows all that it will be told. A second call does nothing."""
+        """The client has disconnected, or has all its answers. A second call does nothing."""
         self.is_over = True
         self.unsent_bytes = 0
         self.unsent.clear()

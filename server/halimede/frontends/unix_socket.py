@@ -1,4 +1,4 @@
-"""Addresses `unix:<path>`: how they begin, and what becomes of the socket file of a server that is gone."""
+"""Addresses `unix:<path>`: their prefix, and the removal of the socket file of a stopped server."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ UNIX = "unix:"
 
 
 def remove_abandoned(path: str) -> None:
-    """Remove a socket file on which nobody listens; OSError, EADDRINUSE when somebody does."""
+    """Remove a socket file without a listening process. OSError (EADDRINUSE) if a process listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         # A server that is too busy to accept is alive (EAGAIN), and must not hold up this one.
         caller.setblocking(False)

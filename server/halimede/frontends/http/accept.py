@@ -5,8 +5,8 @@ has lost its reserve, calls an error handler in a loop; asyncio stops for a seco
 15 us of CPU per connection.
 
     OPEN     accepts what comes, some per loop turn
-    OPEN and nothing left: a descriptor kept in reserve takes one connection at a time, to tell it so
-    PAUSED   the reserve is gone as well, or the socket failed: nothing is done for RETRY_S      -> OPEN
+    OPEN without descriptors: a reserved descriptor accepts one connection at a time, to answer 503
+    PAUSED   the reserve is used too, or the socket failed: no accepts for RETRY_S               -> OPEN
     CLOSED   by `close`
 """
 
@@ -23,7 +23,7 @@ RETRY_S = 0.05
 MORE_FILES = "a larger `ulimit -n` is right"
 _PER_TURN = 64
 _OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
-# Of one connection that was gone before it was accepted, not of the listening socket (accept(2)).
+# Errors of a connection that was closed before it was accepted, not of the listening socket (accept(2)).
 _PASSING = {
     errno.ECONNABORTED,
     errno.EPROTO,
@@ -41,7 +41,7 @@ _READ_AT_ONCE = 64 << 10
 
 
 def turn_away(connection: socket.socket, answer: bytes) -> None:
-    """Send an answer to a connection that nobody will serve, and close it."""
+    """Send an answer to a connection that will not be served, and close it."""
     with connection, suppress(OSError):
         connection.setblocking(False)
         connection.send(answer)

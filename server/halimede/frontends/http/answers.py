@@ -26,7 +26,7 @@ def respond_infer_error(exchange: Exchange, error: InferenceError) -> None:
 
 
 def retry_fields(error: InferenceError) -> bytes:
-    """The header line that tells a client to try again, where that may help."""
+    """The header line `Retry-After`, if a later try may succeed."""
     return RETRY_LATER if error.code is ErrorCode.UNAVAILABLE else b""
 
 
@@ -48,12 +48,12 @@ def forwarded(forwarding: Forwarding, head: Head) -> Parameters:
 
 
 def add_forwarded(request: InferenceRequest, parameters: Parameters) -> None:
-    """Give a request what its headers bring; what its body says goes first."""
+    """Add the parameters from headers to a request; those of its body take precedence."""
     request.parameters = {**parameters, **request.parameters}
 
 
 def _text(value: bytes) -> str:
-    """A header's value: UTF-8, which clients send, or else what the standard once said it is."""
+    """A header's value: UTF-8, which clients send, else ISO 8859-1, as the older standard says."""
     try:
         return value.decode()
     except UnicodeDecodeError:

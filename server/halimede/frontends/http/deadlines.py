@@ -68,7 +68,7 @@ class SendDeadline:
 
     def is_over(self, size: int, streamed: int, now: float) -> bool:
         """Whether to give the client up. `size` bytes are unsent, `streamed` were ever written of answers in parts."""
-        # What a stream adds meanwhile does not hide that its client takes something.
+        # Parts that a stream adds do not hide that its client reads.
         left = size - streamed
         if size == 0 or left < self._left or self._size == 0:
             self._stalled_since = now

@@ -8,7 +8,7 @@ from halimede.frontends.http.framing import Head
 
 
 class Conversation(Protocol):
-    """The connection of an exchange, as the exchange sees it. What is said of one that is not in work has no effect."""
+    """The connection of an exchange, as the exchange sees it. Only calls for the exchange in work have an effect."""
 
     exchange: "Exchange | None"
     """The one in work."""
@@ -59,7 +59,7 @@ class Exchange:
     def respond(self, status: int, fields: bytes = b"", chunks: Sequence[Buffer] = ()) -> None:
         """Answer. `fields` are whole header lines; the body is `chunks` in order, referenced until it is sent.
 
-        Only the first call has an effect, and none once the client is gone.
+        Only the first call has an effect, and no call after the client has disconnected.
         """
         self._connection.answer(self, status, fields, chunks)
 
@@ -75,7 +75,7 @@ class Exchange:
 
 
 class Stream(Exchange):
-    """An answer whose length nobody knows: a chunk per part, or to HTTP/1.0 until the connection closes.
+    """An answer of unknown length: a chunk per part, or to HTTP/1.0 until the connection closes.
 
     `on_room` is called each time that `has_room` has become true again. `failure` is why the answer ends as an error,
     for the access log: the status says that it began well.

@@ -116,7 +116,7 @@ def find_head(data: bytearray, at: int, end: int, limits: Limits) -> int:
 def _check_partial_head(data: bytearray, at: int, end: int, limits: Limits) -> None:
     if end - at > limits.max_head_bytes:
         raise _too_long(data, at, end, limits)
-    # Whoever ends lines with a bare LF never sends the CRLF CRLF that is waited for.
+    # A client that ends lines with a bare LF never sends the CRLF CRLF that ends a head.
     if data.count(b"\n", at, end) != data.count(b"\r\n", at, end):
         raise _bare_line_feed()
 

@@ -91,7 +91,7 @@ class GenerateHandler:
         ).start(request)
 
     def load_fields(self, exchange: Exchange, model: str) -> bytes:
-        """What a load balancer wants to know, if it asks and the model tells."""
+        """The load for a load balancer, if it requests it and the model publishes it."""
         form = exchange.head.headers.get(b"endpoint-load-metrics-format", b"")
         cache = self.server.kv_cache(model) if form in LOAD_FORMATS else None
         return b"" if cache is None else b"endpoint-load-metrics: %b\r\n" % load_metrics(form, cache)

@@ -169,7 +169,7 @@ def _header_length(text: bytes | None, body: Buffer) -> int | None:
 
 
 _SMALL_NUMBERS = {b"%d" % number: number for number in range(1024)}
-"""What nearly every request says is looked up, not parsed."""
+"""Common values are looked up, not parsed."""
 
 
 class _Call:

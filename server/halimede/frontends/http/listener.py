@@ -159,7 +159,7 @@ class Listener:
         await self._empty.wait()
 
     def _stop_accepting(self) -> None:
-        # The file goes first: from then on nobody finds us there, and another server may make its own.
+        # Remove the file first: clients no longer find this server, and another server may create its own file.
         if self._file is not None:
             self._file.remove()
             self._file = None
@@ -186,12 +186,12 @@ class Listener:
             self.fail(exchange, error)
 
     def fail(self, exchange: Exchange, error: BaseException) -> None:
-        """Log a fault of ours and answer 500 without its details."""
+        """Log an internal fault and answer 500 without its details."""
         self.crashed(repr(exchange), error)
         exchange.respond(500, JSON, (error_json(INTERNAL_ERROR),))
 
     def crashed(self, where: str, error: BaseException) -> None:
-        """Log a fault of ours."""
+        """Log an internal fault."""
         trace = "".join(traceback.format_exception(error)).rstrip()
         self._log(f"{self._service} service: unexpected error in {where}: {trace}")
 
@@ -202,7 +202,7 @@ class Listener:
         if len(self._connections) + len(self._expected) >= most:
             turn_away(sock, self._refusal(f"{most} connections are open, as many as are served"))
         elif sock.fileno() >= self._max_descriptor:
-            # The kernel gives out the lowest number that is free, so that this one says how many are taken.
+            # The kernel assigns the lowest free number, so this number shows how many are in use.
             turn_away(sock, self._on_shortage(f"only the spare file descriptors are left; {MORE_FILES}"))
         else:
             loop = asyncio.get_running_loop()
@@ -227,7 +227,7 @@ class Listener:
         return self._refusal(f"cannot accept connections: {reason}")
 
     def _refusal(self, reason: str) -> bytes:
-        """What a client is told that is turned away."""
+        """The answer for a connection that is not accepted."""
         self.complain(f"new connections are turned away: {reason}")
         body = error_json("the server has as many connections as it can serve")
         return answer_head(503, JSON + RETRY_LATER, len(body), CLOSE) + body

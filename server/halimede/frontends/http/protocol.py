@@ -103,7 +103,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             stream.on_room()
-        except Exception as error:  # noqa: BLE001 -- a fault of ours must not leave the client waiting
+        except Exception as error:  # noqa: BLE001 -- an internal fault must not leave the client waiting
             self._listener.fail(stream, error)
 
     # Receiving.
@@ -126,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write((CONTINUE,))
 
     def _wake(self) -> None:
-        """Read on: a transport would have gone on at once for as long as something was there."""
+        """Resume reading. The transport would otherwise read without a pause while data are available."""
         self._receiver.is_resting = False
         self._update_reading()
 
@@ -141,7 +141,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _schedule_next(self) -> None:
-        """Go on with pipelined input in the next loop turn: one request per turn, so that nobody else waits long."""
+        """Continue with pipelined input in the next loop turn: one request per turn, for fairness."""
         if self._receiver.can_go_on:
             self._loop.call_soon(self._read_next)
 
@@ -248,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def _give_up(self) -> None:
-        """The client is gone: whoever works for it is told."""
+        """The client has disconnected: report it to the request in work."""
         exchange, self.exchange = self.exchange, None
         if exchange is None:
             return
@@ -257,7 +257,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             exchange.on_gone()
-        except Exception as error:  # noqa: BLE001 -- nobody is left to be told
+        except Exception as error:  # noqa: BLE001 -- no client is left to get an answer
             self._listener.crashed(repr(exchange), error)
 
     def _note(self, exchange: Exchange, status: int, *, failure: str = "", chunks: Sequence[Buffer] = ()) -> None:

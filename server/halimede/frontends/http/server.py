@@ -53,7 +53,7 @@ class HttpServer(Listener):
         Headers whose whole name matches `forward` become parameters of inference requests.
         """
         super().__init__(
-            # Who restricts nothing pays nothing for it.
+            # Without restrictions no request pays for the check.
             self._check_secret if restricted else self._route,
             service="HTTP",
             max_body=max_input_size,
@@ -89,7 +89,7 @@ class HttpServer(Listener):
         self._secrets = {action: restricted[action.category] for action in Action if action.category in restricted}
 
     def _check_secret(self, exchange: Exchange) -> None:
-        """Comes before all that a route does, so that neither a method nor a body tells anything of what is there."""
+        """Runs before the route, so that the answer to a method or a body does not show which resources exist."""
         route = resolve(exchange.head.target)
         secret = None if route is None else self._secrets.get(route.action)
         if secret is None or secret.is_given(exchange.head.headers.get(secret.header.encode("latin-1"))):

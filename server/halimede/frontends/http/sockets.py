@@ -24,7 +24,7 @@ _VANISHED = (
 def bind(address: str, port: int, service: str, *, reuse_port: bool = False) -> socket.socket:
     """A socket that listens on `address`:`port`; port 0 takes any free one (`getsockname()[1]`).
 
-    `unix:<path>` has no port. A socket file on which nobody listens any more is replaced; anything else there stays.
+    `unix:<path>` has no port. A socket file without a listening process is replaced; any other file stays.
     With `reuse_port` several servers may share a TCP port. UNAVAILABLE
     `failed to start <service> service: Socket '<address>:<port>' already in use` (or the other reason) on failure.
     """
@@ -63,7 +63,7 @@ class SocketFile:
         return cls(path, found.st_dev, found.st_ino)
 
     def remove(self) -> None:
-        """Remove it unless it is gone, or another's has taken its place."""
+        """Remove it, unless it does not exist or belongs to another server now."""
         with suppress(OSError):
             found = os.lstat(self.path)
             if (found.st_dev, found.st_ino) == (self.device, self.inode):
@@ -109,7 +109,7 @@ def _bind_unix(path: str) -> socket.socket:
 
 
 def _make_room(path: str) -> None:
-    """Remove the socket file of a server that is gone. OSError when there is a live one, or something else."""
+    """Remove the socket file of a stopped server. OSError if a server listens, or if the file is not a socket."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

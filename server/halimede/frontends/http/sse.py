@@ -170,7 +170,7 @@ class EventCall:
         self._end()
 
     def _end(self) -> None:
-        """The client has gone, or knows all that it will be told."""
+        """The client has disconnected, or has all its answers."""
         if self._session.is_over:
             return
         self._session.end()

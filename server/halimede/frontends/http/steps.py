@@ -91,7 +91,7 @@ class StepQueue:
         return False
 
     def _leave(self, work: _Work) -> None:
-        """Free what a waiting work holds: its client has gone."""
+        """Free what a waiting work holds: its client has disconnected."""
         self._for_place.remove(work)
         work.steps.close()
 
