@@ -76,7 +76,7 @@ def test_each_model_is_served_and_warned_of_once(running: RunningServer) -> None
         assert [each.split("'")[1].split(".")[-1] for each in said.split("; ")] == fields
 
 
-def test_what_changes_answers_and_what_triton_refuses_is_refused(running: RunningServer) -> None:
+def test_fields_that_change_answers_or_that_triton_refuses_are_refused(running: RunningServer) -> None:
     reasons = {name: reason for (name, _), (_, reason) in index(running).items()}
     assert reasons["both"].endswith(
         "Response Cache does not currently support model both with 'decoupled' transaction policy. Please disable the "

@@ -226,7 +226,7 @@ def test_grpc_message_that_is_too_large(served: RunningServer) -> None:
     )
 
 
-def test_grpc_call_whose_deadline_comes(served: RunningServer) -> None:
+def test_a_grpc_call_past_its_deadline_is_logged(served: RunningServer) -> None:
     with client.InferenceServerClient(served.grpc_url) as server, pytest.raises(InferenceServerException):
         server.infer("slow", inputs(), request_id="impatient", client_timeout=0.5)
     assert only_line(served, request_id="impatient")["status"] in {"DEADLINE_EXCEEDED", "CANCELLED"}

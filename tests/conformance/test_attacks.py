@@ -75,7 +75,7 @@ def test_a_model_with_too_many_labels_is_refused(repository: Path, start: Start,
     assert server.get("/v2/models/fine/ready").status == 200
 
 
-def test_what_a_model_says_does_not_steer_the_terminal(repository: Path) -> None:
+def test_output_of_a_model_cannot_control_the_terminal(repository: Path) -> None:
     (repository / "m" / "1").mkdir(parents=True)
     command = [sys.executable, "-m", "halimede", "explain-config", str(repository / "m")]
 

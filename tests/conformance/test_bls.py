@@ -41,7 +41,7 @@ return [(t.name(), t.as_numpy()[0, 0].item()) for r in (both, one) for t in r.ou
     assert run(server, "return [said(each) for each in ask('double', row(1)).exec(decoupled=True)]") == [[[[2]]]]
 
 
-def test_what_a_caller_says_reaches_the_model_that_it_calls(stage: Stage) -> None:
+def test_fields_of_a_call_reach_the_called_model(stage: Stage) -> None:
     server = stage.server
     told = """
 for r in requests:
@@ -67,7 +67,7 @@ return plain.parameters(), plain.output_tensors()[0].is_cpu()
     ]
 
 
-def test_calls_of_one_request_run_together_and_share_the_batches_of_the_model_they_call(stage: Stage) -> None:
+def test_parallel_calls_of_one_request_share_batches(stage: Stage) -> None:
     server = stage.server
     stage.put_up(
         "shared", extra="dynamic_batching { max_queue_delay_microseconds: 500000 preferred_batch_size: [ 4 ] }"
@@ -83,7 +83,7 @@ return [said(response) for response in await asyncio.gather(*asked)]
     assert [(each["batch_size"], each["compute_infer"]["count"]) for each in statistics["batch_stats"]] == [(4, 2)]
 
 
-def test_the_event_loop_goes_on_while_calls_wait(stage: Stage) -> None:
+def test_the_event_loop_continues_while_calls_wait(stage: Stage) -> None:
     server = stage.server
     stage.put_up("gate", "while not os.path.exists(NOTES): time.sleep(0.005)\n" + ECHO)
     add_async_script(stage, extra=parameter("MAX_CONCURRENCY", "4"))

@@ -26,7 +26,7 @@ ERROR = "Model {} - Error when running inference: {}"
 NOT_READY = "Failed for execute the inference request. Model '{}' is not ready. {}"
 
 
-def test_errors_of_the_called_model_reach_the_caller_and_their_codes_its_client(stage: Stage) -> None:
+def test_errors_of_a_called_model_reach_the_caller_and_its_client(stage: Stage) -> None:
     server = stage.server
     failing = """
 number = value(requests[0])
@@ -105,7 +105,7 @@ return last
     assert "exit code 7" in last
 
 
-def test_a_model_that_calls_itself_with_no_instance_left_is_told_of_the_deadlock(stage: Stage) -> None:
+def test_a_model_that_calls_itself_without_a_free_instance_fails_at_once(stage: Stage) -> None:
     server = stage.server
     execute = """
 error = ask("selfish", *requests[0].inputs()).exec().error()
@@ -277,7 +277,7 @@ def test_the_timeout_of_a_call_is_for_the_queue_of_the_called_model(stage: Stage
     assert first.result(30) == [[[1]]]
 
 
-def test_a_model_calls_nobody_before_it_is_ready_nor_when_it_ends(stage: Stage) -> None:
+def test_calls_from_initialize_and_finalize_are_refused(stage: Stage) -> None:
     server = stage.server
     add_identity(stage.repository, "same", dims="-1")
     load_on(stage, "same")

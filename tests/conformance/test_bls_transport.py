@@ -115,7 +115,7 @@ def refused(told: object) -> bool:
     return "all its instances wait for the answer" in str(told)
 
 
-def test_a_decoupled_model_that_calls_itself_in_execute_is_told_of_the_deadlock(stage: Stage) -> None:
+def test_a_decoupled_model_that_calls_itself_in_execute_fails_at_once(stage: Stage) -> None:
     methods = work(CALL_ITSELF.format("circle") + "\nnote('went on')\n")
     decoupled = {"decoupled": True, "max_batch_size": 0}
     stage.put_up("circle", "self.work(requests)" + TELL, methods=methods, head=CALLS, **decoupled)
@@ -129,7 +129,7 @@ def test_a_decoupled_model_that_calls_itself_in_execute_is_told_of_the_deadlock(
 
 
 @pytest.mark.parametrize("way", ["a thread", "a task"])
-def test_a_circle_through_a_decoupled_model_whose_batches_are_over_is_seen(stage: Stage, way: str) -> None:
+def test_a_cycle_through_open_requests_of_a_decoupled_model_is_detected(stage: Stage, way: str) -> None:
     """F-21."""
     decoupled = {"decoupled": True, "max_batch_size": 0}
     call = CALL_ITSELF.format("waits").replace("as_numpy().ravel()", "as_numpy().reshape(1, -1)")
@@ -225,7 +225,7 @@ def test_a_call_that_executes_is_not_ended_by_its_timeout(stage: Stage) -> None:
     assert infer(stage.server, "caller", 3) == (200, [3])
 
 
-def test_a_wait_that_nobody_can_see_ends_with_the_time_of_its_call(stage: Stage) -> None:
+def test_an_undetectable_cycle_ends_with_the_timeout_of_its_call(stage: Stage) -> None:
     """An event tells nobody who will set it."""
     execute = """
 told = threading.Event()
@@ -279,7 +279,7 @@ def test_a_decoupled_model_that_dies_ends_its_answers_with_an_error(stage: Stage
     assert "exit code 9" in str(last)
 
 
-def test_a_client_of_a_decoupled_model_that_leaves_cancels_the_calls_made_for_it(stage: Stage) -> None:
+def test_a_disconnected_client_cancels_calls_of_its_decoupled_model(stage: Stage) -> None:
     server = stage.server
     stage.put_up("patient", PATIENT)
     execute = """
@@ -366,7 +366,7 @@ return found
     wait_until(lambda: executing(server, "double") == executing(server, "caller") == 0, "the end of all", server)
 
 
-def test_what_is_in_the_midst_of_its_calls_is_answered_while_the_server_drains(start: Start, repository: Path) -> None:
+def test_a_request_with_running_calls_is_answered_during_the_drain(start: Start, repository: Path) -> None:
     add_python(repository, "double", each("2 * x"))
     caller = """
 note("begun")

@@ -259,7 +259,7 @@ def test_a_bomb_is_stopped_at_the_limit_whatever_is_in_it(server: RunningServer,
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_what_becomes_as_large_as_the_limit_is_read(server: RunningServer, coding: str) -> None:
+def test_a_body_that_inflates_to_the_limit_is_read(server: RunningServer, coding: str) -> None:
     fields = b"Content-Encoding: %b\r\nInference-Header-Content-Length: " % coding.encode()
 
     def tensor(size: int) -> tuple[bytes, bytes]:

@@ -31,9 +31,7 @@ def reason(server: RunningServer, model: str) -> str:
     return next(e["reason"] for e in server.post("/v2/repository/index").json if e["name"] == model)
 
 
-def test_yaml_serves_as_text_format_does_and_what_is_wrong_with_one_has_its_place(
-    start: Start, repository: Path
-) -> None:
+def test_yaml_serves_like_text_format_and_errors_have_a_place(start: Start, repository: Path) -> None:
     add_yaml(repository, "good", IDENTITY)
     add_yaml(repository, "wrong", IDENTITY.replace("[4]", "[0]", 1) + "max_batchsize: 3\n")
     add_yaml(repository, "broken", IDENTITY + "  - [\n")

@@ -159,7 +159,7 @@ def test_queued_requests_of_clients_that_left_are_never_executed(server: Running
         connection.close()
 
 
-def test_connections_that_come_and_go_leave_nothing_behind(server: RunningServer) -> None:
+def test_closed_connections_leave_no_descriptors_or_memory(server: RunningServer) -> None:
     churn(server, 200)
     before, resident_before = descriptors(server), resident_bytes(server)
     with probe(server) as stop:
@@ -197,7 +197,7 @@ def churn(server: RunningServer, count: int) -> None:
 # Clients that do not read.
 
 
-def test_clients_that_do_not_read_cost_a_bounded_amount_and_hurt_nobody(server: RunningServer) -> None:
+def test_clients_that_do_not_read_use_bounded_memory(server: RunningServer) -> None:
     size = 2 * MIB
     tensor = {"name": "IN", "shape": [size // 4], "datatype": "FP32", "parameters": {"binary_data_size": size}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
@@ -256,7 +256,7 @@ def test_a_thousand_idle_connections_are_cheap(models: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.load
-def test_ten_thousand_idle_connections_are_cheap_and_one_more_is_told_so(models: Path, tmp_path: Path) -> None:
+def test_ten_thousand_idle_connections_are_cheap_and_one_more_gets_503(models: Path, tmp_path: Path) -> None:
     running = start_server(tmp_path, ["--model-repository", models])
     try:
         with ExitStack() as stack:
@@ -297,7 +297,7 @@ def probed(stop: Callable[[], list[float]], seconds: float = 0.5) -> list[float]
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(2000, marks=pytest.mark.load)])
-def test_half_sent_requests_delay_nobody_and_end(server: RunningServer, count: int) -> None:
+def test_half_sent_requests_time_out_without_delaying_others(server: RunningServer, count: int) -> None:
     with ExitStack() as stack, probe(server) as stop:
         half = [stack.enter_context(connect(server)) for _ in range(count)]
         begun = time.monotonic()
@@ -319,7 +319,7 @@ def test_half_sent_requests_delay_nobody_and_end(server: RunningServer, count: i
 # No descriptors left.
 
 
-def test_without_descriptors_clients_are_told_so_and_the_server_recovers(models: Path, tmp_path: Path) -> None:
+def test_without_descriptors_clients_get_503_and_the_server_recovers(models: Path, tmp_path: Path) -> None:
     command = ["prlimit", "--nofile=256:256", sys.executable, "-m", "halimede", "serve", "--model-repository"]
     server = start_command(tmp_path, [*command, str(models), *LOOPBACK])
     try:
@@ -398,7 +398,7 @@ HEAVY = {
 
 
 @pytest.mark.parametrize("kind", HEAVY)
-def test_no_request_holds_up_the_others(server: RunningServer, kind: str) -> None:
+def test_heavy_requests_do_not_delay_other_requests(server: RunningServer, kind: str) -> None:
     request = HEAVY[kind]()
     with probe(server) as stop, connect(server) as connection:
         sending = threading.Thread(target=lambda: connection.sendall(request))
@@ -446,14 +446,14 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_could_be_read_in_two_ways_is_answered_once_and_closed(server: RunningServer, shape: str) -> None:
+def test_ambiguous_framing_gets_one_answer_and_closes_the_connection(server: RunningServer, shape: str) -> None:
     answer = exchange(server, b"POST /v2/health/live HTTP/1.1\r\nHost: x\r\n" + SHAPES[shape] + SMUGGLED)
     assert re.findall(rb"HTTP/1\.1 (\d+) ", answer) == [b"400"], answer
     assert b"\r\nConnection: close\r\n" in answer
     assert b"smuggled" not in answer
 
 
-def test_sound_framing_is_taken(server: RunningServer) -> None:
+def test_valid_framing_is_accepted(server: RunningServer) -> None:
     """Pipelined: chunk extensions, trailers, and a target that names another host, which a server of one site ignores."""
     requests = [
         LIVE,

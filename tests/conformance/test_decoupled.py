@@ -86,7 +86,7 @@ def test_answers_carry_parameters_and_whether_they_are_the_last(stage: Stage) ->
     assert [response.parameters["triton_final_response"].bool_param for response in responses] == [False, False, True]
 
 
-def test_answers_of_many_requests_side_by_side_each_come_in_order(stage: Stage) -> None:
+def test_answers_of_parallel_requests_arrive_in_order_for_each(stage: Stage) -> None:
     put_up(stage, "repeat", count=2)
     with streaming(stage.server) as stream:
         for number in range(20):
@@ -136,7 +136,7 @@ def test_statistics_tell_answers_apart(stage: Stage) -> None:
     assert stats["inference_stats"]["success"]["count"] == 3
 
 
-def test_what_is_raised_ends_the_requests_that_have_no_end(stage: Stage) -> None:
+def test_an_exception_ends_the_open_requests_of_its_batch(stage: Stage) -> None:
     execute = """
         for request in requests:
             sender = request.get_response_sender()
@@ -165,7 +165,7 @@ def test_unary_calls_to_a_decoupled_model_are_refused(stage: Stage) -> None:
         assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
 
 
-def test_an_answer_after_the_end_is_refused_and_reaches_nobody(stage: Stage) -> None:
+def test_an_answer_after_the_final_one_is_refused_and_dropped(stage: Stage) -> None:
     methods = """
         def count(self, sender, count, pause):
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -186,7 +186,7 @@ def test_an_answer_after_the_end_is_refused_and_reaches_nobody(stage: Stage) -> 
     assert set(stage.notes("after")) == {"Unable to send response. Response sender has been closed."}
 
 
-def test_a_request_that_the_model_never_ends_stays_open_until_its_client_goes(stage: Stage) -> None:
+def test_a_request_without_final_answer_is_open_until_its_client_leaves(stage: Stage) -> None:
     methods = """
         def count(self, sender, count, pause):
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones(1, np.float32))]))
@@ -302,7 +302,7 @@ leaving = pytest.mark.parametrize("leave", [*HTTP, *GRPC], ids=lambda leave: lea
 
 
 @leaving
-def test_a_model_soon_sees_that_its_client_has_gone(stage: Stage, leave: Callable) -> None:
+def test_a_model_soon_sees_that_its_client_has_disconnected(stage: Stage, leave: Callable) -> None:
     stage.put_up("watch", WATCHING)
     assert quickest_ms(lambda _: seen_after_ms(stage, leave)) <= LOOSE_MS
     assert canceled(stage.server, "watch") == len(stage.notes("watch")) / 2
@@ -311,7 +311,7 @@ def test_a_model_soon_sees_that_its_client_has_gone(stage: Stage, leave: Callabl
 
 @pytest.mark.load
 @leaving
-def test_a_model_sees_within_100_ms_that_its_client_has_gone(stage: Stage, leave: Callable) -> None:
+def test_a_model_sees_within_100_ms_that_its_client_has_disconnected(stage: Stage, leave: Callable) -> None:
     stage.put_up("watch", WATCHING)
     assert median_ms(lambda _: seen_after_ms(stage, leave)) <= 100
 

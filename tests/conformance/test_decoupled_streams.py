@@ -139,7 +139,7 @@ def idle(server: RunningServer, model: str) -> None:
     wait_until(lambda: executing(server, model) == 0, f"'{model}' to have nothing to do", server)
 
 
-def test_answers_come_in_order_with_their_parameters_and_the_end_on_request(server: RunningServer) -> None:
+def test_answers_have_order_and_parameters_and_a_final_one_on_request(server: RunningServer) -> None:
     with Stream(server) as stream:
         stream.ask(100, request_id="many", wants_end=True)
         for number in range(100):
@@ -157,7 +157,7 @@ def test_answers_come_in_order_with_their_parameters_and_the_end_on_request(serv
     idle(server, "repeat")
 
 
-def test_answers_of_several_requests_come_as_they_are_made(server: RunningServer) -> None:
+def test_answers_of_several_requests_arrive_as_they_are_made(server: RunningServer) -> None:
     with Stream(server) as stream:
         stream.ask(3, 1, 1, 150, request_id="slow")
         assert stream.next().get_response().id == "slow"
@@ -254,7 +254,7 @@ def test_a_client_that_leaves_ends_its_request(server: RunningServer) -> None:
         stream.next()
 
 
-def test_a_stream_of_a_model_that_never_ends_is_open_until_its_client_leaves(server: RunningServer) -> None:
+def test_a_stream_without_final_answer_is_open_until_its_client_leaves(server: RunningServer) -> None:
     rpc = grpc.insecure_channel(server.grpc_url)
     with rpc:
         never = pb.ModelInferRequest(model_name="gone", raw_input_contents=[np.array([1, 1, 0, 0], np.int32).tobytes()])

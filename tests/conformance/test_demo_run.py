@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.timeout(240)
-def test_the_demo_shows_that_answers_are_those_outside_the_server_and_outlast_a_killed_model(tmp_path: Path) -> None:
+def test_the_demo_compares_answers_and_survives_a_killed_process(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "halimede.demo"], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
     )

@@ -99,7 +99,7 @@ def test_work_in_flight_is_answered(server: RunningServer, connect) -> None:
     assert sorted(map(str, answers)) == ["(200, 'close')", "(200, 'close')", "16.0"]
 
 
-def test_a_connection_that_is_kept_open_by_its_work_sees_the_server_unready(server: RunningServer, connect) -> None:
+def test_a_busy_connection_sees_that_the_server_is_not_ready(server: RunningServer, connect) -> None:
     """The port is closed and idle connections are; what a client pipelined behind its work is still taken in order."""
     connection = connect()
     connection.request("POST", "/v2/models/slow/infer", ONES_JSON)
@@ -248,7 +248,7 @@ def test_no_request_is_lost_while_the_delay_lasts(delayed) -> None:
     assert server.process.wait(20) == 0
 
 
-def test_clients_that_keep_their_connections_lose_nothing_when_a_server_ends(start: Start, repository: Path) -> None:
+def test_clients_with_open_connections_lose_no_request_at_a_drain(start: Start, repository: Path) -> None:
     """Two servers behind one address, and one of them ends: new connections still reach it for half of its delay."""
     add_identity(repository, "quick")
     ending, staying = (start("--model-repository", repository, "--drain-delay=2") for _ in range(2))

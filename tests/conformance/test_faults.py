@@ -50,7 +50,7 @@ def test_files_that_never_end_fail_a_load_at_once(start: Start, repository: Path
     assert f"{where}/labels_binary/labels.txt is not UTF-8" in load_error(server, "labels_binary")
 
 
-def test_a_deep_tree_beside_a_model_stops_nobody(start: Start, repository: Path) -> None:
+def test_a_deep_folder_tree_next_to_a_model_stops_no_load(start: Start, repository: Path) -> None:
     add_identity(repository, "deep")
     add_simple(repository)
     here = os.open(repository / "deep" / "1", os.O_RDONLY)
@@ -73,7 +73,7 @@ def test_a_deep_tree_beside_a_model_stops_nobody(start: Start, repository: Path)
         os.rename(repository / "e", repository / "d")
 
 
-def test_a_configuration_with_many_mistakes_is_told_in_a_short_text(start: Start, repository: Path) -> None:
+def test_the_error_for_many_mistakes_in_a_configuration_is_short(start: Start, repository: Path) -> None:
     (repository / "many" / "1").mkdir(parents=True)
     write_config(repository / "many", 'backend: "identity" ' + 'input [ { name: "a" } ]\n' * 5_000)
     server = start("--model-repository", repository, "--model-control-mode=explicit")
@@ -104,7 +104,7 @@ def test_loads_of_a_missing_model_from_many_callers_all_say_so(start: Start, rep
     assert answers == {(500, text): 400}
 
 
-def test_what_waits_for_an_unloaded_model_is_answered_at_the_exit(start: Start, repository: Path) -> None:
+def test_requests_queued_at_an_unloaded_model_are_answered_at_the_exit(start: Start, repository: Path) -> None:
     add_identity(repository, "stuck", extra='parameters { key: "execute_delay_ms" value { string_value: "600000" } }')
     server = start(
         *("--model-repository", repository, "--model-control-mode=explicit", "--load-model=stuck"),

@@ -59,7 +59,7 @@ def summed(server) -> list[int]:  # type: ignore[no-untyped-def]
     return outputs["OUTPUT0"]
 
 
-def test_what_was_fetched_is_served(moto: Moto, bucket: str, tmp_path: Path, start: Start) -> None:
+def test_a_fetched_model_is_served(moto: Moto, bucket: str, tmp_path: Path, start: Start) -> None:
     model = {
         "name": "simple",
         "uri": f"s3://{bucket}/models/simple/",
@@ -112,7 +112,7 @@ def test_a_server_fetches_a_repository_itself(moto: Moto, bucket: str, tmp_path:
     assert list(tmp_path.glob("halimede-models-*")) == []
 
 
-def test_a_load_looks_into_the_store_again(moto: Moto, bucket: str, tmp_path: Path, start: Start) -> None:
+def test_each_load_checks_the_store_again(moto: Moto, bucket: str, tmp_path: Path, start: Start) -> None:
     with Proxy(moto.url).running() as proxy:
         server = start(
             "--model-repository",
@@ -141,7 +141,7 @@ def test_a_load_looks_into_the_store_again(moto: Moto, bucket: str, tmp_path: Pa
     assert unknown.status == 200
 
 
-def test_a_server_whose_store_refuses_it_says_so_and_ends(moto: Moto, tmp_path: Path) -> None:
+def test_a_server_that_its_store_refuses_exits_with_the_reason(moto: Moto, tmp_path: Path) -> None:
     with Proxy(moto.url, lambda _: Fault(403)).running() as proxy:
         server = start_server(
             tmp_path,

@@ -192,7 +192,7 @@ def test_repeated_names_are_as_in_triton(server: RunningServer) -> None:
     assert (refused.status, refused.error) == (400, "[request id: <id_unknown>] input 'N' already exists in request")
 
 
-def test_errors_have_their_status_before_the_first_event_and_are_the_last_one_after_it(server: RunningServer) -> None:
+def test_an_error_is_a_status_before_the_first_event_and_an_event_after(server: RunningServer) -> None:
     for verb in ("generate", "generate_stream"):
         refused = server.post(f"/v2/models/tokens/{verb}", {"N": 3, "fail_at": 0})
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")

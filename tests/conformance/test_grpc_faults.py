@@ -105,7 +105,7 @@ def flood_with_settings(client: H2Client) -> None:
         client.socket.sendall(frame(SETTINGS, 0, 0, b"\0\3\0\0\0\x64") * 1000)
 
 
-def test_a_flood_of_settings_whose_answers_are_never_read(server: RunningServer) -> None:
+def test_the_server_stops_reading_settings_whose_answers_are_unread(server: RunningServer) -> None:
     """The server stops reading from such a client."""
     before, spent = resident_bytes(server), cpu_secs(server)
     with H2Client(("127.0.0.1", server.grpc_port)) as client:
@@ -158,7 +158,7 @@ def test_a_flood_of_data_frames_without_data(server: RunningServer, client: H2Cl
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_a_compressed_message_is_bounded_by_what_it_becomes(
+def test_the_size_limit_applies_to_the_decompressed_message(
     server: RunningServer, client: H2Client, coding: str
 ) -> None:
     # Blocks that stand alone, after the coding's header; a gigabyte is reached long before the checksum is missed.
@@ -197,7 +197,7 @@ def test_much_promised_and_nothing_sent_allocates_nothing(server: RunningServer)
     [(64 << 10, 1000, 600, 160 * MIB), (960 << 10, 140, 100, 420 * MIB)],
     ids=["many", "large"],
 )
-def test_a_stream_whose_answers_are_not_read_is_not_read_either(
+def test_the_server_stops_reading_a_stream_whose_answers_are_not_read(
     server: RunningServer, elements: int, total: int, most: int, most_bytes: int
 ) -> None:
     message = request(elements=elements)
@@ -256,7 +256,7 @@ def test_a_call_that_is_cancelled_in_the_queue_is_never_executed(server: Running
     assert (executed(server), canceled(server, "slow")) == (before[0] + 1, before[1] + 1)
 
 
-def test_a_connection_that_breaks_takes_its_queued_calls_and_streams_with_it(server: RunningServer) -> None:
+def test_a_broken_connection_cancels_its_queued_calls_and_streams(server: RunningServer) -> None:
     before = (executed(server), canceled(server, "slow"))
     with H2Client(("127.0.0.1", server.grpc_port)) as first:
         running = first.call(INFER, grpc_message(request("slow")))
@@ -341,7 +341,9 @@ def test_calls_that_are_none(
         b"\xff\xff\xff" + bytes(6) + bytes(PIECE_BYTES),
     ],
 )
-def test_bytes_that_are_no_http2_disturb_nobody_else(server: RunningServer, client: H2Client, junk: bytes) -> None:
+def test_bytes_that_are_not_http2_do_not_affect_other_clients(
+    server: RunningServer, client: H2Client, junk: bytes
+) -> None:
     client.send(junk)
     client.receive_until(lambda: client.is_closed, 1)
     others_are_served(server)
@@ -350,7 +352,7 @@ def test_bytes_that_are_no_http2_disturb_nobody_else(server: RunningServer, clie
 # Identity
 
 
-def test_ids_come_back_as_they_were_sent_even_if_many_are_the_same(server: RunningServer) -> None:
+def test_answers_have_the_ids_of_their_requests_also_repeated_ids(server: RunningServer) -> None:
     sent = ["same"] * 5 + ["", "a\0b", "é" * 500, "x" * 100_000]
 
     def ask(request_id: str) -> str:

@@ -143,9 +143,7 @@ def test_an_answer_may_be_larger_than_a_request(repository: Path, start: Start) 
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_a_control_call_may_be_compressed_and_is_inflated_no_further_than_it_may_be_large(
-    server: RunningServer, coding: str
-) -> None:
+def test_a_compressed_control_call_is_inflated_up_to_its_limit_only(server: RunningServer, coding: str) -> None:
     with ExitStack() as stack:
         client = connect(stack, server)
         fields = [("grpc-encoding", coding)]
@@ -176,7 +174,7 @@ def test_a_control_call_may_be_compressed_and_is_inflated_no_further_than_it_may
 
 
 @pytest.mark.parametrize("count", [1, 16])
-def test_half_a_megabyte_that_becomes_half_a_gigabyte(server: RunningServer, count: int) -> None:
+def test_half_a_megabyte_that_inflates_to_half_a_gigabyte_is_refused(server: RunningServer, count: int) -> None:
     """4.4 GB without a bound."""
     bomb = half_a_gigabyte()
     assert len(bomb) < 600_000
@@ -195,7 +193,7 @@ def test_half_a_megabyte_that_becomes_half_a_gigabyte(server: RunningServer, cou
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM_INFER])
-def test_what_is_inflated_is_bounded_over_all_calls_until_it_is_answered(server: RunningServer, path: str) -> None:
+def test_inflated_bytes_of_all_calls_together_are_bounded(server: RunningServer, path: str) -> None:
     message = packed(request(LIMIT_BYTES - MIB))
     fields = [("grpc-encoding", "gzip")]
     done = metric(server, "nv_inference_count", "ident")

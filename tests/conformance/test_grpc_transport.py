@@ -45,7 +45,7 @@ def tensor(elements: int = 16) -> triton.InferInput:
     return made
 
 
-def test_mutual_tls_serves_tritonclient_and_nobody_without_a_certificate(start) -> None:
+def test_mutual_tls_serves_only_clients_with_a_certificate(start) -> None:
     server = start(
         "--grpc-use-ssl=true",
         "--grpc-use-ssl-mutual=true",
@@ -90,11 +90,11 @@ def test_the_flags_reach_the_transport(start) -> None:
     server = start(
         "--grpc-infer-response-compression-level=low",
         "--grpc-keepalive-time=100",
-        "--grpc-keepalive-timeout=300",
+        "--grpc-keepalive-timeout=1500",
         "--grpc-keepalive-permit-without-calls=true",
         "--grpc-http2-min-recv-ping-interval-without-data=600000",
         "--grpc-http2-max-ping-strikes=3",
-        "--grpc-max-connection-age=3000",
+        "--grpc-max-connection-age=4500",
         "--grpc-max-connection-age-grace=100",
     )
     address = ("127.0.0.1", server.grpc_port)

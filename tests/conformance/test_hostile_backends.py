@@ -122,7 +122,7 @@ def test_unloading_a_model_that_hangs_at_the_start_lets_the_server_begin(
     assert infer(server, "scaled") == [2, 4, 6, 8]
 
 
-def test_whatever_a_model_raises_is_an_answer(start: Start, backend: FaultyBackend, repository: Path) -> None:
+def test_any_exception_of_a_model_becomes_an_answer(start: Start, backend: FaultyBackend, repository: Path) -> None:
     raised = ["ValueError", "MemoryError", "SystemExit", "KeyboardInterrupt", "GeneratorExit", "StopIteration"]
     for name in raised:
         for step in ("load", "create", "run"):
@@ -189,7 +189,7 @@ def test_a_close_that_hangs_is_left_behind(start: Start, backend: FaultyBackend,
     assert time.monotonic() - begun < 7 + STOP_LIMIT_S
 
 
-def test_a_model_that_ends_the_process_is_beyond_the_threads_protection_but_not_silent(
+def test_a_model_that_ends_the_server_process_leaves_a_message(
     start: Start, backend: FaultyBackend, repository: Path
 ) -> None:
     backend.add_model(repository, "deadly", faults={"load": "exit 7"})

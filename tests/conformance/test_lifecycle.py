@@ -72,7 +72,7 @@ def test_a_reload_to_another_version_never_makes_the_server_unready(server: Runn
     wait_until(lambda: states(server)["1"] == ("UNAVAILABLE", "unloaded"), "the first version to go", server)
 
 
-def test_a_failed_load_of_what_nobody_wanted_leaves_the_server_ready(server: RunningServer, repository: Path) -> None:
+def test_a_failed_load_call_leaves_the_server_ready(server: RunningServer, repository: Path) -> None:
     write_config(repository / "bad", "max_batch_size: -1")
     (repository / "bad" / "1").mkdir()
     assert load(server, "bad")[0] == 500
@@ -206,7 +206,7 @@ instance_group [ { count: -1 } ]""",
     assert set(lines) == {"1", "2", "3", "4", "5", "6", "7"}, answer.error
 
 
-def test_what_a_configuration_leaves_out_is_no_problem(server: RunningServer, repository: Path) -> None:
+def test_fields_that_a_configuration_leaves_out_have_defaults(server: RunningServer, repository: Path) -> None:
     add_scaled(repository, "partial", 3)
     write_config(repository / "partial", "dynamic_batching { preferred_batch_size: [ 2, 4 ] }")
     assert load(server, "partial") == (200, "")

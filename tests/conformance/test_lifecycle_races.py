@@ -253,7 +253,7 @@ def test_a_hundred_loads_and_unloads_leave_no_memory_behind(server: RunningServe
     assert grown <= 2 << 20, f"100 loads and unloads kept {grown / (1 << 20):.1f} MiB"
 
 
-def test_a_large_model_goes_when_it_is_unloaded(server: RunningServer, repository: Path) -> None:
+def test_unloading_a_large_model_frees_its_memory(server: RunningServer, repository: Path) -> None:
     weights = np.ones((1024, 1024), np.float32)
     save_onnx(
         repository / "big" / "1" / "model.onnx",

@@ -87,7 +87,7 @@ def dropped_lines(server: RunningServer) -> int:
     raise AssertionError("no metric of dropped lines")
 
 
-def test_output_that_nobody_reads_holds_up_neither_requests_nor_the_exit(start: Start) -> None:
+def test_unread_output_blocks_neither_requests_nor_the_exit(start: Start) -> None:
     reader, writer = os.pipe()
     # Full before the first line, so that not even the start's can be written.
     os.set_blocking(writer, False)
@@ -108,7 +108,7 @@ def test_output_that_nobody_reads_holds_up_neither_requests_nor_the_exit(start: 
     os.close(writer)
 
 
-def test_output_that_nobody_reads_does_not_hold_up_a_second_signal(start: Start) -> None:
+def test_unread_output_does_not_delay_a_second_signal(start: Start) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     os.write(writer, b"x" * fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ))
@@ -122,7 +122,7 @@ def test_output_that_nobody_reads_does_not_hold_up_a_second_signal(start: Start)
     os.close(writer)
 
 
-def test_a_log_whose_reader_has_gone_stops_nothing(start: Start) -> None:
+def test_a_log_pipe_without_a_reader_stops_nothing(start: Start) -> None:
     reader, writer = os.pipe()
     server = start(stdout=writer, stderr=writer)
     os.close(writer)
@@ -203,7 +203,7 @@ def test_each_line_of_a_json_log_is_a_document(repository: Path, tmp_path: Path)
     assert [{"Model": "ident", "Version": "1", "Status": "READY"}] in tables
 
 
-def test_a_log_file_that_cannot_be_opened_ends_the_start_before_a_model_is_loaded(start: Start, tmp_path: Path) -> None:
+def test_a_log_file_that_cannot_be_opened_ends_the_start_early(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "fifo"
     os.mkfifo(path)
     server = start(f"--log-file={path}", ready=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

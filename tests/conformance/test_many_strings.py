@@ -129,7 +129,7 @@ def test_a_broken_layout_is_found_among_millions(server: RunningServer) -> None:
     assert f"expected {MOST} string elements for inference input 'IN'" in caught.value.details()
 
 
-def test_a_model_on_a_thread_makes_objects_of_a_million_and_one_in_a_process_of_more(server: RunningServer) -> None:
+def test_threads_convert_a_million_strings_and_processes_more(server: RunningServer) -> None:
     raw = message("onnx", [1, THREAD_LIMIT], wire(THREAD_LIMIT))
     assert len(ask(server, raw).raw_output_contents[0]) == 4 * THREAD_LIMIT
     count = THREAD_LIMIT + 2

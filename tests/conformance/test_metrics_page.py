@@ -75,7 +75,7 @@ def documented() -> dict[str, tuple[str, set[str]]]:
     return families
 
 
-def test_every_family_is_in_the_reference_and_every_family_of_the_reference_is_there(house: Stage) -> None:
+def test_the_reference_and_the_page_have_the_same_metric_families(house: Stage) -> None:
     # It is known from the second look at the machine on.
     wait_until(lambda: "\nnv_cpu_utilization " in house.server.metrics(), "the load of the machine", house.server)
     page = house.server.metrics()

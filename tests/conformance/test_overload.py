@@ -84,7 +84,7 @@ def sweep(server: RunningServer, seconds: float) -> Sweep:
     return Sweep(rate, alone["idle"], *(Offered(**phase) for phase in phases))
 
 
-def test_overload_costs_neither_throughput_nor_others(server: RunningServer) -> None:
+def test_overload_reduces_neither_throughput_nor_other_models(server: RunningServer) -> None:
     seen = sweep(server, seconds=2.5)
     tenfold = seen.tenfold
 
@@ -133,7 +133,7 @@ def test_overload_keeps_to_the_goals(server: RunningServer) -> None:
 
 @pytest.mark.load
 @pytest.mark.timeout(200)
-def test_overload_of_a_model_without_a_bound_of_its_own_fills_bounded_memory(server: RunningServer) -> None:
+def test_overload_of_a_model_without_own_bound_uses_bounded_memory(server: RunningServer) -> None:
     """The queue's default bound holds: 4,096 requests, and of memory little more than they are."""
     process = psutil.Process(server.process.pid)
     load = Stream("load", server.http_port, "/v2/models/default/infer", ONES_JSON, rate=2_000)

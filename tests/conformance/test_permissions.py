@@ -114,7 +114,7 @@ def test_a_label_file(stage: Stage) -> None:
     assert said.endswith(f"a label file cannot be read: {expected}")
 
 
-def test_what_no_model_needs_costs_nothing(stage: Stage) -> None:
+def test_unreadable_files_that_no_model_needs_are_ignored(stage: Stage) -> None:
     add_python(stage.repository, "notes")
     for name in ("cache", "train.log"):
         path = stage.repository / "notes/1" / name

@@ -80,7 +80,7 @@ def test_under_the_name_of_tritonserver_it_has_a_version_of_triton(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("flags", "version"), [([], __version__), (["--server-version=2.60.1"], "2.60.1")])
-def test_under_its_own_name_it_has_its_own_version_unless_told_otherwise(
+def test_halimede_serve_reports_its_own_version_unless_a_flag_sets_one(
     start: Start, flags: list[str], version: str
 ) -> None:
     assert versions(start(*flags)) == {version}
@@ -135,7 +135,7 @@ def test_it_is_not_started_before_its_models_are(start: Start, repository: Path)
     assert "Started" not in server.log
 
 
-def test_what_the_command_line_asks_in_vain_is_said_at_the_start(start: Start) -> None:
+def test_flags_without_effect_are_logged_at_the_start(start: Start) -> None:
     server = start("--repoagent-directory=/nowhere")
     assert re.search(r"^W.*--repoagent-directory", server.log, re.MULTILINE)
 
@@ -171,7 +171,7 @@ def test_a_repository_that_is_none_is_a_mistake_of_the_command_line(tmp_path: Pa
         assert (code, str(path) in log, "--model-repository" in log) == (2, True, True)
 
 
-def test_a_model_that_fails_ends_it_unless_told_otherwise(start: Start, repository: Path) -> None:
+def test_a_failed_model_ends_the_start_unless_a_flag_forbids_it(start: Start, repository: Path) -> None:
     (repository / "broken" / "1").mkdir(parents=True)
     (repository / "broken" / "config.pbtxt").write_text("nonsense")
     code, log, _ = serve_and_fail(f"--model-repository={repository}", *LOOPBACK)
@@ -276,9 +276,7 @@ def test_a_thread_that_a_backend_leaves_behind_does_not_hold_the_exit(
 # Time.
 
 
-def test_deadlines_that_pass_while_the_process_stands_still_are_kept_when_it_goes_on(
-    start: Start, repository: Path
-) -> None:
+def test_deadlines_that_pass_while_the_process_is_stopped_are_kept(start: Start, repository: Path) -> None:
     batching = "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1500000 } }"
     one = "instance_group { kind: KIND_CPU count: 1 }"
     delay = 'parameters { key: "execute_delay_ms" value { string_value: "2500" } }'
@@ -347,7 +345,7 @@ def test_it_may_open_as_many_files_as_the_system_allows(start: Start) -> None:
     assert re.search(r"this process may open 700 files and has \d+ open with its models loaded", server.log)
 
 
-def test_a_limit_of_open_files_that_leaves_room_for_connections_is_not_mentioned(start: Start) -> None:
+def test_a_sufficient_limit_of_open_files_causes_no_warning(start: Start) -> None:
     server = start(before=("prlimit", "--nofile=256:8000"))
     assert limit_of_open_files(server.process.pid) == (8000, 8000)
     wait_until(lambda: "Started HTTPService" in server.log, "the end of the start", server)
@@ -387,7 +385,7 @@ def test_it_runs_without_privileges_and_without_a_home(start: Start, before: tup
 
 
 @if_allowed(*SEALED)
-def test_it_runs_where_nothing_can_be_written_and_there_is_no_shared_memory(start: Start) -> None:
+def test_the_server_needs_no_writable_folder_and_no_shared_memory(start: Start) -> None:
     seal = """
         mount --make-rprivate /
         mount -o remount,bind,ro /

@@ -32,7 +32,7 @@ def choosing(cases: dict[int, str]) -> str:
     return "".join(lines) + ECHO
 
 
-def test_what_execute_raises_fails_its_batch_with_the_cause_alone(stage: Stage) -> None:
+def test_an_exception_in_execute_fails_its_batch_with_the_cause(stage: Stage) -> None:
     server = stage.server
     stage.put_up("raising", f"if any(value(r) < 0 for r in requests): raise ValueError('boom')\n{ECHO}", extra=BATCHING)
     said = len(server.log)
@@ -152,7 +152,7 @@ STICKY = {
 }
 
 
-def test_a_gpu_out_of_memory_fails_its_batch_and_a_lost_context_replaces_the_worker(stage: Stage) -> None:
+def test_gpu_out_of_memory_fails_a_batch_and_a_lost_context_the_worker(stage: Stage) -> None:
     server = stage.server
     cases = {-1: "raise OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')", **STICKY}
     stage.put_up("gpu", choosing(cases), head=FAKE_TORCH)
@@ -285,7 +285,7 @@ def initialize(self, args):
 """
 
 
-def test_a_worker_that_has_nothing_to_do_sleeps(stage: Stage) -> None:
+def test_an_idle_worker_uses_no_cpu(stage: Stage) -> None:
     """Between batches that follow one another quickly it looks for the next one, but not for long."""
     stage.put_up("sleeper")
     with httpclient.InferenceServerClient(stage.server.http_url) as client:

@@ -43,7 +43,7 @@ def test_an_execution_environment_that_is_not_there_is_the_versions_fault(stage:
     assert "Traceback" not in stage.server.log
 
 
-def test_a_reason_that_is_no_unicode_costs_nobody_the_index(stage: Stage) -> None:
+def test_a_reason_that_is_not_unicode_does_not_break_the_index(stage: Stage) -> None:
     stage.put_up("well")
     stage.add("odd", ECHO, head=SPEAKS, methods=r"""
         def initialize(self, args):
@@ -56,7 +56,7 @@ def test_a_reason_that_is_no_unicode_costs_nobody_the_index(stage: Stage) -> Non
     assert infer(stage.server, "well", 2) == (200, [2])
 
 
-def test_instances_that_are_stopped_for_anothers_failure_finalize_side_by_side(stage: Stage) -> None:
+def test_instances_of_a_failed_load_finalize_in_parallel(stage: Stage) -> None:
     stage.add("four", count=4, methods="""
         def initialize(self, args):
             if args["model_instance_name"].endswith("_3"):

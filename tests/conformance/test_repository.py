@@ -16,7 +16,7 @@ from support.served import write_model
 from support.server import Start, wait_until
 
 
-def test_a_broken_model_beside_good_ones(start: Start, repository: Path) -> None:
+def test_a_broken_model_does_not_stop_the_others(start: Start, repository: Path) -> None:
     add_simple(repository)
     add_scaled(repository, "scaled", 2)
     (repository / "broken" / "1").mkdir(parents=True)
@@ -86,9 +86,7 @@ def test_versions(start: Start, repository: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["none", "explicit"])
-def test_without_its_repository_a_server_that_shall_not_exit_is_live_and_not_ready(
-    start: Start, tmp_path: Path, mode: str
-) -> None:
+def test_without_repository_and_exit_on_error_the_server_is_not_ready(start: Start, tmp_path: Path, mode: str) -> None:
     missing = tmp_path / "nowhere"
     server = start(
         *("--model-repository", missing, f"--model-control-mode={mode}", "--exit-on-error=false"),

@@ -180,7 +180,7 @@ def test_junk_is_ignored_with_one_warning_each(start: Start, repository: Path) -
     assert causes["loop"][1].endswith(f"'{repository}/loop': it is a loop of links")
 
 
-def test_a_repository_that_goes_away_and_comes_back_interrupts_nothing(start: Start, repository: Path) -> None:
+def test_a_repository_that_disappears_for_a_while_interrupts_nothing(start: Start, repository: Path) -> None:
     server = start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=*")
     repository.rename(repository.with_name("away"))
     assert (scaled(server), server.get("/v2/health/ready").status) == (2, 200)
@@ -299,7 +299,7 @@ def test_labels_do_not_show_files_from_outside_of_the_repository(
     assert with_labels("shared.txt") == (200, "")
 
 
-def test_weights_beside_a_model_are_read_from_its_own_directory_alone(
+def test_weights_are_read_only_from_the_directory_of_their_model(
     start: Start, tmp_path: Path, repository: Path
 ) -> None:
     """ONNX Runtime guards the paths in a model file. An older one that does not would fail this test."""

@@ -15,7 +15,7 @@ def lines(server: RunningServer) -> list[str]:
     return [line[0] + " " + line.split('] "', 1)[1][:-1] for line in server.log.splitlines() if '] "' in line]
 
 
-def test_requests_are_said_at_verbose_level_one(start: Start, repository: Path) -> None:
+def test_requests_are_logged_at_verbose_level_one(start: Start, repository: Path) -> None:
     add_identity(repository, "ident")
     server = start("--model-repository", repository, "--log-verbose=1")
     assert server.post("/v2/models/ident/infer", b"{}").status == 400
@@ -30,7 +30,7 @@ def test_requests_are_said_at_verbose_level_one(start: Start, repository: Path) 
     wait_until(lambda: wanted <= set(lines(server)), "the requests to be said", server)
 
 
-def test_requests_are_not_said_otherwise(start: Start, repository: Path) -> None:
+def test_requests_are_not_logged_by_default(start: Start, repository: Path) -> None:
     add_identity(repository, "ident")
     server = start("--model-repository", repository)
     assert server.get("/v2/health/live").status == 200

@@ -116,7 +116,7 @@ def test_a_full_queue_is_refused_at_once_with_a_hint_to_retry(server: RunningSer
     assert metric(server, "nv_inference_request_failure", "bounded", 'reason="REJECTED",') == 2
 
 
-def test_a_queue_timeout_comes_at_its_deadline_and_not_with_the_next_batch(server: RunningServer) -> None:
+def test_a_queue_timeout_fires_at_its_deadline_not_with_the_next_batch(server: RunningServer) -> None:
     first = in_background(lambda: infer(server, "impatient"))
     wait_until(lambda: executing(server, "impatient") == 1, "the execution", server)
     begun = time.monotonic()
@@ -199,7 +199,7 @@ def answer_times(server: RunningServer, model: str) -> dict[str, float]:
     return times
 
 
-def test_answers_come_in_the_order_of_the_requests_where_that_is_asked(server: RunningServer) -> None:
+def test_answers_keep_the_order_of_requests_with_preserve_ordering(server: RunningServer) -> None:
     # Two answers that are sent one after the other may be read in any order.
     at_once_s = 0.1
     times = answer_times(server, "unordered")
@@ -208,7 +208,7 @@ def test_answers_come_in_the_order_of_the_requests_where_that_is_asked(server: R
     assert times["quick"] < times["slow"] < times["later"] + at_once_s
 
 
-def test_a_request_that_is_delayed_instead_of_refused_runs_when_the_others_have(server: RunningServer) -> None:
+def test_a_delayed_request_runs_after_the_others(server: RunningServer) -> None:
     order: list[str] = []
 
     def ask(name: str, body: str) -> None:

@@ -108,7 +108,7 @@ def test_steps_of_an_ensemble_may_do_with_their_inputs_what_they_like(
         check(stage.server, "chain", number, 3)
 
 
-def test_a_step_looks_at_the_memory_of_the_one_before(stage: Stage, chained: Callable[..., None]) -> None:
+def test_a_step_reads_the_memory_of_the_previous_step_in_place(stage: Stage, chained: Callable[..., None]) -> None:
     chained(PLUS, PLUS)
     for number in range(6):
         check(stage.server, "chain", number, 2)

@@ -36,7 +36,7 @@ def starts(repository: Path, model: str) -> int:
     return len(notes_file(repository, model).read_text().splitlines())
 
 
-def test_changed_model_is_loaded_again_and_the_old_one_serves_when_that_fails(
+def test_a_changed_model_is_reloaded_and_the_old_one_survives_a_failure(
     server: RunningServer, repository: Path
 ) -> None:
     assert infer(server, "m", 1) == (200, [2])
@@ -64,9 +64,7 @@ def test_new_version_is_served(server: RunningServer, repository: Path) -> None:
     answers(server, 5)
 
 
-def test_what_editors_and_interpreters_leave_is_no_change_and_unloaded_models_stay_unloaded(
-    server: RunningServer, repository: Path
-) -> None:
+def test_files_of_editors_are_no_change_and_unloaded_models_stay_so(server: RunningServer, repository: Path) -> None:
     unload(server, "m")
     wait_until(lambda: "successfully unloaded 'm'" in server.log, "the unload", server)
     version = repository / "other" / "1"

@@ -229,7 +229,7 @@ def test_a_model_that_dies_at_every_start_is_parked_until_it_is_loaded(stage: St
     assert infer(server, "restart", 4) == (200, [4])
 
 
-def test_one_poison_among_many_requests_costs_little_beside_itself(stage: Stage) -> None:
+def test_a_request_that_kills_its_process_fails_few_others(stage: Stage) -> None:
     server = stage.server
     stage.put_up(
         "poison", f"if any(value(r) == -1 for r in requests): os._exit(3)\n{ECHO}", extra="dynamic_batching {}"
@@ -275,7 +275,7 @@ def test_a_hung_model_that_ignores_sigterm_is_killed_after_its_time_limit(stage:
     wait_until(lambda: not hung.is_running(), "its end", server)
 
 
-def test_who_waits_for_a_hung_model_gets_its_queue_timeout(stage: Stage) -> None:
+def test_requests_queued_at_a_hung_model_get_their_queue_timeout(stage: Stage) -> None:
     server = stage.server
     policy = "default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 200000 }"
     stage.put_up(
@@ -307,7 +307,7 @@ def test_a_hung_model_does_not_hold_up_the_stop(start: Start, repository: Path) 
     wait_until(lambda: not alive(everything), "the end of all processes")
 
 
-def test_a_worker_that_stands_still_is_waited_for(stage: Stage) -> None:
+def test_requests_wait_for_a_stopped_worker(stage: Stage) -> None:
     server = stage.server
     stage.put_up("still", extra="dynamic_batching {}")
     [worker] = workers(server, "still")
@@ -360,7 +360,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("how", FLOODS, ids=["print", "Logger"])
-def test_a_flood_of_output_is_held_back_and_counted(stage: Stage, how: str) -> None:
+def test_a_flood_of_output_is_limited_and_counted(stage: Stage, how: str) -> None:
     server = stage.server
     flood = f"""
         if value(requests[0]) < 0:
@@ -400,7 +400,7 @@ WRECKS = {
 }
 
 
-def test_what_a_model_does_to_its_own_process_is_its_own_affair(stage: Stage) -> None:
+def test_a_model_that_damages_its_process_affects_only_itself(stage: Stage) -> None:
     server = stage.server
     execute = "".join(f"if value(requests[0]) == {number}: {code}\n" for number, code in WRECKS.items())
     stage.put_up("wreck", execute + ECHO)

@@ -187,7 +187,7 @@ def test_another_method_is_a_405_and_the_connection_stays_open(server: RunningSe
     client.close()
 
 
-def test_who_is_told_when_to_try_again(server: RunningServer, tmp_path: Path) -> None:
+def test_only_the_listed_answers_have_retry_after(server: RunningServer, tmp_path: Path) -> None:
     infer_503 = ask_python("parks", 6)(server)
     assert (infer_503.status, infer_503.headers.get("retry-after")) == (503, "1")
     (tmp_path / "models").mkdir()

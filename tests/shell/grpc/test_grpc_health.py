@@ -114,7 +114,7 @@ def reflect(channel: grpc.Channel, version: str, *requests: dict) -> list:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
-def test_reflection_lists_services_and_describes_them_whole(channel, version: str) -> None:
+def test_reflection_lists_services_and_describes_them_completely(channel, version: str) -> None:
     listed, *described = reflect(
         channel, version, {"host": "h", "list_services": "*"}, *({"file_containing_symbol": name} for name in SERVICES)
     )
@@ -143,7 +143,7 @@ def test_reflection_finds_files_messages_and_methods(channel) -> None:
     assert names == [["model_config.proto"], both, both]
 
 
-def test_reflection_says_what_it_does_not_find_and_goes_on(channel) -> None:
+def test_reflection_reports_unknown_names_and_continues(channel) -> None:
     *missing, extensions, nothing = reflect(
         channel,
         "v1",

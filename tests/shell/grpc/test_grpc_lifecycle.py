@@ -57,7 +57,7 @@ def test_a_port_that_another_process_has_taken(loop_thread, reuse: bool) -> None
         )
 
 
-def test_an_address_that_is_not_ours_or_none_at_all(loop_thread) -> None:
+def test_an_address_of_another_machine_or_an_invalid_one_is_refused(loop_thread) -> None:
     assert bind_failure(loop_thread, None, "192.0.2.1", 0) == (
         "failed to start GRPC service: cannot listen on '192.0.2.1:0': Cannot assign requested address"
     )
@@ -132,7 +132,7 @@ def test_draining_answers_what_is_in_flight_and_takes_nothing_new(served, channe
     draining.result(20)
 
 
-def test_who_calls_while_the_server_stops_is_told_why_and_holds_it_up_for_a_moment_only(served, channel) -> None:
+def test_calls_during_the_stop_get_the_reason_and_delay_it_only_briefly(served, channel) -> None:
     """Grpc itself would end what reaches it then as a bare CANCELLED."""
     check = channel.unary_unary("/grpc.health.v1.Health/Check", response_deserializer=HealthResponse.FromString)
     assert check(b"", timeout=20).status == HealthResponse.SERVING

@@ -30,7 +30,7 @@ def ask(served, metadata: list[tuple[str, str | bytes]], **parameters: str) -> d
     return served.core.requests[-1].parameters
 
 
-def test_metadata_whose_whole_name_matches_become_parameters(serve) -> None:
+def test_metadata_become_parameters_if_their_whole_name_matches(serve) -> None:
     served = serve(forward=compile_pattern("X-.*|user-agent"))
     assert ask(served, [("x-one", "1"), ("x-two", "zwei"), ("ax-three", "3"), ("other", "4")]).keys() == {
         "x-one",
@@ -39,7 +39,7 @@ def test_metadata_whose_whole_name_matches_become_parameters(serve) -> None:
     }
 
 
-def test_what_the_message_says_goes_before_metadata(serve) -> None:
+def test_parameters_of_the_message_override_metadata(serve) -> None:
     served = serve(forward=compile_pattern("x.*"))
     assert ask(served, [("x", "from metadata"), ("xy", "new")], x="from message") == {"x": "from message", "xy": "new"}
 

@@ -30,7 +30,7 @@ def send_away_all(loop_thread) -> Iterator[SendAway]:
         each.cancel()
 
 
-def test_a_connection_is_told_once_and_served_on(served, send_away_all: SendAway) -> None:
+def test_a_connection_gets_goaway_once_and_is_still_served(served, send_away_all: SendAway) -> None:
     with H2Client(("127.0.0.1", served.port)) as client:
         held = client.call(INFER, grpc_message(pb.ModelInferRequest(model_name="held").SerializeToString()))
         served.core.wait_for(lambda core: len(core.held) == 1)
@@ -46,9 +46,7 @@ def test_a_connection_is_told_once_and_served_on(served, send_away_all: SendAway
         assert client.finish(held)["grpc-status"] == "0"
 
 
-def test_a_connection_that_is_made_meanwhile_is_told_after_it_had_time_to_begin(
-    served, send_away_all: SendAway
-) -> None:
+def test_a_new_connection_gets_goaway_after_it_had_time_to_begin(served, send_away_all: SendAway) -> None:
     with H2Client(("127.0.0.1", served.port)) as client:
         send_away_all(served)
         assert client.receive_until(client.goaway)
@@ -61,7 +59,7 @@ def test_a_connection_that_is_made_meanwhile_is_told_after_it_had_time_to_begin(
         assert client.finish(client.call(LIVE))["grpc-status"] == "0"
 
 
-def test_connections_of_another_port_are_not_told(serve, send_away_all: SendAway) -> None:
+def test_connections_of_another_port_get_no_goaway(serve, send_away_all: SendAway) -> None:
     told, other = serve(), serve()
     with H2Client(("127.0.0.1", told.port)) as client, H2Client(("127.0.0.1", other.port)) as bystander:
         send_away_all(told)

@@ -94,7 +94,7 @@ def test_requests_are_answered_after_the_client_closed_its_side(served, channel)
     assert list(stream.call) == [answer("a", "held")]
 
 
-def test_errors_are_answers_and_the_stream_goes_on(channel) -> None:
+def test_errors_are_answers_and_the_stream_continues(channel) -> None:
     stream = Stream(channel)
     wrong = asking("ident", "shape")
     wrong.inputs[0].shape[:] = [-1, 1]
@@ -143,7 +143,7 @@ def test_a_decoupled_model_answers_as_often_as_it_likes(channel) -> None:
     assert stream.rest() == [*[answer("a", "repeat", final=False)] * 3, answer("b")]
 
 
-def test_an_empty_final_answer_only_for_those_who_want_it(channel) -> None:
+def test_only_clients_that_request_it_get_an_empty_final_answer(channel) -> None:
     stream = Stream(channel)
     stream.send(asking("repeat", "a", count=1, triton_enable_empty_final_response=True))
     last = pb.ModelStreamInferResponse(infer_response=pb.ModelInferResponse(model_name="repeat", id="a"))
@@ -202,7 +202,7 @@ def test_an_error_among_a_decoupled_models_answers_is_not_the_last(channel) -> N
     assert last.infer_response.parameters["triton_final_response"].bool_param
 
 
-def test_a_decoupled_model_goes_on_as_its_client_takes_its_answers(served, channel) -> None:
+def test_a_decoupled_model_continues_when_its_client_reads_answers(served, channel) -> None:
     stream = Stream(channel)
     stream.send(asking("waiting", "a", count=50))
     assert ids(stream.rest()) == ["a"] * 50
@@ -267,7 +267,7 @@ def test_bytes_that_are_no_message_end_the_stream_and_cancel_the_rest(served, ch
     assert served.core.cancelled == [1]
 
 
-def test_a_client_that_goes_cancels_all_its_requests(served, channel) -> None:
+def test_a_client_that_disconnects_cancels_all_its_requests(served, channel) -> None:
     stream = Stream(channel)
     stream.send(asking("ident"), asking("held"), asking("held"))
     served.core.wait_for(lambda core: len(core.held) == 2)
@@ -307,7 +307,7 @@ def test_tritonclients_asyncio_stream(served) -> None:
     assert asyncio.run(ask()) == [str(n) for n in range(5)]
 
 
-def test_the_response_pool_is_as_large_as_the_flag_says_by_default_and_may_be_larger(serve) -> None:
+def test_the_response_pool_has_the_size_of_the_flag_and_its_default(serve) -> None:
     default = Settings().grpc_max_response_pool_size
     for served, size in ((serve(), default), (serve(max_response_pool_size=default + 50), default + 50)):
         with grpc.insecure_channel(served.url) as channel:

@@ -51,7 +51,7 @@ def test_tritonclient_with_ssl(serve) -> None:
     assert is_refused(client(served, root="stranger_root.pem"))
 
 
-def test_connections_with_tls_are_not_told_to_go_elsewhere(serve) -> None:
+def test_connections_with_tls_get_no_goaway(serve) -> None:
     """Nothing can be written into them beside grpc."""
     served = serve(Transport(tls=PLAIN))
     with client(served) as asked:
@@ -60,7 +60,7 @@ def test_connections_with_tls_are_not_told_to_go_elsewhere(serve) -> None:
         assert asked.is_server_live()
 
 
-def test_mutual_tls_takes_only_clients_whose_certificate_the_root_signed(serve) -> None:
+def test_mutual_tls_accepts_only_certificates_signed_by_the_root(serve) -> None:
     served = serve(Transport(tls=MUTUAL))
     with client(served, "client") as asked:
         assert asked.is_server_live()
@@ -68,7 +68,7 @@ def test_mutual_tls_takes_only_clients_whose_certificate_the_root_signed(serve) 
     assert is_refused(client(served, "stranger"))
 
 
-def test_a_client_without_tls_is_closed_and_disturbs_nobody(serve) -> None:
+def test_a_client_without_tls_is_closed_without_affecting_others(serve) -> None:
     served = serve(Transport(tls=PLAIN))
     with client(served) as asked, H2Client(("127.0.0.1", served.port)) as plain:
         plain.call(LIVE)

@@ -36,7 +36,7 @@ def test_too_many_pings_end_the_connection(serve) -> None:
         assert client.wait_closed()
 
 
-def test_how_many_pings_are_too_many_can_be_said(serve) -> None:
+def test_flags_set_the_number_of_permitted_pings(serve) -> None:
     counts = []
     for strikes in (1, 6):
         with H2Client(place(serve(Transport(http2_max_ping_strikes=strikes)))) as client:
@@ -49,7 +49,9 @@ def test_how_many_pings_are_too_many_can_be_said(serve) -> None:
 @pytest.mark.parametrize(
     ("without_calls", "with_call", "refused"), [(False, False, True), (False, True, False), (True, False, False)]
 )
-def test_pings_may_come_as_often_as_was_said(serve, without_calls: bool, with_call: bool, refused: bool) -> None:
+def test_pings_may_arrive_as_often_as_the_flag_permits(
+    serve, without_calls: bool, with_call: bool, refused: bool
+) -> None:
     """Without a call only where that is permitted."""
     transport = Transport(http2_min_recv_ping_interval_without_data=1, keepalive_permit_without_calls=without_calls)
     with H2Client(place(serve(transport))) as client:
@@ -79,7 +81,7 @@ def test_a_client_that_answers_no_ping_is_closed_after_the_timeout(serve) -> Non
 
 
 @pytest.mark.parametrize("timeout", [Transport().keepalive_timeout, 500])
-def test_grpc_is_told_the_timeout_also_where_it_is_the_default(timeout: int) -> None:
+def test_grpc_gets_the_ping_timeout_also_if_it_is_the_default(timeout: int) -> None:
     assert dict(channel_arguments(Transport(keepalive_timeout=timeout)))["grpc.http2.ping_timeout_ms"] == timeout
 
 
@@ -167,7 +169,7 @@ def failure(serve, address: str) -> str:
     return str(caught.value).removeprefix("failed to start GRPC service: ")
 
 
-def test_a_unix_socket_is_served_and_gone_after_the_stop(serve, tmp_path: Path) -> None:
+def test_a_unix_socket_is_served_and_removed_at_the_stop(serve, tmp_path: Path) -> None:
     path = tmp_path / "grpc.sock"
     served = serve(address=f"unix:{path}")
     assert served.port == 0
@@ -197,7 +199,7 @@ def test_a_live_servers_full_backlog_does_not_make_it_look_dead(serve, tmp_path:
         assert failure(serve, f"unix:{path}") == f"Socket 'unix:{path}' already in use"
 
 
-def test_what_is_no_place_for_a_socket_stays_as_it_is(serve, tmp_path: Path) -> None:
+def test_an_unusable_socket_path_is_refused_and_left_unchanged(serve, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("kept")
     for target, cause in (

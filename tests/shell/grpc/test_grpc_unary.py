@@ -105,7 +105,7 @@ def test_classification(client) -> None:
     assert text.startswith("class result not available for output due to unsupported type 'FP16'")
 
 
-def test_what_the_server_refuses(client) -> None:
+def test_invalid_requests_are_refused_with_their_status(client) -> None:
     assert refused(lambda: client.infer("nope", [tensor()])) == (
         "StatusCode.NOT_FOUND",
         "Request for unknown model: 'nope' is not found",
@@ -183,7 +183,7 @@ def test_a_deadline_cancels_the_request(served, client) -> None:
     assert served.core.held == {}
 
 
-def test_a_client_that_goes_cancels_its_request(served) -> None:
+def test_a_client_that_disconnects_cancels_its_request(served) -> None:
     client = triton.InferenceServerClient(served.url)
     context = client.async_infer("held", [tensor()], ignore)
     served.core.wait_for(lambda core: len(core.held) == 1)
@@ -193,7 +193,7 @@ def test_a_client_that_goes_cancels_its_request(served) -> None:
     assert served.core.cancelled == [1]
 
 
-def test_an_answer_after_the_client_has_gone_is_dropped(served, client) -> None:
+def test_an_answer_for_a_disconnected_client_is_dropped(served, client) -> None:
     context = client.async_infer("held", [tensor()], ignore)
     served.core.wait_for(lambda core: len(core.held) == 1)
     held = dict(served.core.held)
@@ -204,7 +204,7 @@ def test_an_answer_after_the_client_has_gone_is_dropped(served, client) -> None:
     assert client.infer("ident", [tensor()]).as_numpy("OUT").tolist() == X.tolist()
 
 
-def test_what_the_server_says_of_itself_and_of_its_models(served, client) -> None:
+def test_metadata_of_the_server_and_of_its_models(served, client) -> None:
     assert (client.is_server_live(), client.is_server_ready()) == (True, True)
     served.core.is_up = False
     assert (client.is_server_live(), client.is_server_ready()) == (True, False)
@@ -264,7 +264,7 @@ def test_a_long_load_does_not_hold_up_the_others(served, client, channel) -> Non
     assert loading.result(20) == b""
 
 
-def test_what_is_not_available_says_so_by_name(channel) -> None:
+def test_unavailable_calls_are_refused_by_name(channel) -> None:
     said = {}
     for method in POOL.FindServiceByName("inference.GRPCInferenceService").methods:
         if method.name.endswith(("MemoryRegister", "Setting", "Settings")):

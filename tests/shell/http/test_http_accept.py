@@ -91,9 +91,7 @@ def clients(count: int) -> list[socket.socket]:
     return made
 
 
-def test_without_descriptors_clients_are_told_so_and_served_as_soon_as_there_are_some(
-    serve: Any, each_loop: Any
-) -> None:
+def test_without_descriptors_clients_get_503_until_some_are_free(serve: Any, each_loop: Any) -> None:
     with few_files(OPEN_FILES):
         running = serve(loop_factory=each_loop, limits=Limits(spare_descriptors=0))
         turned_away, later, idle = clients(20), clients(5), running.connect()
@@ -173,7 +171,7 @@ def test_a_drain_takes_in_what_waits_to_be_accepted(serve: Any, each_loop: Any) 
         client.close()
 
 
-def test_connections_that_are_reset_before_they_are_accepted_hurt_nobody(serve: Any, each_loop: Any) -> None:
+def test_connections_reset_before_accept_do_not_affect_others(serve: Any, each_loop: Any) -> None:
     running = serve(loop_factory=each_loop)
 
     async def connect_and_reset() -> None:

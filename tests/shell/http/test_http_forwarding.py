@@ -28,7 +28,7 @@ def infer(running: Any, headers: dict[str, str], body: bytes = PLAIN, model: str
     return running.ask("POST", f"/v2/models/{model}/infer", body, headers)
 
 
-def test_headers_that_match_become_parameters_by_the_name_that_was_sent(serve: Any) -> None:
+def test_matching_headers_become_parameters_under_the_name_as_sent(serve: Any) -> None:
     running = forwarding(serve, "x-.*|tenant")
     assert infer(running, {"X-Request-Id": "7", "TENANT": "a b", "Other": "1", "prefix-x-1": "2"}).status == 200
     assert running.core.requests[0].parameters == {"X-Request-Id": "7", "TENANT": "a b"}
@@ -60,7 +60,7 @@ def test_parameters_of_the_body_go_before_headers(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["priority", "Sequence_Id", "TIMEOUT", "headers", "triton_x", "Triton_enable"])
-def test_a_header_that_would_be_a_parameter_of_ours_is_refused(serve: Any, name: str) -> None:
+def test_a_header_with_the_name_of_a_reserved_parameter_is_refused(serve: Any, name: str) -> None:
     running = forwarding(serve, ".*")
     answer = infer(running, {name: "1"}, b"not even JSON")
     assert (answer.status, json.loads(answer.body)) == (

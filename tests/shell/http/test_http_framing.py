@@ -175,7 +175,7 @@ def test_a_bad_request_line_is_refused(line: bytes) -> None:
     assert refusal(line + b"\r\n\r\n")[0] == 400
 
 
-def test_what_http_knows_and_we_do_not_is_refused_by_name() -> None:
+def test_unsupported_features_of_http_are_refused_by_name() -> None:
     assert refusal(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n") == (
         501,
         "the only transfer coding that is supported is 'chunked'",
@@ -339,7 +339,7 @@ def test_a_refused_head_leaves_nothing() -> None:
     assert (head.target, head.headers) == (b"/a", {b"host": b"x"})
 
 
-def test_a_head_that_comes_again_is_the_same_and_what_is_kept_is_bounded() -> None:
+def test_a_repeated_head_is_parsed_alike_and_the_cache_is_bounded() -> None:
     reader = HeadReader()
     first = reader.read(memoryview(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"))
     assert reader.read(memoryview(bytearray(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"))) is first

@@ -119,7 +119,7 @@ def test_no_answer_at_all_is_an_empty_stream(http: Any, client: Client) -> None:
     assert client.is_over()
 
 
-def test_an_error_that_comes_first_has_its_status_and_ends_it(http: Any, client: Client) -> None:
+def test_a_first_error_has_its_own_status_and_ends_the_stream(http: Any, client: Client) -> None:
     for error, status, final in ((BROKEN, 500, False), (BUSY, 503, True)):
         client.ask()
         give(http, error=error, final=final)
@@ -238,7 +238,7 @@ def fill(running: Any, answers: int = 200) -> int:
     raise AssertionError(f"{answers} answers were acknowledged to a client that reads nothing")
 
 
-def test_what_a_client_does_not_take_is_not_acknowledged(serve: Any) -> None:
+def test_answers_that_a_client_does_not_read_are_not_acknowledged(serve: Any) -> None:
     running = serve(limits=Limits(write_buffer_bytes=64 << 10))
     with unread(running) as connection:
         given = fill(running)
@@ -268,7 +268,7 @@ def test_a_client_that_takes_nothing_is_given_up(serve: Any) -> None:
     assert running.listener.shared.unsent_bytes == 0
 
 
-def test_the_streams_that_nobody_takes_are_bounded_together(serve: Any) -> None:
+def test_unread_streams_are_bounded_together(serve: Any) -> None:
     running = serve(limits=Limits(write_buffer_bytes=64 << 10, max_unsent_bytes=2 << 20))
     with unread(running):
         fill(running)
@@ -294,7 +294,7 @@ def test_a_drain_waits_for_a_stream_and_closes_after_it(http: Any, client: Clien
     draining.result(10)
 
 
-def test_a_fault_of_ours_cuts_the_stream_off(http: Any, client: Client) -> None:
+def test_an_internal_fault_aborts_the_stream(http: Any, client: Client) -> None:
     """An answer without bytes for its shape: whatever it is, the client does not take the stream for whole."""
     client.ask()
     give(http, 1.0)
@@ -342,7 +342,7 @@ def test_another_number_of_answers_is_refused(http: Any, client: Client, answers
     http.wait_until(lambda: http.core.cancelled == ([1] if answers else []))
 
 
-def test_an_error_goes_before_the_number_of_answers(http: Any, client: Client) -> None:
+def test_an_error_takes_precedence_over_the_number_of_answers(http: Any, client: Client) -> None:
     client.ask("/v2/models/live/generate")
     give(http, 1.0)
     give(http, error=BROKEN, final=True)
@@ -358,7 +358,7 @@ def test_a_client_that_leaves_cancels_generate_too(http: Any) -> None:
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
-def test_what_is_wrong_with_a_request_is_said_before_it_runs(http: Any, verb: str) -> None:
+def test_an_invalid_request_is_refused_before_it_runs(http: Any, verb: str) -> None:
     def refused(body: bytes, path: str = "/v2/models/echo/", **headers: str) -> tuple[int, str]:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         answer = http.ask("POST", path + verb, body, sent)
@@ -397,7 +397,7 @@ def test_large_bodies_and_answers_go_in_steps(http: Any) -> None:
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
-def test_a_load_balancer_is_told_the_load_if_it_asks(http: Any, verb: str) -> None:
+def test_a_load_balancer_gets_the_load_if_it_requests_it(http: Any, verb: str) -> None:
     def told(model: str, form: str) -> str | None:
         headers = {"endpoint-load-metrics-format": form}
         answer = http.ask("POST", f"/v2/models/{model}/{verb}", b'{"IN":["a"]}' if model == "text" else IN, headers)
@@ -415,7 +415,7 @@ def test_a_load_balancer_is_told_the_load_if_it_asks(http: Any, verb: str) -> No
 # ---- infer as events
 
 
-def test_infer_answers_as_events_to_whoever_asks_for_them(http: Any, client: Client) -> None:
+def test_infer_answers_with_events_if_the_client_accepts_them(http: Any, client: Client) -> None:
     client.ask(INFER, TENSOR, EVENTS)
     give(http, 1.0)
     give(http, 2.0)
@@ -465,7 +465,7 @@ def test_any_model_answers_as_events_and_always_in_json(http: Any) -> None:
     "accept",
     ["", "*/*", "application/json", "application/json, text/event-stream;q=0.5", "text/event-stream;q=0", "text/event"],
 )
-def test_whoever_does_not_ask_for_events_gets_none(http: Any, accept: str) -> None:
+def test_clients_that_do_not_accept_events_get_none(http: Any, accept: str) -> None:
     answer = http.ask("POST", "/v2/models/echo/infer", TENSOR, {"Accept": accept})
     assert answer.headers["content-type"] == "application/json"
     answer = http.ask("POST", INFER, TENSOR, {"Accept": accept})

@@ -21,14 +21,14 @@ def post(model: str, body: bytes = BODY, fields: bytes = FIELDS) -> bytes:
     return head % (model.encode(), fields, len(body)) + body
 
 
-def test_what_is_inflated_and_decoded_counts_until_the_answer(http: Any) -> None:
+def test_inflated_and_decoded_bytes_count_until_the_answer(http: Any) -> None:
     with http.connect() as client:
         client.sendall(post("held"))
         http.wait_until(lambda: http.core.held)
         assert http.listener.shared.held_bytes == len(TEXT) + 4 * COUNT
         http.call(http.core.release)
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
-        assert http.listener.shared.held_bytes == 0
+        assert http.call(lambda: http.listener.shared.held_bytes) == 0
     with http.connect() as client:
         client.sendall(post("held", TEXT, b""))
         http.wait_until(lambda: http.core.held)
@@ -42,7 +42,7 @@ def test_nothing_is_counted_of_a_client_that_has_left(http: Any) -> None:
         client.sendall(post("held"))
         http.wait_until(lambda: http.core.held)
     http.wait_until(lambda: http.core.cancelled)
-    assert http.listener.shared.held_bytes == 0
+    assert http.call(lambda: http.listener.shared.held_bytes) == 0
 
 
 def test_nothing_is_counted_after_an_error(http: Any) -> None:
@@ -50,10 +50,11 @@ def test_nothing_is_counted_after_an_error(http: Any) -> None:
         for body in (gzip.compress(b" " * 600_000), gzip.compress(TEXT)[:-100], gzip.compress(bytes(2 << 20))):
             client.sendall(post("echo", body))
             assert client.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
-            assert http.listener.shared.held_bytes == 0
+            # The answer can arrive before the loop ends the step that sent it.
+            assert http.call(lambda: http.listener.shared.held_bytes) == 0
 
 
-def test_a_request_for_which_there_is_no_room_may_come_again(serve: Any) -> None:
+def test_a_request_without_room_gets_503_with_retry_after(serve: Any) -> None:
     running = serve(limits=Limits(max_held_bytes=len(TEXT) + 4 * COUNT + 1_000))
     with running.connect() as first, running.connect() as second:
         first.sendall(post("held"))

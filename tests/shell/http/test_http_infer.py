@@ -299,7 +299,7 @@ def test_an_answer_that_cannot_be_written_is_an_error(http: Any) -> None:
 HELD = b"POST /v2/models/held/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body(1)), body(1))
 
 
-def test_answers_of_one_connection_come_in_order(http: Any) -> None:
+def test_answers_of_one_connection_arrive_in_order(http: Any) -> None:
     with http.connect() as connection, connection.makefile("rb") as reader:
         connection.sendall(HELD + b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         http.wait_until(lambda: len(http.core.held) == 1)

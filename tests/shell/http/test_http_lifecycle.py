@@ -46,7 +46,7 @@ def test_a_port_in_use_is_named() -> None:
         assert again.getsockname()[1] == port
 
 
-def test_an_address_that_is_not_ours_is_named() -> None:
+def test_the_error_names_an_address_of_another_machine() -> None:
     for address in ("203.0.113.1", "no such host"):
         with pytest.raises(InferenceError) as raised:
             bind(address, 0, "Metrics")
@@ -104,7 +104,7 @@ def test_a_large_answer_reaches_a_client_that_reads_slowly_and_half_closes(serve
         (b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n", 400),
     ],
 )
-def test_whoever_goes_over_a_limit_reads_why(http: Any, request_bytes: bytes, status: int) -> None:
+def test_the_answer_names_the_exceeded_limit(http: Any, request_bytes: bytes, status: int) -> None:
     answer = http.exchange(request_bytes)
     assert answer.split(b" ", 2)[1] == b"%d" % status
     assert error_of(answer)
@@ -128,7 +128,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def test_an_announced_body_takes_no_memory_before_it_comes(serve: Any) -> None:
+def test_an_announced_body_takes_no_memory_before_it_arrives(serve: Any) -> None:
     running = serve()
     running.listener.max_body = 64 << 20
     before = resident_bytes()
@@ -172,7 +172,7 @@ def test_half_sent_requests_end_after_their_time(serve: Any) -> None:
             assert reader.read().startswith(b"HTTP/1.1 408 Request Timeout\r\n")
 
 
-def test_one_connection_too_many_is_told_so(serve: Any) -> None:
+def test_one_connection_too_many_gets_503(serve: Any) -> None:
     running = serve(limits=Limits(max_connections=2))
     first, second = running.connect(), running.connect()
     for connection in (first, second):

@@ -79,7 +79,7 @@ def test_large_parts_are_not_copied() -> None:
     assert parts[1] is large
 
 
-def test_refusal_is_the_last_answer_and_says_when_to_come_back() -> None:
+def test_a_refusal_is_the_last_answer_and_has_retry_after() -> None:
     outbox, shared = make(Limits(linger_s=5.0))
     (answer,) = outbox.refusal(503, "no room")
     assert b"\r\nRetry-After: 1\r\n" in bytes(answer)
@@ -115,7 +115,7 @@ def test_table_leads_everywhere_and_out_of_the_end_nowhere() -> None:
     assert {event for event, row in NEXT.items() if State.ENDED in row} == {Event.LOST}
 
 
-def test_client_that_takes_nothing_is_given_up_and_one_that_takes_something_is_not() -> None:
+def test_only_a_client_that_reads_nothing_is_disconnected() -> None:
     _, shared = make(Limits(write_timeout_s=60.0))
     stalled, slow = SendDeadline(shared), SendDeadline(shared)
     for now in range(60):

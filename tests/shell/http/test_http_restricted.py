@@ -105,7 +105,7 @@ def test_the_table_above_knows_every_path_of_the_router() -> None:
 
 
 @pytest.mark.parametrize("category", [each.value for each in ApiCategory])
-def test_a_restricted_category_is_closed_in_every_form_and_everything_else_is_open(http: Any, category: str) -> None:
+def test_all_forms_of_a_restricted_call_are_closed_and_others_are_open(http: Any, category: str) -> None:
     closed = restricted(http, category)
     expected = (403, b'{"error":"This API is restricted, expecting header \'x-key\'"}')
 

@@ -244,7 +244,7 @@ def test_a_large_control_request_is_refused_unread(http: Any, call: str) -> None
     assert http.core.calls == []
 
 
-def test_a_slow_load_holds_up_nobody(http: Any) -> None:
+def test_a_slow_load_does_not_delay_other_calls(http: Any) -> None:
     http.core.load_gate = http.call(asyncio.Event)
     with http.connect() as loading:
         loading.sendall(b"POST /v2/repository/models/echo/load HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")

@@ -99,7 +99,7 @@ def test_paths_that_cannot_be(tmp_path: Path) -> None:
     assert error(long) == f"'{long}' cannot be opened: AF_UNIX path too long"
 
 
-def test_the_umask_decides_who_may_connect(tmp_path: Path) -> None:
+def test_the_umask_sets_the_permissions_of_a_unix_socket(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         bind(f"unix:{tmp_path}/s", 0, "HTTP").close()

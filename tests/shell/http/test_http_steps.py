@@ -154,7 +154,7 @@ async def turns_of(bodies: list[Body], count: int) -> list[str]:
     return [body.outcome for body in bodies]
 
 
-def test_as_many_become_large_at_a_time_as_there_are_places() -> None:
+def test_at_most_as_many_bodies_become_large_as_there_are_places() -> None:
     async def story() -> None:
         queue = StepQueue(lambda *_: None)
         large = [Body(queue, SMALL_BYTES, *[1] * 5) for _ in range(PLACES + 2)]
@@ -168,7 +168,7 @@ def test_as_many_become_large_at_a_time_as_there_are_places() -> None:
     asyncio.run(story())
 
 
-def test_who_leaves_while_it_waits_for_a_place_gives_back_what_it_has() -> None:
+def test_a_client_that_leaves_while_waiting_for_a_place_frees_its_bytes() -> None:
     async def story() -> None:
         queue = StepQueue(lambda *_: None)
         large = [Body(queue, SMALL_BYTES + 1, *[1] * 50) for _ in range(PLACES + 2)]
@@ -183,7 +183,7 @@ def test_who_leaves_while_it_waits_for_a_place_gives_back_what_it_has() -> None:
     asyncio.run(story())
 
 
-def test_what_no_room_is_counted_for_ends() -> None:
+def test_a_request_without_room_for_its_bytes_ends() -> None:
     async def story() -> None:
         queue = StepQueue(lambda *_: None)
         body = Body(queue, 10, OneExchange.MOST_BYTES, 1)

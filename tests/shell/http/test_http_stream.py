@@ -25,7 +25,7 @@ def begin(client: Client, request: bytes = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 
 
 @on_loop
-async def test_the_head_leaves_with_the_first_part_and_each_part_is_a_chunk_and_a_write() -> None:
+async def test_the_head_is_sent_with_the_first_part_and_each_part_as_a_chunk() -> None:
     client = connect(answer=False)
     stream = begin(client)
     assert client.answers == b""
@@ -83,7 +83,7 @@ def test_the_connection_closes_after_it_where_it_must(field: bytes) -> None:
 
 
 @on_loop
-async def test_a_connection_whose_stream_began_before_clients_were_sent_away_closes_with_its_next_answer() -> None:
+async def test_after_a_drain_begins_a_stream_ends_and_the_next_answer_closes() -> None:
     """The client was told that it stays open, and may already have sent a request."""
     client = connect(answer=False)
     stream = begin(client)
@@ -98,7 +98,7 @@ async def test_a_connection_whose_stream_began_before_clients_were_sent_away_clo
 
 
 @on_loop
-async def test_a_drain_that_begins_meanwhile_lets_it_end_and_closes() -> None:
+async def test_a_drain_during_a_stream_closes_the_connection_at_its_end() -> None:
     client = connect(answer=False)
     stream = begin(client)
     stream.send((b"x",))
@@ -110,7 +110,7 @@ async def test_a_drain_that_begins_meanwhile_lets_it_end_and_closes() -> None:
 
 
 @on_loop
-async def test_room_comes_and_goes_with_what_the_client_takes() -> None:
+async def test_room_for_parts_depends_on_what_the_client_reads() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
     stream = begin(client)
@@ -132,7 +132,7 @@ async def test_room_comes_and_goes_with_what_the_client_takes() -> None:
 
 
 @on_loop
-async def test_a_fault_of_ours_while_there_is_room_again_ends_the_answer() -> None:
+async def test_an_internal_fault_in_the_room_callback_aborts_the_answer() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
     stream = begin(client)
@@ -159,7 +159,7 @@ async def test_a_client_that_takes_nothing_is_given_up_however_much_is_added() -
 
 
 @on_loop
-async def test_a_client_that_takes_something_is_not_given_up_however_much_is_added() -> None:
+async def test_a_client_that_reads_slowly_stays_connected_whatever_is_added() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
     stream = begin(client)
@@ -171,7 +171,7 @@ async def test_a_client_that_takes_something_is_not_given_up_however_much_is_add
 
 
 @on_loop
-async def test_what_is_pipelined_behind_it_waits() -> None:
+async def test_requests_pipelined_behind_a_stream_wait() -> None:
     client = connect(answer=False)
     stream = begin(client, b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET /next HTTP/1.1\r\nHost: x\r\n\r\n")
     stream.send((b"x",))

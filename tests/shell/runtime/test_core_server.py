@@ -16,7 +16,7 @@ from halimede.settings import MetricsConfig, ModelControlMode
 from support.models import add_identity
 
 
-def test_a_request_whose_check_breaks_is_answered_and_holds_nothing_up(tmp_path: Path) -> None:
+def test_an_internal_fault_in_the_request_check_is_answered(tmp_path: Path) -> None:
     add_identity(tmp_path, "text", datatype="BYTES", dims="-1")
     count = 70_000  # more elements, and not of one length, than are walked on the event loop
     data = memoryview(b"\1\0\0\0a" * (count - 1) + b"\0\0\0\0")

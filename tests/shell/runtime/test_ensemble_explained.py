@@ -28,7 +28,7 @@ def test_it_is_shown_as_it_is_served(tmp_path: Path) -> None:
     assert 'platform: "ensemble"' in result.stdout
 
 
-def test_what_does_not_fit_is_said_and_ends_with_one(tmp_path: Path) -> None:
+def test_explain_config_reports_misfits_and_exits_with_one(tmp_path: Path) -> None:
     add_scaled(tmp_path, "two", 2)
     for name, steps, text in (
         ("lost", chain("nowhere"), "ensemble lost contains models that are not available or ambiguous: nowhere"),
@@ -44,7 +44,7 @@ def test_what_does_not_fit_is_said_and_ends_with_one(tmp_path: Path) -> None:
         assert text in result.stderr, name
 
 
-def test_what_is_wrong_with_a_steps_model_is_said_with_its_place(tmp_path: Path) -> None:
+def test_problems_of_the_model_of_a_step_have_a_place(tmp_path: Path) -> None:
     add_identity(tmp_path, "step", extra="nonsense: 1")
     add_ensemble(tmp_path, "e", chain("step"))
     result = explain(tmp_path / "e")

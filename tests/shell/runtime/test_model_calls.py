@@ -158,7 +158,7 @@ def test_a_model_that_drains_is_closed_once_its_queued_calls_are_ended() -> None
     story(tell)
 
 
-def test_whoever_is_ended_may_call_again_at_once() -> None:
+def test_a_model_whose_call_was_ended_may_call_again_at_once() -> None:
     async def tell() -> None:
         calling = Calling()
         bench = calling.bench

@@ -198,7 +198,7 @@ async def test_a_load_that_waits_for_a_slot_can_be_unloaded(repository: Path, fa
 
 
 @in_a_loop
-async def test_what_was_left_behind_is_counted_and_not_without_end(repository: Path, faulty: FaultyBackend) -> None:
+async def test_abandoned_loads_are_counted_and_bounded(repository: Path, faulty: FaultyBackend) -> None:
     names = [f"hung{number}" for number in range(MAX_LEFT_BEHIND)]
     for name in names:
         faulty.add_model(repository, name, faults={"load": "hang"})

@@ -162,7 +162,7 @@ def test_a_label_file_is_read_from_the_repository_alone(tree: Path, filename: st
 @example(filename="../1/model")
 @example(filename="/etc/passwd")
 @example(filename="sub/../../../../labels.txt")
-def test_a_model_file_lies_below_its_version_as_it_is_written(tree: Path, filename: str) -> None:
+def test_a_model_file_must_be_inside_its_version_directory(tree: Path, filename: str) -> None:
     repository = tree / "models"
     config = (
         'backend: "identity" input { name: "IN" data_type: TYPE_FP32 dims: 4 } '
@@ -179,7 +179,7 @@ def test_a_model_file_lies_below_its_version_as_it_is_written(tree: Path, filena
     assert os.path.normpath(artifact) == version or os.path.normpath(artifact).startswith(version + os.sep)
 
 
-def test_what_is_meant_to_be_read_is_read(tree: Path) -> None:
+def test_permitted_paths_are_read(tree: Path) -> None:
     repository = tree / "models"
     for filename in ("labels.txt", "./labels.txt", "sub/labels.txt", "good.txt", "up/labels.txt", "up/m/labels.txt"):
         config = (

@@ -130,7 +130,7 @@ def test_a_backlog_forms_a_batch_behind_the_running_one() -> None:
     scenario(story)
 
 
-def test_a_request_that_is_alone_goes_out_at_once() -> None:
+def test_a_lone_request_is_executed_at_once() -> None:
     async def story() -> None:
         bench = Bench()
         for key in range(1, 4):
@@ -142,7 +142,7 @@ def test_a_request_that_is_alone_goes_out_at_once() -> None:
     scenario(story)
 
 
-def test_requests_of_one_turn_share_a_batch_beside_one_that_runs() -> None:
+def test_requests_of_one_loop_turn_share_a_batch() -> None:
     async def story() -> None:
         bench = Bench(workers=2)
         bench.submit(1, 2, 3)
@@ -152,7 +152,7 @@ def test_requests_of_one_turn_share_a_batch_beside_one_that_runs() -> None:
     scenario(story)
 
 
-def test_the_end_of_a_batch_and_a_request_of_the_same_turn_make_one_batch_with_the_queue() -> None:
+def test_a_new_request_joins_the_queue_in_the_turn_in_which_a_batch_ends() -> None:
     async def story() -> None:
         bench = Bench()
         bench.submit(1, 2)
@@ -165,7 +165,7 @@ def test_the_end_of_a_batch_and_a_request_of_the_same_turn_make_one_batch_with_t
     scenario(story)
 
 
-def test_where_many_were_those_who_come_again_share_a_batch() -> None:
+def test_clients_that_send_again_after_a_batch_share_the_next_one() -> None:
     async def story() -> None:
         bench = Bench(max_batch_size=16)
         bench.submit(*range(1, 10))
@@ -413,7 +413,7 @@ def test_every_request_is_answered_once_under_a_mixed_load(workers: int) -> None
     scenario(story)
 
 
-def test_an_output_that_does_not_fit_its_reshape_fails_its_request_and_no_other() -> None:
+def test_an_output_that_does_not_fit_its_reshape_fails_only_its_request() -> None:
     async def story() -> None:
         reshape = ModelTensorReshape(shape=(1,))
         bench = Bench(output=ModelOutput(name="OUT", data_type=DataType.FP32, dims=(1, 1), reshape=reshape))

@@ -45,7 +45,7 @@ def bench_of(scheduler: Fifo, rows: int = 1) -> tuple[Bench, QueueingWorker]:
     return bench, worker
 
 
-def test_a_batch_lies_ready_at_a_worker_before_the_last_one_ends() -> None:
+def test_a_worker_gets_its_next_batch_before_the_last_one_ends() -> None:
     async def tell() -> None:
         bench, worker = bench_of(DepthTwo())
         bench.submit(1, 2, 3)
@@ -78,7 +78,7 @@ def test_a_dead_worker_gives_back_the_ready_batch_that_it_had_not_read() -> None
     story(tell)
 
 
-def test_an_iterative_request_is_executed_until_its_model_is_done_and_answered_once() -> None:
+def test_an_iterative_request_runs_until_its_model_ends_it() -> None:
     async def tell() -> None:
         bench, worker = bench_of(Iterative(), rows=4)
         bench.submit(1, 2)
@@ -96,7 +96,7 @@ def test_an_iterative_request_is_executed_until_its_model_is_done_and_answered_o
     story(tell)
 
 
-def test_an_iterative_request_whose_client_has_gone_is_not_executed_again() -> None:
+def test_a_cancelled_iterative_request_is_not_executed_again() -> None:
     async def tell() -> None:
         bench, worker = bench_of(Iterative())
         bench.submit(1)
@@ -109,7 +109,7 @@ def test_an_iterative_request_whose_client_has_gone_is_not_executed_again() -> N
     story(tell)
 
 
-def test_what_may_not_be_delivered_again_fails_with_its_worker() -> None:
+def test_a_batch_that_must_not_be_repeated_fails_with_its_worker() -> None:
     class Stateful(Fifo):
         def remove_slot(self, *lost: object) -> list[int]:
             return []

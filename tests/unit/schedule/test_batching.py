@@ -65,7 +65,7 @@ def test_requests_that_do_not_fit_together_are_refused_by_name(a, b, text):
     assert text in raised(lambda: gather([a, b])).message
 
 
-def test_a_batch_computes_what_any_of_its_requests_wants_in_the_configurations_order():
+def test_a_batch_computes_all_requested_outputs_in_configured_order():
     assert wanted_outputs(SAMPLES, [("TEXT",), ("OUT",)]) == ("OUT", "TEXT")
     assert wanted_outputs(SAMPLES, [("TEXT",), ()]) == ("OUT", "IDS", "TEXT")
 
@@ -186,7 +186,7 @@ def batches(draw) -> list[Tensor]:
 
 
 @given(batches())
-def test_scattering_what_was_gathered_gives_every_request_its_own_bytes_back(tensors):
+def test_scatter_after_gather_returns_the_bytes_of_each_request(tensors):
     arrays = gather([[tensor] for tensor in tensors])
     rows = [tensor.shape[0] for tensor in tensors]
     replies = scatter(arrays, {"x": tensors[0].datatype}, rows, [()] * len(tensors))
@@ -200,7 +200,7 @@ def test_scattering_what_was_gathered_gives_every_request_its_own_bytes_back(ten
     st.sampled_from([*FIXED, BYTES]),
     st.booleans(),
 )
-def test_whatever_a_model_returns_is_answered_or_refused_by_name(dtype, shape, datatype, transposed):
+def test_any_output_of_a_model_is_answered_or_refused_by_name(dtype, shape, datatype, transposed):
     array = np.zeros(shape, dtype=dtype)
     array = array.T if transposed else array
     try:

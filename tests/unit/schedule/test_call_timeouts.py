@@ -27,21 +27,21 @@ def test_only_a_call_with_an_earlier_deadline_moves_it():
     assert timeouts.wake_at == 200 * MS
 
 
-def test_calls_whose_deadline_has_come_are_due():
+def test_calls_past_their_deadline_are_due():
     timeouts = CallTimeouts()
     timeouts.begin(1_000 * MS)
 
     assert timeouts.due(deadlines(t1=1_000, t2=1_001, t3=900, t4=2_000), now_ns=1_000 * MS) == [1, 3]
 
 
-def test_the_next_look_is_for_the_earliest_of_the_others():
+def test_the_next_check_is_at_the_earliest_remaining_deadline():
     timeouts = CallTimeouts()
 
     timeouts.due(deadlines(t1=1_000, t2=3_000, t3=2_000), now_ns=1_000 * MS)
     assert timeouts.wake_at == 2_000 * MS
 
 
-def test_looks_keep_a_distance_however_many_deadlines_there_are():
+def test_checks_keep_a_minimum_distance_for_any_number_of_deadlines():
     timeouts = CallTimeouts()
 
     timeouts.due(deadlines(t1=1_000, t2=1_001, t3=1_002), now_ns=1_000 * MS)
@@ -57,7 +57,7 @@ def test_without_calls_nothing_wakes_until_the_next_one():
     assert timeouts.begin(5_000 * MS)
 
 
-def test_a_call_that_executes_past_its_deadline_wakes_nobody():
+def test_a_call_that_executes_past_its_deadline_causes_no_check():
     timeouts = CallTimeouts()
 
     assert timeouts.due(deadlines(t1=1_000), now_ns=9_000 * MS) == [1]

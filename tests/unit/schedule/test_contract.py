@@ -231,7 +231,7 @@ def test_a_slot_of_depth_two_has_a_batch_ready_before_the_last_one_ends() -> Non
     assert scheduler.remove_slot(ONE, [[Pending(3, 1, 4)]], 2) == [3], "2 was read, and is failed by the pump"
 
 
-def test_a_direct_sequence_keeps_its_position_and_null_rows_fill_the_others() -> None:
+def test_a_direct_sequence_keeps_its_row_and_null_rows_fill_the_rest() -> None:
     scheduler = started(DirectSequences(), ONE)
     for request in (in_sequence(1, 7, start=True), in_sequence(2, 8, start=True), in_sequence(3, 8)):
         scheduler.enqueue(request, 0)
@@ -280,7 +280,7 @@ def test_a_sequence_is_delivered_again_only_before_a_worker_has_its_state(has_st
     assert (fail.request, fail.error) == (3, LOST)
 
 
-def test_a_sequence_of_which_a_request_has_gone_fails() -> None:
+def test_a_sequence_that_lost_a_request_fails() -> None:
     scheduler = started(DirectSequences(), ONE)
     scheduler.enqueue(in_sequence(1, 7, start=True), 0)
     scheduler.poll(0)
@@ -289,7 +289,7 @@ def test_a_sequence_of_which_a_request_has_gone_fails() -> None:
     assert [type(each) for each in scheduler.poll(1)] == [Fail]
 
 
-def test_an_iterative_request_is_executed_where_its_state_is_until_it_is_done() -> None:
+def test_an_iterative_request_stays_on_the_instance_with_its_state() -> None:
     scheduler = started(Iterative(), ONE, TWO)
     scheduler.enqueue(Pending(1, 1, 4), 0)
     ran = []

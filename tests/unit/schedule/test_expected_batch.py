@@ -20,7 +20,7 @@ from halimede.core.schedule.expected_batch import SPLIT_NS, ExpectedBatch
         (16, 0, SPLIT_NS, 16),
     ],
 )
-def test_a_part_for_each_instance_and_one_for_the_server_beside_quick_ones(
+def test_the_expected_batch_depends_on_slots_and_batch_time(
     in_model: int, slots: int, took_ns: int, requests: int
 ) -> None:
     expected = ExpectedBatch(max_batch_size=32)

@@ -12,7 +12,7 @@ def order_of(*keys: int) -> ResponseOrder[str]:
     return order
 
 
-def test_an_answer_whose_turn_it_is_leaves_at_once():
+def test_an_answer_that_is_next_in_order_is_sent_at_once():
     order = order_of(1, 2)
 
     assert order.completed(1, "one") == ["one"]
@@ -37,7 +37,7 @@ def test_a_failure_or_cancellation_is_an_answer_and_frees_the_place():
     assert order.completed(3, "three") == ["three"]
 
 
-def test_the_answers_of_a_stream_leave_as_they_come_when_it_is_first_and_together_when_it_is_not():
+def test_answers_of_the_first_stream_are_sent_at_once_and_others_held():
     order = order_of(1, 2, 3)
 
     assert order.completed(1, "1a", final=False) == ["1a"]
@@ -49,7 +49,7 @@ def test_the_answers_of_a_stream_leave_as_they_come_when_it_is_first_and_togethe
     assert order.completed(2, "2d") == ["2d", "3a"]
 
 
-def test_a_request_that_comes_when_all_are_answered_does_not_wait():
+def test_a_request_after_all_others_were_answered_does_not_wait():
     order = order_of(1)
     order.completed(1, "one")
     order.enqueued(1)

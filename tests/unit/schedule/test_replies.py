@@ -91,7 +91,7 @@ def test_each_difference_of_an_output_has_its_own_warning():
     ]
 
 
-def test_what_passed_before_is_checked_again_for_other_bytes_rows_and_outputs():
+def test_a_cached_check_is_repeated_for_other_bytes_rows_and_outputs():
     of = checker(strict=True)
     tensor = ints(1, 3, 2)
     assert of.check([tensor], (), 1) == [tensor]

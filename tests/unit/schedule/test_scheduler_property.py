@@ -380,9 +380,7 @@ def test_the_batcher_agrees_with_the_rules(policy: BatchPolicy, count: int, scri
 
 @settings(max_examples=examples(100), deadline=None)
 @given(policies, st.integers(1, 3), st.lists(enqueues, min_size=1, max_size=40))
-def test_everything_that_enters_comes_out_when_the_timer_alone_drives(
-    policy: BatchPolicy, count: int, arrivals: list[Enqueue]
-):
+def test_every_request_leaves_when_only_the_timer_polls(policy: BatchPolicy, count: int, arrivals: list[Enqueue]):
     scheduler = DynamicBatchScheduler(replace(policy, max_queue_size=4096, max_queue_bytes=1 << 20), count)
     for key, arrival in enumerate(arrivals):
         scheduler.enqueue(

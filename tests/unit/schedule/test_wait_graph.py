@@ -25,7 +25,7 @@ def test_a_second_instance_that_works_will_serve_it():
     assert not graph({1: Queued([["a"], ["b"]])}, a=[1]).is_stuck(1)
 
 
-def test_two_instances_that_wait_for_each_other_are_stuck_with_the_second_call():
+def test_the_second_of_two_calls_that_wait_for_each_other_is_stuck():
     places: dict[int, Place] = {1: Queued([["a"], ["b"]])}
     calls = graph(places, a=[1])
     assert not calls.is_stuck(1)
@@ -58,7 +58,7 @@ def test_a_batch_of_several_calls_ends_with_all_of_them():
     assert not calls.is_stuck(1)
 
 
-def test_what_is_behind_a_batch_that_waits_for_a_batch_that_works_is_served():
+def test_a_request_behind_batches_that_still_make_progress_is_not_stuck():
     places: dict[int, Place] = {1: Queued([["b"]]), 2: Held(["c"])}
 
     assert not graph(places, a=[1], b=[2]).is_stuck(1)

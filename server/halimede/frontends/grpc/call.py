@@ -21,7 +21,7 @@ from halimede.core.wire.status_map import GRPC_STATUS
 from halimede.frontends.grpc.access import CATEGORIES
 from halimede.frontends.grpc.messages import MessageTooLarge
 
-# grpcio ships no types: a servicer context, and a method handler as its handler table takes it.
+# grpcio ships no types: a servicer context, and a method handler of its handler table.
 Context = Any
 MethodHandler = Any
 
@@ -63,7 +63,7 @@ class Drain:
         wait for it.
 
         grpc's own handlers of unary calls leave a call without a message unanswered, so the client waits for ever.
-        Therefore ours are handlers of streams, which are the same on the wire, and this method reads the message.
+        Therefore the calls have handlers of streams, which are the same on the wire, and this method reads the message.
         """
         task = asyncio.current_task()
         self._receiving.add(task)

@@ -17,7 +17,7 @@ MAX_INFLATED_ON_LOOP_BYTES = 256 << 10
 """As MAX_ON_LOOP_BYTES, for the inflated size of a compressed message."""
 
 LARGE_AT_ONCE = 2
-"""Large messages parsed or serialized at a time, over all calls: each takes several times its size meanwhile."""
+"""Large messages parsed or serialized at a time, over all calls: each uses several times its size during that time."""
 
 MAX_INFLATED_BYTES = 256 << 20
 """Maximum inflated size of the compressed messages of all unanswered calls; further ones wait, compressed."""

@@ -49,10 +49,10 @@ class Event(Enum):
 
     ANSWER = auto()
     LAST_ANSWER = auto()
-    """A whole answer that says that the connection closes."""
+    """A whole answer with `Connection: close`."""
     OPENING = auto()
     LAST_OPENING = auto()
-    """The head of an answer in parts that says that the connection closes."""
+    """The head of an answer in parts, with `Connection: close`."""
     END_OF_PARTS = auto()
     """The end of an answer in parts."""
     END_OF_DRAINED_PARTS = auto()

@@ -103,7 +103,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             stream.on_room()
-        except Exception as error:  # noqa: BLE001 -- a fault of ours must not leave the client waiting
+        except Exception as error:  # noqa: BLE001 -- an internal fault must not leave the client waiting
             self._listener.fail(stream, error)
 
     # Receiving.
