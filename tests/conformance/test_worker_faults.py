@@ -328,10 +328,10 @@ def channel():
     return [n for n in numbers if n > 2 and os.path.exists(f"/proc/self/fd/{n}") and stat.S_ISSOCK(os.fstat(n).st_mode)]
 """
 # On a busy machine the server gives up before the zygote says how the process ended.
-CLOSED = "signal 9|it closed its channel"
+CLOSED = "signal 9|It closed its channel"
 HOSTILE = {
-    "garbage": ("for n in channel(): os.write(n, b'\\xff' * 1000)\ntime.sleep(600)", "it sent garbage"),
-    "a lot": ("for n in channel():\n    while True: os.write(n, b'\\x00' * 65536)", "it sent garbage"),
+    "garbage": ("for n in channel(): os.write(n, b'\\xff' * 1000)\ntime.sleep(600)", "It sent garbage"),
+    "a lot": ("for n in channel():\n    while True: os.write(n, b'\\x00' * 65536)", "It sent garbage"),
     "closes": ("for n in channel(): os.close(n)\ntime.sleep(600)", CLOSED),
     "shuts": ("for n in channel(): socket.socket(fileno=os.dup(n)).shutdown(2)\ntime.sleep(600)", CLOSED),
 }

@@ -181,7 +181,7 @@ def test_what_is_installed_is_what_the_lock_pins(image: Image) -> None:
 def test_the_download_is_small_and_as_large_as_the_page_says(image: Image) -> None:
     size = image.compressed_bytes()
     assert size < COMPRESSED_LIMIT_BYTES
-    (said,) = re.findall(r"\| size, CPU \| (\d+) MB compressed", PAGE)
+    (said,) = re.findall(r"\| size of the image for CPUs \| (\d+) MB compressed", PAGE)
     assert size / 1e6 == pytest.approx(float(said), rel=0.05)
 
 

@@ -103,8 +103,8 @@ class Pump:
     def start(self, flight: InFlight, compatible: Hashable) -> None:
         """See `runtime.requests.Executor.start`."""
         if self._refusal is not None:
-            # A new object each time: one that is raised again and again would collect tracebacks.
-            raise InferenceError(self._refusal.code, self._refusal.message)
+            self._requests.fail(flight, self._refusal, FailureReason.REJECTED)
+            return
         scheduler = self._scheduler
         if self._requests.count == 1:
             # Alone in the model: there is no request to share a batch with.
@@ -246,7 +246,7 @@ class Pump:
             for flight in unfinished:
                 if flight.opened is None:
                     flight.opened = Open(down.worker, batch[0].key, Sent(flight.queued_ns))
-        waiting = [[_pending(flight, ()) for flight in batch if not flight.cancelled] for batch in unread]
+        waiting = [[_pending(flight, ()) for flight in batch if self._may_run_again(flight)] for batch in unread]
         again = self._scheduler.remove_slot(slot, [batch for batch in waiting if batch], monotonic_ns())
         text = f"Failed to process the request(s) for model instance '{down.worker.name}', message: {down.reason}"
         for flight in (flight for batch in unread for flight in batch if flight.key not in again):
@@ -255,6 +255,12 @@ class Pump:
             else:
                 self._requests.fail(flight, InferenceError(ErrorCode.INTERNAL, text), FailureReason.BACKEND)
         return again
+
+    def _may_run_again(self, flight: InFlight) -> bool:
+        """Whether a request of a batch that was not read can be executed by another worker."""
+        # A worker may send a response for a batch that it has not read. Its client must not get that response twice.
+        has_response = flight.opened is not None and not self._scheduler.follows_outcomes
+        return not flight.cancelled and not has_response
 
     def _refuse_if_parked(self) -> None:
         """Refuse all requests when no worker runs or will be restarted."""

@@ -45,8 +45,8 @@ class Executor(Protocol):
     def start(self, flight: "InFlight", compatible: Hashable) -> None:
         """Queue or execute an admitted request. Its responses go through `flight.requests`, perhaps before this ends.
 
-        `compatible` is equal for requests that may share a batch. UNAVAILABLE when the queue is full or no instance
-        will come up; nothing has begun then.
+        `compatible` is equal for requests that may share a batch. UNAVAILABLE when the queue is full; nothing has begun
+        then.
         """
 
     def cancel(self, key: int) -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from halimede.core.types import ErrorCode, InferenceError
@@ -110,6 +110,7 @@ def _chosen(of: list[int], pick: int) -> int | None:
 
 @settings(max_examples=400, deadline=None)
 @given(steps, st.integers(1, 3), st.integers(1, 2), st.booleans())
+@example([("submit", 0), ("answer", 0), ("die unread", 0)], 2, 1, False)  # a batch that is not read, but was answered
 def test_every_request_gets_one_final_answer_whatever_happens(
     script: list[Step], workers: int, concurrency: int, preserve_ordering: bool
 ) -> None:

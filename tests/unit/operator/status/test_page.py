@@ -22,7 +22,7 @@ def test_the_page_documents_every_reason_of_a_pod():
 
 
 def test_the_page_documents_every_normal_reason():
-    said = cells("On the way") | set(re.findall(r"`(\w+)`", PAGE.split("## On the way")[0]))
+    said = cells("Starting and stopping") | set(re.findall(r"`(\w+)`", PAGE.split("## Starting and stopping")[0]))
     assert set(NormalReason) - said == set()
 
 
