@@ -246,7 +246,16 @@ class Pump:
             for flight in unfinished:
                 if flight.opened is None:
                     flight.opened = Open(down.worker, batch[0].key, Sent(flight.queued_ns))
-        waiting = [[_pending(flight, ()) for flight in batch if self._may_run_again(flight)] for batch in unread]
+        # A worker may answer a request of a batch that it has not read. The client must not get that response twice.
+        may_have_response = self._scheduler.follows_outcomes
+        waiting = [
+            [
+                _pending(flight, ())
+                for flight in batch
+                if not flight.cancelled and (flight.opened is None or may_have_response)
+            ]
+            for batch in unread
+        ]
         again = self._scheduler.remove_slot(slot, [batch for batch in waiting if batch], monotonic_ns())
         text = f"Failed to process the request(s) for model instance '{down.worker.name}', message: {down.reason}"
         for flight in (flight for batch in unread for flight in batch if flight.key not in again):
@@ -255,12 +264,6 @@ class Pump:
             else:
                 self._requests.fail(flight, InferenceError(ErrorCode.INTERNAL, text), FailureReason.BACKEND)
         return again
-
-    def _may_run_again(self, flight: InFlight) -> bool:
-        """Whether a request of a batch that was not read can be executed by another worker."""
-        # A worker may send a response for a batch that it has not read. Its client must not get that response twice.
-        has_response = flight.opened is not None and not self._scheduler.follows_outcomes
-        return not flight.cancelled and not has_response
 
     def _refuse_if_parked(self) -> None:
         """Refuse all requests when no worker runs or will be restarted."""
