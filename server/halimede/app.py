@@ -52,7 +52,7 @@ from halimede.runtime.threads import run_in_thread
 from halimede.runtime.watcher import watch
 from halimede.settings import AccessLevel, ModelControlMode, Settings
 from halimede.startup import AGENTS, BACKENDS, MODELS, OPTIONS, backend_rows, failed_loads, model_rows, option_rows
-from halimede.termination import tell
+from halimede.termination import write_message
 from halimede.workers.launcher import Launcher
 from halimede.workers.output import OutputReader
 
@@ -246,7 +246,7 @@ class App:
             _warn_of_few_files()
         if loading.result() and self._settings.exit_on_error:
             log.error("creating server: Internal - failed to load all models: %s", ", ".join(loading.result()))
-            tell(failed_loads(await self._core.repository_index(ready_only=False)))
+            write_message(failed_loads(await self._core.repository_index(ready_only=False)))
             stopping.cancel()
             await self._drain(delay_secs=0)
             return 1

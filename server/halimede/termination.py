@@ -11,7 +11,7 @@ MAX_BYTES = 4096
 log = logging.getLogger(__name__)
 
 
-def tell(text: str, path: Path | None = None) -> None:
+def write_message(text: str, path: Path | None = None) -> None:
     """Write why the container ends: to `path`, or to TERMINATION_LOG if that is writable."""
     if path is None:
         if not (TERMINATION_LOG.is_file() and os.access(TERMINATION_LOG, os.W_OK)):

@@ -123,7 +123,7 @@ KINDS = {
 }
 
 
-def tell(house: Stage, name: str) -> None:
+def let_end(house: Stage, name: str) -> None:
     """Let a model of `KINDS` come to its end."""
     notes_file(house.repository, name).with_suffix(".go").touch()
 
@@ -132,7 +132,7 @@ def tell(house: Stage, name: str) -> None:
 def test_input_is_what_passes_before_the_worker_begins(house: Stage, kind: str) -> None:
     name = f"in_{kind}"[:11]
     put_up(house, name, extra="", **KINDS[kind])
-    tell(house, name)
+    let_end(house, name)
     [worker] = workers(house.server, name)
     with suspended(worker):
         asked = in_background(lambda: ask_stream(house.server, name)[0])
@@ -149,7 +149,7 @@ def test_output_is_what_passes_after_the_worker_has_answered(house: Stage, kind:
     asked = in_background(lambda: ask_stream(house.server, name)[0])
     wait_until(lambda: executing(house.server, name) == 1, "the request", house.server)
     with suspended(psutil.Process(house.server.process.pid)):
-        tell(house, name)
+        let_end(house, name)
         wait_until(lambda: house.notes(name) == ["over"], "the end of execute", limit_s=30)
         # It waits for work again once its answer is sent, and for nothing before.
         wait_until(lambda: worker.status() == psutil.STATUS_SLEEPING, "its answer", limit_s=30)

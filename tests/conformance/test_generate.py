@@ -261,7 +261,7 @@ def test_infer_as_events(server: RunningServer) -> None:
 
 
 def test_aiohttp_gets_events_as_they_are_made(server: RunningServer) -> None:
-    async def story() -> list[float]:
+    async def scenario() -> list[float]:
         url = f"http://{server.http_url}/v2/models/tokens/generate_stream"
         async with (
             aiohttp.ClientSession() as session,
@@ -270,7 +270,7 @@ def test_aiohttp_gets_events_as_they_are_made(server: RunningServer) -> None:
             assert response.status == 200
             return [time.monotonic() async for line in response.content if line.startswith(b"data: ")]
 
-    at = asyncio.run(story())
+    at = asyncio.run(scenario())
     assert len(at) == 4
     # Not collected: the first comes some 450 ms before the last.
     assert at[-1] - at[0] > 0.2

@@ -59,7 +59,7 @@ class Caller:
 
 
 @dataclass
-class Story:
+class RandomOperations:
     """What many threads do to the models, and what was wrong with the answers. `seed` makes the threads' choices."""
 
     server: RunningServer
@@ -185,18 +185,18 @@ def unload_all(server: RunningServer, models: tuple[str, ...]) -> None:
 def test_a_random_history_has_one_right_answer_for_each_call(
     server: RunningServer, repository: Path, threads: int, seconds: float
 ) -> None:
-    story = Story(server, repository, seed=1)
-    for model in story.models:
+    operations = RandomOperations(server, repository, seed=1)
+    for model in operations.models:
         assert server.post(f"/v2/repository/models/{model}/load").status == 200
         assert server.get(f"/v2/models/{model}/ready").status == 200
-    unload_all(server, story.models)
+    unload_all(server, operations.models)
     before = kept(server)
 
-    story.run(threads, seconds)
+    operations.run(threads, seconds)
 
-    assert story.wrong == []
-    assert min(story.done.values()) > 0
-    unload_all(server, story.models)
+    assert operations.wrong == []
+    assert min(operations.done.values()) > 0
+    unload_all(server, operations.models)
     assert in_flight(server) == 0
     wait_until(lambda: kept(server) <= before, f"threads and files to be {before} again", server)
     assert server.get("/v2/health/ready").status == 200

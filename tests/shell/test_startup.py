@@ -10,7 +10,7 @@ from halimede import __version__, termination
 from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.settings import ModelControlMode, Settings
 from halimede.startup import backend_rows, failed_loads, model_rows, option_rows
-from halimede.termination import MAX_BYTES, tell
+from halimede.termination import MAX_BYTES, write_message
 
 
 def test_options_have_the_names_of_tritons_table() -> None:
@@ -84,8 +84,8 @@ def test_termination_message_names_each_failed_version() -> None:
 def test_termination_message_is_short_and_in_the_kubelets_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     log = tmp_path / "log"
     monkeypatch.setattr(termination, "TERMINATION_LOG", log)
-    tell("nobody asks")
+    write_message("nobody asks")
     assert not log.exists()
     log.touch()
-    tell("é" * MAX_BYTES)
+    write_message("é" * MAX_BYTES)
     assert log.read_bytes() == "é".encode() * (MAX_BYTES // 2)

@@ -161,14 +161,14 @@ def refused(text: str, key: int) -> InferenceError:
     return InferenceError(ErrorCode.UNAVAILABLE, f"[request id: {key}] {text}")
 
 
-def story(tell: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def run_on_loop(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """A test that is a coroutine, run in an event loop of its own."""
 
-    @functools.wraps(tell)
+    @functools.wraps(scenario)
     def run(**fixtures: object) -> None:
         async def within_time() -> None:
             async with asyncio.timeout(20):
-                await tell(**fixtures)
+                await scenario(**fixtures)
 
         asyncio.run(within_time())
 

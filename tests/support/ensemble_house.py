@@ -83,14 +83,14 @@ def value_of(response: InferenceResponse) -> float | InferenceError:
     return response.error or float(response.outputs[0].array().flat[0])
 
 
-def in_a_loop(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def in_a_loop(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """A test that is a coroutine, run in an event loop of its own."""
 
-    @functools.wraps(story)
+    @functools.wraps(scenario)
     def run(**fixtures: object) -> None:
         async def within_time() -> None:
             async with asyncio.timeout(60):
-                await story(**fixtures)
+                await scenario(**fixtures)
 
         asyncio.run(within_time())
 

@@ -150,11 +150,11 @@ class SentExchange(Exchange):
             self.answer_body = b"".join(chunks)
 
 
-def on_loop(story: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+def on_loop(scenario: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     def test() -> None:
-        asyncio.run(story())  # type: ignore[arg-type]
+        asyncio.run(scenario())  # type: ignore[arg-type]
 
-    test.__name__ = story.__name__
+    test.__name__ = scenario.__name__
     return test
 
 

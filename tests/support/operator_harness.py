@@ -99,10 +99,10 @@ async def shop_of(folder: Path) -> AsyncIterator[Harness]:
             await client.close()
 
 
-def run(story: Callable[[Harness], Awaitable[None]], folder: Path) -> None:
+def run(scenario: Callable[[Harness], Awaitable[None]], folder: Path) -> None:
     async def whole() -> None:
         async with shop_of(folder) as harness:
-            await story(harness)
+            await scenario(harness)
 
     asyncio.run(whole())
 

@@ -200,8 +200,8 @@ class Bench:
         ]
 
 
-def story(tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test's story on a loop of its own; what fails between its steps, where the loop alone sees it, fails it."""
+def run_on_loop(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a test's run_on_loop on a loop of its own; what fails between its steps, where the loop alone sees it, fails it."""
     failures: list[Exception] = []
 
     def on_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -210,7 +210,7 @@ def story(tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def within_time() -> None:
         asyncio.get_running_loop().set_exception_handler(on_failure)
         async with asyncio.timeout(20):
-            await tell()
+            await scenario()
 
     try:
         asyncio.run(within_time())

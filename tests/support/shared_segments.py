@@ -153,9 +153,9 @@ async def warm_up(owner: Worker, reader: Reader, reader_worker: Worker, at_once:
     raise AssertionError("nothing was shared")
 
 
-def play(story: Callable[[], Any]) -> None:
+def play(scenario: Callable[[], Any]) -> None:
     async def main() -> None:
         async with leaving_nothing():
-            await story()
+            await scenario()
 
     asyncio.run(main())

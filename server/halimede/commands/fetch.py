@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from halimede.termination import MAX_BYTES, TERMINATION_LOG, tell
+from halimede.termination import MAX_BYTES, TERMINATION_LOG, write_message
 
 if TYPE_CHECKING:
     from halimede.fetch.errors import Exit
@@ -68,10 +68,10 @@ def run(
         message = failure_text(secrets.hide(f"{type(error).__name__}: {error}"))
         code = UNEXPECTED
     else:
-        tell(success_text(fetched), termination_log)
+        write_message(success_text(fetched), termination_log)
         return 0
     click.echo(f"Error: {message}", err=True)
-    tell(message, termination_log)
+    write_message(message, termination_log)
     return code
 
 
@@ -164,7 +164,7 @@ def _log_without(secrets: "Secrets") -> None:
     "is_init_container",
     is_flag=True,
     help="For a container that is restarted when it fails: end within seconds where the store cannot be reached, so "
-    "that the container's status tells why; after the restart try until the store answers.",
+    "that the container's status shows the reason; after the restart try until the store answers.",
 )
 @click.option(
     "--termination-log",

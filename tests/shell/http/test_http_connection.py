@@ -28,7 +28,7 @@ REQUESTS = {
 @pytest.mark.parametrize("first", REQUESTS)
 @pytest.mark.parametrize("second", REQUESTS)
 def test_two_requests_are_read_alike_however_they_are_cut(first: str, second: str) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         data = REQUESTS[first][0] + REQUESTS[second][0]
         for parts in two_parts(data):
             client = connect()
@@ -41,7 +41,7 @@ def test_two_requests_are_read_alike_however_they_are_cut(first: str, second: st
             )
             assert (client.transport.closed, client.transport.reading, client.log) == ("", True, [])
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 FRAGMENTS = [
@@ -69,7 +69,7 @@ FRAGMENTS = [
 @example(fragments=[b"\n", b"GET / HTTP/1.1\r\nHost: x\r\n", b"\r\n"])
 @given(fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=14))
 def test_any_input_gets_the_same_verdict_whole_and_byte_by_byte(fragments: list[bytes]) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         data = b"".join(fragments)
         outcomes = []
         for parts in ([data], [data[at : at + 1] for at in range(len(data))]):
@@ -85,7 +85,7 @@ def test_any_input_gets_the_same_verdict_whole_and_byte_by_byte(fragments: list[
         assert len(statuses) == len(seen) + refused
         assert log == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 BAD = {
@@ -101,7 +101,7 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_framing_error_gets_one_answer_and_closes_the_connection(kind: str) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         follow_up = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
         for parts in two_parts(BAD[kind]):
             client = connect()
@@ -115,7 +115,7 @@ def test_a_framing_error_gets_one_answer_and_closes_the_connection(kind: str) ->
             assert b"\r\nConnection: close\r\n" in client.answers
             assert client.transport.eof
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @on_loop

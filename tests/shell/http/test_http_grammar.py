@@ -142,7 +142,7 @@ def read_chunks(reader: Reader) -> bytes:
 
 
 def ours(parts: list[bytes]) -> Verdict:
-    async def story() -> Verdict:
+    async def scenario() -> Verdict:
         client = connect()
         for part in parts:
             client.send(part)
@@ -158,7 +158,7 @@ def ours(parts: list[bytes]) -> Verdict:
         end = "refused" if client.transport.eof else "closed" if client.transport.closed else "waits"
         return Verdict(client.seen, end)
 
-    return asyncio.run(story())
+    return asyncio.run(scenario())
 
 
 # Sound ones, and what two parsers may read in two ways.

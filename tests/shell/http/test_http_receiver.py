@@ -35,27 +35,27 @@ def feed(receiver: Receiver, data: bytes, now: float = 0.0) -> Iterator[Event | 
 
 
 @dataclass
-class Story:
-    """The requests of one connection, each answered as it is whole, and the status of the refusal that ended it."""
+class Received:
+    """The requests of one connection, each answered when it is complete, and the status of the refusal that ended it."""
 
     requests: list[tuple[bytes, bytes]] = field(default_factory=list)
     refusal: int = 0
 
 
-def tell(pieces: Iterable[bytes]) -> Story:
-    receiver, story = make(), Story()
+def receive_all(pieces: Iterable[bytes]) -> Received:
+    receiver, received = make(), Received()
     try:
         for piece in pieces:
             for event in feed(receiver, piece):
                 while event is Event.REQUEST:
                     assert receiver.head is not None
-                    story.requests.append((receiver.head.target, bytes(receiver.take_body())))
+                    received.requests.append((receiver.head.target, bytes(receiver.take_body())))
                     receiver.answered()
                     event = receiver.go_on(0.0)  # noqa: PLW2901 -- the next request is in what was kept
     except Refusal as refusal:
         receiver.refuse()
-        story.refusal = refusal.status
-    return story
+        received.refusal = refusal.status
+    return received
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,15 @@ def test_requests_and_verdict_do_not_depend_on_the_cuts(messages: list[bytes], c
     data = b"".join(messages)
     marks = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     pieces = [data[start:stop] for start, stop in pairwise(marks)]
-    assert tell(pieces) == tell([data])
+    assert receive_all(pieces) == receive_all([data])
 
 
 def test_every_cut_of_three_requests_gives_the_same_three() -> None:
     data = POST + CHUNKS + GET
-    wanted = Story([(b"/b", b"hello"), (b"/c", b"hello"), (b"/a", b"")])
-    assert tell(data[at : at + 1] for at in range(len(data))) == wanted
+    wanted = Received([(b"/b", b"hello"), (b"/c", b"hello"), (b"/a", b"")])
+    assert receive_all(data[at : at + 1] for at in range(len(data))) == wanted
     for cut in range(len(data)):
-        assert tell([data[:cut], data[cut:]]) == wanted
+        assert receive_all([data[:cut], data[cut:]]) == wanted
 
 
 def test_next_request_is_not_read_before_the_answer() -> None:

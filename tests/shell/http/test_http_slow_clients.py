@@ -37,7 +37,7 @@ async def test_the_ten_seconds_start_anew_with_each_head() -> None:
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 100000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nffff\r\n"])
 def test_a_body_without_progress_gets_408(framing: bytes) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         client = connect()
         client.send(b"POST / HTTP/1.1\r\nHost: x\r\n" + framing)
         client.connection.sweep(0.0)
@@ -51,7 +51,7 @@ def test_a_body_without_progress_gets_408(framing: bytes) -> None:
         client.connection.sweep(40.0)
         assert client.answers.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @on_loop

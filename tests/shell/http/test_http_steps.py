@@ -30,7 +30,7 @@ def open_exchange() -> Exchange:
     return exchange
 
 
-class Story:
+class Recorder:
     def __init__(self) -> None:
         self.events: list[str] = []
         self.queue = StepQueue(lambda _, error: self.events.append(f"crash {error}"))
@@ -63,28 +63,28 @@ class Story:
 
 
 def test_each_loop_turn_does_one_step_of_one_request() -> None:
-    async def story() -> None:
-        story = Story()
-        story.run("a", 3)
-        story.run("b", 1)
-        assert await story.turns(1) == ["a0"]
-        assert await story.turns(1) == ["b0"]
-        assert await story.turns(1) == ["a1"]
-        assert await story.turns(1) == ["b ends", "result b"]
-        assert await story.turns(10) == ["a2", "a ends", "result a"]
-        story.run("c", 0)
-        assert await story.turns(1) == ["c ends", "result c"]
+    async def scenario() -> None:
+        recorder = Recorder()
+        recorder.run("a", 3)
+        recorder.run("b", 1)
+        assert await recorder.turns(1) == ["a0"]
+        assert await recorder.turns(1) == ["b0"]
+        assert await recorder.turns(1) == ["a1"]
+        assert await recorder.turns(1) == ["b ends", "result b"]
+        assert await recorder.turns(10) == ["a2", "a ends", "result a"]
+        recorder.run("c", 0)
+        assert await recorder.turns(1) == ["c ends", "result c"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_errors_end_one_request_and_not_the_others() -> None:
-    async def story() -> None:
-        story = Story()
-        story.run("a", 0, InferenceError(ErrorCode.INVALID_ARG, "bad"))
-        story.run("b", 0, RuntimeError("bug"))
-        story.run("c", 1)
-        assert await story.turns(10) == [
+    async def scenario() -> None:
+        recorder = Recorder()
+        recorder.run("a", 0, InferenceError(ErrorCode.INVALID_ARG, "bad"))
+        recorder.run("b", 0, RuntimeError("bug"))
+        recorder.run("c", 1)
+        assert await recorder.turns(10) == [
             "a ends",
             "error bad",
             "b ends",
@@ -94,29 +94,29 @@ def test_errors_end_one_request_and_not_the_others() -> None:
             "result c",
         ]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_the_steps_of_a_client_that_left_end_early() -> None:
-    async def story() -> None:
-        story = Story()
+    async def scenario() -> None:
+        recorder = Recorder()
         client = OneExchange()
-        story.run("a", 5, exchange=client.exchange)
-        assert await story.turns(1) == ["a0"]
+        recorder.run("a", 5, exchange=client.exchange)
+        assert await recorder.turns(1) == ["a0"]
         client.exchange = None
-        assert await story.turns(10) == ["a ends"]
+        assert await recorder.turns(10) == ["a ends"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_result_may_start_more_steps() -> None:
-    async def story() -> None:
-        story = Story()
+    async def scenario() -> None:
+        recorder = Recorder()
         exchange = open_exchange()
-        story.queue.run(exchange, story.steps("a", 0), lambda _: story.run("b", 1), lambda _: None)
-        assert await story.turns(10) == ["a ends", "b0", "b ends", "result b"]
+        recorder.queue.run(exchange, recorder.steps("a", 0), lambda _: recorder.run("b", 1), lambda _: None)
+        assert await recorder.turns(10) == ["a ends", "b0", "b ends", "result b"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 class Body:
@@ -155,7 +155,7 @@ async def turns_of(bodies: list[Body], count: int) -> list[str]:
 
 
 def test_at_most_as_many_bodies_become_large_as_there_are_places() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         queue = StepQueue(lambda *_: None)
         large = [Body(queue, SMALL_BYTES, *[1] * 5) for _ in range(PLACES + 2)]
         small = Body(queue, SMALL_BYTES)
@@ -165,11 +165,11 @@ def test_at_most_as_many_bodies_become_large_as_there_are_places() -> None:
         assert small.outcome == "whole"
         assert await turns_of(large, 20) == ["whole"] * (PLACES + 2)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_client_that_leaves_while_waiting_for_a_place_frees_its_bytes() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         queue = StepQueue(lambda *_: None)
         large = [Body(queue, SMALL_BYTES + 1, *[1] * 50) for _ in range(PLACES + 2)]
         await turns_of(large, 2 * len(large))
@@ -180,11 +180,11 @@ def test_a_client_that_leaves_while_waiting_for_a_place_frees_its_bytes() -> Non
         assert outcomes == ["", *["whole"] * (PLACES - 1), "", "whole"]
         assert large[0].is_closed
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_request_without_room_for_its_bytes_ends() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         queue = StepQueue(lambda *_: None)
         body = Body(queue, 10, OneExchange.MOST_BYTES, 1)
         assert await turns_of([body], 4) == ["no room"]
@@ -192,4 +192,4 @@ def test_a_request_without_room_for_its_bytes_ends() -> None:
         another = Body(queue, 1)
         assert await turns_of([another], 4) == ["whole"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -11,11 +11,11 @@ from support.http_memory import Client, connect, turns
 OPENING = b"HTTP/1.1 200 OK\r\nA: b\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def on_loop(story: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+def on_loop(scenario: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     def test() -> None:
-        asyncio.run(story())  # type: ignore[arg-type]
+        asyncio.run(scenario())  # type: ignore[arg-type]
 
-    test.__name__ = story.__name__
+    test.__name__ = scenario.__name__
     return test
 
 
@@ -72,14 +72,14 @@ async def test_once_it_has_ended_nothing_is_sent() -> None:
 
 @pytest.mark.parametrize("field", [b"Connection: close\r\n", b""])
 def test_the_connection_closes_after_it_where_it_must(field: bytes) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         client = connect(answer=False)
         client.listener.shared.is_leaving = not field
         begin(client, b"GET / HTTP/1.1\r\nHost: x\r\n" + field + b"\r\n").send((b"x",), is_last=True)
         assert b"\r\nConnection: close\r\n" in client.answers
         assert client.transport.closed == "close"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @on_loop

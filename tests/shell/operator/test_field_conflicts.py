@@ -41,7 +41,7 @@ OWNERS = r"^PATCH .*/deployments/digits\?(?!.*force=true)"
 def test_an_edit_that_makes_our_apply_fail_is_undone(tmp_path: Path):
     """O-44."""
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         whole = harness.children()
         _edited_variable(harness)
@@ -54,11 +54,11 @@ def test_an_edit_that_makes_our_apply_fail_is_undone(tmp_path: Path):
         assert theirs["fieldsV1"] == _in_server({"f:stdin": {}}), "what is in nobody's way"
         assert harness.condition("Accepted")["status"] == "True"
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_lasting_refusal_is_reported_and_no_more_fields_are_taken(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         _edited_variable(harness)
         harness.api.faults.append(_two_sources(times=None))
@@ -70,11 +70,11 @@ def test_a_lasting_refusal_is_reported_and_no_more_fields_are_taken(tmp_path: Pa
         # The first one of four was the model's making, and one reconcile tried twice.
         assert (harness.api.counted(OWNERS), harness.api.counted(f"PATCH {APPLY}")) == (1, 1 + 4)
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_no_fields_are_taken_from_a_child_that_changes_meanwhile(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         whole = harness.children()
         before = _edited_variable(harness)["metadata"]["managedFields"]
@@ -90,11 +90,11 @@ def test_no_fields_are_taken_from_a_child_that_changes_meanwhile(tmp_path: Path)
         assert await harness.again() == Done()
         assert harness.children() == whole
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_no_fields_are_taken_from_another_owners_object(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         _edited_variable(harness)
         harness.hear()
@@ -104,4 +104,4 @@ def test_no_fields_are_taken_from_another_owners_object(tmp_path: Path):
         assert isinstance(await harness.reconcile(DIGITS), Failed)
         assert harness.api.counted(OWNERS) == 0
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)

@@ -69,7 +69,7 @@ class World:
             template = deployment["spec"]["template"]
             self.api.put("replicasets", "prod", name, spec={"template": template}, metadata=metadata)
 
-    def tell(self, order: Callable[[list[int]], list[int]] = list) -> None:
+    def deliver(self, order: Callable[[list[int]], list[int]] = list) -> None:
         """Deliver all events since the last time, in the given order, each as often as given."""
         since = self.api.history[self._told :]
         self._told = len(self.api.history)
@@ -101,7 +101,7 @@ class World:
             self.roll_out()
             self.collect()
             # All twice, and the oldest last.
-            self.tell(lambda of: of + of[::-1])
+            self.deliver(lambda of: of + of[::-1])
             if not self.is_due:
                 return
             await self.reconcile()
@@ -149,7 +149,7 @@ ORDERS = st.builds(
 )  # fmt: skip
 STEPS = st.one_of(
     st.tuples(st.just("edit"), SPECS),
-    st.tuples(st.just("tell"), ORDERS),
+    st.tuples(st.just("deliver"), ORDERS),
     st.tuples(st.sampled_from(["delete", "collect", "roll_out", "reconcile", "settle"])),
 )
 A3, A2 = spec("a", 3), spec("a", 2)
@@ -165,7 +165,7 @@ def test_the_end_state_depends_only_on_the_last_spec(
 ):
     """O-22, O-23."""
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         world = World(harness)
         for name, *arguments in steps:
             if (running := getattr(world, name)(*arguments)) is not None:
@@ -184,7 +184,7 @@ def test_the_end_state_depends_only_on_the_last_spec(
             await world.settle()
             assert harness.api.writes() == written
 
-    run(story, tmp_path_factory.mktemp("history"))
+    run(scenario, tmp_path_factory.mktemp("history"))
 
 
 NOW = dict.fromkeys(BY_PLURAL, 100)
@@ -200,7 +200,7 @@ def test_old_lists_after_a_restart_delete_and_scale_nothing(
 ):
     """O-21: each kind as it was at any time before, in percent of the history."""
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         world = World(harness)
         for each in specs:
             world.edit(each)
@@ -216,4 +216,4 @@ def test_old_lists_after_a_restart_delete_and_scale_nothing(
             assert await other.reconcile(DIGITS) == Done()
         assert {where: value.get("spec") for where, value in world.children().items()} == whole
 
-    run(story, tmp_path_factory.mktemp("stale"))
+    run(scenario, tmp_path_factory.mktemp("stale"))

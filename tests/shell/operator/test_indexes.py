@@ -106,7 +106,7 @@ class Pods:
                 await asyncio.sleep(0.01)
 
 
-def run(story: Callable[[Pods], Awaitable[None]], periods: Periods) -> None:
+def run(scenario: Callable[[Pods], Awaitable[None]], periods: Periods) -> None:
     async def ready() -> web.StreamResponse:
         return web.json_response([{"name": "digits", "version": "1", "state": "READY"}])
 
@@ -124,7 +124,7 @@ def run(story: Callable[[Pods], Awaitable[None]], periods: Periods) -> None:
         indexes = Indexes(woken.append, time.monotonic, periods)
         pods = Pods(runner.addresses[0][1], ready, indexes, woken)
         running = asyncio.create_task(indexes.run())
-        await story(pods)
+        await scenario(pods)
         running.cancel()
         await asyncio.wait({running})
         await runner.cleanup()
@@ -136,7 +136,7 @@ NEVER_AGAIN = Periods(timeout_s=5.0, unready_s=1000.0, ready_s=1000.0)
 
 
 def test_a_pod_is_asked_again_when_its_status_changes():
-    async def story(pods: Pods) -> None:
+    async def scenario(pods: Pods) -> None:
         assert pods.indexes.of(DIGITS, [pod(pods.port)]) == {}
         await pods.until(lambda: pods.woken == [DIGITS])
         for _ in range(3):
@@ -146,11 +146,11 @@ def test_a_pod_is_asked_again_when_its_status_changes():
         await pods.until(lambda: pods.asked == 2)
         assert pods.woken == [DIGITS], "the same answer is no news"
 
-    run(story, NEVER_AGAIN)
+    run(scenario, NEVER_AGAIN)
 
 
 def test_an_unready_pod_is_asked_again_and_wakes_when_it_is_ready():
-    async def story(pods: Pods) -> None:
+    async def scenario(pods: Pods) -> None:
         ready = pods.answer
 
         async def loading() -> web.StreamResponse:
@@ -163,19 +163,19 @@ def test_an_unready_pod_is_asked_again_and_wakes_when_it_is_ready():
         await pods.until(lambda: len(pods.woken) == 2)
         assert pods.indexes.of(DIGITS, [pod(pods.port)]) == {"pod": READY}
 
-    run(story, Periods(timeout_s=5.0, unready_s=0.05, ready_s=1000.0))
+    run(scenario, Periods(timeout_s=5.0, unready_s=0.05, ready_s=1000.0))
 
 
 def test_a_ready_pod_is_asked_again():
-    async def story(pods: Pods) -> None:
+    async def scenario(pods: Pods) -> None:
         pods.indexes.of(DIGITS, [pod(pods.port)])
         await pods.until(lambda: pods.asked == 3)
 
-    run(story, Periods(timeout_s=5.0, unready_s=1000.0, ready_s=0.05))
+    run(scenario, Periods(timeout_s=5.0, unready_s=1000.0, ready_s=0.05))
 
 
 def test_a_pod_with_workers_is_asked_often_and_wakes_when_one_dies():
-    async def story(pods: Pods) -> None:
+    async def scenario(pods: Pods) -> None:
         health: dict[str, Any] = {}
 
         async def python_model() -> web.StreamResponse:
@@ -188,7 +188,7 @@ def test_a_pod_with_workers_is_asked_often_and_wakes_when_one_dies():
         health |= {"failure": "worker exited: signal 9", "out_of_memory": False}
         await pods.until(lambda: len(pods.woken) == 2)
 
-    run(story, Periods(timeout_s=5.0, unready_s=1000.0, workers_s=0.05, ready_s=1000.0))
+    run(scenario, Periods(timeout_s=5.0, unready_s=1000.0, workers_s=0.05, ready_s=1000.0))
 
 
 def test_a_workers_death_is_noticed_within_ten_seconds():
@@ -200,7 +200,7 @@ def test_a_workers_death_is_noticed_within_ten_seconds():
 
 
 def test_a_pod_that_does_not_answer_has_an_error_and_delays_no_other():
-    async def story(pods: Pods) -> None:
+    async def scenario(pods: Pods) -> None:
         ready = pods.answer
 
         async def silent() -> web.StreamResponse:
@@ -216,11 +216,11 @@ def test_a_pod_that_does_not_answer_has_an_error_and_delays_no_other():
         found = pods.indexes.of(DIGITS, [pod(pods.port, uid="silent"), pod(pods.port, uid="other")])
         assert found == {"silent": PodIndex(error="no answer in time"), "other": READY}
 
-    run(story, Periods(timeout_s=0.5, unready_s=1000.0, ready_s=1000.0))
+    run(scenario, Periods(timeout_s=0.5, unready_s=1000.0, ready_s=1000.0))
 
 
 def test_deleted_pods_are_not_asked_any_more():
-    async def story(pods: Pods) -> None:
+    async def scenario(pods: Pods) -> None:
         pods.indexes.of(DIGITS, [pod(pods.port)])
         await pods.until(lambda: pods.asked == 2)
         pods.indexes.of(DIGITS, [])
@@ -228,11 +228,11 @@ def test_deleted_pods_are_not_asked_any_more():
         await asyncio.sleep(0.3)
         assert pods.asked <= asked + 1, "one may have been under way"
 
-    run(story, Periods(timeout_s=5.0, unready_s=0.05, ready_s=0.05))
+    run(scenario, Periods(timeout_s=5.0, unready_s=0.05, ready_s=0.05))
 
 
 def test_an_answer_that_is_too_long_or_invalid_is_an_error():
-    async def story(pods: Pods) -> None:
+    async def scenario(pods: Pods) -> None:
         async def endless() -> web.StreamResponse:
             return web.Response(body=b"[" + b" " * (3 << 20))
 
@@ -248,13 +248,13 @@ def test_an_answer_that_is_too_long_or_invalid_is_an_error():
         await pods.until(lambda: len(pods.woken) == 2)
         assert pods.indexes.of(DIGITS, [pod(pods.port, version="2")]) == {"pod": PodIndex(error="HTTP 302")}
 
-    run(story, NEVER_AGAIN)
+    run(scenario, NEVER_AGAIN)
 
 
 def test_a_compressed_answer_is_not_decompressed():
     """Compressed, it would be a thousandth of this size on the wire."""
 
-    async def story(pods: Pods) -> None:
+    async def scenario(pods: Pods) -> None:
         async def packed() -> web.StreamResponse:
             return web.Response(body=gzip.compress(b"[]"), headers={"Content-Encoding": "gzip"})
 
@@ -263,4 +263,4 @@ def test_a_compressed_answer_is_not_decompressed():
         await pods.until(lambda: pods.woken == [DIGITS])
         assert pods.indexes.of(DIGITS, [pod(pods.port)]) == {"pod": PodIndex(error="the answer is no index")}
 
-    run(story, Periods(unready_s=30))
+    run(scenario, Periods(unready_s=30))

@@ -81,17 +81,17 @@ async def watching(
         await asyncio.wait({task}, timeout=20)
 
 
-Story = Callable[[Watched], Awaitable[None]]
+Scenario = Callable[[Watched], Awaitable[None]]
 
 
 def run(
-    story: Story, folder: Path, *, before: Callable[[KubeApi], None] = lambda _api: None, **options: object
+    scenario: Scenario, folder: Path, *, before: Callable[[KubeApi], None] = lambda _api: None, **options: object
 ) -> None:
     async def whole() -> None:
         async with kube_api() as api:
             before(api)
             async with watching(api, folder, **options) as watched:  # type: ignore[arg-type]
-                await story(watched)
+                await scenario(watched)
 
     asyncio.run(whole())
 
@@ -109,17 +109,17 @@ async def still_works(watched: Watched) -> None:
 
 
 def test_objects_are_listed_once_and_events_are_reported(tmp_path: Path):
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         assert watched.knows()
         await still_works(watched)
         assert watched.api.counted(LIST) == 1
         assert watched.api.writes() == {}
 
-    run(story, tmp_path, before=a_few)
+    run(scenario, tmp_path, before=a_few)
 
 
 def test_children_are_watched_by_their_label_and_wake_their_owner(tmp_path: Path):
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         labels = {"app.kubernetes.io/managed-by": "halimede-operator"}
         owner = {
             "apiVersion": "halimede.dev/v1alpha1", "kind": "InferenceModel", "name": "a", "uid": "1", "controller": True
@@ -131,11 +131,11 @@ def test_children_are_watched_by_their_label_and_wake_their_owner(tmp_path: Path
         assert watched.woken == [Key(Kind.INFERENCE_MODEL, "prod", "a")]
         assert watched.cache.find("Service", "prod", "stranger") is None
 
-    run(story, tmp_path, before=a_few)
+    run(scenario, tmp_path, before=a_few)
 
 
 def test_finalizers_and_annotations_for_kopf_have_no_effect(tmp_path: Path):
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         metadata = {
             "labels": {"app.kubernetes.io/managed-by": "halimede-operator"},
             "annotations": {"kopf.zalando.org/last-handled-configuration": "{"},
@@ -146,7 +146,7 @@ def test_finalizers_and_annotations_for_kopf_have_no_effect(tmp_path: Path):
         await still_works(watched)
         assert watched.api.writes() == {}
 
-    run(story, tmp_path, before=a_few)
+    run(scenario, tmp_path, before=a_few)
 
 
 def test_a_long_list_is_read_in_pages(tmp_path: Path):
@@ -154,11 +154,11 @@ def test_a_long_list_is_read_in_pages(tmp_path: Path):
         for n in range(120):
             api.put("inferencemodels", "prod", f"m{n:04}", spec={})
 
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         assert watched.knows()
         assert watched.api.counted(LIST) == 3
 
-    run(story, tmp_path, before=many)
+    run(scenario, tmp_path, before=many)
 
 
 def test_a_list_with_an_expired_continue_token_starts_again(tmp_path: Path):
@@ -169,11 +169,11 @@ def test_a_list_with_an_expired_continue_token_starts_again(tmp_path: Path):
             api.put("inferencemodels", "prod", f"m{n:04}", spec={})
         api.faults.append(Fault(rf"{LIST}.*continue=", status=410, reason="Expired", times=2))
 
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         assert watched.knows()
         await watched.api.until(lambda: watched.api.counted(LIST) == 6)
 
-    run(story, tmp_path, before=many)
+    run(scenario, tmp_path, before=many)
 
 
 def test_with_namespaces_no_request_is_cluster_wide(tmp_path: Path):
@@ -182,13 +182,13 @@ def test_with_namespaces_no_request_is_cluster_wide(tmp_path: Path):
         api.put("inferencemodels", "other", "x", spec={})
         api.put("inferencemodels", "foreign", "y", spec={})
 
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         known = [where for where in (("prod", "a"), ("other", "x"), ("foreign", "y")) if watched.knows_of(*where)]
         assert known == [("prod", "a"), ("other", "x")]
         asked = [request for request in watched.api.requests if "?" in request]
         assert all("/namespaces/prod/" in request or "/namespaces/other/" in request for request in asked)
 
-    run(story, tmp_path, before=spread, namespaces=("prod", "other"))
+    run(scenario, tmp_path, before=spread, namespaces=("prod", "other"))
 
 
 BROKEN_STREAMS = {
@@ -211,14 +211,14 @@ BROKEN_STREAMS = {
 def test_a_watch_with_invalid_data_is_restarted(tmp_path: Path, lines: tuple[bytes, ...]):
     """O-04, O-05."""
 
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         fault = Fault(WATCH, lines=lines, times=7)
         watched.api.faults.append(fault)
         watched.api.cut()
         await watched.api.until(lambda: fault.times == 0)
         await still_works(watched)
 
-    run(story, tmp_path, before=a_few)
+    run(scenario, tmp_path, before=a_few)
 
 
 REFUSALS = {
@@ -241,31 +241,31 @@ REFUSALS = {
 def test_an_api_server_that_refuses_for_long_is_retried(tmp_path: Path, fault: Fault):
     """O-02, O-04, O-09, O-11: more often than kopf alone would survive."""
 
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         refusal = Fault(MODELS, fault.status, fault.headers, fault.reason, drop=fault.drop, times=12)
         watched.api.faults.append(refusal)
         watched.api.cut()
         await watched.api.until(lambda: refusal.times == 0, within_s=40)
         await still_works(watched)
 
-    run(story, tmp_path, before=a_few)
+    run(scenario, tmp_path, before=a_few)
 
 
 def test_an_unwatchable_version_leads_to_a_new_list(tmp_path: Path):
     """As after the restore of an old backup of etcd: no watch from this version will ever work."""
 
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         watched.api.faults.append(Fault(rf"{WATCH}.*resourceVersion={watched.api.version}(&|$)", status=504))
         watched.api.cut()
         watched.api.put("pods", "prod", "some-other-change")
         await watched.api.until(lambda: watched.api.counted(LIST) == 2)
         await still_works(watched)
 
-    run(story, tmp_path, before=a_few)
+    run(scenario, tmp_path, before=a_few)
 
 
 def test_objects_deleted_while_unwatched_are_forgotten_and_wake(tmp_path: Path):
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         watched.api.remove("inferencemodels", "prod", "b")
         watched.api.forget_history()
         watched.woken.clear()
@@ -279,7 +279,7 @@ def test_objects_deleted_while_unwatched_are_forgotten_and_wake(tmp_path: Path):
         watched.api.cut()
         await watched.api.until(lambda: watched.api.counted(WATCH) > 2)
         watched.api.faults.remove(gap)
-        await story(watched)
+        await scenario(watched)
 
     run(with_gap, tmp_path, before=a_few)
 
@@ -287,20 +287,20 @@ def test_objects_deleted_while_unwatched_are_forgotten_and_wake(tmp_path: Path):
 def test_watches_resume_after_an_outage_of_the_api_server(tmp_path: Path):
     """O-01."""
 
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         await watched.api.stop()
         watched.api.put("inferencemodels", "prod", "meanwhile", spec={})
         await asyncio.sleep(1)
         await watched.api.start()
         await still_works(watched)
 
-    run(story, tmp_path, before=a_few)
+    run(scenario, tmp_path, before=a_few)
 
 
 def test_a_renewed_token_is_read_from_its_file(tmp_path: Path):
     """O-10."""
 
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         watched.api.tokens = {"better"}
         watched.api.cut()
         before = len(watched.api.requests)
@@ -308,13 +308,13 @@ def test_a_renewed_token_is_read_from_its_file(tmp_path: Path):
         (watched.kubeconfig.parent / "token").write_text("better")
         await still_works(watched)
 
-    run(story, tmp_path, before=a_few)
+    run(scenario, tmp_path, before=a_few)
 
 
 def test_a_watch_that_ends_at_once_is_not_restarted_at_once(tmp_path: Path):
     """O-03."""
 
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         watched.api.faults.append(Fault(WATCH, lines=()))
         watched.api.cut()
         await watched.api.until(lambda: watched.api.counted(WATCH) > 8)
@@ -323,13 +323,13 @@ def test_a_watch_that_ends_at_once_is_not_restarted_at_once(tmp_path: Path):
         per_second = (watched.api.counted(WATCH) - asked) / (time.monotonic() - begun)
         assert per_second < 4, "0.5 s, and a fifth less by chance, lie between two"
 
-    run(story, tmp_path, before=a_few, apart_s=0.5)
+    run(scenario, tmp_path, before=a_few, apart_s=0.5)
 
 
 def test_a_watch_that_is_cut_off_repeatedly_makes_progress(tmp_path: Path):
     """O-03."""
 
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         for n in range(20):
             watched.api.put("inferencemodels", "prod", f"news-{n}", spec={})
             await watched.api.until(watched.knows)
@@ -337,7 +337,7 @@ def test_a_watch_that_is_cut_off_repeatedly_makes_progress(tmp_path: Path):
         await still_works(watched)
         assert watched.api.counted(LIST) == 1
 
-    run(story, tmp_path, before=a_few)
+    run(scenario, tmp_path, before=a_few)
 
 
 HALF_DEAD = {
@@ -354,14 +354,14 @@ def test_a_silent_watch_is_restarted(tmp_path: Path, fault: Fault):
     """O-07: within 75 s, and not before the API server's bookmarks come, one each minute."""
     assert 60 < kopf_settings().watching.inactivity_timeout <= 75
 
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         half_dead = replace(fault, times=1)
         watched.api.faults.append(half_dead)
         watched.api.cut()
         await watched.api.until(lambda: half_dead.times == 0)
         await still_works(watched)
 
-    run(story, tmp_path, before=a_few, silence_s=1.0)
+    run(scenario, tmp_path, before=a_few, silence_s=1.0)
 
 
 def test_kopf_is_restarted_when_it_ends(tmp_path: Path):
@@ -371,33 +371,33 @@ def test_kopf_is_restarted_when_it_ends(tmp_path: Path):
         a_few(api)
         api.faults.append(Fault("GET /apis$", body={"groups": [{"name": "apps", "versions": [{}]}]}, times=1))
 
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         assert watched.api.counted("GET /apis$") == 2
         await still_works(watched)
 
-    run(story, tmp_path, before=odd_discovery)
+    run(scenario, tmp_path, before=odd_discovery)
 
 
 def test_bookmarks_are_signs_of_life(tmp_path: Path):
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         begun = time.monotonic()
         await watched.api.until(
             lambda: max(watched.watch_health.ages(time.monotonic()).values()) < time.monotonic() - begun
         )
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_attempts_are_signs_of_life(tmp_path: Path):
     """O-02: an API server that is away is no reason to restart."""
 
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         await watched.api.stop()
         begun = time.monotonic()
         assert watched.watch_health.stuck(begun + STUCK_S + 1)
         await watched.api.until(lambda: not watched.watch_health.stuck(begun + STUCK_S))
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 HOSTILE = {
@@ -414,7 +414,7 @@ def test_a_hostile_object_delays_no_other_object(tmp_path: Path, spec: dict[str,
         for plural in ("inferencemodels", "modelensembles"):
             api.put(plural, "prod", "hostile", spec=spec)
 
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         assert watched.knows()
         assert watched.knows("modelensembles", "ModelEnsemble")
         hostile(watched.api)
@@ -426,7 +426,7 @@ def test_a_hostile_object_delays_no_other_object(tmp_path: Path, spec: dict[str,
         assert parse(Kind.INFERENCE_MODEL, entry.object, Platform("server:1", "gpu:1"))[0] is None
         assert (watched.api.counted(LIST), watched.api.counted("GET /apis$")) == (1, 1), "nothing was begun again"
 
-    run(story, tmp_path, before=hostile)
+    run(scenario, tmp_path, before=hostile)
 
 
 def test_an_unreadable_item_is_ignored(tmp_path: Path):
@@ -434,8 +434,8 @@ def test_an_unreadable_item_is_ignored(tmp_path: Path):
         a_few(api)
         api.put("inferencemodels", "prod", "odd", spec={"model": {"uri": "\ud800"}})
 
-    async def story(watched: Watched) -> None:
+    async def scenario(watched: Watched) -> None:
         assert watched.knows_of("prod", "c")
         assert not watched.knows_of("prod", "odd")
 
-    run(story, tmp_path, before=odd)
+    run(scenario, tmp_path, before=odd)

@@ -64,12 +64,12 @@ class Hall:
             await client.close()
 
 
-def run(story: Callable[[Hall], Awaitable[None]], folder: Path) -> None:
+def run(scenario: Callable[[Hall], Awaitable[None]], folder: Path) -> None:
     async def whole() -> None:
         async with kube_api() as api, asyncio.timeout(40):
             hall = Hall(api, folder)
             try:
-                await story(hall)
+                await scenario(hall)
             finally:
                 await hall.close()
 
@@ -77,7 +77,7 @@ def run(story: Callable[[Hall], Awaitable[None]], folder: Path) -> None:
 
 
 def test_a_second_operator_takes_over_a_released_lease_at_once(tmp_path: Path):
-    async def story(hall: Hall) -> None:
+    async def scenario(hall: Hall) -> None:
         first, second = await hall.contender("first"), await hall.contender("second")
         await hall.attempt(first, second)
         assert (first.may_act(), second.may_act(), second.has_read) == (True, False, True)
@@ -88,14 +88,14 @@ def test_a_second_operator_takes_over_a_released_lease_at_once(tmp_path: Path):
         lease = hall.lease()
         assert (lease["holderIdentity"], lease["leaseDurationSeconds"], lease["leaseTransitions"]) == ("second", 15, 1)
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 @pytest.mark.parametrize("minutes", [(5, -5), (-5, 5), (0, 5), (5, 0)])
 def test_clocks_that_differ_by_minutes_do_no_harm(tmp_path: Path, minutes: tuple[float, float]):
     """O-31."""
 
-    async def story(hall: Hall) -> None:
+    async def scenario(hall: Hall) -> None:
         first = await hall.contender("first", clock_minutes=minutes[0])
         second = await hall.contender("second", clock_minutes=minutes[1])
         for _ in range(12):
@@ -110,11 +110,11 @@ def test_clocks_that_differ_by_minutes_do_no_harm(tmp_path: Path, minutes: tuple
         assert hall.now == last + LEASE_S
         assert not first.may_act()
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_frozen_leader_that_lost_the_lease_ends_without_a_write(tmp_path: Path):
-    async def story(hall: Hall) -> None:
+    async def scenario(hall: Hall) -> None:
         first = await hall.contender("first")
         await hall.attempt(first)
         hall.api.put("leases", "halimede", "operator", spec={**hall.lease(), "holderIdentity": "second"})
@@ -124,11 +124,11 @@ def test_a_frozen_leader_that_lost_the_lease_ends_without_a_write(tmp_path: Path
             await hall.attempt(first)
         assert hall.lease()["holderIdentity"] == "second"
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_leader_without_api_server_stops_acting_and_resumes_later(tmp_path: Path):
-    async def story(hall: Hall) -> None:
+    async def scenario(hall: Hall) -> None:
         first = await hall.contender("first")
         await hall.attempt(first)
         away = Fault(".", status=503)
@@ -141,11 +141,11 @@ def test_a_leader_without_api_server_stops_acting_and_resumes_later(tmp_path: Pa
         await hall.attempt(first)
         assert (first.may_act(), hall.regained, hall.lease()["leaseTransitions"]) == (True, 2, 0)
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_the_lease_is_released_after_a_cancelled_renewal(tmp_path: Path):
-    async def story(hall: Hall) -> None:
+    async def scenario(hall: Hall) -> None:
         first = await hall.contender("first")
         await hall.attempt(first)
         renewal = asyncio.create_task(first.attempt(lambda: None))
@@ -155,11 +155,11 @@ def test_the_lease_is_released_after_a_cancelled_renewal(tmp_path: Path):
         await first.release()
         assert (renewal.cancelled(), hall.lease()["leaseDurationSeconds"]) == (True, 1)
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_after_a_lost_answer_the_lease_is_read_before_the_next_write(tmp_path: Path):
-    async def story(hall: Hall) -> None:
+    async def scenario(hall: Hall) -> None:
         hall.api.faults.append(Fault("(POST|PUT) .*/leases", lose=True, times=2))
         first = await hall.contender("first")
         await hall.attempt(first, first)
@@ -167,11 +167,11 @@ def test_after_a_lost_answer_the_lease_is_read_before_the_next_write(tmp_path: P
         await hall.attempt(first)
         assert (first.may_act(), hall.lease()["holderIdentity"]) == (True, "first")
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_run_acquires_and_renews_the_lease(tmp_path: Path):
-    async def story(hall: Hall) -> None:
+    async def scenario(hall: Hall) -> None:
         clock = asyncio.get_running_loop().time
         first = await hall.contender("first", clock=clock)
         second = await hall.contender("second", clock=clock)
@@ -185,4 +185,4 @@ def test_run_acquires_and_renews_the_lease(tmp_path: Path):
         await asyncio.wait_for(second.active(), 10)
         waits.cancel()
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)

@@ -73,7 +73,7 @@ def _has_status(api: KubeApi, name: str) -> bool:
 
 
 def test_it_reconciles_reports_metrics_and_releases_the_lease_at_the_end(tmp_path: Path):
-    async def story() -> None:
+    async def scenario() -> None:
         async with kube_api() as api, running(api, tmp_path) as operator:
             await operator.until_ready()
             api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/digits"}})
@@ -90,21 +90,21 @@ def test_it_reconciles_reports_metrics_and_releases_the_lease_at_the_end(tmp_pat
             assert {line["level"] for line in lines} == {"INFO"}
             assert all(line.keys() == {"time", "level", "logger", "message"} for line in lines)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_without_credentials_it_logs_an_error_and_ends(tmp_path: Path):
-    async def story() -> None:
+    async def scenario() -> None:
         async with kube_api() as api, running(api, tmp_path, f"--kubeconfig={tmp_path / 'nothing'}") as operator:
             assert await asyncio.wait_for(operator.process.wait(), 40) == 2
             line = operator.log.read_text().splitlines()[-1]
             assert "kubeconfig" in json.loads(line)["message"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_second_operator_watches_nothing_until_it_takes_over(tmp_path: Path):
-    async def story() -> None:
+    async def scenario() -> None:
         async with kube_api() as api, running(api, tmp_path) as first:
             await first.until_ready()
             api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/digits"}})
@@ -121,11 +121,11 @@ def test_a_second_operator_watches_nothing_until_it_takes_over(tmp_path: Path):
                 assert api.writes() == written, "what the first one left needs nothing"
                 assert await second.end() == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_it_ends_when_another_operator_has_its_lease(tmp_path: Path):
-    async def story() -> None:
+    async def scenario() -> None:
         async with kube_api() as api, running(api, tmp_path) as operator:
             await operator.until_ready()
             os.kill(operator.process.pid, signal.SIGSTOP)
@@ -137,13 +137,13 @@ def test_it_ends_when_another_operator_has_its_lease(tmp_path: Path):
             assert await asyncio.wait_for(operator.process.wait(), 30) == 3
             assert api.writes() == {}
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_it_waits_for_the_custom_resources_and_logs_it(tmp_path: Path):
     """O-12."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with kube_api() as api:
             api.has_custom_kinds = False
             async with running(api, tmp_path) as operator:
@@ -165,11 +165,11 @@ def test_it_waits_for_the_custom_resources_and_logs_it(tmp_path: Path):
                 await api.until(lambda: _has_status(api, "digits"), within_s=60)
                 assert await operator.end() == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_with_watch_namespaces_it_reads_only_these(tmp_path: Path):
-    async def story() -> None:
+    async def scenario() -> None:
         async with (
             kube_api() as api,
             running(api, tmp_path, "--watch-namespace=prod", "--watch-namespace=test") as operator,
@@ -184,11 +184,11 @@ def test_with_watch_namespaces_it_reads_only_these(tmp_path: Path):
             assert collections
             assert all(re.search("/namespaces/(prod|test)/", request) for request in collections)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_it_waits_for_an_api_server_that_refuses_it_at_first(tmp_path: Path):
-    async def story() -> None:
+    async def scenario() -> None:
         async with kube_api() as api:
             # 401 is asked twice before it counts. All the same at the lease, and then where the kinds are looked for.
             refusals = [Fault(".", status=status, times=times) for status, times in ((401, 2), (403, 1), (503, 1))]
@@ -199,4 +199,4 @@ def test_it_waits_for_an_api_server_that_refuses_it_at_first(tmp_path: Path):
                 await operator.until_ready()
                 assert await operator.end() == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -32,7 +32,7 @@ def offer(api: KubeApi, node: str, count: int) -> None:
     api.put("nodes", None, node, status={"capacity": {"cpu": "8", HALF: str(count)}, "allocatable": {HALF: str(count)}})  # type: ignore[arg-type]
 
 
-def run(story: Callable[[KubeApi, Nodes, list[Key]], Awaitable[None]], folder: Path, may_read: bool = True) -> None:
+def run(scenario: Callable[[KubeApi, Nodes, list[Key]], Awaitable[None]], folder: Path, may_read: bool = True) -> None:
     async def whole() -> None:
         async with kube_api() as api:
             connection = Connection(str(api.kubeconfig(folder)))
@@ -42,7 +42,7 @@ def run(story: Callable[[KubeApi, Nodes, list[Key]], Awaitable[None]], folder: P
             nodes = Nodes(client, woken.append, time.monotonic, may_read=may_read, period_s=0.01)
             looking = asyncio.create_task(nodes.run())
             try:
-                await story(api, nodes, woken)
+                await scenario(api, nodes, woken)
                 assert not looking.done()
             finally:
                 looking.cancel()
@@ -61,7 +61,7 @@ async def looked(api: KubeApi, times: int = 3) -> None:
 def test_a_lost_device_wakes_the_objects_with_pods_on_its_node(tmp_path: Path) -> None:
     """O-63."""
 
-    async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
+    async def scenario(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
         offer(api, "a", 2)
         offer(api, "b", 1)
         assert nodes.short_of(ONE, [pod("a")]) == {}
@@ -81,13 +81,13 @@ def test_a_lost_device_wakes_the_objects_with_pods_on_its_node(tmp_path: Path) -
         await api.until(lambda: len(woken) == 3)
         assert (woken[2], nodes.short_of(OTHER, [pod("a"), pod("b")])) == (OTHER, {})
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_shortage_seen_once_is_not_reported(tmp_path: Path) -> None:
     """A kubelet that starts has no devices until the plugin has registered."""
 
-    async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
+    async def scenario(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
         offer(api, "a", 1)
         nodes.short_of(ONE, [pod()])
         await looked(api)
@@ -96,11 +96,11 @@ def test_a_shortage_seen_once_is_not_reported(tmp_path: Path) -> None:
         await looked(api, 5)
         assert (woken, nodes.short_of(ONE, [pod()])) == ([], {})
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_shortages_are_kept_while_the_api_server_does_not_answer(tmp_path: Path) -> None:
-    async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
+    async def scenario(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
         offer(api, "a", 0)
         nodes.short_of(ONE, [pod()])
         await api.until(lambda: woken == [ONE])
@@ -108,20 +108,20 @@ def test_shortages_are_kept_while_the_api_server_does_not_answer(tmp_path: Path)
         await looked(api)
         assert nodes.short_of(ONE, [pod()]) == {"a": (Shortage(HALF, 0, 1),)}
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_deleted_node_has_no_shortage(tmp_path: Path) -> None:
-    async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
+    async def scenario(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
         nodes.short_of(ONE, [pod("gone")])
         await looked(api)
         assert woken == []
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_nodes_are_read_while_pods_hold_devices_there(tmp_path: Path) -> None:
-    async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
+    async def scenario(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
         offer(api, "a", 1)
         nodes.short_of(OTHER, [without_devices()])
         nodes.short_of(ONE, [pod()])
@@ -135,14 +135,14 @@ def test_nodes_are_read_while_pods_hold_devices_there(tmp_path: Path) -> None:
         await looked(api)
         assert all("/b?" in request for request in api.requests[begin:])
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_an_operator_of_some_namespaces_reads_no_nodes(tmp_path: Path) -> None:
-    async def story(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
+    async def scenario(api: KubeApi, nodes: Nodes, woken: list[Key]) -> None:
         offer(api, "a", 0)
         assert nodes.short_of(ONE, [pod()]) == {}
         await asyncio.sleep(0.1)  # ten times its period
         assert api.requests == []
 
-    run(story, tmp_path, may_read=False)
+    run(scenario, tmp_path, may_read=False)

@@ -19,17 +19,17 @@ from support.operator_harness import DIGITS, SPEC, Harness, create_pod, create_u
 
 
 def test_a_deployment_past_its_deadline_is_reconciled_again(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
         harness.api.put("deployments", "prod", "digits", status={"conditions": [late]})
         assert await harness.again() == Done(again_in=DEADLINE_AGAIN_S)
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_nodes_are_read_for_unscheduled_pods_and_not_too_often(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         assert harness.api.counted("GET /api/v1/nodes") == 0
         create_unscheduled_pod(harness)
@@ -40,11 +40,11 @@ def test_nodes_are_read_for_unscheduled_pods_and_not_too_often(tmp_path: Path):
         await harness.again()
         assert harness.api.counted("GET /api/v1/nodes") == 2
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_reconcile_works_without_the_right_to_read_nodes(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.api.faults.append(Fault("GET /api/v1/nodes", status=403, reason="Forbidden"))
         await harness.again()
         create_unscheduled_pod(harness)
@@ -53,14 +53,14 @@ def test_a_reconcile_works_without_the_right_to_read_nodes(tmp_path: Path):
             harness.now += 60
         assert harness.api.counted("GET /api/v1/nodes") == 1
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_lost_devices_are_reported(tmp_path: Path):
     """O-63."""
     resource = "nvidia.com/mig-1g.10gb"
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         accelerator = {"type": "MIG", "mig": {"profile": "1g.10gb"}}
         harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "accelerator": accelerator})
         await harness.again()
@@ -83,11 +83,11 @@ def test_lost_devices_are_reported(tmp_path: Path):
         looking.cancel()
         await asyncio.wait({looking})
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_events_of_a_pod_without_volumes_are_read_ever_more_rarely(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         begun = harness.today
         uid = _waiting_pod(harness, begun)
@@ -110,14 +110,14 @@ def test_events_of_a_pod_without_volumes_are_read_ever_more_rarely(tmp_path: Pat
         assert (await harness.again(), harness.api.counted(asked)) == (Done(), 3)
         assert harness.condition("ModelFetched")["reason"] == "Fetching"
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 @pytest.mark.parametrize(("status", "told"), [(403, "Fetching"), (503, None)])
 def test_a_reconcile_works_without_the_right_to_read_events(tmp_path: Path, status: int, told: str | None):
     """Without the right, the status lacks this part; while there is no answer, the status stays as it is."""
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         _waiting_pod(harness, harness.today - datetime.timedelta(seconds=10))
         harness.api.faults.append(Fault("GET .*/events", status=status))
@@ -129,18 +129,18 @@ def test_a_reconcile_works_without_the_right_to_read_events(tmp_path: Path, stat
         else:
             assert harness.condition("ModelFetched")["reason"] == told
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_events_are_read_for_a_few_of_many_waiting_pods(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         for number in range(20):
             _waiting_pod(harness, harness.today - datetime.timedelta(seconds=10), f"digits-1-{number:02}")
         await harness.again()
         assert harness.api.counted("GET .*/events") == MOST_PODS_ASKED
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def _failed_mount(harness: Harness, name: str, uid: str, message: str) -> None:

@@ -11,11 +11,11 @@ def key(name: str) -> Key:
 
 
 async def serving(
-    queue: Queue, work: Callable[[Key], Awaitable[Outcome]], story: Callable[[], Awaitable[None]]
+    queue: Queue, work: Callable[[Key], Awaitable[Outcome]], scenario: Callable[[], Awaitable[None]]
 ) -> None:
     running = asyncio.create_task(queue.run(work))
     async with asyncio.timeout(20):
-        await story()
+        await scenario()
         await queue.stop(within_s=5)
         await running
 
@@ -40,12 +40,12 @@ def test_keys_run_in_parallel_up_to_the_number_of_workers_each_alone():
                 done.set()
             return Done()
 
-        async def story() -> None:
+        async def scenario() -> None:
             for n in range(8):
                 queue.add(key(str(n)))
             await done.wait()
 
-        await serving(queue, work, story)
+        await serving(queue, work, scenario)
         assert (most, twice) == (3, False)
 
     asyncio.run(whole())
@@ -72,12 +72,12 @@ def test_failed_keys_are_retried_and_gone_keys_are_not():
                 done.set()
             return Done()
 
-        async def story() -> None:
+        async def scenario() -> None:
             for name in ("gone", "conflict", "breaks", "asked to wait"):
                 queue.add(key(name))
             await done.wait()
 
-        await serving(queue, work, story)
+        await serving(queue, work, scenario)
         assert runs.count("gone") == 1
         assert runs.index("breaks", runs.index("breaks") + 1) > runs.index("conflict", runs.index("conflict") + 1)
 
@@ -95,12 +95,12 @@ def test_stop_waits_for_running_work_and_starts_none():
             finished.append(name.name)
             return Done()
 
-        async def story() -> None:
+        async def scenario() -> None:
             queue.add(key("first"))
             queue.add(key("second"))
             await begun.wait()
 
-        await serving(queue, work, story)
+        await serving(queue, work, scenario)
         assert finished == ["first"]
 
     asyncio.run(whole())

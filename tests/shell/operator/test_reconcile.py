@@ -21,7 +21,7 @@ DEEP = '{"a":' * 9_000 + "1" + "}" * 9_000
 
 
 def test_a_new_model_gets_children_and_a_status_then_no_more_writes(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         assert await harness.again() == Done()
         written = harness.api.writes()
         assert written == {
@@ -36,13 +36,13 @@ def test_a_new_model_gets_children_and_a_status_then_no_more_writes(tmp_path: Pa
         assert await harness.again() == Done()
         assert harness.api.writes() == written
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_an_edited_or_deleted_child_is_restored(tmp_path: Path):
     """O-44."""
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         whole = harness.children()
         deployment = harness.api.objects["deployments", "prod", "digits"]
@@ -51,21 +51,21 @@ def test_an_edited_or_deleted_child_is_restored(tmp_path: Path):
         await harness.again()
         assert harness.children() == whole
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_deleted_object_gets_no_children_from_an_old_cache(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.hear()
         harness.api.remove("inferencemodels", "prod", "digits")
         assert await harness.reconcile(DIGITS) == Done()
         assert (harness.api.writes(), await harness.reconcile(DIGITS)) == ({}, Gone())
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_recreated_object_gets_no_children_of_the_old_one(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.hear()
         harness.api.remove("inferencemodels", "prod", "digits")
         new = harness.api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/other"}})
@@ -76,11 +76,11 @@ def test_a_recreated_object_gets_no_children_of_the_old_one(tmp_path: Path):
         deployment = harness.api.objects["deployments", "prod", "digits"]
         assert deployment["metadata"]["ownerReferences"][0]["uid"] == new["metadata"]["uid"]
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_spec_changed_before_the_first_write_is_planned_anew(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.hear()
         harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "replicas": 3})
         outcome = await harness.reconcile(DIGITS)
@@ -88,11 +88,11 @@ def test_a_spec_changed_before_the_first_write_is_planned_anew(tmp_path: Path):
         await harness.reconcile(DIGITS)
         assert harness.api.objects["deployments", "prod", "digits"]["spec"]["replicas"] == 3
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_spec_changed_during_writes_is_not_reported_as_done(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         def edit() -> None:
             harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "replicas": 3})
             harness.hear()
@@ -104,35 +104,35 @@ def test_a_spec_changed_during_writes_is_not_reported_as_done(tmp_path: Path):
         assert await harness.reconcile(DIGITS) == Done()
         assert harness.digits()["status"]["observedGeneration"] == 2
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_an_object_being_deleted_is_left_to_the_garbage_collector(tmp_path: Path):
     """O-40."""
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.api.put("inferencemodels", "prod", "digits", metadata={"deletionTimestamp": "2030-01-01T00:00:00Z"})
         assert (await harness.again(), harness.api.writes()) == (Done(), {})
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 @pytest.mark.parametrize("times", [1, 5])
 def test_a_conflicting_status_is_written_again_from_current_state(tmp_path: Path, times: int):
     """O-06."""
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.api.faults.append(Fault("PATCH .*/status", status=409, reason="Conflict", times=times))
         failures = [await harness.again() for _ in range(times)]
         assert [outcome.failure for outcome in failures if isinstance(outcome, Failed)] == [Failure.CONFLICT] * times
         assert await harness.reconcile(DIGITS) == Done()
         assert harness.digits()["status"]["observedGeneration"] == 1
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_an_unseen_status_is_not_overwritten(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         create_unscheduled_pod(harness)
         harness.hear()
@@ -143,13 +143,13 @@ def test_an_unseen_status_is_not_overwritten(tmp_path: Path):
         assert await harness.reconcile(DIGITS) == Done(again_in=UNSCHEDULED_AGAIN_S)
         assert harness.digits()["status"]["phase"] == "Scheduling"
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_hundred_quick_edits_make_few_rollouts_and_the_last_one_wins(tmp_path: Path):
     """O-43."""
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         for n in range(100):
             harness.now += 0.1
@@ -162,11 +162,11 @@ def test_a_hundred_quick_edits_make_few_rollouts_and_the_last_one_wins(tmp_path:
         assert {"name": "N", "value": "99"} in container["env"]
         assert harness.digits()["status"]["observedGeneration"] == harness.digits()["metadata"]["generation"]
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_postponed_rollout_is_reported_as_progressing(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "True"})
         for number in range(2):
@@ -183,11 +183,11 @@ def test_a_postponed_rollout_is_reported_as_progressing(tmp_path: Path):
             "Progressing",
         )
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_spec_that_is_too_deep_is_reported_in_its_status(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         whole = harness.children()
         harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "podTemplate": {"spec": {"x": deep(9_000)}}})
@@ -198,11 +198,11 @@ def test_a_spec_that_is_too_deep_is_reported_in_its_status(tmp_path: Path):
         written = harness.api.writes()
         assert (await harness.reconcile(DIGITS), harness.api.writes(), harness.children()) == (Done(), written, whole)
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_an_invalid_spec_changes_no_child(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         whole = harness.children()
         harness.api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "file:///etc"}})
@@ -210,11 +210,11 @@ def test_an_invalid_spec_changes_no_child(tmp_path: Path):
         assert harness.children() == whole
         assert harness.condition("Ready")["status"] == "False"
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_failure_is_an_event_and_a_failed_post_is_no_error(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "file:///etc"}})
         assert await harness.again() == Done()
         (event,) = [value for (plural, _, _), value in harness.api.objects.items() if plural == "events"]
@@ -225,13 +225,13 @@ def test_a_failure_is_an_event_and_a_failed_post_is_no_error(tmp_path: Path):
         harness.api.put("inferencemodels", "prod", "other", spec={"model": {"uri": "file:///etc"}})
         assert await harness.again(Key(Kind.INFERENCE_MODEL, "prod", "other")) == Done()
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_delete_names_the_uid_and_version_that_were_read(tmp_path: Path):
     """O-21."""
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "networkPolicy": {"enabled": True}})
         await harness.again()
         harness.api.put("inferencemodels", "prod", "digits", spec=SPEC)
@@ -244,7 +244,7 @@ def test_a_delete_names_the_uid_and_version_that_were_read(tmp_path: Path):
         assert isinstance(outcome, Failed)
         assert (outcome.failure, harness.api.named("networkpolicies")) == (Failure.CONFLICT, {"digits"})
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_an_ensemble_is_not_built_from_an_old_member(tmp_path: Path):
@@ -256,7 +256,7 @@ def test_an_ensemble_is_not_built_from_an_old_member(tmp_path: Path):
         "inputs": [{"name": "X", **tensor}], "outputs": [{"name": "Y", "from": "a.y", **tensor}], "steps": [step],
     }  # fmt: skip
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.api.put("modelensembles", "prod", "chain", spec=spec)
         assert await harness.again(key) == Done()
         old = harness.api.version
@@ -279,7 +279,7 @@ def test_an_ensemble_is_not_built_from_an_old_member(tmp_path: Path):
             assert isinstance(outcome, Failed)
             assert (outcome.failure, harness.children()) == (Failure.CONFLICT, whole)
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 @pytest.mark.parametrize("is_done", [False, True])
@@ -294,7 +294,7 @@ def test_the_next_operator_completes_writes_cut_off_at_any_point(tmp_path: Path,
                 async with beside(harness) as other:
                     await other.again()
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await make_changes(harness)
         whole, writes = harness.children(), harness.api.writes().total()
         for k in range(writes):
@@ -308,4 +308,4 @@ def test_the_next_operator_completes_writes_cut_off_at_any_point(tmp_path: Path,
                 await other.again()
             assert harness.children() == whole, f"at write {k}"
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)

@@ -28,20 +28,20 @@ from support.operator_harness import CHILDREN, SPEC, Harness, run
 def test_retry_after_is_passed_to_the_queue(tmp_path: Path, header: str, seconds: float | None):
     """O-09."""
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.api.faults.append(Fault("PATCH .*/deployments/", status=429, headers={"Retry-After": header}, times=1))
         outcome = await harness.again()
         assert isinstance(outcome, Failed)
         assert (outcome.failure, outcome.retry_after_s) == (Failure.TRANSIENT, seconds)
         assert await harness.again() == Done()
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_renewed_token_is_used_at_once(tmp_path: Path):
     """O-10."""
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.api.tokens = {"better"}
         outcome = await harness.again()
         assert isinstance(outcome, Failed)
@@ -49,7 +49,7 @@ def test_a_renewed_token_is_used_at_once(tmp_path: Path):
         (harness.folder / "token").write_text("better")
         assert await harness.again() == Done()
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_proxies_and_passwords_of_the_environment_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -59,17 +59,17 @@ def test_proxies_and_passwords_of_the_environment_are_not_used(tmp_path: Path, m
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         assert await harness.again() == Done()
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 @pytest.mark.parametrize("plural", sorted(CHILDREN))
 def test_a_forbidden_write_is_reported_and_retried_later(tmp_path: Path, plural: str):
     """O-11."""
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         message = f"{plural} is forbidden: User operator cannot patch resource {plural}"
         forbidden = Fault(f"PATCH .*/{plural}/", status=403, reason="Forbidden", message=message)
         harness.api.faults.append(forbidden)
@@ -84,19 +84,19 @@ def test_a_forbidden_write_is_reported_and_retried_later(tmp_path: Path, plural:
         assert await harness.again() == Done()
         assert harness.condition("Degraded")["status"] == "False"
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 @pytest.mark.parametrize("status", [500, 503, 504])
 def test_server_errors_are_retried(tmp_path: Path, status: int):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.api.faults.append(Fault("PATCH .*/services/", status=status, times=1))
         outcome = await harness.again()
         assert isinstance(outcome, Failed)
         assert outcome.failure is Failure.TRANSIENT
         assert await harness.again() == Done()
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 TYPED = (
@@ -109,7 +109,7 @@ STATUS_WRITES = "PATCH .*/status"
 
 @pytest.mark.parametrize("made_before", [False, True])
 def test_a_pod_template_mistake_is_reported_and_changes_no_child(tmp_path: Path, made_before: bool):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         if made_before:
             await harness.again()
         whole = harness.children()
@@ -127,21 +127,21 @@ def test_a_pod_template_mistake_is_reported_and_changes_no_child(tmp_path: Path,
         )
         assert harness.api.counted(STATUS_WRITES) == 1 + made_before
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_valid_pod_template_needs_one_dry_run(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "podTemplate": {"spec": {"hostname": "a"}}})
         assert await harness.again() == Done()
         assert await harness.again() == Done()
         assert (harness.api.counted("dryRun=All"), len(harness.children())) == (1, 5)
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_lasting_failure_is_reported_once_until_it_is_over(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         message = 'Internal error occurred: failed calling webhook "w": dial tcp 10.0.0.1:443: connect: refused'
         webhook = Fault("PATCH .*/services/", status=500, reason="InternalError", message=message)
         harness.api.faults.append(webhook)
@@ -162,11 +162,11 @@ def test_a_lasting_failure_is_reported_once_until_it_is_over(tmp_path: Path):
         assert await harness.again() == Done()
         assert harness.condition("Ready")["reason"] == "Pending"
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_failed_rollout_is_retried_and_not_postponed(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "env": [{"name": "N", "value": "1"}]})
         harness.api.faults.append(Fault("PATCH .*/deployments/", status=503, times=3))
@@ -174,7 +174,7 @@ def test_a_failed_rollout_is_retried_and_not_postponed(tmp_path: Path):
         assert [outcome.failure for outcome in outcomes if isinstance(outcome, Failed)] == [Failure.TRANSIENT] * 3
         assert await harness.again() == Done()
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 TERMINATING = {
@@ -190,9 +190,9 @@ TERMINATING = {
 def test_a_namespace_being_deleted_gets_one_write_attempt(tmp_path: Path, fault: Fault):
     """O-42."""
 
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.api.faults.append(fault)
         assert await harness.again() == Done()
         assert harness.api.writes().total() == 1
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)

@@ -14,18 +14,18 @@ from support.operator_harness import DIGITS, SPEC, Harness, beside, run
 
 
 def test_another_owners_object_is_not_taken_over(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         theirs = harness.api.put("services", "prod", "digits", spec={"selector": {"app": "theirs"}})
         assert await harness.again() == Done(again_in=CONFLICT_AGAIN_S)
         assert harness.api.objects["services", "prod", "digits"] == theirs
         assert "digits" in harness.api.named("deployments"), "the others are made"
         assert any("digits" in condition["message"] and "Service" in condition["message"] for condition in harness.digits()["status"]["conditions"])  # fmt: skip
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_taken_name_costs_one_request_per_check(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.hear()
         # No watch tells of it: it has no label of ours.
         harness.api.put("services", "prod", "digits", spec={})
@@ -40,11 +40,11 @@ def test_a_taken_name_costs_one_request_per_check(tmp_path: Path):
         assert harness.condition("Accepted")["status"] == "True"
         assert harness.children().keys() >= {("services", "prod", "digits")}
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_of_two_objects_with_one_child_name_the_older_gets_it(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         younger = Key(Kind.INFERENCE_MODEL, "prod", "digits-pods")
         harness.api.put("inferencemodels", "prod", "digits", metadata={"creationTimestamp": "2030-01-01T00:00:00Z"})
         harness.api.put(
@@ -69,11 +69,11 @@ def test_of_two_objects_with_one_child_name_the_older_gets_it(tmp_path: Path):
         assert await harness.again(younger) == Done()
         assert len(harness.children()) == len(whole)
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_an_object_created_meanwhile_by_others_is_not_taken_over(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         come = Fault(
             "PATCH .*/configmaps", times=1, then=lambda: harness.api.put("services", "prod", "digits", spec={})
         )
@@ -82,11 +82,11 @@ def test_an_object_created_meanwhile_by_others_is_not_taken_over(tmp_path: Path)
         assert harness.api.objects["services", "prod", "digits"]["spec"] == {}
         assert "digits" in harness.api.named("deployments"), "the others are made"
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_taken_name_is_found_while_another_child_is_deleted(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "replicas": 2})
         await harness.again()
         theirs = harness.api.put("networkpolicies", "prod", "digits", spec={})
@@ -95,19 +95,19 @@ def test_a_taken_name_is_found_while_another_child_is_deleted(tmp_path: Path):
         assert harness.api.objects["networkpolicies", "prod", "digits"] == theirs
         assert harness.api.named("poddisruptionbudgets") == set()
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_without_taken_names_only_the_model_is_read(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         assert await harness.again() == Done()
         assert [request for request in harness.api.requests if request.startswith("GET")] == [f"GET {MODELS.path('prod', 'digits')}"]  # fmt: skip
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_our_child_that_the_watch_has_not_reported_is_kept(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         before = deepcopy(harness.api.objects)
         async with beside(harness) as other:
@@ -115,4 +115,4 @@ def test_our_child_that_the_watch_has_not_reported_is_kept(tmp_path: Path):
             assert await other.reconcile(DIGITS) == Done()
         assert harness.api.objects == before
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)

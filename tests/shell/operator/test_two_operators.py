@@ -20,17 +20,17 @@ from support.operator_harness import DIGITS, SPEC, Harness, beside, run
 
 
 def test_without_the_lease_nothing_is_written(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         harness.leads = False
         outcome = await harness.again()
         assert isinstance(outcome, Failed)
         assert harness.api.writes() == {}
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_the_lease_is_checked_before_every_write(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         def lose() -> None:
             harness.leads = False
 
@@ -38,7 +38,7 @@ def test_the_lease_is_checked_before_every_write(tmp_path: Path):
         await harness.again()
         assert harness.api.writes() == {"PATCH configmaps": 1, "PATCH serviceaccounts": 1}
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 OTHER = "elsewhere/other"
@@ -49,7 +49,7 @@ def _lease(harness: Harness, renewed: int) -> None:
 
 
 def test_an_object_of_another_release_is_left_alone_and_reported_once(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         _lease(harness, 1)
         await harness.again()
         assert harness.digits()["status"]["operator"] == "halimede/this"
@@ -67,12 +67,12 @@ def test_an_object_of_another_release_is_left_alone_and_reported_once(tmp_path: 
             }
             assert kept == {where: value for where, value in before.items() if where[0] != "leases"}
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
 def test_an_object_of_a_removed_release_is_taken_over(tmp_path: Path, is_deleted: bool):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         _lease(harness, 1)
         await harness.again()
         async with beside(harness, OTHER) as other:
@@ -94,11 +94,11 @@ def test_an_object_of_a_removed_release_is_taken_over(tmp_path: Path, is_deleted
             assert await harness.reconcile(DIGITS) == Done(again_in=OTHER_OPERATOR_AGAIN_S)
             assert ("services", "prod", "digits") not in harness.api.objects
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_an_unreadable_lease_counts_as_renewed(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         await harness.again()
         harness.api.faults.append(Fault("GET .*/leases/", status=403, reason="Forbidden"))
         async with beside(harness, OTHER) as other:
@@ -106,11 +106,11 @@ def test_an_unreadable_lease_counts_as_renewed(tmp_path: Path):
                 assert await other.again() == Done(again_in=OTHER_OPERATOR_AGAIN_S)
                 harness.now += FREE_AFTER_S
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_a_new_object_is_first_left_to_other_running_operators(tmp_path: Path):
-    async def story(harness: Harness) -> None:
+    async def scenario(harness: Harness) -> None:
         _lease(harness, 1)
         await harness.again()
         async with beside(harness, OTHER) as other:
@@ -124,4 +124,4 @@ def test_a_new_object_is_first_left_to_other_running_operators(tmp_path: Path):
             assert await other.again(key) == Done()
             assert harness.api.objects["inferencemodels", "prod", "new"]["status"]["operator"] == OTHER
 
-    run(story, tmp_path)
+    run(scenario, tmp_path)

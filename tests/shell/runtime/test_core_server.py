@@ -21,7 +21,7 @@ def test_an_internal_fault_in_the_request_check_is_answered(tmp_path: Path) -> N
     count = 70_000  # more elements, and not of one length, than are walked on the event loop
     data = memoryview(b"\1\0\0\0a" * (count - 1) + b"\0\0\0\0")
 
-    async def story() -> InferenceResponse:
+    async def scenario() -> InferenceResponse:
         options = LoadOptions(Inventory(()), {}, autocomplete=True)
         core = CoreServer(
             ModelLifecycle(ModelRepository((tmp_path,)), options, 1, services=ModelServices(CustomMetrics())),
@@ -42,5 +42,5 @@ def test_an_internal_fault_in_the_request_check_is_answered(tmp_path: Path) -> N
             await core.close()
         return answered
 
-    error = asyncio.run(story()).error
+    error = asyncio.run(scenario()).error
     assert error == InferenceError(ErrorCode.INTERNAL, "request for model 'text' could not be checked")

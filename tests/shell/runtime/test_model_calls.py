@@ -11,7 +11,7 @@ from halimede.core.types.caller import Caller
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.model_calls import ModelCalls
-from support.pumping import MS, Bench, outputs, story
+from support.pumping import MS, Bench, outputs, run_on_loop
 
 LIMIT_S = 10.0
 UNAVAILABLE = ErrorCode.UNAVAILABLE
@@ -44,7 +44,7 @@ class Calling:
 
 
 def test_a_call_that_is_queued_for_too_long_is_ended(caplog: pytest.LogCaptureFixture) -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         calling = Calling()
         bench = calling.bench
         bench.submit(1)
@@ -67,12 +67,12 @@ def test_a_call_that_is_queued_for_too_long_is_ended(caplog: pytest.LogCaptureFi
         assert bench.answers[1:] == [(1, "ok", True), (3, "ok", True)]
         assert len(bench.table.waits) == 0
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 @pytest.mark.parametrize("where", ["running", "open"])
 def test_a_call_that_executes_is_never_ended(where: str) -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         calling = Calling()
         bench = calling.bench
         calling.call(1, timeout_ms=10)
@@ -87,11 +87,11 @@ def test_a_call_that_executes_is_never_ended(where: str) -> None:
             bench.workers[0].send(1, outputs(), final=True)
         assert bench.answers == [(1, "ok", True)]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_without_a_limit_a_call_waits() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         calling = Calling()
         calling.bench.submit(1)
         calling.call(2, timeout_ms=0)
@@ -99,11 +99,11 @@ def test_without_a_limit_a_call_waits() -> None:
         assert calling.bench.answers == []
         assert calling.bench.pump.queued == 1
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_each_call_has_the_limit_of_its_caller() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         calling = Calling()
         calling.bench.submit(1)
         calling.call(2, timeout_ms=250)
@@ -113,11 +113,11 @@ def test_each_call_has_the_limit_of_its_caller() -> None:
         await calling.until_answered(4, 2)
         assert calling.bench.pump.queued == 1
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_time_counts_while_all_processes_of_the_called_model_are_down() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         calling = Calling()
         (worker,) = calling.bench.workers
         worker.die()
@@ -127,11 +127,11 @@ def test_time_counts_while_all_processes_of_the_called_model_are_down() -> None:
         worker.restart()
         assert worker.executed == []
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_call_that_is_cancelled_or_begins_in_time_is_not_ended() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         calling = Calling()
         bench = calling.bench
         bench.submit(1)
@@ -143,11 +143,11 @@ def test_a_call_that_is_cancelled_or_begins_in_time_is_not_ended() -> None:
         assert bench.answers == [(2, ErrorCode.CANCELLED, True), (1, "ok", True)]
         assert bench.workers[0].executed == [1, 3]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_model_that_drains_is_closed_once_its_queued_calls_are_ended() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         calling = Calling()
         bench = calling.bench
         bench.workers[0].die()
@@ -155,11 +155,11 @@ def test_a_model_that_drains_is_closed_once_its_queued_calls_are_ended() -> None
         await asyncio.wait_for(bench.pump.close(), LIMIT_S)
         assert bench.answers == [(1, UNAVAILABLE, True)]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_model_whose_call_was_ended_may_call_again_at_once() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         calling = Calling()
         bench = calling.bench
         bench.submit(1)
@@ -170,4 +170,4 @@ def test_a_model_whose_call_was_ended_may_call_again_at_once() -> None:
         calling.calls.made(2, caller, now, bench.pump)
         await calling.until_answered(3)
 
-    story(tell)
+    run_on_loop(scenario)

@@ -41,12 +41,12 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyBa
     installed_backend.cache_clear()
 
 
-def in_a_loop(story: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
+def in_a_loop(scenario: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
     """A test that is a coroutine, run in an event loop of its own."""
 
-    @functools.wraps(story)
+    @functools.wraps(scenario)
     def run(*arguments: object, **fixtures: object) -> None:
-        asyncio.run(story(*arguments, **fixtures))
+        asyncio.run(scenario(*arguments, **fixtures))
 
     return run
 

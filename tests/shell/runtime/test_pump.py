@@ -22,7 +22,7 @@ from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.pump import Pump
 from halimede.runtime.requests import RequestTable, VersionRequests
 from halimede.workers.worker import BatchDone, BatchItem, BatchTimes
-from support.pumping import story as scenario
+from support.pumping import run_on_loop as scenario
 
 
 class PlayedWorker:
@@ -114,7 +114,7 @@ class Bench:
 
 
 def test_a_backlog_forms_a_batch_behind_the_running_one() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench()
         bench.submit(1, 2, 3)
         assert bench.running() == [[1]]
@@ -127,11 +127,11 @@ def test_a_backlog_forms_a_batch_behind_the_running_one() -> None:
         assert (bench.table.by_ticket, bench.table.size_bytes) == ({}, 0)
         assert (bench.stats.success_count, bench.stats.execution_count) == (3, 2)
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_a_lone_request_is_executed_at_once() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench()
         for key in range(1, 4):
             bench.submit(key)
@@ -139,21 +139,21 @@ def test_a_lone_request_is_executed_at_once() -> None:
             bench.finish()
             assert bench.answers[-1] == (key, "ok")
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_requests_of_one_loop_turn_share_a_batch() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench(workers=2)
         bench.submit(1, 2, 3)
         await bench.turn()
         assert (bench.running(0), bench.running(1)) == ([[1]], [[2, 3]])
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_a_new_request_joins_the_queue_in_the_turn_in_which_a_batch_ends() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench()
         bench.submit(1, 2)
         bench.finish()
@@ -162,11 +162,11 @@ def test_a_new_request_joins_the_queue_in_the_turn_in_which_a_batch_ends() -> No
         assert bench.running() == [[2, 3]]
         assert bench.answers == [(1, "ok")]
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_clients_that_send_again_after_a_batch_share_the_next_one() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench(max_batch_size=16)
         bench.submit(*range(1, 10))
         assert bench.running() == [[1]]
@@ -186,11 +186,11 @@ def test_clients_that_send_again_after_a_batch_share_the_next_one() -> None:
         bench.submit(12)
         assert bench.running() == [[12]]
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_where_many_were_half_of_them_wait_for_no_turn_to_end() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench(max_batch_size=16)
         bench.submit(*range(1, 10))
         bench.finish()
@@ -204,11 +204,11 @@ def test_where_many_were_half_of_them_wait_for_no_turn_to_end() -> None:
         await bench.turn()
         assert bench.running() == [[14]]
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_a_queued_request_that_is_cancelled_never_runs() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench()
         bench.submit(1, 2, 3)
         bench.pump.cancel(2)
@@ -218,11 +218,11 @@ def test_a_queued_request_that_is_cancelled_never_runs() -> None:
         assert bench.running() == [[3]]
         assert bench.stats.failures[FailureReason.CANCELED] == 1
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_a_running_request_that_is_cancelled_gets_its_flag_and_one_answer() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench()
         bench.submit(1)
         flag = bench.workers[0].batches[0][0]
@@ -233,11 +233,11 @@ def test_a_running_request_that_is_cancelled_gets_its_flag_and_one_answer() -> N
         assert bench.answers == [(1, ErrorCode.CANCELLED)]
         assert bench.stats.failures[FailureReason.CANCELED] == 1
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_a_failed_batch_fails_its_requests_alone() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench()
         bench.submit(1, 2)
         bench.finish(error=InferenceError(ErrorCode.INTERNAL, "boom"))
@@ -247,21 +247,21 @@ def test_a_failed_batch_fails_its_requests_alone() -> None:
         assert bench.stats.failures[FailureReason.BACKEND] == 1
         assert bench.stats.execution_count == 1
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_a_full_queue_answers_at_once() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench(default_queue_policy=ModelQueuePolicy(max_queue_size=2))
         bench.submit(1, 2, 3, 4)
         assert bench.answers == [(4, ErrorCode.UNAVAILABLE)]
         assert bench.stats.failures[FailureReason.REJECTED] == 1
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_the_bytes_in_flight_are_bounded_over_all_models() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench(limit_bytes=8)
         bench.submit(1, 2, 3)
         assert bench.answers == [(3, ErrorCode.UNAVAILABLE)]
@@ -270,11 +270,11 @@ def test_the_bytes_in_flight_are_bounded_over_all_models() -> None:
         assert bench.table.size_bytes == 8
         assert Bench(limit_bytes=1).submit(1) is None
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_a_refused_request_leaves_no_record_and_holds_nothing_back() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         policy = ModelQueuePolicy(max_queue_size=1)
         bench = Bench(preserve_ordering=True, preferred_batch_size=(1,), default_queue_policy=policy)
         bench.submit(1, 2, 3)
@@ -287,11 +287,11 @@ def test_a_refused_request_leaves_no_record_and_holds_nothing_back() -> None:
         assert bench.answers[1:] == [(1, "ok"), (2, "ok")]
         assert bench.stats.failures[FailureReason.REJECTED] == 1
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_a_finished_request_is_counted_and_answered_once() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench()
         bench.submit(1)
         flight = bench.requests.record_of(1)
@@ -300,11 +300,11 @@ def test_a_finished_request_is_counted_and_answered_once() -> None:
         assert (bench.answers, bench.requests.count) == ([(1, "ok")], 0)
         assert (bench.stats.success_count, sum(bench.stats.failures.values())) == (1, 0)
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_requests_that_are_still_looked_at_count_as_in_flight() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench(limit_bytes=8)
         bench.requests.hold(7)
         with pytest.raises(InferenceError) as refused:
@@ -317,11 +317,11 @@ def test_requests_that_are_still_looked_at_count_as_in_flight() -> None:
         bench.requests.hold(9)
         bench.requests.release(9)
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_a_timeout_fires_without_another_event() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench(default_queue_policy=ModelQueuePolicy(default_timeout_microseconds=20_000))
         bench.submit(1, 2)
         begun = monotonic_ns()
@@ -331,11 +331,11 @@ def test_a_timeout_fires_without_another_event() -> None:
         assert bench.answers == [(2, ErrorCode.UNAVAILABLE)]
         assert monotonic_ns() - begun >= 19_000_000
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_a_delay_of_a_fraction_of_a_millisecond_ends_without_another_event() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench(max_queue_delay_microseconds=300)
         bench.submit(1)
         assert bench.running() == []
@@ -344,11 +344,11 @@ def test_a_delay_of_a_fraction_of_a_millisecond_ends_without_another_event() -> 
                 await asyncio.sleep(0)
         assert bench.running() == [[1]]
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_answers_keep_the_order_of_the_requests_when_asked() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench(workers=2, preserve_ordering=True, preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
         await bench.turn()
@@ -357,11 +357,11 @@ def test_answers_keep_the_order_of_the_requests_when_asked() -> None:
         bench.finish(0, InferenceError(ErrorCode.INTERNAL, "boom"))
         assert bench.answers == [(1, ErrorCode.INTERNAL), (2, "ok")]
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_close_waits_for_what_was_accepted() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench()
         bench.submit(1, 2)
         closing = asyncio.ensure_future(bench.pump.close())
@@ -374,11 +374,11 @@ def test_close_waits_for_what_was_accepted() -> None:
         assert bench.workers[0].stopped
         assert bench.answers == [(1, "ok"), (2, "ok")]
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_abort_answers_everything_and_hears_no_late_result() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench()
         bench.submit(1, 2)
         bench.pump.abort()
@@ -387,12 +387,12 @@ def test_abort_answers_everything_and_hears_no_late_result() -> None:
         assert len(bench.answers) == 2
         await bench.pump.close()
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_every_request_is_answered_once_under_a_mixed_load(workers: int) -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench(workers=workers, default_queue_policy=ModelQueuePolicy(max_queue_size=50))
         for key in range(1, 400):
             bench.submit(key)
@@ -410,11 +410,11 @@ def test_every_request_is_answered_once_under_a_mixed_load(workers: int) -> None
             await bench.turn()
         assert sorted(key for key, _ in bench.answers) == list(range(1, 400))
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_an_output_that_does_not_fit_its_reshape_fails_only_its_request() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         reshape = ModelTensorReshape(shape=(1,))
         bench = Bench(output=ModelOutput(name="OUT", data_type=DataType.FP32, dims=(1, 1), reshape=reshape))
         bench.submit(1, 2, 3)
@@ -427,11 +427,11 @@ def test_an_output_that_does_not_fit_its_reshape_fails_only_its_request() -> Non
         assert bench.answers == [(1, "ok"), (2, ErrorCode.INTERNAL), (3, "ok")]
         await bench.pump.close()
 
-    scenario(story)
+    scenario(run_on_loop)
 
 
 def test_a_caller_that_fails_costs_no_other_its_answer() -> None:
-    async def story() -> None:
+    async def run_on_loop() -> None:
         bench = Bench()
         bench.submit(1)
 
@@ -447,4 +447,4 @@ def test_a_caller_that_fails_costs_no_other_its_answer() -> None:
         assert bench.table.by_ticket == {}
         await bench.pump.close()
 
-    scenario(story)
+    scenario(run_on_loop)

@@ -5,14 +5,14 @@ import pytest
 from halimede.core.config.model_config import ModelOutput, ModelTensorReshape
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.statistics import Duration, FailureReason, ResponseStatistics
-from support.pumping import MS, Bench, outputs, story, times
+from support.pumping import MS, Bench, outputs, run_on_loop, times
 
 BOOM = InferenceError(ErrorCode.INTERNAL, "boom")
 INTERNAL, CANCELLED, UNAVAILABLE = ErrorCode.INTERNAL, ErrorCode.CANCELLED, ErrorCode.UNAVAILABLE
 
 
 def test_a_request_stays_open_after_its_batch_until_its_final_answer() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench()
         bench.submit(1, 2)
         worker = bench.workers[0]
@@ -29,11 +29,11 @@ def test_a_request_stays_open_after_its_batch_until_its_final_answer() -> None:
         assert (bench.table.by_ticket, bench.table.size_bytes) == ({}, 0)
         await bench.pump.close()
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_an_answer_before_the_end_of_its_batch_may_be_final() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(decoupled=False)
         bench.submit(1)
         bench.workers[0].send(1, outputs(), final=True, parameters={"early": True})
@@ -43,11 +43,11 @@ def test_an_answer_before_the_end_of_its_batch_may_be_final() -> None:
         assert (bench.stats.success_count, bench.stats.execution_count) == (1, 1)
         await bench.pump.close()
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_an_ordinary_model_that_sends_no_answer_fails_its_request() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(decoupled=False)
         bench.submit(1)
         bench.workers[0].finish()
@@ -55,11 +55,11 @@ def test_an_ordinary_model_that_sends_no_answer_fails_its_request() -> None:
         error = bench.responses[0][1].error
         assert error == InferenceError(INTERNAL, "expected a single response, got 0")
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_parameters_of_a_batch_go_to_their_own_answers() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench()
         bench.submit(1, 2, 3)
         bench.workers[0].finish(reply=outputs(), parameters={0: {"text": "a", "flag": True}})
@@ -71,11 +71,11 @@ def test_parameters_of_a_batch_go_to_their_own_answers() -> None:
             (3, {"count": 2, "share": 0.5}),
         ]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_answers_for_requests_that_are_not_open_are_ignored() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
         await bench.turn()
@@ -96,11 +96,11 @@ def test_answers_for_requests_that_are_not_open_are_ignored() -> None:
         assert bench.answers[2:] == [(2, "ok", True), (3, "ok", True)]
         assert bench.table.by_ticket == {}
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_the_end_of_a_batch_may_carry_the_final_answer() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench()
         bench.submit(1)
         bench.workers[0].send(1, outputs())
@@ -109,11 +109,11 @@ def test_the_end_of_a_batch_may_carry_the_final_answer() -> None:
         assert bench.responses[1][1].parameters == {"last": True}
         assert [each.success.count for each in bench.stats.snapshot().responses] == [1, 1]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_failed_batch_ends_a_request_with_partial_answers() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench()
         bench.submit(1)
         bench.workers[0].send(1, outputs())
@@ -122,11 +122,11 @@ def test_a_failed_batch_ends_a_request_with_partial_answers() -> None:
         assert (bench.stats.success_count, bench.stats.failures[FailureReason.BACKEND]) == (0, 1)
         await bench.pump.close()
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_partial_answers_keep_the_order_of_the_requests() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(workers=3, preserve_ordering=True, preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
         await bench.turn()
@@ -147,11 +147,11 @@ def test_partial_answers_keep_the_order_of_the_requests() -> None:
         ]
         await bench.pump.close()
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_an_answer_that_does_not_fit_its_reshape_becomes_an_error() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         reshape = ModelTensorReshape(shape=(1,))
         bench = Bench(output=ModelOutput(name="OUT", data_type=DataType.FP32, dims=(1, 1), reshape=reshape))
         bench.submit(1)
@@ -162,11 +162,11 @@ def test_an_answer_that_does_not_fit_its_reshape_becomes_an_error() -> None:
         assert bench.answers == [(1, "ok", False), (1, INTERNAL, False), (1, "end", True)]
         assert bench.responses[0][1].outputs[0].shape == (1, 1, 1)
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_answers_are_counted_by_index_and_requests_once() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench()
         bench.submit(1)
         worker = bench.workers[0]
@@ -188,11 +188,11 @@ def test_answers_are_counted_by_index_and_requests_once() -> None:
         assert (snapshot.inference_count, snapshot.execution_count) == (1, 1)
         assert (sum(bench.stats.first_response_buckets), bench.stats.first_response_ns > 0) == (1, True)
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_request_with_an_error_among_its_answers_has_failed() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(preferred_batch_size=(1,))
         worker = bench.workers[0]
         bench.submit(1, 2, 3)
@@ -214,12 +214,12 @@ def test_a_request_with_an_error_among_its_answers_has_failed() -> None:
         ]
         assert counts == [(1, 1, 0, 1), (0, 1, 0, 0), (0, 0, 1, 0)]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_only_decoupled_models_have_statistics_by_response(decoupled: bool) -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(decoupled=decoupled)
         bench.submit(1)
         bench.workers[0].send(1, outputs(), final=True)
@@ -227,4 +227,4 @@ def test_only_decoupled_models_have_statistics_by_response(decoupled: bool) -> N
         assert bool(bench.stats.snapshot().responses) is decoupled
         assert bool(bench.stats.first_response_buckets) is decoupled
 
-    story(tell)
+    run_on_loop(scenario)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from halimede.core.types import ErrorCode
 from halimede.runtime.pump import Pump
 from halimede.workers.worker import BatchDone, BatchItem, Outputs, WorkerDown
-from support.pumping import Bench, outputs, story, times
+from support.pumping import Bench, outputs, run_on_loop, times
 from support.toy_schedulers import DepthTwo, Fifo, Iterative, Limiter, RateLimited
 
 
@@ -46,7 +46,7 @@ def bench_of(scheduler: Fifo, rows: int = 1) -> tuple[Bench, QueueingWorker]:
 
 
 def test_a_worker_gets_its_next_batch_before_the_last_one_ends() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench, worker = bench_of(DepthTwo())
         bench.submit(1, 2, 3)
         await bench.turn()
@@ -61,11 +61,11 @@ def test_a_worker_gets_its_next_batch_before_the_last_one_ends() -> None:
         assert bench.answers[1:] == [(2, "ok", True), (3, "ok", True)]
         await bench.requests.drained()
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_dead_worker_gives_back_the_ready_batch_that_it_had_not_read() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench, worker = bench_of(DepthTwo())
         bench.submit(1, 2)
         await bench.turn()
@@ -75,11 +75,11 @@ def test_a_dead_worker_gives_back_the_ready_batch_that_it_had_not_read() -> None
         [item], [unread] = running, ready
         assert (item.key, unread.key) == (1, 2)
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_an_iterative_request_runs_until_its_model_ends_it() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench, worker = bench_of(Iterative(), rows=4)
         bench.submit(1, 2)
         await bench.turn()
@@ -93,11 +93,11 @@ def test_an_iterative_request_runs_until_its_model_ends_it() -> None:
         assert bench.answers == [(2, "ok", True), (1, "ok", True)]
         assert (bench.stats.success_count, bench.table.by_ticket) == (2, {})
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_cancelled_iterative_request_is_not_executed_again() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench, worker = bench_of(Iterative())
         bench.submit(1)
         await bench.turn()
@@ -106,7 +106,7 @@ def test_a_cancelled_iterative_request_is_not_executed_again() -> None:
         await bench.turn()
         assert (bench.answers, worker.given) == ([(1, ErrorCode.CANCELLED, True)], [])
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_batch_that_must_not_be_repeated_fails_with_its_worker() -> None:
@@ -114,7 +114,7 @@ def test_a_batch_that_must_not_be_repeated_fails_with_its_worker() -> None:
         def remove_slot(self, *lost: object) -> list[int]:
             return []
 
-    async def tell() -> None:
+    async def scenario() -> None:
         bench, worker = bench_of(Stateful())
         bench.submit(1)
         await bench.turn()
@@ -124,11 +124,11 @@ def test_a_batch_that_must_not_be_repeated_fails_with_its_worker() -> None:
             "Failed to process the request(s) for model instance 'm_0', message: worker exited once (last: signal 9)"
         )
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_pump_wakes_another_one_that_waits_for_a_shared_resource() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         limiter = Limiter(1)
         schedulers = RateLimited(limiter), RateLimited(limiter)
         (first, one), (second, two) = bench_of(schedulers[0]), bench_of(schedulers[1])
@@ -142,4 +142,4 @@ def test_a_pump_wakes_another_one_that_waits_for_a_shared_resource() -> None:
         await second.turn()
         assert two.given == [[2]]
 
-    story(tell)
+    run_on_loop(scenario)

@@ -10,13 +10,13 @@ from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, Inf
 from halimede.core.types.caller import Answers, RunningBatch
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns
-from support.pumping import Bench, outputs, story
+from support.pumping import Bench, outputs, run_on_loop
 
 INTERNAL, CANCELLED, UNAVAILABLE = ErrorCode.INTERNAL, ErrorCode.CANCELLED, ErrorCode.UNAVAILABLE
 
 
 def test_a_cancelled_running_request_is_ended_by_its_worker() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))
         bench.submit(1, 2)
         await bench.turn()
@@ -31,11 +31,11 @@ def test_a_cancelled_running_request_is_ended_by_its_worker() -> None:
         assert bench.answers[1:] == [(2, CANCELLED, True)]
         assert bench.stats.failures[FailureReason.CANCELED] == 1
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_cancelled_request_is_never_counted_as_a_success() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench()
         bench.submit(1)
         bench.pump.cancel(1)
@@ -44,11 +44,11 @@ def test_a_cancelled_request_is_never_counted_as_a_success() -> None:
         assert bench.answers == [(1, CANCELLED, True)]
         assert (bench.stats.success_count, bench.stats.failures[FailureReason.CANCELED]) == (0, 1)
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_cancelled_open_request_ends_at_once() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench()
         bench.submit(1)
         worker = bench.workers[0]
@@ -62,11 +62,11 @@ def test_a_cancelled_open_request_ends_at_once() -> None:
         worker.send(1, None, final=True)
         assert len(bench.answers) == 2
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_request_cancelled_while_it_runs_ends_with_its_batch() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench()
         bench.submit(1)
         bench.pump.cancel(1)
@@ -75,11 +75,11 @@ def test_a_request_cancelled_while_it_runs_ends_with_its_batch() -> None:
         assert bench.answers == [(1, CANCELLED, True)]
         await bench.pump.close()
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_acknowledgements_go_to_the_worker_of_the_request() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))
         bench.submit(1, 2)
         await bench.turn()
@@ -91,11 +91,11 @@ def test_acknowledgements_go_to_the_worker_of_the_request() -> None:
         bench.pump.acknowledge(2, 1)
         assert [worker.acknowledged for worker in bench.workers] == [[], [(2, 1), (2, 3)]]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_dead_worker_gets_no_messages() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench()
         bench.submit(1, 2)
         bench.workers[0].finish()
@@ -107,11 +107,11 @@ def test_a_dead_worker_gets_no_messages() -> None:
         assert (bench.workers[0].acknowledged, bench.workers[0].cancelled) == ([], [])
         assert bench.answers == [(1, CANCELLED, True), (2, UNAVAILABLE, True)]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_abort_ends_all_requests_and_cancels_them_at_their_workers() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
         worker = bench.workers[0]
@@ -126,11 +126,11 @@ def test_abort_ends_all_requests_and_cancels_them_at_their_workers() -> None:
         await bench.pump.close()
         assert worker.stopped
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_close_waits_for_open_requests() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench()
         bench.submit(1)
         bench.workers[0].finish()
@@ -140,12 +140,12 @@ def test_close_waits_for_open_requests() -> None:
         bench.workers[0].send(1, None, final=True)
         await closing
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 @pytest.mark.parametrize("where", ["queued", "running", "open"])
 def test_a_request_is_refused_only_while_it_is_queued(where: str) -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(preferred_batch_size=(1,))
         (worker,) = bench.workers
         stuck = InferenceError(UNAVAILABLE, "nobody will answer")
@@ -168,11 +168,11 @@ def test_a_request_is_refused_only_while_it_is_queued(where: str) -> None:
         assert worker.executed == ([1] if is_queued else [1, 2])
         assert [told for told, response in bench.responses if told == key and response.final] == [key]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_the_place_of_a_request_names_what_it_waits_for() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(preferred_batch_size=(1,))
         (worker,) = bench.workers
         pump = bench.pump
@@ -186,11 +186,11 @@ def test_the_place_of_a_request_names_what_it_waits_for() -> None:
         await bench.turn()
         assert pump.place_of(2) == Held((second, Answers(second)))
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_request_sent_from_the_callback_of_a_refusal_is_refused() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(preferred_batch_size=(1,))
 
         def ask_again(response: InferenceResponse) -> None:
@@ -202,4 +202,4 @@ def test_a_request_sent_from_the_callback_of_a_refusal_is_refused() -> None:
         assert bench.answers == [(3, UNAVAILABLE, True)]
         assert list(bench.table.by_ticket) == [1]
 
-    story(tell)
+    run_on_loop(scenario)

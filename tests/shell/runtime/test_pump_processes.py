@@ -6,7 +6,7 @@ from halimede.core.config.model_config import ModelQueuePolicy
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import FailureReason
-from support.pumping import Bench, PlayedProcess, outputs, story
+from support.pumping import Bench, PlayedProcess, outputs, run_on_loop
 
 BOOM = InferenceError(ErrorCode.INTERNAL, "boom")
 
@@ -15,7 +15,7 @@ INTERNAL, CANCELLED, UNAVAILABLE = ErrorCode.INTERNAL, ErrorCode.CANCELLED, Erro
 
 
 def test_each_slot_executes_one_batch_at_a_time() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(workers=2, concurrency=3, preferred_batch_size=(1,))
         bench.submit(*range(8))
         await bench.turn()
@@ -29,11 +29,11 @@ def test_each_slot_executes_one_batch_at_a_time() -> None:
                 worker.finish(slot, outputs())
         assert sorted(key for key, _ in bench.responses) == list(range(7))
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_requests_wait_until_a_worker_restarts() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench()
         bench.submit(1, 2)
         worker = bench.workers[0]
@@ -51,11 +51,11 @@ def test_requests_wait_until_a_worker_restarts() -> None:
         assert (bench.stats.execution_count, bench.stats.failures[FailureReason.BACKEND]) == (1, 1)
         await bench.pump.close()
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_late_failure_of_a_dead_process_frees_no_slot_in_use() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
         worker = bench.workers[0]
@@ -68,22 +68,22 @@ def test_a_late_failure_of_a_dead_process_frees_no_slot_in_use() -> None:
         await bench.turn()
         assert worker.executed == [1, 2, 3]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_an_up_event_of_a_running_worker_starts_no_second_batch() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(preferred_batch_size=(1,))
         bench.submit(1, 2)
         bench.workers[0].restart()
         await bench.turn()
         assert bench.workers[0].executed == [1]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_the_restart_of_a_passive_worker_changes_nothing() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(preferred_batch_size=(1,))
         passive = PlayedProcess(7, bench.pump)
         bench.pump.add_passive(passive)
@@ -95,11 +95,11 @@ def test_the_restart_of_a_passive_worker_changes_nothing() -> None:
         await bench.turn()
         assert (bench.workers[0].executed, passive.executed) == ([1, 2], [])
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_worker_health_shows_a_failure_also_after_a_restart() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(workers=2)
         first, second = bench.workers
         assert bench.pump.worker_health() == WorkerHealth()
@@ -113,11 +113,11 @@ def test_worker_health_shows_a_failure_also_after_a_restart() -> None:
         second.restart()
         assert bench.pump.worker_health() == parked
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_other_workers_continue_when_one_dies() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
         await bench.turn()
@@ -129,11 +129,11 @@ def test_other_workers_continue_when_one_dies() -> None:
         bench.workers[1].finish(reply=outputs())
         assert bench.answers == [(1, INTERNAL, True), (2, "ok", True), (3, "ok", True)]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_the_death_of_a_worker_fails_its_open_requests() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench()
         bench.submit(1)
         bench.workers[0].send(1, outputs())
@@ -143,11 +143,11 @@ def test_the_death_of_a_worker_fails_its_open_requests() -> None:
         assert bench.answers == [(1, "ok", False), (1, INTERNAL, True)]
         await bench.pump.close()
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_request_of_a_dead_worker_may_get_its_own_error() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench()
         bench.submit(1)
         bench.workers[0].die()
@@ -155,11 +155,11 @@ def test_a_request_of_a_dead_worker_may_get_its_own_error() -> None:
         assert bench.answers == [(1, INTERNAL, True)]
         await bench.pump.close()
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_worker_may_be_dead_when_it_is_added() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(workers=0)
         late, parked = PlayedProcess(0, bench.pump), PlayedProcess(1, bench.pump)
         late.die()
@@ -173,11 +173,11 @@ def test_a_worker_may_be_dead_when_it_is_added() -> None:
         late.finish(reply=outputs())
         assert bench.answers[1:] == [(2, "ok", True)]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_requests_are_refused_at_once_when_all_workers_are_parked() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
         await bench.turn()
@@ -200,11 +200,11 @@ def test_requests_are_refused_at_once_when_all_workers_are_parked() -> None:
         assert bench.answers[4:] == [(5, "ok", True)]
         await bench.pump.close()
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_model_is_ready_when_one_of_its_instances_is_ready() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(workers=3)
         assert await bench.pump.is_ready()
         bench.workers[0].says_ready = False
@@ -218,11 +218,11 @@ def test_a_model_is_ready_when_one_of_its_instances_is_ready() -> None:
         bench.workers[0].die()
         assert not await bench.pump.is_ready()
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_timeout_fires_while_every_worker_is_down() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(default_queue_policy=ModelQueuePolicy(default_timeout_microseconds=1_000))
         bench.workers[0].die()
         bench.submit(1)
@@ -230,11 +230,11 @@ def test_a_timeout_fires_while_every_worker_is_down() -> None:
             await asyncio.sleep(0.001)
         assert bench.answers == [(1, UNAVAILABLE, True)]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_an_unread_batch_of_a_dead_worker_goes_to_another_worker() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(workers=2)
         first, second = bench.workers
         bench.submit(1)
@@ -244,11 +244,11 @@ def test_an_unread_batch_of_a_dead_worker_goes_to_another_worker() -> None:
         second.finish(reply=outputs())
         assert bench.answers == [(1, "ok", True)]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_an_unread_batch_is_the_first_of_the_next_process() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(preferred_batch_size=(1,))
         (worker,) = bench.workers
         bench.submit(1, 2)
@@ -261,11 +261,11 @@ def test_an_unread_batch_is_the_first_of_the_next_process() -> None:
         assert bench.answers == [(2, CANCELLED, True), (1, "ok", True)]
         assert (bench.stats.success_count, worker.executed) == (1, [1])
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_cancelled_request_of_an_unread_batch_is_not_executed() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench(preferred_batch_size=(2,))
         (worker,) = bench.workers
         bench.submit(1, 2)
@@ -276,11 +276,11 @@ def test_a_cancelled_request_of_an_unread_batch_is_not_executed() -> None:
         worker.restart()
         assert worker.executed == [2]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_an_unread_batch_is_refused_when_all_workers_are_parked() -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         bench = Bench()
         (worker,) = bench.workers
         bench.submit(1)
@@ -289,4 +289,4 @@ def test_an_unread_batch_is_refused_when_all_workers_are_parked() -> None:
         assert bench.answers == [(1, UNAVAILABLE, True)]
         assert str(bench.responses[0][1].error) == "model 'm' is not ready: worker exited 5 times (last: signal 11)"
 
-    story(tell)
+    run_on_loop(scenario)

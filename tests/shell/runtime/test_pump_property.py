@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.worker import WorkerEvent
-from support.pumping import Bench, PlayedProcess, outputs, story
+from support.pumping import Bench, PlayedProcess, outputs, run_on_loop
 
 BOOM = InferenceError(ErrorCode.INTERNAL, "boom")
 
@@ -114,7 +114,7 @@ def _chosen(of: list[int], pick: int) -> int | None:
 def test_every_request_gets_one_final_answer_whatever_happens(
     script: list[Step], workers: int, concurrency: int, preserve_ordering: bool
 ) -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         play = Play(workers, concurrency, preserve_ordering)
         for step, pick in script:
             await play.perform(step, pick)
@@ -137,13 +137,13 @@ def test_every_request_gets_one_final_answer_whatever_happens(
         assert repr(bench.pump) == f"<Pump m:1 queue=0 running=0/{workers * concurrency} live=0>"
         await bench.pump.close()
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 @settings(max_examples=100, deadline=None)
 @given(steps, st.integers(2, 3))
 def test_answers_keep_the_order_of_their_requests_whatever_happens(script: list[Step], workers: int) -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         play = Play(workers, 1, preserve_ordering=True)
         for step, pick in script:
             if step != "park":  # What is refused at once has no place in the order.
@@ -152,4 +152,4 @@ def test_answers_keep_the_order_of_their_requests_whatever_happens(script: list[
         keys = [key for key, _, _ in play.bench.answers]
         assert keys == sorted(keys)
 
-    story(tell)
+    run_on_loop(scenario)

@@ -114,7 +114,7 @@ def test_a_waiting_task_learns_at_once_that_a_worker_died(crew: Crew):
 def test_waiting_can_be_given_up_and_begun_again(crew: Crew):
     worker = crew.talk()
 
-    async def story() -> Exit:
+    async def scenario() -> Exit:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(worker.process.wait(), 0.01)
         # Nothing looks at it any more: its number may soon be another's.
@@ -124,7 +124,7 @@ def test_waiting_can_be_given_up_and_begun_again(crew: Crew):
         assert await worker.process.wait() == exit_
         return exit_
 
-    assert asyncio.run(story()) == Exit(signal=9)
+    assert asyncio.run(scenario()) == Exit(signal=9)
 
 
 @BOTH_WAYS
@@ -333,13 +333,13 @@ def test_workers_whose_zygote_was_killed_are_reported_and_the_next_starts(crew: 
     child = workers[0].ask("__import__('subprocess').Popen(['sleep', '600']).pid")
     first = crew.zygote
 
-    async def story() -> list[Exit]:
+    async def scenario() -> list[Exit]:
         waits = [asyncio.ensure_future(worker.process.wait()) for worker in workers]
         await asyncio.sleep(0)
         os.kill(first, signal.SIGKILL)
         return await asyncio.wait_for(asyncio.gather(*waits), LIMIT_S)
 
-    assert asyncio.run(story()) == [Exit(signal=9), Exit(signal=9)]
+    assert asyncio.run(scenario()) == [Exit(signal=9), Exit(signal=9)]
     assert crew.talk().ask("1") == 1
     assert crew.zygote != first
     wait_until(lambda: not any(is_alive(pid) for pid in [*pids, child]), "the old workers to die")
@@ -415,14 +415,14 @@ def test_an_environment_that_does_not_fit_is_refused(crew: Crew):
 
 
 def test_threads_start_workers_at_the_same_time(crew: Crew):
-    def story(number: int) -> tuple[int, Exit]:
+    def scenario(number: int) -> tuple[int, Exit]:
         worker = crew.talk(name=f"m_{number}_0")
         answer = worker.ask(f"6 * {number}")
         worker.say(f"end({number})")
         return answer, ended(worker.process)
 
     with ThreadPoolExecutor(8) as threads:
-        results = list(threads.map(story, range(32)))
+        results = list(threads.map(scenario, range(32)))
 
     assert results == [(6 * number, Exit(code=number)) for number in range(32)]
 

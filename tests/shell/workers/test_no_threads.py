@@ -26,25 +26,25 @@ class Threads(ThreadPoolExecutor):
         return super().submit(*args, **named)
 
 
-def without_threads(story: Callable[[Threads], Awaitable[None]]) -> None:
+def without_threads(scenario: Callable[[Threads], Awaitable[None]]) -> None:
     async def main() -> None:
         threads = Threads()
         asyncio.get_running_loop().set_default_executor(threads)
-        await asyncio.wait_for(story(threads), LIMIT_S)
+        await asyncio.wait_for(scenario(threads), LIMIT_S)
         threads.there_are_some = True
 
     asyncio.run(main())
 
 
 def test_a_large_batch_travels_in_its_frame_when_no_thread_can_make_memory_for_it() -> None:
-    async def tell(_: Threads) -> None:
+    async def scenario(_: Threads) -> None:
         async with stage() as each:
             each.connection.batches.execute([item(1, 16 * MIB)], 0)
             execute = await each.hear_batch()
             assert [each_item.key for each_item in execute.items] == [1]
             assert (each.lost, each.heard.done) == ([], [])
 
-    without_threads(tell)
+    without_threads(scenario)
 
 
 def test_a_large_batch_that_no_thread_can_copy_is_answered_and_its_memory_is_free_again(
@@ -53,7 +53,7 @@ def test_a_large_batch_that_no_thread_can_copy_is_answered_and_its_memory_is_fre
     # The record of it that pytest keeps would hold the traceback, and by that the memory.
     caplog.set_level(logging.CRITICAL, "halimede.workers.server.batches")
 
-    async def tell(threads: Threads) -> None:
+    async def scenario(threads: Threads) -> None:
         async with stage() as each:
             threads.there_are_some = True
             each.connection.batches.execute([item(1, 16 * MIB)], 0)
@@ -72,4 +72,4 @@ def test_a_large_batch_that_no_thread_can_copy_is_answered_and_its_memory_is_fre
             assert bytes(execute.items[0].request.inputs[0].data) == bytes(item(4, 16 * MIB).request.inputs[0].data)
             del execute
 
-    without_threads(tell)
+    without_threads(scenario)

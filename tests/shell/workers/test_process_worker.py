@@ -107,9 +107,9 @@ async def playing(
         await asyncio.to_thread(launcher.close)
 
 
-def story(tell: Callable[[], Awaitable[None]]) -> None:
+def run_on_loop(scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        await asyncio.wait_for(tell(), 2 * LIMIT_S)
+        await asyncio.wait_for(scenario(), 2 * LIMIT_S)
 
     asyncio.run(main())
 
@@ -128,7 +128,7 @@ class Threads(ThreadPoolExecutor):
 
 
 def test_a_restart_that_gets_no_thread_is_tried_again(tmp_path: Path) -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         threads = Threads()
         asyncio.get_running_loop().set_default_executor(threads)
         async with playing(tmp_path, ECHO) as (play, worker):
@@ -140,7 +140,7 @@ def test_a_restart_that_gets_no_thread_is_tried_again(tmp_path: Path) -> None:
             [down] = play.heard(WorkerDown)
             assert (down.parked, await worker.is_ready()) == (False, True)
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_questions_for_readiness_that_nobody_waits_for_any_more_leave_nothing(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_questions_for_readiness_that_nobody_waits_for_any_more_leave_nothing(tm
         gc.collect()
         return sum(isinstance(each, asyncio.Future) for each in gc.get_objects())
 
-    async def tell() -> None:
+    async def scenario() -> None:
         async with playing(tmp_path, ECHO + "def is_ready(self):\n    time.sleep(3600)\n") as (_, worker):
             before = futures()
             for _ in range(200):
@@ -160,17 +160,17 @@ def test_questions_for_readiness_that_nobody_waits_for_any_more_leave_nothing(tm
             assert futures() - before < 20
             os.kill(worker.pid or 0, signal.SIGKILL)  # it would not finalize in time
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_one_answer_is_for_all_who_ask_whether_a_model_is_ready(tmp_path: Path) -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         methods = ECHO + "asked = 0\ndef is_ready(self):\n    self.asked += 1\n    return self.asked != 2\n"
         async with playing(tmp_path, methods) as (_, worker):
             for answer in (True, False, True):
                 assert await asyncio.gather(worker.is_ready(), worker.is_ready()) == [answer, answer]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 # An end of the first batch that holds on to a block which the batch never had.
@@ -191,7 +191,7 @@ def test_a_batch_whose_end_makes_no_sense_leaves_no_timer_of_its_time_limit(tmp_
         found = [each for each in gc.get_objects() if isinstance(each, asyncio.TimerHandle)]
         return [each for each in found if not each.cancelled() and each.when() > soon]
 
-    async def tell() -> None:
+    async def scenario() -> None:
         async with playing(tmp_path, NONSENSE, Program(execution_timeout_ms=HOUR_MS)) as (play, _):
             play.ask(1)
             assert len(timers()) == 1
@@ -200,11 +200,11 @@ def test_a_batch_whose_end_makes_no_sense_leaves_no_timer_of_its_time_limit(tmp_
             assert (sent.key, sent.final, "garbage" in str(sent.reply)) == (1, True, True)
             assert timers() == []
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_what_a_dead_process_had_not_read_is_the_pumps_again(tmp_path: Path) -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         async with playing(tmp_path, ECHO) as (play, worker):
             pid = worker.pid or 0
             os.kill(pid, signal.SIGSTOP)
@@ -217,11 +217,11 @@ def test_what_a_dead_process_had_not_read_is_the_pumps_again(tmp_path: Path) -> 
             await play.until(lambda: play.heard(BatchDone), "the end of the batch")
             assert [(done.items[0].key, done.failed) for done in play.heard(BatchDone)] == [(1, False)]
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_the_time_limit_of_a_batch_begins_when_the_one_before_it_in_its_slot_is_over(tmp_path: Path) -> None:
-    async def tell() -> None:
+    async def scenario() -> None:
         slow = ECHO.replace("    return", "    time.sleep(1.2)\n    return")
         async with playing(tmp_path, slow, Program(execution_timeout_ms=2_000)) as (play, _):
             play.ask(1)
@@ -230,7 +230,7 @@ def test_the_time_limit_of_a_batch_begins_when_the_one_before_it_in_its_slot_is_
             assert [(done.items[0].key, done.failed) for done in play.heard(BatchDone)] == [(1, False), (2, False)]
             assert play.heard(WorkerDown) == []
 
-    story(tell)
+    run_on_loop(scenario)
 
 
 def test_a_models_error_is_text_that_an_answer_can_carry() -> None:

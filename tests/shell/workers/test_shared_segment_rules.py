@@ -105,7 +105,7 @@ async def map_first_segment(each: Played, home: Home) -> int:
 
 
 def test_nothing_is_shared_before_the_reader_has_mapped_the_segment():
-    async def story() -> None:
+    async def scenario() -> None:
         home = Home()
         async with played() as each:
             batches = [each.send(home.tensor()) for _ in range(2)]
@@ -121,11 +121,11 @@ def test_nothing_is_shared_before_the_reader_has_mapped_the_segment():
             each.stage.heard.done.clear()
             assert list(home.map.released)[-1] == (1, 0)
 
-    play(story)
+    play(scenario)
 
 
 def test_copied_tensors_are_not_kept_beyond_their_batch():
-    async def story() -> None:
+    async def scenario() -> None:
         home = Home()
         async with played() as each:
             batch = each.send(home.tensor(size=MIN_SHARED_BYTES - 1))
@@ -134,13 +134,13 @@ def test_copied_tensors_are_not_kept_beyond_their_batch():
             each.stage.heard.done.clear()
             assert list(home.map.released) == [(1, 0)]
 
-    play(story)
+    play(scenario)
 
 
 def test_no_room_is_made_for_shared_tensors():
     size = 4 * COPIED_ON_LOOP_BYTES
 
-    async def story() -> None:
+    async def scenario() -> None:
         home = Home(size=size)
         async with played() as each:
             batch = each.send(home.tensor(size=MIN_SHARED_BYTES))
@@ -151,11 +151,11 @@ def test_no_room_is_made_for_shared_tensors():
             assert await each.hear() == [(each.numbers[-1], 0, size)]
             assert sum(each.stage.segments.sizes().values()) < size
 
-    play(story)
+    play(scenario)
 
 
 def test_a_reader_that_cannot_map_a_segment_gets_only_copies():
-    async def story() -> None:
+    async def scenario() -> None:
         home = Home(2)
         async with played() as each:
             await map_first_segment(each, home)
@@ -169,14 +169,14 @@ def test_a_reader_that_cannot_map_a_segment_gets_only_copies():
             each.send(home.tensor(1))
             assert (await each.hear())[0][0] < FIRST_SHARED
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize(("offset", "size"), [(4096, SIZE - 4096), (100, SIZE - 100)], ids=["a page", "no page"])
 def test_a_part_of_a_block_is_shared_only_from_its_beginning(offset: int, size: int):
     """Private pages of a block are dropped when the block is shared again, from its beginning."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         home = Home()
         async with played() as each:
             number = await map_first_segment(each, home)
@@ -188,12 +188,12 @@ def test_a_part_of_a_block_is_shared_only_from_its_beginning(offset: int, size: 
             assert await each.hear() == [(number, 0, size)]
             del data
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize("place", [(0, SIZE + 1), (4096, SIZE), (1 << 63, 20 << 10)], ids=["longer", "beyond", "far"])
 def test_an_answer_with_bytes_that_are_not_shared_is_refused(place: tuple[int, int]):
-    async def story() -> None:
+    async def scenario() -> None:
         home = Home()
         async with played() as each:
             number = await map_first_segment(each, home)
@@ -204,11 +204,11 @@ def test_an_answer_with_bytes_that_are_not_shared_is_refused(place: tuple[int, i
             await each.end_batch(batch, output, place=lambda _: (number, offset))
             assert "which it was not given" in await each.stage.until_lost()
 
-    play(story)
+    play(scenario)
 
 
 def test_an_answer_with_bytes_that_were_given_back_is_refused():
-    async def story() -> None:
+    async def scenario() -> None:
         home = Home()
         async with played() as each:
             number = await map_first_segment(each, home)
@@ -221,11 +221,11 @@ def test_an_answer_with_bytes_that_were_given_back_is_refused():
             await each.end_batch(batch, output, place=lambda _: (number, 0))
             assert "which it was not given" in await each.stage.until_lost()
 
-    play(story)
+    play(scenario)
 
 
 def test_a_batch_that_cannot_be_sent_gives_its_blocks_back():
-    async def story() -> None:
+    async def scenario() -> None:
         home = Home()
         async with played() as each:
             await map_first_segment(each, home)
@@ -238,13 +238,13 @@ def test_a_batch_that_cannot_be_sent_gives_its_blocks_back():
     # Lines of log that pytest keeps hold on to what failed.
     logging.disable(logging.ERROR)
     try:
-        play(story)
+        play(scenario)
     finally:
         logging.disable(logging.NOTSET)
 
 
 def test_the_number_of_segments_of_one_reader_is_bounded():
-    async def story() -> None:
+    async def scenario() -> None:
         home = Home(MAX_SEGMENTS + 5)
         async with played() as each:
             for number in range(1, MAX_SEGMENTS + 6):
@@ -261,7 +261,7 @@ def test_the_number_of_segments_of_one_reader_is_bounded():
             await each.hear()
             assert len(each.numbers) == MAX_SEGMENTS + 1
 
-    play(story)
+    play(scenario)
 
 
 def test_segment_numbers_are_not_reused_and_run_out():
@@ -294,7 +294,7 @@ def test_segment_numbers_are_not_reused_and_run_out():
 def test_a_segment_without_its_descriptor_is_not_mapped():
     """So it comes to a process that has as many files open as it may."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with worker(Reader()) as each:
             kept, theirs = socket.socketpair()
             process = HonestWorker(theirs.detach(), lambda _: Script(Reader()))
@@ -306,4 +306,4 @@ def test_a_segment_without_its_descriptor_is_not_mapped():
             assert process.failure is None
             await each.ask(1, *item(1, 8).request.inputs)
 
-    play(story)
+    play(scenario)

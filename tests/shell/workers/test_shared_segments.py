@@ -20,7 +20,7 @@ from support.shared_segments import MIB, SIZE, Reader, make, play, warm_up, work
 
 @pytest.mark.parametrize("size", [MIN_SHARED_BYTES, MIN_SHARED_BYTES + 4097, COPIED_ON_LOOP_BYTES + 4])
 def test_a_worker_reads_the_answer_of_another_in_place(size: int):
-    async def story() -> None:
+    async def scenario() -> None:
         reader = Reader()
         async with worker(make(size)) as owner, worker(reader) as reader_worker:
             await warm_up(owner, reader, reader_worker)
@@ -32,11 +32,11 @@ def test_a_worker_reads_the_answer_of_another_in_place(size: int):
             assert repr(reader_worker.connection) == segments, "no more memory of its own"
             await owner.check_blocks(0)
 
-    play(story)
+    play(scenario)
 
 
 def test_small_tensors_are_copied():
-    async def story() -> None:
+    async def scenario() -> None:
         reader = Reader()
         async with worker(make(MIN_SHARED_BYTES - 1)) as owner, worker(reader) as reader_worker:
             for key in range(1, 11):
@@ -44,11 +44,11 @@ def test_small_tensors_are_copied():
             assert (all(reader.right), any(reader.shared)) == (True, False)
             assert reader_worker.process.memory.shared.sizes() == {}
 
-    play(story)
+    play(scenario)
 
 
 def test_a_tensor_that_a_model_keeps_does_not_change():
-    async def story() -> None:
+    async def scenario() -> None:
         reader = Reader(keeps=True)
         async with worker(make()) as owner, worker(reader) as reader_worker:
             await warm_up(owner, reader, reader_worker)
@@ -66,11 +66,11 @@ def test_a_tensor_that_a_model_keeps_does_not_change():
             await reader_worker.ask(0, tensor("in", 8))
             await owner.check_blocks(0)
 
-    play(story)
+    play(scenario)
 
 
 def test_the_last_of_several_readers_frees_the_block():
-    async def story() -> None:
+    async def scenario() -> None:
         one, two = Reader(), Reader(keeps=True)
         async with worker(make()) as owner, worker(one) as first, worker(two) as second:
             for key in range(1, 11):
@@ -85,12 +85,12 @@ def test_the_last_of_several_readers_frees_the_block():
             await second.ask(0, tensor("in", 8))
             await owner.check_blocks(0)
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize("writes", [False, True])
 def test_the_same_bytes_twice_are_two_inputs(writes: bool):
-    async def story() -> None:
+    async def scenario() -> None:
         reader, writer = Reader(), Reader(writes=writes)
         async with worker(make()) as owner, worker(writer) as reader_worker, worker(reader) as other:
             await warm_up(owner, writer, reader_worker, 1)
@@ -102,11 +102,11 @@ def test_the_same_bytes_twice_are_two_inputs(writes: bool):
             await other.ask(7, answer)
             assert all(reader.right)
 
-    play(story)
+    play(scenario)
 
 
 def test_a_model_that_writes_to_its_inputs_gets_only_copies():
-    async def story() -> None:
+    async def scenario() -> None:
         reader, writer = Reader(), Reader(writes=True, passes_on=True)
         async with worker(make()) as owner, worker(writer) as first, worker(reader) as second:
             for key in range(1, 21):
@@ -123,13 +123,13 @@ def test_a_model_that_writes_to_its_inputs_gets_only_copies():
             await first.ask(0, tensor("in", 8))
             assert first.process.memory.shared.sizes() == {}, "what nobody uses is not kept"
 
-    play(story)
+    play(scenario)
 
 
 def test_an_input_that_is_the_output_is_never_copied():
     """From a worker through two others and back to itself."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         through, again = Reader(passes_on=True), Reader(passes_on=True)
         async with worker(make()) as owner, worker(through) as one, worker(again) as two:
             for key in range(1, 11):
@@ -143,11 +143,11 @@ def test_an_input_that_is_the_output_is_never_copied():
             assert one.process.memory.outbound.blocks.size_bytes == 0
             await owner.check_blocks(0)
 
-    play(story)
+    play(scenario)
 
 
 def test_a_worker_may_read_its_own_answer():
-    async def story() -> None:
+    async def scenario() -> None:
         reader = Reader(passes_on=True)
         makes = make()
 
@@ -163,12 +163,12 @@ def test_a_worker_may_read_its_own_answer():
             assert all(reader.right)
             assert all(reader.shared[-10:])
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_an_input_is_shared_once_its_model_cannot_write_to_it(keeps: bool):
-    async def story() -> None:
+    async def scenario() -> None:
         passing, reader = Reader(passes_on=True, keeps=keeps), Reader()
         async with worker(passing) as owner, worker(reader) as reader_worker:
             for key in range(1, 5):
@@ -183,13 +183,13 @@ def test_an_input_is_shared_once_its_model_cannot_write_to_it(keeps: bool):
             assert any(reader.shared) is not keeps
             passing.kept.clear()
 
-    play(story)
+    play(scenario)
 
 
 def test_the_death_of_a_reader_frees_its_blocks():
     """Twice as many bytes as may be shared at a time are shared one after the other."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with worker(make(), arena_bytes=16 * MIB) as owner:
             for _ in range(3):
                 reader = Reader(keeps=True)
@@ -203,11 +203,11 @@ def test_the_death_of_a_reader_frees_its_blocks():
                 reader.kept.clear()
                 await owner.check_blocks(0)
 
-    play(story)
+    play(scenario)
 
 
 def test_shared_bytes_outlive_their_owner():
-    async def story() -> None:
+    async def scenario() -> None:
         reader = Reader(keeps=True)
         async with worker(reader) as reader_worker:
             async with worker(make()) as owner:
@@ -233,11 +233,11 @@ def test_shared_bytes_outlive_their_owner():
                 "the reader to unmap the segments of the owner",
             )
 
-    play(story)
+    play(scenario)
 
 
 def test_owners_may_come_and_go():
-    async def story() -> None:
+    async def scenario() -> None:
         reader = Reader()
         async with worker(reader) as reader_worker:
             most = 0
@@ -257,11 +257,11 @@ def test_owners_may_come_and_go():
                 lambda: mappings() == own, "all but its requests' to be unmapped, on both sides"
             )
 
-    play(story)
+    play(scenario)
 
 
 def test_at_most_half_of_an_arena_is_shared():
-    async def story() -> None:
+    async def scenario() -> None:
         reader = Reader(keeps=True)
         # The bound of the server is smaller here than that of the worker.
         async with worker(make(), arena_bytes=16 * MIB) as owner, worker(reader) as reader_worker:
@@ -281,4 +281,4 @@ def test_at_most_half_of_an_arena_is_shared():
             assert reader.shared[-1], "there is room again"
             reader.kept.clear()
 
-    play(story)
+    play(scenario)

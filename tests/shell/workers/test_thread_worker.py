@@ -103,11 +103,11 @@ class Harness:
         return await asyncio.wait_for(self.events.get(), WAIT_SECONDS)
 
 
-def play(instance: object, story: Callable[[Harness, ThreadWorker], Awaitable[None]]) -> None:
+def play(instance: object, scenario: Callable[[Harness, ThreadWorker], Awaitable[None]]) -> None:
     async def main() -> None:
         harness = Harness()
         worker = await harness.start(Model(lambda: instance))
-        await story(harness, worker)
+        await scenario(harness, worker)
         await worker.stop()
 
     asyncio.run(main())
@@ -122,7 +122,7 @@ def answers(done: BatchDone) -> list[object]:
 
 
 def test_a_batch_is_gathered_run_and_scattered_and_reported_on_the_loops_thread():
-    async def story(harness: Harness, worker: ThreadWorker) -> None:
+    async def scenario(harness: Harness, worker: ThreadWorker) -> None:
         items = [item(1, [1, 2]), item(2, [3, 4], [5, 6], outputs=())]
         done = await harness.batch(worker, *items)
         assert answers(done) == [{"y": [[2, 4]]}, {"y": [[6, 8], [10, 12]], "n": [[3], [3]]}]
@@ -131,7 +131,7 @@ def test_a_batch_is_gathered_run_and_scattered_and_reported_on_the_loops_thread(
         assert times == sorted(times)
         assert harness.threads == ["MainThread"]
 
-    play(Tensors(double), story)
+    play(Tensors(double), scenario)
 
 
 def test_an_instance_lives_on_its_own_thread_from_creation_to_close():
@@ -233,13 +233,13 @@ def test_whatever_a_model_raises_fails_its_batch_and_the_next_batch_runs(error, 
             raise failures.pop()
         return double(*batch)
 
-    async def story(harness: Harness, worker: ThreadWorker) -> None:
+    async def scenario(harness: Harness, worker: ThreadWorker) -> None:
         done = await harness.batch(worker, item(1, [1, 2]), item(2, [1, 2]))
         text = f"Failed to process the request(s) for model instance 'double_0_1', message: {seen}"
         assert (done.replies, done.failed) == ([internal(text)] * 2, True)
         assert answers(await harness.batch(worker, item(3, [1, 2]))) == [{"y": [[2, 4]]}]
 
-    play(Tensors(compute), story)
+    play(Tensors(compute), scenario)
 
 
 def test_a_models_own_error_keeps_its_code_and_text():
@@ -248,34 +248,34 @@ def test_a_models_own_error_keeps_its_code_and_text():
     def compute(*batch):
         raise error
 
-    async def story(harness: Harness, worker: ThreadWorker) -> None:
+    async def scenario(harness: Harness, worker: ThreadWorker) -> None:
         done = await harness.batch(worker, item(1, [1, 2]))
         assert (done.replies, done.failed) == ([error], True)
 
-    play(Tensors(compute), story)
+    play(Tensors(compute), scenario)
 
 
 def test_the_traceback_goes_to_the_log_alone(caplog):
     def compute(*batch):
         raise ValueError("boom")
 
-    async def story(harness: Harness, worker: ThreadWorker) -> None:
+    async def scenario(harness: Harness, worker: ThreadWorker) -> None:
         done = await harness.batch(worker, item(1, [1, 2]))
         assert "Traceback" not in done.replies[0].message
 
     with caplog.at_level(logging.ERROR, "halimede"):
-        play(Tensors(compute), story)
+        play(Tensors(compute), scenario)
     (record,) = caplog.records
     assert (record.message, record.exc_info[0]) == ("instance 'double_0_1' failed", ValueError)
 
 
 def test_an_output_that_does_not_fit_fails_the_batch_by_its_name():
-    async def story(harness: Harness, worker: ThreadWorker) -> None:
+    async def scenario(harness: Harness, worker: ThreadWorker) -> None:
         done = await harness.batch(worker, item(1, [1, 2]))
         text = "output 'y': the model returned shape [2] for a batch of 1 rows; its first dimension must be 1"
         assert (done.replies, done.failed) == ([internal(text)], True)
 
-    play(Tensors(lambda x, *_: {"y": x["x"][0]}), story)
+    play(Tensors(lambda x, *_: {"y": x["x"][0]}), scenario)
 
 
 def test_requests_are_answered_one_by_one():
@@ -287,7 +287,7 @@ def test_requests_are_answered_one_by_one():
         bad.fail(InferenceError(ErrorCode.INVALID_ARG, "not today"))
         wrong.respond([Tensor("y", FP32, (1, 2), b"123")])
 
-    async def story(harness: Harness, worker: ThreadWorker) -> None:
+    async def scenario(harness: Harness, worker: ThreadWorker) -> None:
         items = [item(1, [1, 2]), item(2, [1, 2]), item(3, [1, 2], outputs=()), item(4, [1, 2])]
         items[0].cancelled = True
         done = await harness.batch(worker, *items)
@@ -299,14 +299,14 @@ def test_requests_are_answered_one_by_one():
         ]
         assert done.failed is False
 
-    play(Requests(answer), story)
+    play(Requests(answer), scenario)
 
 
 def test_an_answer_without_outputs_is_an_answer():
-    async def story(harness: Harness, worker: ThreadWorker) -> None:
+    async def scenario(harness: Harness, worker: ThreadWorker) -> None:
         assert (await harness.batch(worker, item(1, [1, 2]))).replies == [[]]
 
-    play(Requests(lambda requests: requests[0].respond([])), story)
+    play(Requests(lambda requests: requests[0].respond([])), scenario)
 
 
 def test_what_was_answered_before_an_error_stands():
@@ -314,12 +314,12 @@ def test_what_was_answered_before_an_error_stands():
         requests[0].respond([floats("y", [7, 7])])
         raise ValueError("boom")
 
-    async def story(harness: Harness, worker: ThreadWorker) -> None:
+    async def scenario(harness: Harness, worker: ThreadWorker) -> None:
         done = await harness.batch(worker, item(1, [1, 2]), item(2, [1, 2]))
         text = "Failed to process the request(s) for model instance 'double_0_1', message: ValueError: boom"
         assert (answers(done), done.failed) == ([{"y": [[7, 7]]}, internal(text)], True)
 
-    play(Requests(answer), story)
+    play(Requests(answer), scenario)
 
 
 def test_a_request_takes_one_final_answer_during_its_batch():
@@ -341,12 +341,12 @@ def test_a_request_takes_one_final_answer_during_its_batch():
             refused(lambda: request.respond([]))
             refused(lambda: request.fail(internal("late")))
 
-    async def story(harness: Harness, worker: ThreadWorker) -> None:
+    async def scenario(harness: Harness, worker: ThreadWorker) -> None:
         await harness.batch(worker, item(1, [1, 2]))
         await harness.batch(worker, item(2, [1, 2]))
         refused(lambda: kept[1].respond([]))
 
-    play(Requests(answer), story)
+    play(Requests(answer), scenario)
     assert refusals == [
         "request 'r1': only decoupled models may answer with final=False",
         "request 'r1': response parameters are for decoupled models",
@@ -390,7 +390,7 @@ class Data(bytearray):
 
 
 def test_an_idle_worker_keeps_nothing_of_its_last_batch():
-    async def story(harness: Harness, worker: ThreadWorker) -> None:
+    async def scenario(harness: Harness, worker: ThreadWorker) -> None:
         data = Data(np.float32([1, 2]).tobytes())
         gone = threading.Event()
         weakref.finalize(data, gone.set)
@@ -401,7 +401,7 @@ def test_an_idle_worker_keeps_nothing_of_its_last_batch():
         # The thread forgets the batch just after it has reported it.
         assert await asyncio.to_thread(gone.wait, WAIT_SECONDS)
 
-    play(Tensors(double), story)
+    play(Tensors(double), scenario)
 
 
 def test_decoupled_models_are_refused():
@@ -427,7 +427,7 @@ def test_a_request_with_unusable_inputs_fails_alone(refuse_at_once: bool) -> Non
             raise RefusedRequestsError(errors if refuse_at_once else {bad[0]: errors[bad[0]]})
         return double(inputs, outputs, context)
 
-    async def story(harness: Harness, worker: ThreadWorker) -> None:
+    async def scenario(harness: Harness, worker: ThreadWorker) -> None:
         done = await harness.batch(worker, item(1, [-1, 0]), item(2, [1, 2], [3, 4]), item(3, [-5, 0]), item(4, [7, 8]))
         first, second, third, fourth = done.replies
         assert (first, third) == (internal("-1.0 is negative"), internal("-5.0 is negative"))
@@ -438,16 +438,16 @@ def test_a_request_with_unusable_inputs_fails_alone(refuse_at_once: bool) -> Non
         assert alone.replies == [internal("-9.0 is negative"), internal("-8.0 is negative")]
         assert alone.failed
 
-    play(Tensors(positive_only), story)
+    play(Tensors(positive_only), scenario)
 
 
 def test_refusing_nobody_is_a_failure_of_the_model() -> None:
     def confused(inputs, outputs, context):
         raise RefusedRequestsError({})
 
-    async def story(harness: Harness, worker: ThreadWorker) -> None:
+    async def scenario(harness: Harness, worker: ThreadWorker) -> None:
         done = await harness.batch(worker, item(1, [1, 2]), item(2, [3, 4]))
         assert done.failed
         assert [reply.code for reply in done.replies] == [ErrorCode.INTERNAL] * 2
 
-    play(Tensors(confused), story)
+    play(Tensors(confused), scenario)

@@ -21,7 +21,7 @@ from support.operator_specs import model_key, model_spec
 SPEC = model_spec()
 
 
-def story(*looks: Snapshot | tuple[Snapshot, Spec | None, tuple[Problem, ...]]) -> list[tuple[str, str]]:
+def scenario(*looks: Snapshot | tuple[Snapshot, Spec | None, tuple[Problem, ...]]) -> list[tuple[str, str]]:
     """The events of successive reconciles, each with the status of the one before."""
     status: Object | None = None
     told: list[tuple[str, str]] = []
@@ -42,7 +42,7 @@ def seen(*pods: Object, replicas: int = 1, **fields: object) -> Snapshot:
 def test_a_model_that_becomes_ready_is_one_event():
     looks = (snapshot(model_key()), seen(), seen(fetching()), seen(loading()), seen(serving()), seen(serving()))
 
-    assert story(*looks) == [("Normal", "Serving")]
+    assert scenario(*looks) == [("Normal", "Serving")]
 
 
 def test_a_crash_loop_is_one_event():
@@ -53,7 +53,7 @@ def test_a_crash_loop_is_one_event():
         seen(loading(last=crash)),
     )
 
-    assert story(seen(loading()), *turn, *turn, *turn, seen(serving())) == [
+    assert scenario(seen(loading()), *turn, *turn, *turn, seen(serving())) == [
         ("Warning", "ModelLoadFailed"),
         ("Normal", "Serving"),
     ]
@@ -65,7 +65,7 @@ def test_a_failed_rollout_and_its_repair_are_events():
     looks = (seen(serving()), seen(old, fetching("bert-1-a"), generation=2, progress="ReplicaSetUpdated"),
              seen(old, failing, generation=2, progress="ReplicaSetUpdated"), seen(serving("bert-2-a"), generation=3))  # fmt: skip
 
-    assert story(*looks) == [
+    assert scenario(*looks) == [
         ("Normal", "Serving"),
         ("Normal", "Progressing"),
         ("Warning", "ModelFetchFailed"),
@@ -74,7 +74,7 @@ def test_a_failed_rollout_and_its_repair_are_events():
 
 
 def test_a_loss_of_readiness_is_an_event():
-    assert story(seen(serving()), seen(lost_readiness()), seen(serving())) == [
+    assert scenario(seen(serving()), seen(lost_readiness()), seen(serving())) == [
         ("Normal", "Serving"),
         ("Warning", "ProbeFailed"),
         ("Normal", "Serving"),
@@ -85,13 +85,13 @@ def test_suspending_is_one_event():
     idle = model_spec(workload=Workload(suspend=True))
     looks = (seen(serving()), (seen(leaving(serving()), replicas=0), idle, ()), (seen(replicas=0), idle, ()))
 
-    assert story(*looks) == [("Normal", "Serving"), ("Normal", "Suspended")]
+    assert scenario(*looks) == [("Normal", "Serving"), ("Normal", "Suspended")]
 
 
 def test_a_model_created_with_zero_replicas_is_no_event():
     idle = model_spec(workload=Workload(replicas=0))
 
-    assert story((snapshot(model_key()), idle, ()), (seen(replicas=0), idle, ())) == []
+    assert scenario((snapshot(model_key()), idle, ()), (seen(replicas=0), idle, ())) == []
 
 
 def test_an_invalid_spec_is_an_event_with_its_reason():
@@ -99,7 +99,7 @@ def test_an_invalid_spec_is_an_event_with_its_reason():
     status = status_of(bad[0], None, bad[2], (), (), "2026-11-22T10:00:00Z")
 
     assert events_of(None, status) == (EventDraft("Warning", "InvalidSpec", "spec.model.uri: must be a URI"),)
-    assert story(bad, bad) == [("Warning", "InvalidSpec")]
+    assert scenario(bad, bad) == [("Warning", "InvalidSpec")]
 
 
 def test_a_status_without_conditions_is_no_event():
@@ -132,4 +132,4 @@ def test_a_replica_failing_beside_others_and_recovering_is_two_events():
     failing = (serving("bert-1-a"), lost_readiness("bert-1-b"))
     looks = [(seen(*pods, replicas=2), two, ()) for pods in (both, failing, failing, both, both)]
 
-    assert story(*looks) == [("Normal", "Serving"), ("Warning", "ProbeFailed"), ("Normal", "Serving")]
+    assert scenario(*looks) == [("Normal", "Serving"), ("Warning", "ProbeFailed"), ("Normal", "Serving")]
