@@ -14,13 +14,15 @@ T = TypeVar("T")
 class Flow:
     """`maker` has the step that makes a tensor, `users` the steps that need it; `needs` are the tensors of each step.
 
-    `written` are all tensors that there are when every step runs that can, the ensemble's inputs among them.
+    `written` are all tensors that exist after every step has run that can run, the ensemble's inputs among them.
+    `order` are these steps, each after the steps that make its tensors.
     """
 
     maker: Mapping[str, int]
     users: Mapping[str, list[int]]
     needs: Sequence[Collection[str]]
     written: Collection[str]
+    order: Sequence[int]
 
     def missing(self, step: int) -> Iterable[str]:
         """What the step needs and never gets, in the order of its needs."""
@@ -43,26 +45,29 @@ def make_flow(inputs: Collection[str], maker: Mapping[str, int], needs: Sequence
     for step, tensors in enumerate(needs):
         for tensor in tensors:
             users.setdefault(tensor, []).append(step)
-    return Flow(maker, users, needs, _written(inputs, maker, users, needs))
+    return Flow(maker, users, needs, *_run_all(inputs, maker, users, needs))
 
 
-def _written(
+def _run_all(
     inputs: Collection[str], maker: Mapping[str, int], users: Mapping[str, list[int]], needs: Sequence[Collection[str]]
-) -> set[str]:
+) -> tuple[set[str], list[int]]:
+    """The tensors that exist at the end, and the order of the steps."""
     waits = [len(tensors) for tensors in needs]
     made: list[list[str]] = [[] for _ in needs]
     for tensor, step in maker.items():
         made[step].append(tensor)
     # A step that needs nothing is a problem of its own; here it does not make others wait.
-    news = [*inputs, *(tensor for step, count in enumerate(waits) if count == 0 for tensor in made[step])]
+    order = [step for step, count in enumerate(waits) if count == 0]
+    news = [*inputs, *(tensor for step in order for tensor in made[step])]
     written = set(news)
     while news:
         for user in users.get(news.pop(), ()):
             waits[user] -= 1
             if waits[user] == 0:
+                order.append(user)
                 news += made[user]
                 written.update(made[user])
-    return written
+    return written, order
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,18 @@ def path(start: Node, goal: Node, successors: Successors[Node]) -> tuple[Node, .
     return _back_to(start, goal, before) if goal in before else ()
 
 
+def reachable(start: Node, successors: Successors[Node]) -> dict[Node, None]:
+    """The start and every node to which a path leads from it, as the keys of a dictionary. Asks once per node."""
+    found = {start: None}
+    pending = [start]
+    while pending:
+        for node in successors(pending.pop()):
+            if node not in found:
+                found[node] = None
+                pending.append(node)
+    return found
+
+
 def longest_path(start: Node, successors: Successors[Node]) -> tuple[Node, ...]:
     """The nodes of a longest path from `start`; never returns where a cycle can be reached."""
     # Level n has each node that some path of n edges leads to, with the node before it.

@@ -118,14 +118,15 @@ class RequestTable:
         self.waits = WaitGraph(self._place_of)
         """The calls between models."""
 
-    def check_room(self, size_bytes: int) -> None:
-        """Raise UNAVAILABLE when a request of this size would exceed the bound."""
-        if self.size_bytes and self.size_bytes + size_bytes > self.limit_bytes:
-            raise InferenceError(
-                ErrorCode.UNAVAILABLE,
-                f"Exceeds maximum queue size: requests in flight hold {self.size_bytes} bytes, "
-                f"and with {size_bytes} more would go over {self.limit_bytes}",
-            )
+    def shortage(self, size_bytes: int) -> InferenceError | None:
+        """The error of a request of this size that would exceed the bound."""
+        if not self.size_bytes or self.size_bytes + size_bytes <= self.limit_bytes:
+            return None
+        return InferenceError(
+            ErrorCode.UNAVAILABLE,
+            f"Exceeds maximum queue size: requests in flight hold {self.size_bytes} bytes, "
+            f"and with {size_bytes} more would go over {self.limit_bytes}",
+        )
 
     def add(self, flight: InFlight) -> None:
         self.by_ticket[flight.key] = flight
@@ -185,7 +186,9 @@ class VersionRequests:
 
     def hold(self, size_bytes: int) -> None:
         """Reserve a place for a request that is still checked; UNAVAILABLE when too many bytes are in flight."""
-        self._table.check_room(size_bytes)
+        shortage = self._table.shortage(size_bytes)
+        if shortage is not None:
+            raise shortage
         self._table.size_bytes += size_bytes
         self.count += 1
 
@@ -215,13 +218,17 @@ class VersionRequests:
         table = self._table
         now, rows = monotonic_ns(), checked.batch_size
         flight = InFlight(key, request, rows, False, self, on_response, received_ns, now, size_bytes, caller=caller)
+        shortage = table.shortage(size_bytes) if table.size_bytes + size_bytes > table.limit_bytes else None
+        self._add(flight)
         try:
-            if table.size_bytes + size_bytes > table.limit_bytes:
-                table.check_room(size_bytes)
-            self._add(flight)
+            if shortage is not None:
+                raise shortage
             self.executor.start(flight, checked.compatible)
         except InferenceError as error:
-            self._refuse(flight, error)
+            if self._order is not None:
+                self._order.withdraw(key)
+            refusal = InferenceError(error.code, of_request(request.id, error.message))
+            self.fail(flight, refusal, FailureReason.REJECTED)
 
     def record_response(
         self, flight: InFlight, sent: Sent, response: InferenceResponse, infer_ns: int, output_ns: int
@@ -294,16 +301,6 @@ class VersionRequests:
         self.count += 1
         if self._order is not None:
             self._order.enqueued(flight.key)
-
-    def _refuse(self, flight: InFlight, error: InferenceError) -> None:
-        if self._table.try_remove(flight):
-            self.count -= 1
-            if self._order is not None:
-                self._order.withdraw(flight.key)
-        self.stats.record_failure(FailureReason.REJECTED, monotonic_ns() - flight.received_ns)
-        error = InferenceError(error.code, of_request(flight.request.id, error.message))
-        _send(flight.on_response, self.failure(flight, error))
-        self._check_idle()
 
     def _check_idle(self) -> None:
         if self._idle is not None and not self.count:

@@ -16,6 +16,7 @@ from halimede.core.config.model_config import EnsembleStep, ModelConfig, ModelIn
 from halimede.core.ensemble.when import kind_problems
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.error import clip
+from halimede_spec.dataflow import make_flow, makers
 
 MAX_PLANS = 64
 """Maximum number of plans that a graph keeps, one per selection of outputs."""
@@ -181,24 +182,14 @@ class _Scopes:
         return scopes.pop() if scopes else 0
 
 
-def _order(config: ModelConfig, steps: Sequence[EnsembleStep], conditions: Sequence[Condition | None]) -> list[int]:
+def _order(config: ModelConfig, steps: Sequence[EnsembleStep], conditions: Sequence[Condition | None]) -> Sequence[int]:
     """The steps in an order in which each follows those that make its tensors. The steps must not form a circle."""
-    users: dict[str, list[int]] = {}
-    waits = []
-    for i, (step, condition) in enumerate(zip(steps, conditions, strict=True)):
-        tensors = {*step.input_map.values(), *(condition.tensors if condition is not None else ())}
-        waits.append(len(tensors))
-        for tensor in tensors:
-            users.setdefault(tensor, []).append(i)
-    order: list[int] = []
-    news = [tensor.name for tensor in config.input]
-    while news:
-        for user in users.get(news.pop(), ()):
-            waits[user] -= 1
-            if waits[user] == 0:
-                order.append(user)
-                news += steps[user].output_map.values()
-    return order
+    inputs = {tensor.name for tensor in config.input}
+    needs = [
+        {*step.input_map.values(), *(condition.tensors if condition is not None else ())}
+        for step, condition in zip(steps, conditions, strict=True)
+    ]
+    return make_flow(inputs, makers(inputs, [tuple(step.output_map.values()) for step in steps]), needs).order
 
 
 def _make_step(index: int, step: EnsembleStep, member: ModelConfig, condition: Condition | None, scope: int) -> Step:

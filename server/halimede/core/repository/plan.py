@@ -12,7 +12,7 @@ from graphlib import TopologicalSorter
 
 from halimede.core.config.model_config import ModelConfig, ModelTransactionPolicy
 from halimede.core.ensemble.graph import Graph, make_graph, members_of
-from halimede.core.graph import longest_path, path
+from halimede.core.graph import longest_path, path, reachable
 from halimede.core.repository.load_errors import CircleError, EnsembleError, MissingStepError
 from halimede.core.repository.load_waits import LoadWaits
 from halimede.core.types import InferenceError
@@ -223,15 +223,9 @@ def _above(snapshot: Snapshot, name: str) -> list[str]:
         for step in snapshot.steps_of(ensemble):
             users.setdefault(step, []).append(ensemble)
     sorter: TopologicalSorter[str] = TopologicalSorter()
-    found: set[str] = set()
-    pending = [name]
-    while pending:
-        at = pending.pop()
-        for user in users.get(at, ()):
-            sorter.add(user, at)
-            if user not in found:
-                found.add(user)
-                pending.append(user)
+    for model in reachable(name, lambda model: users.get(model, ())):
+        for user in users.get(model, ()):
+            sorter.add(user, model)
     return [each for each in sorter.static_order() if each != name]
 
 

@@ -31,12 +31,14 @@ class ResponseOrder(Generic[T]):
         self._slots[key] = _Slot()
 
     def withdraw(self, key: int) -> None:
-        """Remove the request that was enqueued last. It has no answer, and none waits for it."""
+        """Remove a request that has no answer yet. Its answers are sent at once, and no other answer waits for them."""
         del self._slots[key]
 
     def completed(self, key: int, answer: T, final: bool = True) -> list[T]:
-        """Take an answer of a request; all that may be sent now, in order. KeyError for a key that has no place."""
-        slot = self._slots[key]
+        """Take an answer of a request; all that may be sent now, in order."""
+        slot = self._slots.get(key)
+        if slot is None:
+            return [answer]
         slot.answers.append(answer)
         slot.final = final
         if key != next(iter(self._slots)):

@@ -8,8 +8,10 @@ A waiter, such as a batch, ends when all calls that it waits for are answered. A
 its waiters can end. A queued call is answered when all waiters of one of its model's instances can end.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from halimede.core.graph import reachable
 
 
 @dataclass(slots=True)
@@ -89,16 +91,16 @@ class WaitGraph:
         """The places of all calls on which this call depends, and the waiters in these places."""
         places: dict[int, Place] = {}
         waiters: set[Hashable] = set()
-        pending = [ticket]
-        while pending:
-            call = pending.pop()
-            if call in places:
-                continue
+
+        def dependencies(call: int) -> Iterator[int]:
             place = places[call] = self._place_of(call)
             for waiter in _waiters_in(place):
+                # Many calls can wait for one waiter, which has many calls: they are listed once.
                 if waiter not in waiters:
                     waiters.add(waiter)
-                    pending.extend(self._calls.get(waiter, ()))
+                    yield from self._calls.get(waiter, ())
+
+        reachable(ticket, dependencies)
         return places, waiters
 
 
