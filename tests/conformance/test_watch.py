@@ -70,7 +70,7 @@ def test_files_of_editors_are_no_change_and_unloaded_models_stay_so(server: Runn
     version = repository / "other" / "1"
     (version / ".model.py.swp").write_text("x")
     (version / "model.py~").write_text("x")
-    (version / "__pycache__").mkdir()
+    (version / "__pycache__").mkdir(exist_ok=True)
     (version / "__pycache__" / "model.pyc").write_text("x")
     change(repository, 9)
     # A change that comes after these has been seen, and so have these.
