@@ -16,7 +16,7 @@ A slot of a worker that is down gets no batch. Requests wait as long as one work
 """
 
 import asyncio
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable, Sequence
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.schedule.actions import Execute, Slot
@@ -32,7 +32,7 @@ from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.instances import Instances
 from halimede.runtime.request_places import RequestPlaces
 from halimede.runtime.requests import CANCELLED, STOPPING, InFlight, Open, Sent, VersionRequests
-from halimede.workers.worker import BatchDone, ResponseSent, Worker, WorkerDown, WorkerEvent
+from halimede.workers.worker import BatchDone, BatchTimes, Outputs, ResponseSent, Worker, WorkerDown, WorkerEvent
 
 
 class Pump:
@@ -46,6 +46,7 @@ class Pump:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._scheduler = scheduler
+        self._loop = loop
         self._requests = requests
         self._refusal: InferenceError | None = None
         self._instances = Instances()
@@ -205,10 +206,18 @@ class Pump:
 
     def _poll(self) -> None:
         for action in self._scheduler.poll(monotonic_ns()):
-            if isinstance(action, Execute):
-                self._execute(action.slot, [self._requests.record_of(key) for key in action.requests])
-            else:
+            if not isinstance(action, Execute):
                 self._fail(action.request, action.error, action.reason)
+                continue
+            batch = [self._requests.record_of(key) for key in action.requests]
+            if action.rows:
+                # Executed without rows, the batch would get wrong answers.
+                self._batches.begin(action.slot, batch)
+                self._loop.call_soon(
+                    self.on_event, _refusal_of_rows(self._instances.worker_of[action.slot], batch, action.slot)
+                )
+            else:
+                self._execute(action.slot, batch)
         self._alarm.set(self._scheduler.wake_at())
 
     def _execute(self, slot: Slot, batch: list[InFlight]) -> None:
@@ -225,17 +234,16 @@ class Pump:
     def _on_down(self, down: WorkerDown) -> None:
         if not self._instances.take_down(down):
             return
-        again: set[int] = set()
         for slot in self._instances.slots[down.worker.ordinal]:
-            again.update(self._remove(slot, down))
+            self._remove(slot, down)
         self._refuse_if_parked()
-        if again:
-            self._poll()
+        # For what was queued again, and for queued requests that have lost their sequence with the slot.
+        self._poll()
 
-    def _remove(self, slot: Slot, down: WorkerDown) -> Collection[int]:
+    def _remove(self, slot: Slot, down: WorkerDown) -> None:
         """Remove a slot. Requests that the worker has not begun return to the scheduler if it takes them back.
 
-        All other requests are open until the worker's own events fail them. Returns the keys that are queued again.
+        All other requests are open until the worker's own events fail them.
         """
         unread: list[list[InFlight]] = []
         for batch in self._batches.remove(slot):
@@ -263,7 +271,6 @@ class Pump:
                 self._requests.fail(flight, CANCELLED, FailureReason.CANCELED)
             else:
                 self._requests.fail(flight, InferenceError(ErrorCode.INTERNAL, text), FailureReason.BACKEND)
-        return again
 
     def _refuse_if_parked(self) -> None:
         """Refuse all requests when no worker runs or will be restarted."""
@@ -307,6 +314,15 @@ def _pending(flight: InFlight, compatible: Hashable) -> Pending:
         request.sequence_start,
         request.sequence_end,
     )
+
+
+def _refusal_of_rows(worker: Worker, batch: Sequence[InFlight], slot: Slot) -> BatchDone:
+    """The end of a batch that no worker can execute."""
+    error = InferenceError(
+        ErrorCode.INTERNAL, f"model instance '{worker.name}' cannot execute the rows of a sequence batch"
+    )
+    replies: list[Outputs | InferenceError | None] = [error] * len(batch)
+    return BatchDone(worker, [*batch], replies, BatchTimes(0, 0, 0, 0), failed=True, slot=slot.number)
 
 
 def _outcomes(done: BatchDone, requests: VersionRequests) -> list[Outcome]:
