@@ -1,4 +1,4 @@
-"""What the model of one instance requests from the server: inferences, metrics and service calls (`Services`)."""
+"""Passes requests of one instance's model to the server: inferences, metrics and service calls (`Services`)."""
 
 import logging
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class ModelCalls:
         if items is not None:
             caller = self._callers.of_batch(items)
         else:
-            # Only the model knows for which of its open requests code calls that runs beside the batches.
+            # The server cannot see for which open request code outside of a batch calls.
             caller = self._callers.beside(self._requests.awaited_of(infer.batch))
         try:
             return self._models.infer(request, on_response, caller)

@@ -21,7 +21,7 @@ from halimede.workers.frames.kinds import (
     encode_frame,
     unasked,
 )
-from halimede.workers.output import say
+from halimede.workers.output import log_line
 from halimede.workers.server.batches import Batches, BatchOwner
 from halimede.workers.server.calls import CallOwner, Calls
 from halimede.workers.server.channel import Channel
@@ -161,7 +161,7 @@ class Connection:
         if not found:
             place, text = self._spec.instance, place
         about = {"model": self._spec.model, "version": str(self._spec.version)}
-        say(_LEVELS[body[0]], place, text, about)
+        log_line(_LEVELS[body[0]], place, text, about)
 
     def _on_metrics(self, body: memoryview) -> None:
         if len(body) % METRIC.size:
