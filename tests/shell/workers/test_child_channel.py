@@ -233,7 +233,7 @@ def test_blocks_that_are_free_again_are_told(server: Server):
 WAYS: dict[str, Callable[[Server], Any]] = {
     "receive": lambda server: server.channel.receive(),
     "is_cancelled": lambda server: server.requests.is_cancelled(1),
-    "look": lambda server: server.channel.look(),
+    "poll": lambda server: server.channel.poll(),
     "wait_for_room": lambda server: server.requests.wait_for_room(1),
     "call": lambda server: server.services.call(MetricValue(1)),
     "send": lambda server: [server.channel.send(bytes(1 << 20)) for _ in range(10)],

@@ -133,7 +133,7 @@ def test_what_is_counted_and_what_is_credited_at_the_same_time_adds_up(server: S
     counting = Follower(count)
     while counting.is_alive():
         server.socket.sendall(paid)
-        server.channel.look()
+        server.channel.poll()
     counting.ended()
 
     assert request.unacknowledged_bytes == len(request.unacknowledged or ())

@@ -5,7 +5,7 @@ server can spare neither. It imports only the standard library.
 
 Nothing is written outside of the directory, and nothing in it points outside: members and links are checked by their
 names, a member below a link is refused, and a link may have `..` only at its beginning. So a name resolves to the
-path that it spells, whatever links it passes.
+path that it spells, even through links.
 
 Exits with 0; with 1 if the archive is invalid, or 2 if the system fails, and then prints the reason in one line.
 """

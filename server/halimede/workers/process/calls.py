@@ -57,7 +57,7 @@ class ModelCalls:
         except Exception as error:
             about = {"model": self._spec.model, "version": str(self._spec.version)}
             log.error("instance '%s': a call failed", self._spec.instance, exc_info=error, extra=about)
-            failure = InferenceError(ErrorCode.INTERNAL, f"the server failed at a call of model '{request.model_name}'")
+            failure = InferenceError(ErrorCode.INTERNAL, f"the server failed to call model '{request.model_name}'")
             on_response(InferenceResponse(request.model_name, "", request.id, error=failure))
             return 0
 
