@@ -335,7 +335,7 @@ def test_unused_entry_of_a_changed_archive_is_removed(model: Path, cache: Path):
     other.close()
 
 
-def test_another_server_s_use_keeps_an_entry(model: Path, cache: Path):
+def test_an_entry_in_use_by_another_server_is_kept(model: Path, cache: Path):
     make_script(model / "env")
     pack(model / "env", model / "env.tar.gz")
     mine = resolve_environment(str(model / "env.tar.gz"), model, cache)

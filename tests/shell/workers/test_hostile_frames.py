@@ -156,7 +156,7 @@ STREAMS: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize(("stream", "pattern"), STREAMS.values(), ids=STREAMS)
-def test_a_worker_that_sends_this_is_given_up(stream: bytes, pattern: str):
+def test_a_worker_that_sends_invalid_frames_is_ended(stream: bytes, pattern: str):
     async def main() -> None:
         async with stage() as each:
             each.heard.hold_calls = asyncio.Event()
@@ -320,7 +320,7 @@ WITH_A_BATCH: dict[str, tuple[Hostile, str]] = {
 
 
 @pytest.mark.parametrize(("hostile", "pattern"), WITH_A_BATCH.values(), ids=WITH_A_BATCH)
-def test_a_worker_that_answers_a_batch_so_is_given_up(hostile: Hostile, pattern: str):
+def test_a_worker_that_answers_a_batch_wrongly_is_ended(hostile: Hostile, pattern: str):
     async def main() -> None:
         async with stage() as each:
             await each.say(await hostile(each))
