@@ -54,8 +54,8 @@ def test_flags_choose_what_is_logged_to_stderr(flags: str, letters: str) -> None
 
 WORKERS_WORDS = """
 configure(Settings(log_format=LogFormat.{form}))
-from halimede.workers.output import say
-say(40, "model.py:7", "m failed: Traceback:\\n  File \\x1b\\n    raise\\nValueError: why\\n", {{"model": "m"}})
+from halimede.workers.output import log_line
+log_line(40, "model.py:7", "m failed: Traceback:\\n  File \\x1b\\n    raise\\nValueError: why\\n", {{"model": "m"}})
 """
 
 
