@@ -1,6 +1,6 @@
-"""The tensors that flow between an ensemble's steps: which step makes each, which need it, and which never come.
+"""The tensors that flow between an ensemble's steps: which step makes each, which need it, and which are never made.
 
-Steps are numbers, in the order of the ensemble. What is wrong with a flow is told by each side in its own words.
+Steps are numbers, in the order of the ensemble. Each side words the problems of a flow itself.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Flow:
     """`maker` has the step that makes a tensor, `users` the steps that need it; `needs` are the tensors of each step.
 
-    `written` are all tensors that there are when every step runs that can, the ensemble's inputs among them.
+    `written` are the ensemble's inputs and all tensors that are made if every step runs that can run.
     """
 
     maker: Mapping[str, int]
@@ -23,7 +23,7 @@ class Flow:
     written: Collection[str]
 
     def missing(self, step: int) -> Iterable[str]:
-        """What the step needs and never gets, in the order of its needs."""
+        """The tensors that the step needs and never gets, in the order of its needs."""
         return (tensor for tensor in self.needs[step] if tensor not in self.written)
 
 
@@ -53,7 +53,7 @@ def _written(
     made: list[list[str]] = [[] for _ in needs]
     for tensor, step in maker.items():
         made[step].append(tensor)
-    # A step that needs nothing is a problem of its own; here it does not make others wait.
+    # A step that needs nothing is a separate problem; here it does not make other steps wait.
     news = [*inputs, *(tensor for step, count in enumerate(waits) if count == 0 for tensor in made[step])]
     written = set(news)
     while news:
@@ -67,14 +67,14 @@ def _written(
 
 @dataclass(frozen=True, slots=True)
 class Walk(Generic[T]):
-    """`path` has each place once, in order; `circle` is its end where that leads back into it, else empty."""
+    """`path` has each place once, in order; `circle` is the end of the path that forms a circle, else empty."""
 
     path: tuple[T, ...]
     circle: tuple[T, ...]
 
 
 def walk(start: T, following: Callable[[T], T | None]) -> Walk[T]:
-    """Go from place to place until there is no following one (None), or one that was there before."""
+    """Go from place to place until no next one exists (None), or one repeats."""
     path: dict[T, int] = {}
     at: T | None = start
     while at is not None and at not in path:

@@ -8,7 +8,7 @@ from halimede import __version__
 from halimede.core.config.model_view import ModelView
 from halimede.core.observe import kv_cache, metrics, metrics_page
 from halimede.core.observe.custom_metrics import CustomMetrics
-from halimede.core.repository.layout import asked_name_problem
+from halimede.core.repository.layout import requested_name_problem
 from halimede.core.types import (
     ErrorCode,
     InferenceError,
@@ -153,9 +153,8 @@ class CoreServer:
     async def load_model(self, name: str, parameters: Mapping[str, LoadParameter], *, for_model: bool = False) -> None:
         self._require_control(name)
         if parameters:
-            text = (
-                f"load parameter '{clip(next(iter(parameters)))}' is not supported yet: a model loads as it is on disk"
-            )
+            key = clip(next(iter(parameters)))
+            text = f"load parameter '{key}' is not supported yet: models are loaded from the repository"
             raise InferenceError(ErrorCode.UNSUPPORTED, text)
         await self._finish(self._lifecycle.load(name, for_model=for_model))
 
@@ -198,7 +197,7 @@ class CoreServer:
                 "start with --model-control-mode=explicit"
             )
             raise InferenceError(ErrorCode.UNAVAILABLE, text)
-        if problem := asked_name_problem(name):
+        if problem := requested_name_problem(name):
             raise InferenceError(ErrorCode.INVALID_ARG, problem)
         if self._draining:
             raise STOPPING

@@ -1,4 +1,4 @@
-"""The pump performs all of the scheduler's contract, with schedulers that use what the dynamic one does not."""
+"""The pump performs the whole contract of schedulers, with schedulers that use more of it than the dynamic one."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from support.toy_schedulers import DepthTwo, Fifo, Iterative, Limiter, RateLimit
 
 @dataclass(slots=True)
 class QueueingWorker:
-    """Takes several batches for its slot and ends them in order."""
+    """Accepts several batches for its slot and ends them in order."""
 
     pump: Pump
     ordinal: int = 0

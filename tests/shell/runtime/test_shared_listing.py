@@ -1,5 +1,5 @@
-"""Reading a repository: who asks for the index meanwhile shares the next reading, and sees what was there when asking;
-loads read on few threads."""
+"""Reading a repository: index requests during a reading share the next one, and see the state at their request; loads
+read on few threads."""
 
 import asyncio
 import threading
@@ -64,7 +64,7 @@ def test_many_loads_read_their_directories_on_few_threads(tmp_path: Path) -> Non
     assert asyncio.run(load()) == (MAX_READERS, [None] * 3 * MAX_READERS)
 
 
-def test_many_indexes_are_two_readings_and_the_later_see_what_is_new(tmp_path: Path) -> None:
+def test_many_indexes_take_two_readings_and_the_second_is_current(tmp_path: Path) -> None:
     async def ask() -> tuple[list[list[str]], int]:
         repository = SlowRepository(tmp_path)
         lifecycle = lifecycle_of(repository)
