@@ -1,6 +1,6 @@
-"""The tensors that flow between an ensemble's steps: which step makes each, which need it, and which never come.
+"""The tensors that flow between an ensemble's steps: which step makes each, which need it, and which are never made.
 
-Steps are numbers, in the order of the ensemble. What is wrong with a flow is told by each side in its own words.
+Steps are numbers, in the order of the ensemble. Each side words the problems of a flow itself.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,8 +14,8 @@ T = TypeVar("T")
 class Flow:
     """`maker` has the step that makes a tensor, `users` the steps that need it; `needs` are the tensors of each step.
 
-    `written` are all tensors that exist after every step has run that can run, the ensemble's inputs among them.
-    `order` are these steps, each after the steps that make its tensors.
+    `written` are the ensemble's inputs and all tensors that are made if every step runs that can run. `order` are these
+    steps, each after the steps that make its tensors.
     """
 
     maker: Mapping[str, int]
@@ -25,7 +25,7 @@ class Flow:
     order: Sequence[int]
 
     def missing(self, step: int) -> Iterable[str]:
-        """What the step needs and never gets, in the order of its needs."""
+        """The tensors that the step needs and never gets, in the order of its needs."""
         return (tensor for tensor in self.needs[step] if tensor not in self.written)
 
 
@@ -56,7 +56,7 @@ def _run_all(
     made: list[list[str]] = [[] for _ in needs]
     for tensor, step in maker.items():
         made[step].append(tensor)
-    # A step that needs nothing is a problem of its own; here it does not make others wait.
+    # A step that needs nothing is a separate problem; here it does not make other steps wait.
     order = [step for step, count in enumerate(waits) if count == 0]
     news = [*inputs, *(tensor for step in order for tensor in made[step])]
     written = set(news)
@@ -72,14 +72,14 @@ def _run_all(
 
 @dataclass(frozen=True, slots=True)
 class Walk(Generic[T]):
-    """`path` has each place once, in order; `circle` is its end where that leads back into it, else empty."""
+    """`path` has each place once, in order; `circle` is the end of the path that forms a circle, else empty."""
 
     path: tuple[T, ...]
     circle: tuple[T, ...]
 
 
 def walk(start: T, following: Callable[[T], T | None]) -> Walk[T]:
-    """Go from place to place until there is no following one (None), or one that was there before."""
+    """Go from place to place until no next one exists (None), or one repeats."""
     path: dict[T, int] = {}
     at: T | None = start
     while at is not None and at not in path:

@@ -64,8 +64,8 @@ def test_each_model_is_served_and_warned_of_once(running: RunningServer) -> None
         **dict.fromkeys(("both", "dirty"), "UNAVAILABLE"),
     }
     assert warnings(running, "warm") == [
-        "'model_warmup' has no effect: there is no warm-up yet: the first requests may take longer; "
-        "'response_cache.enable' has no effect: there is no response cache yet: the model runs for every request"
+        "'model_warmup' has no effect: warm-up is not supported yet: the first requests may take longer; "
+        "'response_cache.enable' has no effect: the response cache is not supported yet: the model runs for every request"
     ]
     for model, fields in {
         "urgent": ["priority_levels", "default_priority_level", "priority_queue_policy"],

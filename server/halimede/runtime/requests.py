@@ -56,7 +56,7 @@ class Executor(Protocol):
         """Finish a queued request with an error; False when it is not queued."""
 
     def acknowledge(self, key: int, responses: int) -> None:
-        """The client took so many more responses, none of them final."""
+        """The client has taken `responses` more responses, none of them final."""
 
     def is_busy(self) -> bool:
         """Whether requests are queued while every instance is busy: only then can a circle of calls block."""
@@ -67,7 +67,7 @@ class Executor(Protocol):
 
 @dataclass(slots=True)
 class Sent:
-    """What was sent of a request's responses: how many, whether one was an error, and since when (monotonic
+    """The responses of a request that were sent: how many, whether one was an error, and since when (monotonic
     nanoseconds) the next one is computed."""
 
     last_ns: int
@@ -77,8 +77,10 @@ class Sent:
 
 @dataclass(slots=True)
 class Open:
-    """An open request: its worker answers it beside the end of its batch. `first` is the key of its batch's first
-    request."""
+    """An open request: its worker answers it separately from the end of its batch.
+
+    `first` is the key of the first request of its batch.
+    """
 
     worker: Worker
     first: int
@@ -88,7 +90,7 @@ class Open:
 
 @dataclass(slots=True)
 class InFlight(BatchItem):
-    """An admitted request: what its worker gets, and where its responses go. Times are monotonic nanoseconds.
+    """An admitted request: its item in a batch, and the callback for its responses. Times are monotonic nanoseconds.
 
     One object for both, because two objects per request would cost more than the rest of the pump. `opened` is set for
     an open request only, so that a request with one response does not pay for it.

@@ -56,8 +56,8 @@ class RequestPlan:
     `needed` has the outputs that are requested from each step; () for a step that is not run. `users` and `scope_of`
     are by tensor. `waits` counts the tensors that each user waits for, and `scopes` has the scope of each user. `uses`
     counts, by scope, the uses of its tensors in it, plus one for each tensor that inner scopes use. Those tensors are
-    `lent`, and `shared` has their users in each inner scope. `undecided` counts the users in each scope. `is_flat` says
-    that every user is in scope 0 and that no step has a condition: every step then runs once.
+    `lent`, and `shared` has their users in each inner scope. `undecided` counts the users in each scope. `is_flat`
+    means that every user is in scope 0 and that no step has a condition: every step then runs once.
     """
 
     outputs: tuple[str, ...]
@@ -109,8 +109,8 @@ def members_of(config: ModelConfig) -> tuple[tuple[str, int], ...]:
 def make_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> Graph:
     """The graph of an ensemble; `members` are the complete configurations of its steps' models, in the steps' order.
 
-    Raises INVALID_ARG with every mismatch. The ensemble is decoupled if a member is, whatever its own configuration
-    says.
+    Raises INVALID_ARG with every mismatch. The ensemble is decoupled if a member is, independent of its own
+    configuration.
     """
     ensemble = config.ensemble_scheduling
     steps = ensemble.step if ensemble is not None else ()

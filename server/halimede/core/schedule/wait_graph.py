@@ -16,14 +16,14 @@ from halimede.core.graph import reachable
 
 @dataclass(slots=True)
 class Held:
-    """The call is answered when all of these have ended: its batch, or the request of an ensemble, and the like."""
+    """The call is answered when all of these have ended: its batch, or the request of an ensemble."""
 
     by: Sequence[Hashable]
 
 
 @dataclass(slots=True)
 class Queued:
-    """The call is served as soon as one instance is free. Per instance, what it waits for; empty for a free one."""
+    """The call is served as soon as one instance is free. Has the waiters of each instance; empty for a free one."""
 
     instances: Sequence[Sequence[Hashable]]
 
@@ -67,11 +67,11 @@ class WaitGraph:
     def is_stuck(self, ticket: int) -> bool:
         """Whether the call is in a deadlock."""
         place = self._place_of(ticket)
-        # The usual case: what serves the call waits for no other call.
+        # The usual case: the instances that serve the call wait for no other call.
         if _is_served(place, {waiter for waiter in _waiters_in(place) if waiter not in self._calls}):
             return False
         places, waiters = self._reachable(ticket)
-        # Find what can end, beginning with what waits for no call, until nothing is added.
+        # Collect the waiters that can end, beginning with those that wait for no call, until none is added.
         ends: set[Hashable] = set()
         answered: set[int] = set()
         grows = True
