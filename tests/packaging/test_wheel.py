@@ -72,10 +72,10 @@ def repack(name: str, into: Path) -> None:
 
 @pytest.fixture(scope="module")
 def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    house = tmp_path_factory.mktemp("wheels")
+    folder = tmp_path_factory.mktemp("wheels")
     for name in needed("halimede", "onnx"):
-        repack(name, house)
-    return house
+        repack(name, folder)
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The worker's end of a channel with all that handles its frames, and a server at the other end that the test plays."""
+"""The worker's end of a channel with its frame handlers; the test acts as the server at the other end."""
 
 import socket
 import threading
@@ -24,7 +24,7 @@ LIMIT_S = 30.0
 
 
 class Server:
-    """The other end, in blocking calls."""
+    """The server's end, with blocking calls."""
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
@@ -51,7 +51,7 @@ class Server:
         return Kind(number), self._file.read(length)
 
     def answer_call(self, error: InferenceError | None = None) -> None:
-        """Answer the next call, whose result is the number of its metric."""
+        """Answer the next call with the number of its metric."""
         kind, body = self.hear()
         assert kind is Kind.SERVICE_CALL
         self.answer(body, error)
@@ -68,7 +68,7 @@ class Server:
 
 
 class Follower(threading.Thread):
-    """A thread of the model's, and what its work came to."""
+    """A thread of the model, with the result of its work."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
@@ -85,7 +85,7 @@ class Follower(threading.Thread):
 
     def ended(self) -> Any:
         self.join(LIMIT_S)
-        assert not self.is_alive(), "it waits for ever"
+        assert not self.is_alive(), "the thread did not end"
         if self.error is not None:
             raise self.error
         return self.result
