@@ -250,7 +250,7 @@ def test_grpc_stream_that_ends_with_an_error_has_its_own_line(served: RunningSer
     answers: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
     with client.InferenceServerClient(served.grpc_url) as server:
         server.start_stream(lambda result, error: answers.put((result, error)), headers={"triton_grpc_error": "true"})
-        server.async_stream_infer("nobody", inputs(), request_id="s-last")
+        server.async_stream_infer("unknown", inputs(), request_id="s-last")
         answers.get(timeout=30)
         server.stop_stream()
     assert only_line(served, request_id="s-last")["status"] == "NOT_FOUND"
