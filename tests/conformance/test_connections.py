@@ -266,7 +266,7 @@ def test_ten_thousand_idle_connections_are_cheap_and_one_more_gets_503(models: P
             answer = read_all(stack.enter_context(connect(running)))
             assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
             assert b"\r\nRetry-After: 1\r\n" in answer
-            text = "new connections are turned away: 10000 connections are open, as many as are served"
+            text = "new connections are refused: 10000 connections are open, as many as are served"
             wait_until(lambda: text in running.log, "the line of the log", running)
         wait_until(lambda: is_live(running), "it to recover", running)
     finally:
@@ -342,7 +342,7 @@ def test_without_descriptors_clients_get_503_and_the_server_recovers(models: Pat
             while time.monotonic() < deadline:
                 time.sleep(0.05)
             assert cpu_secs(server) - begun < 0.5  # The goal is 0; a busy loop would use the whole second.
-            assert server.log.count("new connections are turned away") == 1
+            assert server.log.count("new connections are refused") == 1
 
             for connection in served[:20]:
                 connection.close()

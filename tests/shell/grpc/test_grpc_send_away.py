@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from halimede.frontends.grpc.goaway import LOOK_SECS, Written, is_quiet
+from halimede.frontends.grpc.goaway import SEARCH_SECS, Written, is_quiet
 from support.h2client import GOAWAY, INFER, LIVE, RST_STREAM, SETTINGS, WINDOW_UPDATE, H2Client, frame, grpc_message
 
 SendAway = Callable[..., Future]
@@ -51,11 +51,11 @@ def test_a_new_connection_gets_goaway_only_after_a_full_round(served, send_away_
         send_away_all(served)
         assert client.receive_until(client.goaway)
     # The next round is near.
-    time.sleep(LOOK_SECS / 2)
+    time.sleep(SEARCH_SECS / 2)
     with H2Client(("127.0.0.1", served.port)) as client:
         made_at = time.monotonic()
         assert client.receive_until(client.goaway)
-        assert time.monotonic() - made_at > LOOK_SECS
+        assert time.monotonic() - made_at > SEARCH_SECS
         assert client.finish(client.call(LIVE))["grpc-status"] == "0"
 
 

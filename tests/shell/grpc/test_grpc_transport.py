@@ -203,7 +203,7 @@ def test_an_unusable_socket_path_is_refused_and_left_unchanged(serve, tmp_path: 
     file = tmp_path / "file"
     file.write_text("kept")
     for target, cause in (
-        (f"unix:{file}", "there is something of that name that is no socket"),
+        (f"unix:{file}", "a file of that name exists and is not a socket"),
         (f"unix:{tmp_path}/none/grpc.sock", "No such file or directory"),
         (f"unix:{tmp_path}/{'long' * 40}", "AF_UNIX path too long"),
         ("unix:", "a path must follow"),

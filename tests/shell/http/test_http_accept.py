@@ -94,10 +94,10 @@ def clients(count: int) -> list[socket.socket]:
 def test_without_descriptors_clients_get_503_until_some_are_free(serve: Any, each_loop: Any) -> None:
     with few_files(OPEN_FILES):
         running = serve(loop_factory=each_loop, limits=Limits(spare_descriptors=0))
-        turned_away, later, idle = clients(20), clients(5), running.connect()
+        refused, later, idle = clients(20), clients(5), running.connect()
         running.wait_until(lambda: running.listener.connection_count == 1)
         with no_files_left() as taken:
-            for client in turned_away:
+            for client in refused:
                 client.connect(("127.0.0.1", running.port))
                 received = answer(client)
                 assert received.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
@@ -109,10 +109,10 @@ def test_without_descriptors_clients_get_503_until_some_are_free(serve: Any, eac
                 os.close(taken.pop())
         assert all(is_served(running, client) for client in later)
         assert running.log == [
-            "HTTP service: new connections are turned away: cannot accept connections: Too many open files; "
+            "HTTP service: new connections are refused: cannot accept connections: Too many open files; "
             "a larger `ulimit -n` is right"
         ]
-        for client in (*turned_away, idle):
+        for client in (*refused, idle):
             client.close()
 
 

@@ -81,7 +81,7 @@ def test_only_a_socket_is_ever_removed(http: Any, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "dead")
     for name in ("file", "directory", "link"):
         where = f"unix:{tmp_path}/{name}"
-        assert error(where) == f"'{where}' cannot be opened: there is something else of this name that is no socket"
+        assert error(where) == f"'{where}' cannot be opened: another file of this name exists and is not a socket"
     assert (tmp_path / "file").read_text() == "precious"
 
     server = http_server(http)
