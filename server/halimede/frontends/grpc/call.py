@@ -63,7 +63,7 @@ class Drain:
         wait for it.
 
         grpc's own handlers of unary calls leave a call without a message unanswered, so that the client waits forever.
-        Therefore these calls have handlers of streams, which are equal on the wire, and this method reads the message.
+        Therefore these calls have handlers of streams, which are equal on the wire; this method reads the message.
         """
         task = asyncio.current_task()
         self._receiving.add(task)
