@@ -318,7 +318,7 @@ def write_credentials(folder: Path, **values: str) -> str:
 
 @dataclass(frozen=True)
 class Fetched:
-    """The result of `halimede fetch`: `message` is the termination message, `log` its standard output and error."""
+    """How `halimede fetch` ended: `said` is the termination message, `log` all of standard output and error."""
 
     code: int
     said: str
@@ -365,7 +365,7 @@ class Fetch:
             )
 
     def wait_for(self, said: str, process: subprocess.Popen[bytes], count: int = 1) -> None:
-        """Wait until the log has this text this number of times."""
+        """Until the log has this text so many times."""
         deadline = time.monotonic() + 60
         while self._log.read_text().count(said) < count:
             assert process.poll() is None, self._log.read_text()

@@ -208,7 +208,7 @@ class _RestrictedMethods(_Methods):
 def _method_handlers(
     server: Server, infer: InferService, drain: Drain, access_log: AccessLog | None
 ) -> dict[str, MethodHandler]:
-    """The handler of every method, by path. They take and return bytes, so that the server reports invalid ones itself."""
+    """The handler of every method, by path. They take bytes, so that the server reports invalid ones itself."""
     health = Health(server, drain)
     reflection = Reflection((INFERENCE, HEALTH, *REFLECTIONS), drain)
     once = {f"/{INFERENCE}/ModelInfer": infer.model_infer}
