@@ -80,11 +80,11 @@ async def calling(
     async with stage(arena) as each:
         each.heard.on_ask = on_ask
         worker = HonestWorker(
-            os.dup(each.theirs.fileno()),
+            os.dup(each.worker_end.fileno()),
             lambda host: Script(lambda requests: execute(host, requests), is_async),
             decoupled,
         )
-        each.theirs.close()
+        each.worker_end.close()
         caller = Caller(each, worker)
         try:
             yield caller

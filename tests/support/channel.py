@@ -63,7 +63,7 @@ def mappings() -> int:
 
 
 @dataclass
-class Heard:
+class RecordingOwner:
     """An `Owner` that records all events. `kept` has the finished batches, with a copy of their outputs."""
 
     done: list[tuple[Batch, Done]] = field(default_factory=list)
@@ -141,13 +141,13 @@ class Stage:
     """A connection, its owner and the other end of its socket."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, arena_bytes: int) -> None:
-        ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.theirs.setblocking(False)
+        server_end, self.worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.worker_end.setblocking(False)
         self.loop = loop
-        self.heard = Heard()
+        self.heard = RecordingOwner()
         self.lost: list[str] = []
         self.connection = Connection(
-            ours,
+            server_end,
             SPEC,
             INPUTS,
             OUTPUTS,
@@ -170,12 +170,12 @@ class Stage:
         self._ticked = now
         self._ticker = self.loop.call_later(0.001, self._tick)
 
-    async def say(self, data: Buffer) -> None:
+    async def send(self, data: Buffer) -> None:
         """Send this as the worker; stops when the server closes the channel."""
         with suppress(BrokenPipeError, ConnectionResetError):
-            await asyncio.wait_for(self.loop.sock_sendall(self.theirs, data), LIMIT_S)
+            await asyncio.wait_for(self.loop.sock_sendall(self.worker_end, data), LIMIT_S)
 
-    async def hear(self) -> tuple[Kind, memoryview]:
+    async def receive(self) -> tuple[Kind, memoryview]:
         """The server's next frame. Maps the segments that are sent before it, and records those that are shared."""
         while True:
             while len(self._received) < HEADER.size:
@@ -199,19 +199,19 @@ class Stage:
 
     async def _receive(self) -> None:
         readable = self.loop.create_future()
-        self.loop.add_reader(self.theirs, lambda: readable.done() or readable.set_result(None))
+        self.loop.add_reader(self.worker_end, lambda: readable.done() or readable.set_result(None))
         try:
             await asyncio.wait_for(readable, LIMIT_S)
         finally:
-            self.loop.remove_reader(self.theirs)
+            self.loop.remove_reader(self.worker_end)
         self._descriptors = getattr(self, "_descriptors", [])
-        data, descriptors, _, _ = socket.recv_fds(self.theirs, 1 << 20, 8)
+        data, descriptors, _, _ = socket.recv_fds(self.worker_end, 1 << 20, 8)
         assert data, "the server has closed the channel"
         self._received += data
         self._descriptors += descriptors
 
-    async def hear_batch(self) -> Execute:
-        kind, body = await self.hear()
+    async def receive_batch(self) -> Execute:
+        kind, body = await self.receive()
         assert kind is Kind.EXECUTE
 
         def locate(segment: int, offset: int, size: int) -> Buffer:
@@ -233,7 +233,7 @@ class Stage:
     def close(self) -> None:
         self._ticker.cancel()
         self.connection.close()
-        self.theirs.close()
+        self.worker_end.close()
 
 
 @asynccontextmanager
@@ -266,7 +266,7 @@ async def one_of_several(arena_bytes: int = ARENA_BYTES) -> AsyncIterator[Stage]
         assert len(each.lost) <= 1
     finally:
         each.close()
-        each.heard = Heard()
+        each.heard = RecordingOwner()
         del each.connection, each.segments
 
 

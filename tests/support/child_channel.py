@@ -27,32 +27,32 @@ class Server:
     """The server's end, with blocking calls."""
 
     def __init__(self) -> None:
-        self.socket, theirs = socket.socketpair()
+        self.socket, worker_end = socket.socketpair()
         self.socket.settimeout(LIMIT_S)
         self._saying = threading.Lock()
-        self.channel = Channel(theirs.detach())
+        self.channel = Channel(worker_end.detach())
         self.memory = Memory(self.channel)
         self.requests = OpenRequests(self.channel)
         self.services = ServiceCalls(self.channel)
         self._file = self.socket.makefile("rb")
 
-    def say(self, kind: Kind, body: bytes = b"") -> None:
+    def send(self, kind: Kind, body: bytes = b"") -> None:
         with self._saying:
             self.socket.sendall(encode_frame(kind, body))
 
     def cancel(self, key: int) -> None:
-        self.say(Kind.CANCEL, KEY.pack(key))
+        self.send(Kind.CANCEL, KEY.pack(key))
 
     def credit(self, key: int, count: int) -> None:
-        self.say(Kind.CREDIT, CREDIT.pack(key, count))
+        self.send(Kind.CREDIT, CREDIT.pack(key, count))
 
-    def hear(self) -> tuple[Kind, bytes]:
+    def receive(self) -> tuple[Kind, bytes]:
         length, number = HEADER.unpack(self._file.read(HEADER.size))
         return Kind(number), self._file.read(length)
 
     def answer_call(self, error: InferenceError | None = None) -> None:
         """Answer the next call with the number of its metric."""
-        kind, body = self.hear()
+        kind, body = self.receive()
         assert kind is Kind.SERVICE_CALL
         self.answer(body, error)
 

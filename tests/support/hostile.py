@@ -62,18 +62,18 @@ def check_reason(reason: str, pattern: str) -> None:
 
 def send(each: Stage, stream: bytes) -> None:
     """Send as fast as the server reads, on a thread, so that the loop does only the server's work."""
-    theirs = os.dup(each.theirs.fileno())
+    worker_end = os.dup(each.worker_end.fileno())
     at = 0
     try:
-        os.set_blocking(theirs, True)
+        os.set_blocking(worker_end, True)
         while at < len(stream):
-            at += os.write(theirs, stream[at : at + MIB])
+            at += os.write(worker_end, stream[at : at + MIB])
     except OSError:
         pass  # the server has closed its end
     finally:
-        os.close(theirs)
+        os.close(worker_end)
 
 
 async def executed(each: Stage, *sizes: int) -> int:
     each.connection.batches.execute([item(1, *sizes)], 0)
-    return (await each.hear_batch()).batch
+    return (await each.receive_batch()).batch

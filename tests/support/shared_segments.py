@@ -85,8 +85,8 @@ class Worker:
     def __init__(self, stage: Stage, run: Callable[[Sequence[HostedRequest]], list[Reply]]) -> None:
         self.stage = stage
         self.connection = stage.connection
-        self.process = HonestWorker(os.dup(stage.theirs.fileno()), lambda _: Script(run))
-        stage.theirs.close()
+        self.process = HonestWorker(os.dup(stage.worker_end.fileno()), lambda _: Script(run))
+        stage.worker_end.close()
 
     async def ask(self, key: int, *inputs: Tensor) -> Sequence[Tensor]:
         """The answer to a batch of one request."""

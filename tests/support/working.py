@@ -23,8 +23,8 @@ async def working(
 ) -> AsyncIterator[tuple[Stage, HonestWorker]]:
     """Start a worker, and check that it ends normally."""
     async with stage(arena_bytes) as each:
-        worker = HonestWorker(os.dup(each.theirs.fileno()), lambda _: Script(run))
-        each.theirs.close()
+        worker = HonestWorker(os.dup(each.worker_end.fileno()), lambda _: Script(run))
+        each.worker_end.close()
         try:
             yield each, worker
             assert each.lost == []
