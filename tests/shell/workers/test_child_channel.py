@@ -30,7 +30,7 @@ from support.child_channel import Follower, Server, open_request
 def test_work_of_any_size_arrives_complete_and_in_order(server: Server):
     sizes = [0, 1, 100, 200_000, 3, 131_065, 131_064, 131_063, 5_000_000, 262_136, 262_137, 0, 70_000] * 3
     bodies = [random.Random(at).randbytes(size) for at, size in enumerate(sizes)]
-    sending = Follower(lambda: [server.say(Kind.EXECUTE, body) for body in bodies])
+    sending = Follower(lambda: [server.send(Kind.EXECUTE, body) for body in bodies])
 
     for body in bodies:
         kind, got = server.channel.receive()
@@ -59,9 +59,9 @@ def test_work_may_arrive_byte_by_byte(server: Server):
 
 
 def test_later_work_does_not_change_earlier_work(server: Server):
-    server.say(Kind.EXECUTE, b"first")
+    server.send(Kind.EXECUTE, b"first")
     _, first = server.channel.receive()
-    server.say(Kind.EXECUTE, b"second")
+    server.send(Kind.EXECUTE, b"second")
     server.channel.receive()
     assert first == b"first"
     first[:] = b"mine!"
@@ -73,7 +73,7 @@ def test_a_segment_arrives_with_its_descriptor(server: Server):
         assert descriptor is not None
         frame = encode_frame(Kind.SEGMENT, SEGMENT.pack(number, number % 2))
         # Around it, so that reads may end anywhere.
-        server.say(Kind.CANCEL, KEY.pack(9))
+        server.send(Kind.CANCEL, KEY.pack(9))
         socket.send_fds(server.socket, [frame[:3]], [descriptor])
         server.socket.sendall(frame[3:] + encode_frame(Kind.EXECUTE, b"x" * (number * 3_000)))
         os.close(descriptor)
@@ -98,7 +98,7 @@ def test_a_cancel_that_arrives_with_its_batch_is_kept(server: Server):
 
 
 def test_cancels_of_ended_requests_are_not_kept_forever(server: Server):
-    sending = Follower(lambda: [server.cancel(key) for key in range(5_000)] and server.say(Kind.EXECUTE))
+    sending = Follower(lambda: [server.cancel(key) for key in range(5_000)] and server.send(Kind.EXECUTE))
     server.channel.receive()
     sending.ended()
     assert len(server.requests.cancelled_early) <= 1024
@@ -118,7 +118,7 @@ def test_a_thread_waits_for_credit(server: Server, is_receiving: bool):
 
     assert waiting.ended() is True
     if receiving is not None:
-        server.say(Kind.EXECUTE, b"work")
+        server.send(Kind.EXECUTE, b"work")
         assert receiving.ended() == (Kind.EXECUTE, b"work")
 
 
@@ -130,13 +130,13 @@ def test_work_that_a_waiting_thread_reads_reaches_the_main_thread(server: Server
     receiving = Follower(server.channel.receive)
 
     for at in range(200):
-        server.say(Kind.EXECUTE, b"%d" % at)
+        server.send(Kind.EXECUTE, b"%d" % at)
         assert receiving.ended() == (Kind.EXECUTE, b"%d" % at)
         receiving = Follower(server.channel.receive)
 
     server.credit(1, 5)
     assert waiting.ended() is True
-    server.say(Kind.STOP)
+    server.send(Kind.STOP)
     receiving.ended()
 
 
@@ -216,7 +216,7 @@ def test_unused_blocks_are_reported(server: Server):
     assert descriptor is not None
     socket.send_fds(server.socket, [encode_frame(Kind.SEGMENT, SEGMENT.pack(1, OUTBOUND))], [descriptor])
     os.close(descriptor)
-    server.say(Kind.EXECUTE)
+    server.send(Kind.EXECUTE)
     server.channel.receive()
     free_bytes = server.memory.outbound.blocks.free_bytes
     block = server.memory.place(bytes(100))
@@ -224,7 +224,7 @@ def test_unused_blocks_are_reported(server: Server):
     assert server.memory.outbound.blocks.free_bytes < free_bytes
 
     server.socket.sendall(encode_blocks(Kind.RELEASE, [block]))
-    server.say(Kind.STOP)
+    server.send(Kind.STOP)
     server.channel.receive()
 
     assert server.memory.outbound.blocks.free_bytes == free_bytes
@@ -267,7 +267,7 @@ def test_waiting_threads_raise_once_the_server_has_closed_the_channel(server: Se
         lambda: server.services.call(MetricValue(1)),
     ]
     threads = [Follower(work) for work in works]
-    server.hear()
+    server.receive()
 
     server.socket.shutdown(socket.SHUT_RDWR)
 

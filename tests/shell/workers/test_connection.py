@@ -251,9 +251,9 @@ def test_a_cancel_during_the_copy_of_a_batch_is_sent_after_it():
                         cancelled.append(True)
                 return [Answer([])]
 
-            worker = HonestWorker(os.dup(each.theirs.fileno()), lambda _: Script(look))
+            worker = HonestWorker(os.dup(each.worker_end.fileno()), lambda _: Script(look))
             host.append(worker)
-            each.theirs.close()
+            each.worker_end.close()
             one = item(1, 16 * MIB)
             each.connection.batches.execute([one], 0)
             one.cancelled = True
@@ -273,7 +273,7 @@ def test_frames_may_arrive_byte_by_byte():
     async def main() -> None:
         async with stage() as each:
             each.connection.batches.execute([item(1, 10)], 0)
-            batch = (await each.hear_batch()).batch
+            batch = (await each.receive_batch()).batch
             stream = b"".join(
                 (
                     encode_frame(Kind.METRICS, METRIC.pack(1, 0, 2.5)),
@@ -284,7 +284,7 @@ def test_frames_may_arrive_byte_by_byte():
                 )
             )
             for at in range(len(stream)):
-                await each.say(stream[at : at + 1])
+                await each.send(stream[at : at + 1])
                 await asyncio.sleep(0)
             await each.until(lambda: each.heard.ready, "the last frame")
 
@@ -299,7 +299,7 @@ def test_frames_may_arrive_byte_by_byte():
 def test_thousands_of_frames_at_once_are_handled_in_turns():
     async def main() -> None:
         async with stage() as each:
-            await each.say(encode_frame(Kind.READY, b"\1") * 20_000 + encode_frame(Kind.READY, b"\0"))
+            await each.send(encode_frame(Kind.READY, b"\1") * 20_000 + encode_frame(Kind.READY, b"\0"))
             await each.until(lambda: len(each.heard.ready) == 20_001, "all frames")
             assert each.heard.ready[-1] is False
             assert each.lost == []
@@ -311,9 +311,9 @@ def test_frames_before_the_end_of_a_worker_are_handled():
     async def main() -> None:
         async with stage() as each:
             each.connection.batches.execute([item(1, 10)], 0)
-            batch = (await each.hear_batch()).batch
-            await each.say(encode_frame(Kind.READY, b"\1") * 1_000 + bytes(done_frame(batch, [Answer([])])))
-            each.theirs.close()
+            batch = (await each.receive_batch()).batch
+            await each.send(encode_frame(Kind.READY, b"\1") * 1_000 + bytes(done_frame(batch, [Answer([])])))
+            each.worker_end.close()
             assert await each.until_lost() == "it closed its channel"
             assert len(each.heard.ready) == 1_000
             assert len(each.heard.done) == 1
@@ -327,9 +327,9 @@ def test_a_worker_that_ends_at_any_point_is_reported_lost_once():
             async with stage() as each:
                 each.connection.batches.execute([item(1, 10)], 0)
                 if not leave_unread:
-                    await each.hear_batch()
-                await each.say(bytes(done_frame(1, [Answer([tensor("out", 5_000)])]))[:-1_000])
-                each.theirs.close()
+                    await each.receive_batch()
+                await each.send(bytes(done_frame(1, [Answer([tensor("out", 5_000)])]))[:-1_000])
+                each.worker_end.close()
                 assert await each.until_lost() == "it closed its channel"
                 assert len(each.connection.batches.running) == 1
                 each.connection.batches.execute([item(2, 10), item(3, 100 * KIB)], 0)
@@ -347,8 +347,8 @@ def test_closing_while_a_segment_is_made_leaks_nothing(turns: int):
     async def main() -> None:
         async with stage() as each:
             each.connection.batches.execute([item(1, 10)], 0)
-            batch = (await each.hear_batch()).batch
-            await each.say(done_frame(batch, [Answer([])], wanted=64 * MIB))
+            batch = (await each.receive_batch()).batch
+            await each.send(done_frame(batch, [Answer([])], wanted=64 * MIB))
             await each.until(lambda: each.heard.done, "the batch")
             each.connection.batches.execute([item(1, 32 * MIB)], 0)
             for _ in range(turns):
@@ -366,9 +366,9 @@ def test_unreceived_segments_of_a_closed_worker_leak_no_descriptor(before: int):
             for key in range(before):
                 each.connection.batches.execute([item(key, 16 * KIB)], key)
             if not before:
-                each.theirs.close()
+                each.worker_end.close()
             each.connection.batches.execute([item(30, 100 * KIB)], 30)
-            each.theirs.close()
+            each.worker_end.close()
             await each.until_lost()
 
     asyncio.run(main())
@@ -380,7 +380,7 @@ def test_descriptors_that_a_worker_sends_are_dropped():
             read, write = os.pipe()
             frame = encode_frame(Kind.READY, b"\1")
             for _ in range(20):
-                socket.send_fds(each.theirs, [frame], [read, write])
+                socket.send_fds(each.worker_end, [frame], [read, write])
             os.close(read)
             os.close(write)
             await each.until(lambda: len(each.heard.ready) == 20, "the frames")

@@ -239,7 +239,7 @@ async def bytes_behind_all_memory(each: Stage) -> bytes:
 
 async def a_block_of_another_batch(each: Stage) -> bytes:
     each.connection.batches.execute([item(2, 100 * KIB)], 1)
-    first = (await each.hear_batch()).batch
+    first = (await each.receive_batch()).batch
     await executed(each, 100 * KIB)
     return bytes(done_frame(first, [Answer([])], retained=[(1, 100 * KIB)]))
 
@@ -274,21 +274,21 @@ async def an_inference_of_free_memory(each: Stage) -> bytes:
 
 
 async def more_taken_than_sent(each: Stage) -> bytes:
-    await each.say(infer(5, 10))
+    await each.send(infer(5, 10))
     await each.until(lambda: each.heard.asked, "the inference")
     for _ in range(2):
         each.heard.asked[0].answer(tensor("y", 10), final=False)
-        await each.hear()
-    await each.say(taken(5, 1))
+        await each.receive()
+    await each.send(taken(5, 1))
     await each.until(lambda: each.heard.taken, "one that was taken")
     return taken(5, 2)
 
 
 async def an_answers_block_twice(each: Stage) -> bytes:
-    await each.say(infer(5, 10))
+    await each.send(infer(5, 10))
     await each.until(lambda: each.heard.asked, "the inference")
     each.heard.asked[0].answer(tensor("y", 100 * KIB))
-    await each.hear()
+    await each.receive()
     return raw(Kind.UNUSED, BLOCK.pack(1, 0)) * 2
 
 
@@ -323,7 +323,7 @@ WITH_A_BATCH: dict[str, tuple[Hostile, str]] = {
 def test_a_worker_that_answers_a_batch_wrongly_is_ended(hostile: Hostile, pattern: str):
     async def main() -> None:
         async with stage() as each:
-            await each.say(await hostile(each))
+            await each.send(await hostile(each))
             check_reason(await each.until_lost(), pattern)
             each.connection.close()
             await asyncio.get_running_loop().shutdown_default_executor()

@@ -357,9 +357,10 @@ def test_calls_raise_when_the_server_closes_the_channel(is_async: bool):
     async def main() -> None:
         async with stage() as each:
             worker = HonestWorker(
-                os.dup(each.theirs.fileno()), lambda host: Script(lambda requests: execute(host, requests), is_async)
+                os.dup(each.worker_end.fileno()),
+                lambda host: Script(lambda requests: execute(host, requests), is_async),
             )
-            each.theirs.close()
+            each.worker_end.close()
             each.connection.batches.execute([item(1, 10)], 0)
             await each.until(lambda: len(each.heard.asked) == 5, "the calls")
             each.connection.close()

@@ -121,7 +121,7 @@ class InferHandler:
         return (yield from decode_infer_steps(view, body, _header_length(length, body), version))
 
     def _new_decoder(self, view: ModelView, version: str) -> InferDecoder:
-        """The decoder of the model that this path names now: a reload brings another view. One per path."""
+        """The decoder of the model that this path names now: a reload creates another view. One per path."""
         decoder = self._decoders[view.name, version] = InferDecoder(view, version)
         return decoder
 

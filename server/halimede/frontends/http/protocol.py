@@ -19,7 +19,7 @@ from halimede.frontends.http.outbox import CONTINUE, OPEN, Outbox
 from halimede.frontends.http.receiver import ENDED, NO_ROOM, REQUEST, Event, Receiver
 from halimede.frontends.http.shared import Shared
 
-INTERNAL_ERROR = "internal error of the server; its log says more"
+INTERNAL_ERROR = "internal error of the server; its log has the cause"
 
 
 class ConnectionOwner(Protocol):
@@ -77,7 +77,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._listener.shared.limits.write_buffer_bytes)
-        # Read now, because a lost connection does not know it any more.
+        # Read now, because a lost connection has no peer name.
         self._peer = transport.get_extra_info("peername")
         self._listener.admit(self)
 
@@ -87,12 +87,12 @@ class Connection(asyncio.BufferedProtocol):
         self._listener.forget(self)
         self._receiver.end()
         self.outbox.lose()
-        self._give_up()
+        self._on_disconnect()
 
     def eof_received(self) -> bool:
         """The client sends nothing more. As in Triton, it counts as disconnected, and its request is cancelled."""
         self._receiver.end()
-        self._give_up()
+        self._on_disconnect()
         return False  # The transport sends what was written, then closes.
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- we know better
@@ -245,7 +245,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _write(self, parts: Sequence[Buffer]) -> None:
         if self._transport.is_closing():
-            return  # A write failed, and the transport is about to say so.
+            return  # A write failed, and the transport is about to report it.
         if len(parts) == 1:
             self._transport.write(parts[0])
         else:
@@ -264,7 +264,7 @@ class Connection(asyncio.BufferedProtocol):
         self._receiver.end()
         self._transport.close()
 
-    def _give_up(self) -> None:
+    def _on_disconnect(self) -> None:
         """The client has disconnected: notify the handler of its request."""
         exchange, self.exchange = self.exchange, None
         if exchange is None:
