@@ -1,4 +1,4 @@
-"""What runs in a worker's process needs nothing of ours installed, and works in interpreters of other versions."""
+"""The code in a worker's process needs no installed package of the server and runs in other versions of Python."""
 
 import ast
 import os
@@ -53,7 +53,7 @@ def test_a_worker_runs_in_another_version_of_python(crew: Crew, minor: int):
     worker = crew.talk(python=python)
 
     assert worker.ask("list(__import__('sys').version_info[:2])") == [3, minor]
-    # The tree is there, and of what is installed for the server nothing.
+    # Only the source tree is importable, not the server's installed packages.
     assert worker.ask("__import__('halimede.workers.child').__path__") == [str(PACKAGE)]
     assert worker.ask("__import__('halimede.workers.child.bootstrap').workers.child.bootstrap.PATH") == bootstrap.PATH
     assert worker.ask("[p for p in __import__('sys').path if 'site-packages' in p and sys.prefix not in p]"

@@ -257,7 +257,7 @@ print("lives")
 
 @pytest.mark.parametrize(("limit", "soft"), [("RLIMIT_FSIZE", 1 << 20), ("RLIMIT_NOFILE", 3)])
 def test_no_segment_is_made_if_the_system_refuses(limit: str, soft: int):
-    """The limit of a file's size is told by a signal, which Python ignores."""
+    """The kernel reports an exceeded file size by a signal, which Python ignores."""
     code = LIMITED.format(limit=limit, soft=soft)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
@@ -267,7 +267,7 @@ def test_no_segment_is_made_if_the_system_refuses(limit: str, soft: int):
 TOO_MUCH = """
 import os, resource
 from halimede.workers.segments import make_segment
-# Should it not be refused, this ends before it has taken what others need.
+# If it is not refused, this ends before it takes memory that other processes need.
 with open("/proc/self/oom_score_adj", "w") as file:
     file.write("1000")
 resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
@@ -283,7 +283,7 @@ def test_a_segment_larger_than_memory_is_refused():
 
 
 def test_a_segment_may_be_made_but_not_mapped():
-    """What a segment takes is not the process's until it is mapped; then the server does without it."""
+    """A segment counts towards the process's limit only when it is mapped; then the server works without it."""
     code = (
         "import resource\n"
         "from halimede.workers.segments import SegmentMap, make_segment\n"

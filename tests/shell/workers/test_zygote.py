@@ -1,4 +1,4 @@
-"""The zygote by itself, spoken to over its socket."""
+"""The zygote alone, with commands on its socket."""
 
 import json
 import os
@@ -51,14 +51,14 @@ class Ends:
         return self.their_channel.fileno(), self.their_output, self.their_status.fileno()
 
     def hand_over(self) -> None:
-        """The zygote has them now."""
+        """Close the worker's ends, which the zygote now has."""
         self.their_channel.close()
         self.their_status.close()
         if self.their_output >= 0:
             os.close(self.their_output)
             self.their_output = -1
 
-    def said(self) -> object:
+    def report(self) -> object:
         return json.loads(self.status.recv(4096) or b'"closed"')
 
     def ask(self, code: str) -> object:
@@ -74,12 +74,12 @@ def test_a_worker_is_spawned_killed_and_reported(zygote: Zygote):
         pid = ends.ask("__import__('os').getpid()")
         zygote.send({"do": "kill", "worker": 1, "signal": 15})
 
-        assert [ends.said(), ends.said(), ends.said()] == [{"pid": pid}, {"signal": 15}, "closed"]
+        assert [ends.report(), ends.report(), ends.report()] == [{"pid": pid}, {"signal": 15}, "closed"]
         assert ends.channel.recv(1) == b""
 
 
 def wait_for_descriptors(zygote: Zygote, workers: int) -> None:
-    """Three standard ones, the command socket, the pipe that wakes it, and a status socket for each worker."""
+    """The standard streams, the command socket, the wake-up pipe, and a status socket for each worker."""
     wait_until(lambda: descriptors(zygote.process.pid) == 6 + workers, f"the zygote to hold those of {workers} workers")
 
 
@@ -163,7 +163,7 @@ def test_the_zygote_kills_all_and_ends_when_its_socket_closes(zygote: Zygote):
         # The goal is 1 s.
         assert time.monotonic() - began < 5
         assert zygote.process.returncode == 0
-        assert [ends.said(), ends.said()] == [{"pid": pid}, "closed"]
+        assert [ends.report(), ends.report()] == [{"pid": pid}, "closed"]
         assert not psutil.pid_exists(pid)
 
 
