@@ -241,7 +241,7 @@ def test_workers_have_different_random_numbers(crew: Crew):
 @pytest.mark.parametrize("how", ["import os; os._exit(0)", "import os; os.kill(os.getpid(), 9)"], ids=["exit", "kill"])
 def test_processes_of_a_worker_end_with_it(crew: Crew, python: str, how: str):
     bystander = crew.talk()
-    theirs = bystander.ask(FAMILY)
+    bystanders = bystander.ask(FAMILY)
     worker = crew.talk(python=python)
     family = worker.ask(FAMILY)
     assert all(is_alive(pid) for pid in family)
@@ -252,7 +252,7 @@ def test_processes_of_a_worker_end_with_it(crew: Crew, python: str, how: str):
     wait_until(lambda: not any(is_alive(pid) for pid in family), "the worker's family to die")
     # It is also reaped: no zombie is left.
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in family), "the dead to be reaped")
-    assert all(is_alive(pid) for pid in theirs)
+    assert all(is_alive(pid) for pid in bystanders)
 
 
 def test_a_daemon_of_a_worker_lives_as_long_as_the_worker(crew: Crew):

@@ -50,14 +50,14 @@ def test_the_size_of_a_segment_cannot_be_changed():
 
 def test_a_receiver_cannot_seal_a_segment_against_writes():
     descriptor = made()
-    theirs = os.dup(descriptor)
+    received = os.dup(descriptor)
     segments = SegmentMap()
     segments.map(1, descriptor)
     with pytest.raises(OSError, match="busy"):
-        fcntl.fcntl(theirs, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        fcntl.fcntl(received, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
     segments.write((1, 0), b"here")
-    assert os.pread(theirs, 4, 0) == b"here"
-    os.close(theirs)
+    assert os.pread(received, 4, 0) == b"here"
+    os.close(received)
 
 
 def test_only_the_owner_of_a_shared_segment_can_write_to_it():
@@ -96,18 +96,18 @@ def test_a_segment_has_no_name_and_its_pages_are_reserved():
 def test_two_maps_of_a_segment_share_bytes():
     before = open_descriptors()
     descriptor = made()
-    ours, theirs = OwnArena(SIZE), SegmentMap()
-    theirs.map(1, os.dup(descriptor))
-    ours.add(1, descriptor)
-    block = ours.blocks.allocate(5)
+    owned, mapped = OwnArena(SIZE), SegmentMap()
+    mapped.map(1, os.dup(descriptor))
+    owned.add(1, descriptor)
+    block = owned.blocks.allocate(5)
     assert block is not None
 
-    ours.map.write(block, b"hello")
+    owned.map.write(block, b"hello")
 
-    assert bytes(theirs.lease(block, block[1], 5)) == b"hello"
-    assert ours.blocks.size_bytes == SIZE
+    assert bytes(mapped.lease(block, block[1], 5)) == b"hello"
+    assert owned.blocks.size_bytes == SIZE
     assert open_descriptors() == before + 2, "a mapping has one descriptor, which is Python's"
-    del ours, theirs
+    del owned, mapped
     gc.collect()
     assert open_descriptors() == before
 
