@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 ZYGOTE_ENTRY = "halimede.workers.zygote:main"
 
 SEND_LIMIT_SECS = 10.0
-"""A zygote that accepts no command for so long hangs. Its socket holds about a hundred commands, so a start only waits
-if more are sent while the zygote imports."""
+"""A zygote that accepts no command for this long hangs. Its socket holds about a hundred commands, so a start
+waits only if more are sent while the zygote imports."""
 
 END_LIMIT_SECS = 5.0
 

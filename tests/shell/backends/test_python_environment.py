@@ -41,11 +41,11 @@ def pack(directory: Path, archive: Path) -> Path:
     return archive
 
 
-def make_script(directory: Path, *, says: str = GOOD, code: int = 0, name: str = "python3") -> Path:
+def make_script(directory: Path, *, output: str = GOOD, code: int = 0, name: str = "python3") -> Path:
     """An environment whose interpreter prints this for every call."""
     interpreter = directory / "bin" / name
     interpreter.parent.mkdir(parents=True, exist_ok=True)
-    interpreter.write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\nexit {code}\n")
+    interpreter.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {code}\n")
     interpreter.chmod(0o755)
     return directory
 
@@ -157,7 +157,7 @@ def test_unpacked_environment_rewrites_paths_in_its_scripts(tmp_path: Path, mode
         "the execution environment '$$TRITON_MODEL_DIRECTORY/env.tar.gz' cannot be used: its conda-unpack failed "
         "(exit code 3): cannot write $$TRITON_MODEL_DIRECTORY/env.tar.gz/x",
     )
-    # What was begun is gone, and the entry of the archive that is no more: what is left are locks.
+    # The partial entry and the entry of the removed archive are gone; only lock files are left.
     assert [path.name for path in cache.iterdir() if path.suffix != ".lock"] == []
 
 
@@ -174,7 +174,7 @@ NEEDED = "needed is CPython 3.10 or newer with numpy 1.21 or newer"
 
 
 @pytest.mark.parametrize(
-    ("says", "code", "problem"),
+    ("output", "code", "problem"),
     [
         ("interpreter cpython 3 9\nnumpy 1.26.4", 0, f"its interpreter is cpython 3.9; {NEEDED}"),
         ("interpreter cpython 2 7", 1, f"its interpreter is cpython 2.7; {NEEDED}"),
@@ -192,18 +192,18 @@ NEEDED = "needed is CPython 3.10 or newer with numpy 1.21 or newer"
         ("x" * 1_000_000, 0, f"its interpreter cannot be run (exit code -9): {'x' * 500}"),
     ],
 )
-def test_unusable_interpreter_fails_the_load(says: str, code: int, problem: str, model: Path, cache: Path):
-    make_script(model / "env", says=says, code=code)
+def test_unusable_interpreter_fails_the_load(output: str, code: int, problem: str, model: Path, cache: Path):
+    make_script(model / "env", output=output, code=code)
     error = refusal("$$TRITON_MODEL_DIRECTORY/env", model, cache)
     assert error.code is ErrorCode.INVALID_ARG
     assert error.message == f"the execution environment '$$TRITON_MODEL_DIRECTORY/env' cannot be used: {problem}"
 
 
 @pytest.mark.parametrize(
-    "says", ["interpreter cpython 3 10\nnumpy 1.21.0", "a banner\ninterpreter cpython 4 0\nnumpy 3.0rc1"]
+    "output", ["interpreter cpython 3 10\nnumpy 1.21.0", "a banner\ninterpreter cpython 4 0\nnumpy 3.0rc1"]
 )
-def test_oldest_and_newest_supported_python_are_accepted(says: str, model: Path, cache: Path):
-    make_script(model / "env", says=says)
+def test_oldest_and_newest_supported_python_are_accepted(output: str, model: Path, cache: Path):
+    make_script(model / "env", output=output)
     assert resolve_environment(str(model / "env"), model, cache).python == model / "env" / "bin" / "python3"
 
 
@@ -311,7 +311,7 @@ def test_unpacking_of_a_killed_server_is_restarted(model: Path, cache: Path):
 
 def test_unused_entry_of_a_changed_archive_is_removed(model: Path, cache: Path):
     def changed(number: int) -> Environment:
-        make_script(model / "env", says=f"{number}\n{GOOD}")
+        make_script(model / "env", output=f"{number}\n{GOOD}")
         pack(model / "env", model / "env.tar.gz")
         return resolve_environment(str(model / "env.tar.gz"), model, cache)
 

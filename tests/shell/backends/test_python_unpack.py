@@ -107,10 +107,10 @@ HOSTILE: dict[str, tuple[Sequence[Member], str]] = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_no_member_leads_out_of_the_directory(tmp_path: Path, target: Path, what: str):
-    members, says = HOSTILE[what]
+    members, expected = HOSTILE[what]
     (tmp_path / "outer" / "secret").write_text("as before")
     text = problem(archive(tmp_path / "a.tar.gz", members), target)
-    assert text.startswith(says)
+    assert text.startswith(expected)
     assert sorted(os.listdir(tmp_path / "outer")) == ["env", "secret"]
     assert (tmp_path / "outer" / "secret").read_text() == "as before"
     for path in target.rglob("*"):

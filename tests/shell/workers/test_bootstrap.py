@@ -1,4 +1,4 @@
-"""What runs in a worker's process needs nothing of ours installed, and works in interpreters of other versions."""
+"""The code in a worker's process needs no installed package of the server and runs in other versions of Python."""
 
 import ast
 import os
@@ -53,7 +53,7 @@ def test_a_worker_runs_in_another_version_of_python(crew: Crew, minor: int):
     worker = crew.talk(python=python)
 
     assert worker.ask("list(__import__('sys').version_info[:2])") == [3, minor]
-    # The tree is there, and of what is installed for the server nothing.
+    # Only the source tree is importable, not the server's installed packages.
     assert worker.ask("__import__('halimede.workers.child').__path__") == [str(PACKAGE)]
     assert worker.ask("__import__('halimede.workers.child.bootstrap').workers.child.bootstrap.PATH") == bootstrap.PATH
     assert worker.ask("[p for p in __import__('sys').path if 'site-packages' in p and sys.prefix not in p]"
@@ -103,7 +103,7 @@ def test_the_childs_code_needs_only_the_standard_library_and_numpy(crew: Crew):
     plain = subprocess.check_output([sys.executable, "-c", "import sys; print(*sys.modules)"], text=True).split()
     assert packages - set(plain) == {"numpy", "halimede", "talkative"}
 
-    ours = [Path(file) for name, file in loaded if name.startswith("halimede.") and file]
-    assert PACKAGE / "workers" / "child" / "main.py" in ours
-    for file in {*ours, *(PACKAGE / "workers" / "child").glob("*.py"), PACKAGE / "workers" / "zygote.py"}:
+    own_files = [Path(file) for name, file in loaded if name.startswith("halimede.") and file]
+    assert PACKAGE / "workers" / "child" / "main.py" in own_files
+    for file in {*own_files, *(PACKAGE / "workers" / "child").glob("*.py"), PACKAGE / "workers" / "zygote.py"}:
         ast.parse(file.read_text(), str(file), feature_version=OLDEST)

@@ -1,4 +1,4 @@
-"""Who calls from an instance whose batches the test makes."""
+"""The callers of an instance's calls, for batches that the test makes."""
 
 from halimede.core.types import InferenceRequest
 from halimede.core.types.caller import Answers, Beside, Caller, RunningBatch

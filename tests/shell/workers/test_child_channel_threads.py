@@ -24,7 +24,7 @@ from support.child_channel import LIMIT_S, Follower, Server, open_request
 
 
 def on_loop(server: Server, work: Callable[[asyncio.AbstractEventLoop], Any], until: Kind = Kind.STOP) -> list[bytes]:
-    """What came until STOP, while `work` runs on another thread."""
+    """The work that arrives until STOP, while `work` runs on another thread."""
     taken: list[bytes] = []
 
     async def main() -> None:
@@ -77,7 +77,7 @@ def test_threads_wait_call_and_read_while_a_loop_runs(server: Server):
 
 
 def test_a_thread_is_served_while_the_loop_is_blocked(server: Server):
-    """A coroutine that waits for a thread of its own in the wrong way still ends."""
+    """A coroutine that blocks its loop while it waits for a thread still ends."""
 
     def work(loop: asyncio.AbstractEventLoop) -> None:
         held, let_go = threading.Event(), threading.Event()
@@ -142,7 +142,7 @@ def test_concurrent_counts_and_credits_add_up(server: Server):
 @pytest.mark.usefixtures("quick_switches")
 @pytest.mark.parametrize("seed", range(3))
 def test_eight_threads_and_random_frames_lose_nothing(server: Server, seed: int):
-    """Senders within a window, callers, and those that look, beside a main thread that receives and executes."""
+    """Threads that send within a window, call, or poll, while the main thread receives and executes."""
     chance = random.Random(seed)
     keys = (1, 2, 3, 4)
     responses, calls, batches = 300, 100, 300

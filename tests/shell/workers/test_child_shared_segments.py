@@ -1,4 +1,4 @@
-"""What a worker process makes of other workers' segments: read where they are, written to for itself alone."""
+"""Segments of other workers in a worker process: read in place, with private writes."""
 
 import ctypes
 import gc
@@ -24,7 +24,7 @@ BLOCK_BYTES = 8 * ALIGNMENT
 
 
 class Owner:
-    """Whose segment it is."""
+    """The worker that owns the segment."""
 
     def __init__(self) -> None:
         descriptor = make_segment(PAGES * ALIGNMENT)
@@ -37,7 +37,7 @@ class Owner:
 
 
 class Reader:
-    """A worker, and what it says of blocks and segments."""
+    """A worker that reads the segment, and its reports about blocks and segments."""
 
     def __init__(self, owner: Owner) -> None:
         self.released: deque[Block] = deque()
@@ -97,11 +97,11 @@ def test_memory_outside_of_segments_is_not_found(reader: Reader):
 
 
 def test_a_model_that_locks_its_memory_sees_the_owners_bytes_too(owner: Owner, reader: Reader):
-    """Locked private memory is a copy of what was there as it was locked, which cannot be given up."""
+    """Locked private memory is a copy from the time of the lock, and its pages cannot be dropped."""
     libc = ctypes.CDLL(None, use_errno=True)
     address = reader.look(0).__array_interface__["data"][0]
     if libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(BLOCK_BYTES)) != 0:
-        pytest.skip(f"this system lets nobody lock memory: {os.strerror(ctypes.get_errno())}")
+        pytest.skip(f"this system does not allow to lock memory: {os.strerror(ctypes.get_errno())}")
     reader.released.clear()
 
     for value in (1, 2, 3):
@@ -190,7 +190,7 @@ def test_without_kernel_support_nothing_is_mapped_or_left_open(lacks: str):
 
 
 def test_a_kernel_with_other_page_flags_is_not_used():
-    """All pages are said to be a file's, whatever is written to them: so does nothing on a kernel without page maps."""
+    """Every page is reported as a page of the file, even after a write."""
     code = (
         "import os\nfrom collections import deque\nfrom halimede.workers.child import shared_segments\n"
         "from halimede.workers.segments import make_segment\n"

@@ -45,7 +45,7 @@ def payload(reply: Reply) -> bytes:
 
 
 def check_echoes(each: Stage) -> None:
-    """Every request's answer is what it sent."""
+    """The answer of every request is its own input."""
     for batch, done in each.heard.done:
         for one, reply in zip(batch.items, done.replies, strict=True):
             assert isinstance(reply, Answer), reply
@@ -71,7 +71,7 @@ def test_tensors_of_all_sizes_cross_in_both_directions(
 
 
 def test_64_mib_cross_without_shared_memory():
-    """Both ways at the same time, through sockets that hold a small part of it."""
+    """In both directions at the same time, through sockets that hold a small part of the data."""
 
     async def main() -> None:
         async with working(arena_bytes=0) as (each, _):
@@ -107,7 +107,7 @@ def test_all_blocks_are_free_after_the_last_answer_is_dropped():
             assert held.count("20 blocks") == 1, held
             each.heard.done.clear()
             gc.collect()
-            # What was released is given back with the next batch.
+            # Released blocks are reported with the next batch.
             each.connection.batches.execute([item(99, 20 * KIB)], 0)
             await each.until(lambda: each.heard.done, "the last")
             assert " 1 blocks" in repr(each.connection), "its own"
@@ -123,7 +123,7 @@ def test_blocks_of_dropped_answers_are_released_to_the_worker():
                 each.connection.batches.execute([item(key, 100 * KIB)], 0)
                 await each.until(lambda key=key: len(each.heard.done) == key + 1, "the batch")
                 if not key:
-                    # Its first answer came in the frame, because there was no memory yet.
+                    # The first answer was sent in the frame, because the worker had no segment yet.
                     await each.until(lambda: worker.memory.outbound.blocks.size_bytes, "memory for answers")
             assert worker.memory.outbound.blocks.blocks == 5
             each.heard.done.clear()
@@ -148,7 +148,7 @@ def test_shared_memory_grows_up_to_its_limit():
 
 
 def test_a_model_may_keep_inputs_and_send_them_later():
-    """A block lives as long as anybody looks at it: the model, or a client of an answer that lies in it."""
+    """A block is in use while the model, or an answer that lies in it, has a view of it."""
     kept: list[Tensor] = []
 
     def delay(requests: Sequence[HostedRequest]) -> list[Reply]:
@@ -171,7 +171,7 @@ def test_a_model_may_keep_inputs_and_send_them_later():
 
 
 def test_threads_may_drop_inputs_at_any_time():
-    """A block that is told to be unused was told to be in use before, whichever thread says either."""
+    """A block is reported as retained before it is reported as unused, also by different threads."""
     drop = threading.Semaphore(0)
     kept: list[Any] = []
     over = threading.Event()
@@ -211,7 +211,7 @@ def test_threads_may_drop_inputs_at_any_time():
 
 
 def test_a_batch_that_cannot_be_encoded_ends_with_an_error(caplog: pytest.LogCaptureFixture):
-    # Records of the log hold the traceback, and that the memory whose end `stage` waits for.
+    # Log records hold the traceback, which holds the memory that `stage` expects to be freed.
     caplog.set_level(logging.CRITICAL)
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""What a connection passes on beside batches: lines of the log, service calls and metrics."""
+"""Messages of a connection other than batches: log lines, service calls and metrics."""
 
 import asyncio
 import logging
@@ -28,9 +28,9 @@ def test_log_lines_of_a_worker_have_the_models_name(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.DEBUG):
         asyncio.run(main())
 
-    said = [record for record in caplog.records if "line" in record.getMessage()]
-    assert [record.getMessage() for record in said] == [f"line {level} ü�" for level in range(4)]
-    assert {getattr(record, "model", None) for record in said} == {"m"}
+    lines = [record for record in caplog.records if "line" in record.getMessage()]
+    assert [record.getMessage() for record in lines] == [f"line {level} ü�" for level in range(4)]
+    assert {getattr(record, "model", None) for record in lines} == {"m"}
 
 
 def test_each_call_gets_its_own_result_or_error():
@@ -57,18 +57,18 @@ def test_each_call_gets_its_own_result_or_error():
 
 
 def test_connections_on_different_loops_do_not_mix() -> None:
-    """A load asks a model to complete its configuration on a thread of its own, while batches are answered."""
+    """A load completes a configuration on its own thread and loop, while other batches are answered."""
     frame_count, updates_per_frame = 600, 500
 
     async def hear(number: int) -> set[int]:
-        # Not with `stage`, which counts what the whole process has open.
+        # Without `stage`, which counts the open descriptors of the whole process.
         each = Stage(asyncio.get_running_loop(), ARENA_BYTES)
         try:
-            said = METRIC.pack(number, 0, 1.0) * updates_per_frame
+            updates = METRIC.pack(number, 0, 1.0) * updates_per_frame
             for _ in range(frame_count):
-                await each.send(encode_frame(Kind.METRICS, said))
+                await each.send(encode_frame(Kind.METRICS, updates))
             wanted = frame_count * updates_per_frame
-            await each.until(lambda: each.lost or len(each.heard.metrics) >= wanted, "what was said")
+            await each.until(lambda: each.lost or len(each.heard.metrics) >= wanted, "the updates")
             assert each.lost == []
             return {metric for metric, _, _ in each.heard.metrics}
         finally:

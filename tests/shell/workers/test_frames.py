@@ -1,4 +1,4 @@
-"""The codec of the channel: what goes in comes out, and what no worker of ours says is refused in one way."""
+"""The codec of the channel: decoding restores what was encoded, and invalid values are refused with one error."""
 
 import struct
 from typing import Any
@@ -64,7 +64,7 @@ def test_a_batch_arrives_as_it_was_sent(items: list[BatchItem], batch: int, plac
         assert plain(item.request.inputs) == plain(sent.request.inputs)
         item.request.inputs, sent.request.inputs = [], []
         if len(sent.request.outputs) == len(OUTPUTS):
-            sent.request.outputs = ()  # all of them, which is what naming none means
+            sent.request.outputs = ()  # no names mean all outputs
         assert item.request == sent.request
 
 

@@ -58,7 +58,7 @@ print("\\n".join(sorted(name for name in sys.modules if name.partition(".")[0] =
 
 
 def imported() -> list[str]:
-    """All of this package that a worker of a python model imports, nothing else but numpy being there."""
+    """The modules of this package that a python model's worker imports, where only numpy is installed."""
     ran = subprocess.run(
         [sys.executable, "-c", IMPORTED, *MODULES], capture_output=True, text=True, timeout=60, cwd=SERVER, check=False,
         env={"PYTHONPATH": str(SERVER), "PATH": os.environ["PATH"]},
@@ -103,7 +103,7 @@ sys.stdout.buffer.write(done)
 
 
 def interpreter(version: str) -> str:
-    """The program of another version that has numpy."""
+    """The path of an interpreter of another version that has numpy."""
     program = shutil.which(f"python{version}")
     code = f"import numpy, sys; assert '%s.%s' % sys.version_info[:2] == {version!r}"
     if (

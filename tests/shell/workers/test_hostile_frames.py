@@ -1,4 +1,4 @@
-"""Frames that no correct worker sends: the server kills the worker, once, with a reason that a person understands.
+"""Invalid frames: the connection is lost once, with a readable reason.
 
 `stage` checks afterwards that no memory and no descriptor is left.
 """
@@ -48,7 +48,7 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     "noise": (random.Random(1).randbytes(5_000), "a frame of kind"),
     "text": (b"Hello, I print to whatever is open\n" * 100, "a frame of kind"),
     "zeros": (bytes(1_000), "a frame of kind 0"),
-    "a kind of nobody": (raw(77), "a frame of kind 77"),
+    "an unknown kind": (raw(77), "a frame of kind 77"),
     "a huge kind": (raw(0xFFFFFFFF), "a frame of kind 4294967295"),
     **{
         f"the server's {kind.name}": (raw(kind, b"x" * 20), f"a {kind.name} frame, which only the server sends")
@@ -80,23 +80,23 @@ STREAMS: dict[str, tuple[bytes, str]] = {
         bytes(response_frame(1, Answer([tensor("out", 100 * KIB)]), place=lambda _: (65535, 2**64 - 1))),
         "of segment 65535, which it was not given",
     ),
-    "an end of the start that nobody sees": (raw(Kind.STARTED, b"{}") * 2, "an unexpected STARTED frame"),
+    "a second STARTED": (raw(Kind.STARTED, b"{}") * 2, "an unexpected STARTED frame"),
     "a failure after the start": (
         raw(Kind.STARTED, b"{}") + raw(Kind.FAILED, b'{"code":"INTERNAL","message":"m"}'),
         "an unexpected FAILED frame",
     ),
-    "a start that is no JSON": (raw(Kind.STARTED, b"{'a'}"), "invalid JSON"),
+    "a start with invalid JSON": (raw(Kind.STARTED, b"{'a'}"), "invalid JSON"),
     "a start of a million brackets": (raw(Kind.STARTED, deep_json(b"")), "JSON of more than"),
     "a start of 50,000 brackets": (raw(Kind.STARTED, b"[" * 50_000), "invalid JSON"),
     "a failure without a text": (raw(Kind.FAILED, b'{"code":"INTERNAL"}'), "an invalid error: {'code': 'INTERNAL'}"),
-    "a failure of no code": (raw(Kind.FAILED, b'{"code":"OOPS","message":""}'), "an invalid error"),
+    "a failure with an unknown code": (raw(Kind.FAILED, b'{"code":"OOPS","message":""}'), "an invalid error"),
     "a failure that is a list": (raw(Kind.FAILED, b"[]"), "an invalid error"),
     "an end twice": (raw(Kind.STOPPED) * 2, "an unexpected STOPPED frame"),
-    "readiness without a word": (raw(Kind.READY), "an unexpected READY frame"),
+    "readiness without a value": (raw(Kind.READY), "an unexpected READY frame"),
     "a line without a level": (raw(Kind.LOG), "a log line without a valid level"),
     "a line of level 4": (raw(Kind.LOG, b"\4hello"), "a log line without a valid level"),
     "half a metric": (raw(Kind.METRICS, bytes(20)), "metrics of 20 bytes"),
-    "an operation that there is not": (raw(Kind.METRICS, METRIC.pack(1, 3, 1.0)), "metric operation 3"),
+    "an unknown metric operation": (raw(Kind.METRICS, METRIC.pack(1, 3, 1.0)), "metric operation 3"),
     "half a block": (raw(Kind.UNUSED, bytes(7)), "a list of blocks of 7 bytes"),
     "a block that it does not hold": (raw(Kind.UNUSED, BLOCK.pack(1, 0)), "a block that it did not hold"),
     "a call without a number": (raw(Kind.SERVICE_CALL, b"abc"), "SERVICE_CALL: a description that ends too early"),
@@ -110,10 +110,10 @@ STREAMS: dict[str, tuple[bytes, str]] = {
         service(UnloadModel("m", False), lambda body: body[:5] + b"\xff\xff\xff\xff" + body[9:]),
         "SERVICE_CALL: a description that ends too early",
     ),
-    "a call whose name is no text": (
+    "a call with a name that is not UTF-8": (
         service(UnloadModel("m", False), lambda body: body.replace(b"m", b"\xff")), "SERVICE_CALL: 'utf-8' codec"
     ),
-    "a call with a kind of metric that there is not": (
+    "a call with an unknown kind of metric": (
         service(NewMetricFamily("f", "", "GAUGE"), lambda body: body[:-1] + b"\3"), "SERVICE_CALL: "
     ),
     "a call with a million labels": (
@@ -138,10 +138,10 @@ STREAMS: dict[str, tuple[bytes, str]] = {
         b"".join(infer(at, 1_000) for at in range(MAX_CALLS * 8)),
         f"more than {MAX_CALLS} inferences at a time",
     ),
-    "half a number that nobody waits for": (raw(Kind.CANCEL_CALL, bytes(3)), "an unexpected CANCEL_CALL frame"),
-    "answers taken of no number": (raw(Kind.TAKEN, bytes(7)), "an unexpected TAKEN frame"),
+    "half a number of a call to cancel": (raw(Kind.CANCEL_CALL, bytes(3)), "an unexpected CANCEL_CALL frame"),
+    "answers taken without a number": (raw(Kind.TAKEN, bytes(7)), "an unexpected TAKEN frame"),
     "answers taken that were not sent": (infer(1) + taken(1, 1), "1 answers of inference 1 taken, where 0 were sent"),
-    "half a word on a segment": (raw(Kind.MAPPED, bytes(2)), "an unexpected MAPPED frame"),
+    "half an answer about a segment": (raw(Kind.MAPPED, bytes(2)), "an unexpected MAPPED frame"),
     "an answer about a segment that it was not sent": (
         raw(Kind.MAPPED, MAPPED.pack(FIRST_SHARED, True)), "an answer about segment 32768, which was not sent to it"
     ),
@@ -196,7 +196,7 @@ async def twice(each: Stage) -> bytes:
 
 
 async def before_it_is_sent(each: Stage) -> bytes:
-    """The batch is being copied; its number can be guessed."""
+    """The batch is still being copied, but the worker can guess its number."""
     number = each.connection.batches.execute([item(1, 64 * MIB)], 0)
     return bytes(done_frame(number, [Answer([])]))
 

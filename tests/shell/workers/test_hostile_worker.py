@@ -1,5 +1,5 @@
-"""Workers that send what ours never do: each is given up once, with a reason that a person understands, and nothing else
-suffers: neither the loop, nor memory, nor descriptors. `stage` looks at what is left afterwards.
+"""Workers that break the rules of the channel: each is lost once, with a readable reason, without effect on the loop,
+memory and descriptors. `stage` checks afterwards that nothing is left.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from support.hostile import KIB, MIB, check_reason, executed, infer, raw, send, 
 
 
 def test_reading_stops_at_the_first_invalid_header():
-    """An announced gigabyte costs nothing before there is a reason to take it."""
+    """An announced size of 1 GiB reserves no memory before the frame is checked."""
     streams = {
         "garbage": b"\xff" * (256 * MIB),
         "an end of nothing": raw(Kind.DONE, struct.pack("<IIH", 10, 9, 1), 1 << 30) + bytes(256 * MIB),
@@ -47,7 +47,7 @@ def test_reading_stops_at_the_first_invalid_header():
             finally:
                 tracemalloc.stop()
             await asyncio.to_thread(sending.join)
-            # What one `os.write` of the sending thread was given is 1 MiB of it.
+            # One `os.write` of the sending thread writes up to 1 MiB.
             assert peak < 4 * MIB
 
     for stream in streams.values():
@@ -109,7 +109,7 @@ def test_inferences_of_an_ended_worker_are_cancelled():
 def test_answers_to_a_worker_that_does_not_read_become_errors(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Of the gigabyte that may wait, a small part here."""
+    """The limit is reduced from 1 GiB for the test."""
     monkeypatch.setattr(calls, "MAX_UNSENT_BYTES", 4 * MIB)
 
     async def main() -> None:
@@ -145,7 +145,7 @@ def test_answers_to_a_worker_that_does_not_read_become_errors(
 
 
 async def with_memory_for_answers(each: Stage) -> None:
-    """The worker has a segment of its own: number 1."""
+    """Let the worker have its own segment, with number 1."""
     batch = await executed(each, 10)
     await each.send(done_frame(batch, [Answer([])], wanted=100))
     await each.until(lambda: each.heard.done, "the end of the batch")
@@ -154,7 +154,7 @@ async def with_memory_for_answers(each: Stage) -> None:
 
 
 def test_a_worker_with_too_many_unreleased_blocks_is_ended():
-    """Each answer's memory is given back when the answer is gone; the list of what is given back is bounded."""
+    """A block is released when its answer is dropped; the list of released blocks is bounded."""
 
     async def main() -> None:
         async with stage() as each:
@@ -172,7 +172,7 @@ def test_a_worker_with_too_many_unreleased_blocks_is_ended():
 
 
 def test_overlapping_answers_are_accepted():
-    """They can hurt nobody but the model whose they are."""
+    """They only affect the model that sent them."""
 
     async def main() -> None:
         async with stage() as each:

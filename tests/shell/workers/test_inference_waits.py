@@ -46,7 +46,7 @@ def test_concurrent_threads_get_the_answers_to_their_own_calls():
 
 @pytest.mark.parametrize("method", ["infer", "call"])
 def test_calls_above_the_limit_wait_for_others_to_end(method: str):
-    """The server answers none of them before all that may be are under way."""
+    """The server answers no call before the maximum number is in flight."""
     count = MAX_CALLS + 60
 
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
@@ -66,7 +66,7 @@ def test_calls_above_the_limit_wait_for_others_to_end(method: str):
             caller.stage.connection.batches.execute([item(1, 10)], 0)
             seen = heard.asked if method == "infer" else heard.calls
             await caller.until(lambda: len(seen) == MAX_CALLS, "all that may be")
-            await asyncio.sleep(0.05)  # for more, which would end the worker
+            await asyncio.sleep(0.05)  # further calls would end the worker
             assert len(seen) == MAX_CALLS
             heard.hold_calls.set()
             heard.on_ask = doubled
@@ -144,7 +144,7 @@ def test_a_cancelled_wait_to_send_wakes_another_call():
 
 
 def test_other_event_loops_may_wait_for_answers():
-    """A model that is not asynchronous runs a loop of its own, on the main thread or on another."""
+    """A model that is not asynchronous runs its own loop, on the main thread or on another."""
 
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         async def one(number: int) -> None:
@@ -188,14 +188,14 @@ def test_answers_of_a_decoupled_model_are_acknowledged_as_they_are_received():
             for number in range(30):
                 asked.answer(tensor("y", 30 * KIB if number % 2 else 10), final=False)
 
-            def told() -> int:
+            def acknowledged() -> int:
                 assert {ticket for ticket, _ in caller.heard.taken} <= {asked.ticket}
                 return sum(count for _, count in caller.heard.taken)
 
             await caller.until(lambda: len(got) == 5, "five of them")
-            assert told() <= 5
+            assert acknowledged() <= 5
             go_on.set()
-            await caller.until(lambda: told() == 30, "all of them")
+            await caller.until(lambda: acknowledged() == 30, "all of them")
             asked.answer()
             await caller.until(lambda: caller.heard.done, "the batch")
             assert got == [(1, False)] * 30 + [(0, True)]
@@ -204,7 +204,7 @@ def test_answers_of_a_decoupled_model_are_acknowledged_as_they_are_received():
 
 
 def test_threads_may_share_the_answers_of_one_call():
-    """Each gets some of them, all are acknowledged once, and all hear of the end."""
+    """Each thread gets some answers, every answer is acknowledged once, and all threads get the end."""
     got: list[int] = []
 
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
@@ -320,7 +320,7 @@ def test_requests_cancelled_while_the_loop_is_blocked_do_not_run():
         async with calling(execute, is_async=True) as caller:
             batches, heard = caller.stage.connection.batches, caller.heard
             batches.execute([item(1, 10)], 0)
-            await caller.until(lambda: heard.asked, "the call, for which the loop stands still")
+            await caller.until(lambda: heard.asked, "the call, for which the loop blocks")
             for key in (2, 3):
                 batches.execute([item(key, 10)], key)
             batches.cancel(2)

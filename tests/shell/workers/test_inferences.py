@@ -181,7 +181,7 @@ def test_unsendable_calls_raise_in_the_caller_and_do_not_count():
                 ask(host, 10, priority=-1)
             assert caught.value.code is ErrorCode.INVALID_ARG
         received(ask(host, 10))
-        # One that waits for room is told as it is received.
+        # A call that waits to be sent gets its error when its answer is received.
         calls = [ask(host, 10) for _ in range(MAX_CALLS)]
         wrong = ask(host, 10, priority=-1)
         for call in calls:

@@ -1,4 +1,4 @@
-"""Descriptions of tensors that the codec remembers from earlier frames."""
+"""Descriptions of tensors that the codec has cached from earlier frames."""
 
 import tracemalloc
 
@@ -20,7 +20,7 @@ CALL_SAID_BEFORE = InferenceRequest("m", inputs=[out(40)], outputs=("out",), par
 
 
 def calls_read(call: InferenceRequest) -> list[InferenceRequest]:
-    """The same one, from two frames."""
+    """The same answer, decoded from two frames."""
     sent = [encode_infer(number, 0, call, Shelf(False).place, lambda: 0) for number in (1, 2)]
     return [decode_infer(body_of(frame, Kind.INFER), Shelf(False).locate).request for frame in sent]
 

@@ -80,7 +80,7 @@ def test_a_worker_can_be_killed(crew: Crew):
     worker.process.kill(signal.SIGKILL)
 
     assert ended(worker.process) == Exit(signal=9)
-    # It has ended: whoever has its number now is not hit.
+    # It has ended: a process that now has its pid gets no signal.
     worker.process.kill(signal.SIGKILL)
 
 
@@ -117,7 +117,7 @@ def test_a_wait_can_be_cancelled_and_repeated(crew: Crew):
     async def scenario() -> Exit:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(worker.process.wait(), 0.01)
-        # Nothing looks at it any more: its number may soon be another's.
+        # The socket is no longer polled, because its descriptor may be reused.
         assert not asyncio.get_running_loop().remove_reader(worker.process.status)
         worker.process.kill(signal.SIGKILL)
         exit_ = await asyncio.wait_for(worker.process.wait(), LIMIT_S)
@@ -139,7 +139,7 @@ def test_a_worker_inherits_no_descriptors_of_others(crew: Crew, python: str):
     )
 
     kinds = {number: path.partition(":")[0] for number, path in open_.items()}
-    # The folder that is being listed is gone by the time it is looked at.
+    # The descriptor of the listed folder is closed when it is checked.
     assert kinds == {"0": "/dev/null", "1": "pipe", "2": "pipe", "512": "socket"}
     assert open_["1"] == open_["2"]
 
@@ -190,7 +190,7 @@ def test_a_worker_gets_the_servers_environment_with_overrides(
     child = "import json, os; print(json.dumps(dict(os.environ)))"
     wanted = {**json.loads(subprocess.check_output([sys.executable, "-c", child])), **environment}
     assert worker.ask("dict(__import__('os').environ)") == wanted
-    # What the C library has, too.
+    # The environment of the C library, too.
     got = worker.ask(f"__import__('subprocess').check_output([{sys.executable!r}, '-c', {child!r}]).decode()")
     assert json.loads(got) == wanted
     assert worker.ask("__import__('os').getcwd()") == str(tmp_path)
@@ -241,7 +241,7 @@ def test_workers_have_different_random_numbers(crew: Crew):
 @pytest.mark.parametrize("how", ["import os; os._exit(0)", "import os; os.kill(os.getpid(), 9)"], ids=["exit", "kill"])
 def test_processes_of_a_worker_end_with_it(crew: Crew, python: str, how: str):
     bystander = crew.talk()
-    theirs = bystander.ask(FAMILY)
+    bystanders = bystander.ask(FAMILY)
     worker = crew.talk(python=python)
     family = worker.ask(FAMILY)
     assert all(is_alive(pid) for pid in family)
@@ -250,9 +250,9 @@ def test_processes_of_a_worker_end_with_it(crew: Crew, python: str, how: str):
     ended(worker.process)
 
     wait_until(lambda: not any(is_alive(pid) for pid in family), "the worker's family to die")
-    # Reaped, too: zombies are left to nobody.
+    # It is also reaped: no zombie is left.
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in family), "the dead to be reaped")
-    assert all(is_alive(pid) for pid in theirs)
+    assert all(is_alive(pid) for pid in bystanders)
 
 
 def test_a_daemon_of_a_worker_lives_as_long_as_the_worker(crew: Crew):
@@ -305,7 +305,7 @@ def test_many_workers_leave_no_descriptor_and_no_zombie(crew: Crew):
     first = crew.talk()
     first.ask("1")
     zygote = psutil.Process(crew.zygote)
-    # Its own, and the first worker's status socket.
+    # The zygote's own descriptors, and the first worker's status socket.
     wait_until(lambda: descriptors(zygote.pid) == 7, "the zygote to close the first worker's descriptors")
     before = descriptors(os.getpid()), descriptors(zygote.pid)
 
@@ -318,9 +318,9 @@ def test_many_workers_leave_no_descriptor_and_no_zombie(crew: Crew):
         for worker in workers:
             ended(worker.process)
             worker.close()
-        nobody = crew.spawn(python="/no/such/python")
-        assert ended(nobody).error, round_
-        nobody.close()
+        failed = crew.spawn(python="/no/such/python")
+        assert ended(failed).error, round_
+        failed.close()
 
     # The last ones may not have been reaped yet.
     wait_until(lambda: [child.pid for child in zygote.children()] == [first.process.pid], "the dead to be reaped")
@@ -352,7 +352,7 @@ def test_kill_does_not_block_on_a_stopped_zygote(crew: Crew):
     os.kill(crew.zygote, signal.SIGSTOP)
     begun = time.monotonic()
     try:
-        for _ in range(120):  # its socket has room for some 70
+        for _ in range(120):  # the socket holds about 70 commands
             worker.process.kill(signal.SIGCONT)
         assert time.monotonic() - begun < 5
     finally:

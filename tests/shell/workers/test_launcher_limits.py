@@ -1,4 +1,4 @@
-"""Workers where files or memory are scarce, and workers whose server is killed."""
+"""Workers with low limits of files or memory, and workers whose server is killed."""
 
 import os
 import signal
@@ -68,7 +68,7 @@ def test_no_process_is_left_when_the_server_is_killed(tmp_path: Path, kill: Call
 
 
 def limited_group(name: str) -> Path | None:
-    """A control group of ours for 200 MiB of memory, version 1 or 2; None where that is not allowed."""
+    """A new control group with 200 MiB of memory, version 1 or 2; None if it cannot be created."""
     for root, limit in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
         if not Path(root, "cgroup.procs").exists():
             continue
@@ -109,10 +109,10 @@ def test_a_worker_that_was_killed_out_of_memory_is_reported_as_such():
         pytest.skip("control groups with a limit of memory cannot be made here")
     path = os.pathsep.join([FOLDER, str(Path(FOLDER).parent)])
     try:
-        told = subprocess.check_output(
+        reported = subprocess.check_output(
             [sys.executable, "-c", EATER, str(group)], env={**os.environ, "PYTHONPATH": path}, timeout=60, text=True
         )
-        assert told.splitlines() == ["signal 9", "signal 9 (possibly out of memory)", "signal 11", "2"]
+        assert reported.splitlines() == ["signal 9", "signal 9 (possibly out of memory)", "signal 11", "2"]
     finally:
         wait_until(lambda: not (group / "cgroup.procs").read_text().split(), "the group to be empty")
         group.rmdir()

@@ -1,4 +1,4 @@
-"""A system that has no thread left to give: what needs one fails or waits for its turn, and nothing hangs for it."""
+"""A system that refuses new threads: work that needs one fails or is delayed, but never hangs."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 class Threads(ThreadPoolExecutor):
-    """The loop's threads; while there are none, it says what Python says when the system refuses one."""
+    """The loop's thread pool, which raises Python's error for a refused thread while none is available."""
 
     there_are_some = False
 
@@ -50,7 +50,7 @@ def test_large_batch_is_sent_in_its_frame_without_a_free_thread() -> None:
 def test_large_batch_fails_and_frees_its_memory_without_a_free_thread(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # The record of it that pytest keeps would hold the traceback, and by that the memory.
+    # The log record that pytest keeps would hold the traceback, and with it the memory.
     caplog.set_level(logging.CRITICAL, "halimede.workers.server.batches")
 
     async def scenario(threads: Threads) -> None:

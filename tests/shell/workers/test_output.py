@@ -1,4 +1,4 @@
-"""What a worker prints becomes lines of the log: all that the log takes, and always the last ones."""
+"""Output of a worker is logged at a limited rate, and its last lines always."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ Act = Callable[[int, OutputReader], Awaitable[None]]
 
 
 def printed(act: Act, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The lines of the log after `act` has written to the pipe; the reader is closed afterwards."""
+    """The log lines after `act` has written to the pipe and the reader is closed."""
 
     async def main() -> None:
         read, write = os.pipe()
@@ -60,7 +60,7 @@ def test_a_long_line_is_split(caplog: pytest.LogCaptureFixture):
 
 
 def test_the_last_lines_are_logged_after_a_flood(caplog: pytest.LogCaptureFixture):
-    """A model that prints too much and dies has said why in its last lines."""
+    """The last lines often explain why a model that printed too much has died."""
 
     async def act(write: int, reader: OutputReader) -> None:
         os.set_blocking(write, False)

@@ -1,4 +1,4 @@
-"""One instance over all its processes, with a real launcher: what is left of each of them, and of each question."""
+"""One instance and its successive processes, with a real launcher: restarts, readiness, time limits, leftovers."""
 
 import asyncio
 import gc
@@ -47,7 +47,7 @@ def execute(self, requests):
 
 
 class Play:
-    """A worker and what it said."""
+    """A worker and its events."""
 
     def __init__(self) -> None:
         self.events: list[WorkerEvent] = []
@@ -115,7 +115,7 @@ def run_on_loop(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 class Threads(ThreadPoolExecutor):
-    """The loop's threads, and how often there was none when one was wanted."""
+    """The loop's thread pool, which counts how often it refused a thread."""
 
     refused = 0
     there_are_some = True
@@ -173,7 +173,7 @@ def test_concurrent_readiness_checks_share_one_answer(tmp_path: Path) -> None:
     run_on_loop(scenario)
 
 
-# An end of the first batch that holds on to a block which the batch never had.
+# A DONE frame of the first batch that retains a block which the batch never had.
 NONSENSE = """
 def execute(self, requests):
     from halimede.workers.frames.answers import encode_done
@@ -251,7 +251,7 @@ def test_the_end_of_a_process_is_described_by_one_clause(why: str, text: str) ->
 
 
 class Asked:
-    """A server that keeps who calls and answers nobody."""
+    """A server that records callers and answers no call."""
 
     def __init__(self) -> None:
         self.callers: list[Caller] = []
@@ -261,10 +261,10 @@ class Asked:
         return len(self.callers)
 
     def cancel(self, ticket: int) -> None:
-        """Nobody listens any more."""
+        """No effect."""
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:
-        """Nothing was answered."""
+        """No effect: no call is answered."""
 
 
 CALLS_ON_A_THREAD = """
@@ -294,7 +294,7 @@ def test_calls_of_threads_belong_to_open_requests(tmp_path: Path) -> None:
 
             first, caller = await caller_with(1)
             assert caller == calling(Answers(RunningBatch("m", "1", 1)))
-            # Its client is gone: it is answered, however long the model works on it.
+            # Its client has disconnected: the request has ended, even if the model still works on it.
             first.cancelled = True
             _, caller = await caller_with(2)
             assert caller == calling(Answers(RunningBatch("m", "1", 2)))

@@ -50,14 +50,14 @@ def test_the_size_of_a_segment_cannot_be_changed():
 
 def test_a_receiver_cannot_seal_a_segment_against_writes():
     descriptor = made()
-    theirs = os.dup(descriptor)
+    received = os.dup(descriptor)
     segments = SegmentMap()
     segments.map(1, descriptor)
     with pytest.raises(OSError, match="busy"):
-        fcntl.fcntl(theirs, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        fcntl.fcntl(received, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
     segments.write((1, 0), b"here")
-    assert os.pread(theirs, 4, 0) == b"here"
-    os.close(theirs)
+    assert os.pread(received, 4, 0) == b"here"
+    os.close(received)
 
 
 def test_only_the_owner_of_a_shared_segment_can_write_to_it():
@@ -96,18 +96,18 @@ def test_a_segment_has_no_name_and_its_pages_are_reserved():
 def test_two_maps_of_a_segment_share_bytes():
     before = open_descriptors()
     descriptor = made()
-    ours, theirs = OwnArena(SIZE), SegmentMap()
-    theirs.map(1, os.dup(descriptor))
-    ours.add(1, descriptor)
-    block = ours.blocks.allocate(5)
+    owned, mapped = OwnArena(SIZE), SegmentMap()
+    mapped.map(1, os.dup(descriptor))
+    owned.add(1, descriptor)
+    block = owned.blocks.allocate(5)
     assert block is not None
 
-    ours.map.write(block, b"hello")
+    owned.map.write(block, b"hello")
 
-    assert bytes(theirs.lease(block, block[1], 5)) == b"hello"
-    assert ours.blocks.size_bytes == SIZE
+    assert bytes(mapped.lease(block, block[1], 5)) == b"hello"
+    assert owned.blocks.size_bytes == SIZE
     assert open_descriptors() == before + 2, "a mapping has one descriptor, which is Python's"
-    del ours, theirs
+    del owned, mapped
     gc.collect()
     assert open_descriptors() == before
 
@@ -257,7 +257,7 @@ print("lives")
 
 @pytest.mark.parametrize(("limit", "soft"), [("RLIMIT_FSIZE", 1 << 20), ("RLIMIT_NOFILE", 3)])
 def test_no_segment_is_made_if_the_system_refuses(limit: str, soft: int):
-    """The limit of a file's size is told by a signal, which Python ignores."""
+    """The kernel reports an exceeded file size by a signal, which Python ignores."""
     code = LIMITED.format(limit=limit, soft=soft)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
@@ -267,7 +267,7 @@ def test_no_segment_is_made_if_the_system_refuses(limit: str, soft: int):
 TOO_MUCH = """
 import os, resource
 from halimede.workers.segments import make_segment
-# Should it not be refused, this ends before it has taken what others need.
+# If it is not refused, this ends before it takes memory that other processes need.
 with open("/proc/self/oom_score_adj", "w") as file:
     file.write("1000")
 resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
@@ -283,7 +283,7 @@ def test_a_segment_larger_than_memory_is_refused():
 
 
 def test_a_segment_may_be_made_but_not_mapped():
-    """What a segment takes is not the process's until it is mapped; then the server does without it."""
+    """A segment counts towards the process's limit only when it is mapped; then the server works without it."""
     code = (
         "import resource\n"
         "from halimede.workers.segments import SegmentMap, make_segment\n"

@@ -1,4 +1,4 @@
-"""Which bytes of a segment the server shares, with a reader that the test plays."""
+"""The rules for the bytes that the server shares; the test plays the reader."""
 
 import asyncio
 import gc
@@ -33,7 +33,7 @@ from support.shared_segments import SIZE, Reader, play, worker
 
 
 class Home:
-    """Segments of a worker that is not there."""
+    """Segments of a worker, without the worker."""
 
     def __init__(self, count: int = 1, size: int = SIZE) -> None:
         self.map = SegmentMap(shareable_bytes=1 << 40)
@@ -61,7 +61,7 @@ class Played:
         )
 
     async def receive(self) -> list[tuple[int, int, int]]:
-        """Where the inputs of the next batch lie; segments are noted on their way, with nothing said of them."""
+        """The places of the next batch's inputs. Segments that arrive before it are recorded without an answer."""
         places: list[tuple[int, int, int]] = []
 
         def locate(segment: int, offset: int, size: int) -> bytes:
@@ -76,10 +76,10 @@ class Played:
 
     async def say_mapped(self, number: int, *, is_mapped: bool = True) -> None:
         await self.stage.send(encode_frame(Kind.MAPPED, MAPPED.pack(number, is_mapped)))
-        # The server has heard it once it has heard what follows.
+        # The server has handled the frame once it has handled the next one.
         count = len(self.stage.heard.ready)
         await self.stage.send(encode_frame(Kind.READY, b"\1"))
-        await self.stage.until(lambda: len(self.stage.heard.ready) > count, "the word to be heard")
+        await self.stage.until(lambda: len(self.stage.heard.ready) > count, "the frame to be handled")
 
     async def end_batch(
         self, batch: int, *outputs: Tensor, retained: Sequence[tuple[int, int]] = (), **more: Any
@@ -163,8 +163,8 @@ def test_a_reader_that_cannot_map_a_segment_gets_only_copies():
             await each.receive()
             first, second = each.numbers
             await each.say_mapped(second, is_mapped=False)
-            told = {(await each.stage.receive())[1][:2].tobytes() for _ in range(2)}
-            assert told == {UNMAP.pack(first), UNMAP.pack(second)}
+            unmapped = {(await each.stage.receive())[1][:2].tobytes() for _ in range(2)}
+            assert unmapped == {UNMAP.pack(first), UNMAP.pack(second)}
             await each.end_batch(batch)
             each.send(home.tensor(1))
             assert (await each.receive())[0][0] < FIRST_SHARED
@@ -235,7 +235,7 @@ def test_a_batch_that_cannot_be_sent_gives_its_blocks_back():
             each.send(home.tensor())
             assert (await each.receive())[0][0] >= FIRST_SHARED
 
-    # Lines of log that pytest keeps hold on to what failed.
+    # Log records that pytest keeps would hold the failed batch.
     logging.disable(logging.ERROR)
     try:
         play(scenario)
@@ -265,7 +265,7 @@ def test_the_number_of_segments_of_one_reader_is_bounded():
 
 
 def test_segment_numbers_are_not_reused_and_run_out():
-    """A reader that outlives thousands of owners gets copies in the end."""
+    """A reader that has had segments of many owners runs out of numbers and then gets copies."""
     sent: list[int] = []
     unmapped: list[int] = []
 
@@ -292,16 +292,16 @@ def test_segment_numbers_are_not_reused_and_run_out():
 
 
 def test_a_segment_without_its_descriptor_is_not_mapped():
-    """So it comes to a process that has as many files open as it may."""
+    """The kernel drops the descriptor if the process is at its limit of open files."""
 
     async def scenario() -> None:
         async with worker(Reader()) as each:
-            kept, theirs = socket.socketpair()
-            process = HonestWorker(theirs.detach(), lambda _: Script(Reader()))
-            kept.sendall(encode_frame(Kind.SEGMENT, SEGMENT.pack(FIRST_SHARED, SHARED)))
-            said = await asyncio.to_thread(kept.recv, 100)
-            assert said == encode_frame(Kind.MAPPED, MAPPED.pack(FIRST_SHARED, False))
-            kept.close()
+            server_end, worker_end = socket.socketpair()
+            process = HonestWorker(worker_end.detach(), lambda _: Script(Reader()))
+            server_end.sendall(encode_frame(Kind.SEGMENT, SEGMENT.pack(FIRST_SHARED, SHARED)))
+            answer = await asyncio.to_thread(server_end.recv, 100)
+            assert answer == encode_frame(Kind.MAPPED, MAPPED.pack(FIRST_SHARED, False))
+            server_end.close()
             await asyncio.to_thread(process.join, LIMIT_S)
             assert process.failure is None
             await each.ask(1, *item(1, 8).request.inputs)

@@ -56,7 +56,7 @@ def test_a_tensor_that_a_model_keeps_does_not_change():
             for key in range(100, 120):
                 await reader_worker.ask(key, await owner.answer(key))
                 await owner.answer(999)
-            # But for the first ones of new segments.
+            # Except for the first tensors of new segments.
             assert sum(reader.shared) > 10
             for key, kept in zip(range(100, 120), reader.kept, strict=True):
                 assert bytes(kept) == bytes(tensor("in", SIZE, key).data)
@@ -121,7 +121,7 @@ def test_a_model_that_writes_to_its_inputs_gets_only_copies():
             assert 0 < sum(writer.shared) <= 3
             assert any(reader.shared)
             await first.ask(0, tensor("in", 8))
-            assert first.process.memory.shared.sizes() == {}, "what nobody uses is not kept"
+            assert first.process.memory.shared.sizes() == {}, "unused segments are unmapped"
 
     play(scenario)
 
@@ -187,7 +187,7 @@ def test_an_input_is_shared_once_its_model_cannot_write_to_it(keeps: bool):
 
 
 def test_the_end_of_a_reader_frees_its_blocks():
-    """Twice as many bytes as may be shared at a time are shared one after the other."""
+    """In sequence, twice the limit of shared bytes can be shared."""
 
     async def scenario() -> None:
         async with worker(make(), arena_bytes=16 * MIB) as owner:
@@ -217,7 +217,7 @@ def test_shared_bytes_outlive_their_owner():
                 queued = await owner.answer(101)
                 del answer, owner
             gc.collect()
-            # What the owner answered before its end is shared after it.
+            # Answers of the owner are shared even after its end.
             await reader_worker.ask(101, queued)
             del queued
             assert reader.shared[-2:] == [True, True]
@@ -263,7 +263,7 @@ def test_owners_may_come_and_go():
 def test_at_most_half_of_an_arena_is_shared():
     async def scenario() -> None:
         reader = Reader(keeps=True)
-        # The bound of the server is smaller here than that of the worker.
+        # Here the server's limit is smaller than the worker's.
         async with worker(make(), arena_bytes=16 * MIB) as owner, worker(reader) as reader_worker:
             for key in range(1, 21):
                 await reader_worker.ask(key, await owner.answer(key))

@@ -41,7 +41,7 @@ def item(key: int, *rows: list[float], outputs: tuple[str, ...] = ("y",)) -> Bat
 
 @dataclass
 class Model:
-    """A model whose instances are made by `make`, with a diary of what happened on which thread."""
+    """A model whose instances are made by `make`; records each event with its thread."""
 
     make: Callable[[], object]
     diary: list[tuple[str, str]] = field(default_factory=list)
@@ -386,7 +386,7 @@ def test_stop_waits_for_the_running_batch_and_survives_a_failing_close():
 
 
 class Data(bytearray):
-    """Bytes that say when they are freed."""
+    """Bytes that report when they are freed."""
 
 
 def test_an_idle_worker_frees_its_last_batch():
@@ -398,7 +398,7 @@ def test_an_idle_worker_frees_its_last_batch():
         del data
         await harness.batch(worker, BatchItem(1, request, 1, cancelled=False))
         del request
-        # The thread forgets the batch just after it has reported it.
+        # The thread drops the batch just after it has reported it.
         assert await asyncio.to_thread(gone.wait, WAIT_SECONDS)
 
     play(Tensors(double), scenario)

@@ -1,4 +1,4 @@
-"""The zygote by itself, spoken to over its socket."""
+"""The zygote alone, with commands on its socket."""
 
 import json
 import os
@@ -31,9 +31,9 @@ class Ends:
     """A worker's sockets and its pipe, both ends."""
 
     def __init__(self) -> None:
-        self.channel, self.their_channel = socket.socketpair()
-        self.status, self.their_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.output, self.their_output = os.pipe()
+        self.channel, self.worker_channel = socket.socketpair()
+        self.status, self.worker_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.output, self.worker_output = os.pipe()
         self.channel.settimeout(LIMIT_S)
         self.status.settimeout(LIMIT_S)
 
@@ -47,18 +47,18 @@ class Ends:
         os.close(self.output)
 
     @property
-    def theirs(self) -> tuple[int, int, int]:
-        return self.their_channel.fileno(), self.their_output, self.their_status.fileno()
+    def worker_ends(self) -> tuple[int, int, int]:
+        return self.worker_channel.fileno(), self.worker_output, self.worker_status.fileno()
 
     def hand_over(self) -> None:
-        """The zygote has them now."""
-        self.their_channel.close()
-        self.their_status.close()
-        if self.their_output >= 0:
-            os.close(self.their_output)
-            self.their_output = -1
+        """Close the worker's ends, which the zygote now has."""
+        self.worker_channel.close()
+        self.worker_status.close()
+        if self.worker_output >= 0:
+            os.close(self.worker_output)
+            self.worker_output = -1
 
-    def said(self) -> object:
+    def report(self) -> object:
         return json.loads(self.status.recv(4096) or b'"closed"')
 
     def ask(self, code: str) -> object:
@@ -68,18 +68,18 @@ class Ends:
 
 def test_a_worker_is_spawned_killed_and_reported(zygote: Zygote):
     with Ends() as ends:
-        zygote.send(SPAWN, ends.theirs)
+        zygote.send(SPAWN, ends.worker_ends)
         ends.hand_over()
 
         pid = ends.ask("__import__('os').getpid()")
         zygote.send({"do": "kill", "worker": 1, "signal": 15})
 
-        assert [ends.said(), ends.said(), ends.said()] == [{"pid": pid}, {"signal": 15}, "closed"]
+        assert [ends.report(), ends.report(), ends.report()] == [{"pid": pid}, {"signal": 15}, "closed"]
         assert ends.channel.recv(1) == b""
 
 
 def wait_for_descriptors(zygote: Zygote, workers: int) -> None:
-    """Three standard ones, the command socket, the pipe that wakes it, and a status socket for each worker."""
+    """The standard streams, the command socket, the wake-up pipe, and a status socket for each worker."""
     wait_until(lambda: descriptors(zygote.process.pid) == 6 + workers, f"the zygote to hold those of {workers} workers")
 
 
@@ -93,7 +93,7 @@ def test_the_zygote_has_one_thread(zygote: Zygote):
 def test_the_zygote_keeps_only_status_sockets_of_its_workers(zygote: Zygote):
     with Ends() as first, Ends() as second:
         for number, ends in enumerate((first, second)):
-            zygote.send({**SPAWN, "worker": number}, ends.theirs)
+            zygote.send({**SPAWN, "worker": number}, ends.worker_ends)
             ends.hand_over()
             ends.ask("1")
 
@@ -127,7 +127,7 @@ GARBAGE = [
 
 def test_the_zygote_ignores_invalid_commands(zygote: Zygote):
     with Ends() as ends, Ends() as others:
-        zygote.send(SPAWN, ends.theirs)
+        zygote.send(SPAWN, ends.worker_ends)
         ends.hand_over()
         assert ends.ask("1 + 1") == 2
         chance = random.Random(1)
@@ -135,16 +135,16 @@ def test_the_zygote_ignores_invalid_commands(zygote: Zygote):
 
         for piece in [*GARBAGE, *(chance.randbytes(chance.randrange(1, 500)) for _ in range(200))]:
             command.send(piece)
-            given = others.theirs * chance.randrange(3) + others.theirs[: chance.randrange(3)]
+            given = others.worker_ends * chance.randrange(3) + others.worker_ends[: chance.randrange(3)]
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(number.to_bytes(4, "little") for number in given))
             command.sendmsg([piece], [rights] if given else [])
         command.sendmsg([json.dumps(SPAWN).encode()], [])
-        two = DESCRIPTORS.pack(*others.theirs)[:8]
+        two = DESCRIPTORS.pack(*others.worker_ends)[:8]
         command.sendmsg([json.dumps(SPAWN).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, two)])
 
         assert ends.ask("2 + 2") == 4
         with Ends() as next_:
-            zygote.send({**SPAWN, "worker": 2}, next_.theirs)
+            zygote.send({**SPAWN, "worker": 2}, next_.worker_ends)
             assert next_.ask("3 + 3") == 6
             wait_for_descriptors(zygote, workers=2)
             assert len(psutil.Process(zygote.process.pid).children()) == 2
@@ -152,7 +152,7 @@ def test_the_zygote_ignores_invalid_commands(zygote: Zygote):
 
 def test_the_zygote_kills_all_and_ends_when_its_socket_closes(zygote: Zygote):
     with Ends() as ends:
-        zygote.send(SPAWN, ends.theirs)
+        zygote.send(SPAWN, ends.worker_ends)
         ends.hand_over()
         pid = ends.ask("__import__('os').getpid()")
         ends.channel.sendall(b'"import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"\n')
@@ -163,14 +163,14 @@ def test_the_zygote_kills_all_and_ends_when_its_socket_closes(zygote: Zygote):
         # The goal is 1 s.
         assert time.monotonic() - began < 5
         assert zygote.process.returncode == 0
-        assert [ends.said(), ends.said()] == [{"pid": pid}, "closed"]
+        assert [ends.report(), ends.report()] == [{"pid": pid}, "closed"]
         assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize("python", ["", sys.executable], ids=["forked", "executed"])
 def test_a_worker_dies_with_its_zygote(zygote: Zygote, python: str):
     with Ends() as ends:
-        zygote.send({**SPAWN, "python": python}, ends.theirs)
+        zygote.send({**SPAWN, "python": python}, ends.worker_ends)
         pid = ends.ask("__import__('os').getpid()")
         assert isinstance(pid, int)
 
@@ -181,11 +181,11 @@ def test_a_worker_dies_with_its_zygote(zygote: Zygote, python: str):
 
 def test_a_worker_whose_status_socket_is_closed_is_reaped(zygote: Zygote):
     with Ends() as ends:
-        zygote.send(SPAWN, ends.theirs)
+        zygote.send(SPAWN, ends.worker_ends)
         ends.ask("1")
     children = psutil.Process(zygote.process.pid).children
 
     wait_until(lambda: children() == [], "the worker to be reaped")
     with Ends() as next_:
-        zygote.send({**SPAWN, "worker": 2}, next_.theirs)
+        zygote.send({**SPAWN, "worker": 2}, next_.worker_ends)
         assert next_.ask("1") == 1

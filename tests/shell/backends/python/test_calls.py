@@ -57,7 +57,7 @@ def request(**changes) -> InferenceRequest:
     return InferenceRequest(**{"model_name": "other", "inputs": [ones], "requested_output_names": ["OUT"]} | changes)
 
 
-def said(response: InferenceResponse) -> list | str:
+def content_of(response: InferenceResponse) -> list | str:
     error = response.error()
     if error is not None:
         return f"{error.code().name}: {error.message()}"
@@ -181,7 +181,7 @@ def test_output_is_passed_on_without_a_copy(host):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        # What the model that ran says is told as it is.
+        # The error text of the called model is passed on unchanged.
         (failed(ErrorCode.NOT_FOUND, "no such row"), "NOT_FOUND: no such row"),
         (failed(ErrorCode.UNAVAILABLE, "model 'other' is not ready: dead"), "UNAVAILABLE: model 'other' is not ready: dead"),
         (
@@ -200,13 +200,13 @@ def test_failure_of_a_call_is_the_error_of_its_response(host, given, text):
     response = request().exec()
     assert response.has_error()
     assert response.output_tensors() == []
-    assert said(response) == text
+    assert content_of(response) == text
 
     async def ask():
         return await request().async_exec()
 
-    assert said(asyncio.run(ask())) == text
-    assert [said(each) for each in request().exec(decoupled=True)] == [text]
+    assert content_of(asyncio.run(ask())) == text
+    assert [content_of(each) for each in request().exec(decoupled=True)] == [text]
 
 
 def test_unsendable_call_gives_a_response_with_an_error(host):
@@ -217,10 +217,10 @@ def test_unsendable_call_gives_a_response_with_an_error(host):
     text = "INVALID_ARG: Model other - Error when running inference: too many inputs"
 
     async def ask():
-        return said(await request().async_exec())
+        return content_of(await request().async_exec())
 
-    assert said(request().exec()) == text
-    assert [said(each) for each in request().exec(decoupled=True)] == [text]
+    assert content_of(request().exec()) == text
+    assert [content_of(each) for each in request().exec(decoupled=True)] == [text]
     assert asyncio.run(ask()) == text
 
 
@@ -248,12 +248,12 @@ def test_second_iteration_starts_at_the_first_response(host):
     responses = request().exec(decoupled=True)
     assert isinstance(responses, ResponseIterator)
     assert came == []
-    assert said(next(responses)) == [[0.0]]
+    assert content_of(next(responses)) == [[0.0]]
     assert len(came) == 1
-    # Whoever asks before the end goes on where it is.
-    assert [said(each) for each in responses] == [[[1.0]], []]
+    # An iteration that begins before the end continues at the current response.
+    assert [content_of(each) for each in responses] == [[[1.0]], []]
     for _ in range(2):
-        assert [said(each) for each in responses] == [[[0.0]], [[1.0]], []]
+        assert [content_of(each) for each in responses] == [[[0.0]], [[1.0]], []]
     with pytest.raises(StopIteration, match=r"Iteration is done for the responses\."):
         next(responses)
 
@@ -262,7 +262,7 @@ def test_an_error_among_responses_does_not_end_them(host):
     middle = failed(ErrorCode.NOT_FOUND, "mid")
     middle.final = False
     host.infers = lambda _: [answer(fp32("OUT", [1]), final=False), middle, answer(fp32("OUT", [2]))]
-    assert [said(each) for each in request().exec(decoupled=True)] == [[[1.0]], "NOT_FOUND: mid", [[2.0]]]
+    assert [content_of(each) for each in request().exec(decoupled=True)] == [[[1.0]], "NOT_FOUND: mid", [[2.0]]]
 
 
 def test_responses_can_be_awaited_one_by_one(host):
@@ -270,8 +270,8 @@ def test_responses_can_be_awaited_one_by_one(host):
 
     async def ask():
         responses = await request().async_exec(decoupled=True)
-        first = [said(each) async for each in responses]
-        return first, [said(each) async for each in responses], [said(each) for each in responses]
+        first = [content_of(each) async for each in responses]
+        return first, [content_of(each) async for each in responses], [content_of(each) for each in responses]
 
     assert asyncio.run(ask()) == ([[[0.0]], [[1.0]], []],) * 3
 
@@ -282,7 +282,7 @@ def test_threads_that_share_an_iterator_get_each_response_once(host):
     got = []
 
     def take():
-        got.extend(map(str, map(said, responses)))
+        got.extend(map(str, map(content_of, responses)))
 
     threads = [threading.Thread(target=take) for _ in range(4)]
     for thread in threads:
@@ -308,7 +308,7 @@ def test_cancelled_iterator_still_yields_responses_until_the_end(host):
     next(responses)
     assert responses.cancel() is None
     assert calls[0].cancelled
-    assert [said(each) for each in responses] == [[[1.0]], []]
+    assert [content_of(each) for each in responses] == [[[1.0]], []]
     responses.cancel()
 
 
@@ -334,7 +334,7 @@ def test_finished_iterator_releases_its_call(host):
 
 
 class Slow(FakeCall):
-    """Answers when it is told to, without holding up the loop."""
+    """Answers when the gate opens, without blocking the loop."""
 
     def __init__(self, core: Asked, gate: asyncio.Event) -> None:
         super().__init__(core, [answer(fp32("OUT", [1]))])
@@ -353,7 +353,7 @@ def test_async_calls_are_sent_before_they_are_awaited(host):
         assert [core.id for core in host.inferred] == ["0", "1", "2"]
         assert all(isinstance(future, asyncio.Future) for future in futures)
         asyncio.get_running_loop().call_later(0, gate.set)
-        return [said(response) for response in await asyncio.gather(*futures)]
+        return [content_of(response) for response in await asyncio.gather(*futures)]
 
     assert asyncio.run(ask()) == [[[1.0]]] * 3
 
@@ -437,12 +437,12 @@ def test_model_calls_for_each_request_and_passes_outputs_on(tmp_path):
     host = FakeHost(infers=lambda core: [answer(CoreTensor("OUT", DataType.FP32, (1, 2), core.inputs[0].data))])
     code = body(
         """
-        told = []
+        responses = []
         for r in requests:
             asked = pb.InferenceRequest(request_id=r.request_id(), model_name="other", inputs=r.inputs(),
                                         requested_output_names=["OUT"], trace=r.trace())
-            told.append(pb.InferenceResponse(asked.exec().output_tensors()))
-        return told
+            responses.append(pb.InferenceResponse(asked.exec().output_tensors()))
+        return responses
         """
     )
     replies = runner_of(tmp_path, code, host).execute([asked(5, id="a"), asked(7, id="b")])

@@ -80,7 +80,7 @@ def test_bfloat16_keeps_its_bits_from_capsule_to_output():
 
 
 def test_consumer_sees_bfloat16_as_bfloat16():
-    # numpy knows no bfloat16 and says so, which it would not of 16-bit integers.
+    # numpy refuses bfloat16, but would accept 16-bit integers.
     with pytest.raises((BufferError, RuntimeError)):
         np.from_dlpack(bf16_input())
 
@@ -109,7 +109,7 @@ def test_capsules_are_used_once():
 
 
 class Elsewhere:
-    """A tensor on a device that nobody has."""
+    """A tensor on an unknown device."""
 
     def __init__(self, device_type: int) -> None:
         self.device_type = device_type

@@ -323,12 +323,12 @@ def test_received_request_returns_the_clients_fields(tmp_path):
     code = body(
         """
         for r in requests:
-            said = [r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.parameters(),
+            seen = [r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.parameters(),
                     sorted(r.requested_output_names()), [t.name() for t in r.inputs()], r.trace().get_context()]
             assert isinstance(r, pb.InferenceRequest)
             assert r.inputs()[0] is r.inputs()[0]
             r.set_flags(pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
-            pb.Logger.log_info(repr(said + [r.flags()]))
+            pb.Logger.log_info(repr(seen + [r.flags()]))
         return [pb.InferenceResponse([]) for r in requests]
         """
     )

@@ -20,7 +20,7 @@ class TritonPythonModel:
 """
 
 
-def said(folder, code, host=None, **config) -> str:
+def load_error(folder, code, host=None, **config) -> str:
     """The text of a load that fails."""
     with pytest.raises(InferenceError) as caught:
         runner_of(folder, code, host, **config)
@@ -152,12 +152,12 @@ EXECUTE = "    def execute(self, requests): return []\n"
     ],
 )
 def test_failed_load_reports_only_its_cause(tmp_path, code, text):
-    assert said(tmp_path, code) == text
+    assert load_error(tmp_path, code) == text
 
 
 def test_the_traceback_is_logged_but_not_sent_to_the_caller(tmp_path):
     host = FakeHost()
-    text = said(tmp_path, "def deep(): raise ValueError('boom')\ndeep()", host)
+    text = load_error(tmp_path, "def deep(): raise ValueError('boom')\ndeep()", host)
     [(level, line)] = host.logs
     assert level == "ERROR"
     assert line.startswith("model 'm' version 1 instance 'm_0': the import of its file failed: Traceback")
@@ -176,13 +176,13 @@ def test_the_traceback_is_logged_but_not_sent_to_the_caller(tmp_path):
     ],
 )
 def test_no_directory_of_this_machine_reaches_the_caller(tmp_path, code, text):
-    assert said(tmp_path, code) == text
+    assert load_error(tmp_path, code) == text
 
 
 def test_an_import_error_names_no_directory(tmp_path):
     write(tmp_path, "")
     (tmp_path / "m" / "1" / "helper.py").write_text("")
-    assert said(tmp_path, "from helper import nothing") == (
+    assert load_error(tmp_path, "from helper import nothing") == (
         "ImportError: cannot import name 'nothing' from 'helper' (helper.py)"
     )
 
@@ -239,7 +239,7 @@ def test_failed_completion_reports_its_cause(tmp_path, line, text):
 
 def test_a_long_traceback_is_logged_by_its_end(tmp_path):
     host = FakeHost()
-    said(tmp_path, "raise ValueError('x' * 100_000 + 'end')", host)
+    load_error(tmp_path, "raise ValueError('x' * 100_000 + 'end')", host)
     assert len(host.logs[0][1]) < 13_000
     assert host.logs[0][1].endswith("xend\n")
 

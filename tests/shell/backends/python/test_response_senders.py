@@ -153,7 +153,7 @@ def test_decoupled_failure_ends_open_requests_and_senders(tmp_path):
 
 
 class SlowClient(FakeHost):
-    """Takes a first answer when it is told to."""
+    """Accepts the first answer when `takes` is set."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
