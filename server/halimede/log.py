@@ -167,7 +167,7 @@ class LogWriter:
         self._limit = FloodLimit()
         self._queued_bytes = 0
         self._dropped = 0
-        # Used by the thread alone: dropped lines that were reported, why the others were dropped, when to report next.
+        # Used only by the thread: dropped lines that were reported, why the others were dropped, when to report next.
         self._reported = 0
         self._why = _OVERFLOW
         self._report_at_s: float | None = None

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 _PIPE_BYTES = 1 << 20
 _LINE_BUFFERED = 1
-# Itanium C++ ABI: the offset of the virtual base stands three words before where the virtual table begins.
+# Itanium C++ ABI: the offset of the virtual base is three words before the start of the virtual table.
 _BASE_OFFSET = -3 * ctypes.sizeof(ctypes.c_void_p)
 # `basic_streambuf` is a virtual table, six pointers and a locale; the `FILE *` follows.
 _FILE_OFFSET = 8 * ctypes.sizeof(ctypes.c_void_p)

@@ -163,7 +163,7 @@ def _log_without(secrets: "Secrets") -> None:
     "--init-container",
     "is_init_container",
     is_flag=True,
-    help="For a container that is restarted when it fails: end within seconds where the store cannot be reached, so "
+    help="For a container that is restarted when it fails: end within seconds if the store cannot be reached, so "
     "that the container's status shows the reason; after the restart try until the store answers.",
 )
 @click.option(

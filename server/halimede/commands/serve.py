@@ -117,7 +117,7 @@ serve = ServeCommand(
     callback=run_server,
     short_help="Serve models over HTTP and gRPC.",
     help="Serve the models of a repository, or one model file, over HTTP and gRPC until SIGTERM.\n\n"
-    "Values are written --flag=value or --flag value; booleans are true, on, 1, false, off or 0, and true where none "
+    "Values are written --flag=value or --flag value; booleans are true, on, 1, false, off or 0, and true if none "
     "is given. Defaults are in brackets.",
 )
 """Installed as the console script `tritonserver`."""

@@ -43,7 +43,7 @@ class Deadlines(Generic[K]):
         self._deadline_of.pop(key, None)
 
     def next(self) -> int | None:
-        """The earliest deadline; None when there is no key."""
+        """The earliest deadline; None if no key exists."""
         while self._heap:
             if self._is_current(self._heap[0]):
                 return self._heap[0][0]

@@ -86,7 +86,7 @@ def health_of(downs: Sequence[str], last: Recovery | None, now_ns: int) -> Worke
 def oom_count_files(cgroups: str) -> tuple[str, ...]:
     """The files in which the kernel counts out-of-memory kills, for a process with this `/proc/PID/cgroup`.
 
-    The first file that exists counts. A container may see its own group at the root, whatever its path on the host.
+    The first file that exists counts. A container may see its own group at the root, with any path on the host.
     """
     files: list[str] = []
     for line in cgroups.splitlines():

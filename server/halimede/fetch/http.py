@@ -88,7 +88,7 @@ class HttpSource:
 
     # Any: a response of urllib, whose type has no public name.
     def _open(self, headers: Mapping[str, str]) -> Any:
-        request = urllib.request.Request(self._uri.address, headers={"Accept-Encoding": "identity", **headers})  # noqa: S310 - our opener knows http and https alone
+        request = urllib.request.Request(self._uri.address, headers={"Accept-Encoding": "identity", **headers})  # noqa: S310 - the opener supports only http and https
         if self._authorization:
             # Redirections pass it on only to the same server.
             request.add_unredirected_header("Authorization", self._authorization)

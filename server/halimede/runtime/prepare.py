@@ -216,7 +216,7 @@ def _plan_ensemble(
     locations: Mapping[str, tuple[int, int]],
     notes: tuple[Problem, ...],
 ) -> LoadPlan:
-    """The plan of an ensemble, from its own directory alone."""
+    """The plan of an ensemble, from its own directory only."""
     config = apply_defaults(stages[-1].config, entry.name)
     _raise_problems(entry, filename, locate(validate(config, entry.name), locations))
     stages = (*stages, Stage(DEFAULT, config))

@@ -108,7 +108,7 @@ class Pump:
             return
         scheduler = self._scheduler
         if self._requests.count == 1:
-            # Alone in the model: there is no request to share a batch with.
+            # Alone in the model: no other request exists to share a batch with.
             slot = scheduler.try_start(flight.rows)
             if slot is not None:
                 self._execute(slot, [flight])

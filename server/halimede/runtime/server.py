@@ -24,7 +24,7 @@ LoadParameter = bool | int | str | bytes
 
 
 class Server(Protocol):
-    """A model server. Errors are InferenceError; `infer` alone never raises one but answers with it."""
+    """A model server. Errors are InferenceError; only `infer` never raises one but answers with it."""
 
     def metadata(self) -> ServerMetadata:
         """Name, version and the supported extensions."""

@@ -131,7 +131,7 @@ def _completed_tensor(tensor: _Tensor, file_tensor: TensorSignature, batches: bo
     dims = file_tensor.shape[1:] if batches else file_tensor.shape
     if dims:
         return replace(tensor, dims=dims)
-    # A configuration cannot have a tensor without dims: clients see one element where the model has a scalar.
+    # A configuration cannot have a tensor without dims: clients see one element if the model has a scalar.
     return replace(tensor, dims=(1,), reshape=ModelTensorReshape())
 
 

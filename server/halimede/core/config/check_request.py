@@ -394,7 +394,7 @@ def _first_duplicate(names: Iterable[str]) -> str:
 
 
 def _dims_text(dims: Sequence[int]) -> str:
-    # A dimension takes two characters or more, so no more dimensions than this can be shown.
+    # A dimension takes two characters or more, so further dimensions cannot be shown.
     text = ",".join(str(dim) for dim in dims[: _MAX_DIMS_TEXT // 2 + 1])
     return f"[{text}]" if len(text) <= _MAX_DIMS_TEXT else f"[{text[:_MAX_DIMS_TEXT]}...]"
 

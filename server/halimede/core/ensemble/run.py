@@ -170,7 +170,7 @@ class EnsembleRun:
     def cancel(self) -> list[RunAction]:
         """End early: start no call and cancel those under way; the answer is an error of code CANCELLED.
 
-        After an error the answer is that error. There are no actions when the run is over.
+        After an error the answer is that error. A run that is over has no actions.
         """
         if self._is_over:
             return []

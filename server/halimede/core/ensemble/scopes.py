@@ -1,7 +1,7 @@
 """The tensors of one request in an ensemble, by scope.
 
 A tensor is held until its last user in its scope has started, and is not copied. `RequestPlan` has the users of each
-tensor and how often each is used; the scopes count this down. A user that waits for no more tensors is `ready`.
+tensor and how often each is used; the scopes count this down. A user that waits for no further tensors is `ready`.
 """
 
 from collections import deque

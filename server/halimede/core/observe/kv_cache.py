@@ -20,15 +20,15 @@ def find_kv_cache(series: Iterable[tuple[str, float]], model: str) -> KvCache | 
 
     `series` are those of the family: labels as on the page, and values. None if no cache has all three values.
     """
-    told: dict[str, dict[str, float]] = {}
+    by_cache: dict[str, dict[str, float]] = {}
     for labels, value in islice(series, MAX_SERIES):
         kind = _KIND.search(labels)
         if kind is not None and value >= 0:
             # Series that differ only in this label belong to one cache.
-            told.setdefault(labels[: kind.start()] + labels[kind.end() :], {})[kind[1]] = value
+            by_cache.setdefault(labels[: kind.start()] + labels[kind.end() :], {})[kind[1]] = value
     caches = {
         labels: KvCache(values["used"], values["max"], values["tokens_per"])
-        for labels, values in told.items()
+        for labels, values in by_cache.items()
         if len(values) == 3
     }
     own = [cache for labels, cache in caches.items() if f'model="{model}"' in labels.split(",")]

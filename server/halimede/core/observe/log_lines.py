@@ -1,7 +1,7 @@
 """Log lines as values: how each format renders them, how they are cut, and how floods are limited.
 
-One record is one line, whatever its text contains. Unprintable characters are escaped, so that text from a client or a
-model can neither fake a line of its own nor control the terminal of a reader. In the text formats a table and a
+One record is one line, with any text. Unprintable characters are escaped, so that text from a client or a model can
+neither fake a line of its own nor control the terminal of a reader. In the text formats a table and a
 traceback follow below their line, the traceback indented; in JSON they are fields.
 """
 

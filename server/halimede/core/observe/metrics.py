@@ -392,7 +392,7 @@ STATE = Family(
     "1 for the state that a model version is in, 0 for the others",
     "",
     "At the scrape. `state` is `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE` (its load failed, or all its instances "
-    "are parked), as the repository index has it. A version that was unloaded has none.",
+    "are parked), as the repository index has it. A version that was unloaded has no series.",
 )
 DROPPED = Family(
     "halimede_log_dropped_lines_total",

@@ -149,7 +149,7 @@ def decode_infer(message: ProtoMessage) -> InferCall:
 
 
 def encode_infer(response: InferenceResponse, view: ModelView, destinations: Destinations) -> ProtoMessage:
-    """Encode a response without error as ModelInferResponse; INVALID_ARG for classes where the datatype has none."""
+    """Encode a response without error as ModelInferResponse; INVALID_ARG for classes of a datatype without them."""
     message = ModelInferResponse()
     _fill(message, response, view, destinations)
     return message

@@ -72,7 +72,7 @@ def parse_header_length(text: str, body_length: int) -> int:
 
 
 def decode_infer(view: ModelView, body: Buffer, header_length: int | None, version: str = "") -> DecodedInfer:
-    """Decode a request body; tensors are views of it where they can be.
+    """Decode a request body; tensors are views of it if possible.
 
     `header_length` None means that all of the body is JSON, 0 that all of it is the one input's bytes, n that n bytes
     of JSON come before binary tensors. INVALID_ARG for an invalid body, UNSUPPORTED for shared memory.

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelLifecycle:
-    """Loads and unloads models of a repository; `records` is read by the server, changed in this package alone."""
+    """Loads and unloads models of a repository; `records` is read by the server, and changed only in this package."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ for _file in FileDescriptorSet.FromString(files(__name__).joinpath("descriptors.
 
 
 def message_class(full_name: str) -> ProtoClass:
-    """The class of a message of the .proto files here, by its full name; KeyError when there is none."""
+    """The class of a message of the .proto files here, by its full name; KeyError for an unknown name."""
     return GetMessageClass(POOL.FindMessageTypeByName(full_name))
 
 
