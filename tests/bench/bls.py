@@ -1,4 +1,4 @@
-"""What a model's call of another model costs: the CPU time of the server's, the caller's and the target's main threads."""
+"""The cost of a model's call of another model: CPU time of the main threads of server, caller and target."""
 
 import asyncio
 import os
@@ -44,9 +44,9 @@ class TritonPythonModel:
 
 
 def bls_us(size_bytes: int, calls: int, target: str = "python") -> list[float]:
-    """Microseconds of CPU per call with a tensor of this size, one after the other, all processes, by round.
+    """Microseconds of CPU per call with a tensor of this size, for calls in sequence, over all processes, by round.
 
-    `target` is the backend that answers with what it got.
+    `target` is the backend that returns its input.
     """
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder)
@@ -65,7 +65,7 @@ def bls_us(size_bytes: int, calls: int, target: str = "python") -> list[float]:
 
 
 def _cpu_ns() -> int:
-    """CPU time of the main threads of this process and of all below it, in nanoseconds; threads of models count too."""
+    """CPU time of the main threads of this process and its descendants, in nanoseconds; threads of models count too."""
     processes, found = [os.getpid()], []
     while processes:
         pid = processes.pop()

@@ -1,4 +1,4 @@
-"""What a batch's way to a worker process and back costs, on both sides: the CPU time of the two processes alone."""
+"""The cost of sending a batch to a worker process and back: the CPU time of the two processes."""
 
 import asyncio
 import os
@@ -76,7 +76,7 @@ async def _hops(folder: str, program: str, size_bytes: int, hops: int) -> list[f
         worker.execute([BatchItem(key, InferenceRequest("ident", inputs=[tensor]), 1, False)])
         done = await answered
         if not isinstance(done, BatchDone) or done.failed:
-            raise RuntimeError(f"the worker said {done!r}")
+            raise RuntimeError(f"the worker sent {done!r}")
 
     child = worker.pid
     if child is None:

@@ -1,4 +1,4 @@
-"""Pieces of the hot path timed alone, in microseconds per request."""
+"""Parts of the hot path, each timed alone, in microseconds per request."""
 
 import timeit
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def us_per_request(step: Callable[[], None], requests_per_step: int) -> list[flo
 def scheduler_us() -> list[float]:
     """Enqueue BATCH requests while the instance is busy, complete it, poll: one batch of all of them."""
     scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=BATCH), instances=1)
-    # A batch of its own keeps the instance busy at first.
+    # A first batch keeps the instance busy.
     scheduler.enqueue(Pending(key=-1, batch_size=1, size_bytes=64), 0)
     scheduler.poll(0)
     now_ns = 0
@@ -53,7 +53,7 @@ def scheduler_us() -> list[float]:
 def wire_http_us(*, is_known: bool) -> list[float]:
     """Decode a binary request of FP32[16] and encode the same tensor as its answer.
 
-    `is_known`: by the server's decoder, which has seen the JSON part before; else as a part that it sees first.
+    `is_known`: the decoder has cached the JSON part from an earlier request; otherwise it parses a new one.
     """
     config = ModelConfig(
         name="ident",

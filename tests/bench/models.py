@@ -76,7 +76,7 @@ STEPS = 3
 
 
 def chain_config(name: str, model: str) -> str:
-    """An ensemble that runs a model of INPUT0 and OUTPUT0, FP32[16], STEPS times, one after the other."""
+    """An ensemble that runs a model of INPUT0 and OUTPUT0, FP32[16], STEPS times in sequence."""
     tensors = ["INPUT0", *(f"t{at}" for at in range(1, STEPS)), "OUTPUT0"]
     steps = ", ".join(
         f'{{ model_name: "{model}" model_version: -1 input_map {{ key: "INPUT0" value: "{given}" }} '

@@ -1,7 +1,7 @@
-"""NVIDIA's load generator, perf_analyzer, as package wheels carry it.
+"""NVIDIA's load generator, perf_analyzer, from package wheels.
 
-The binary is in tritonclient 2.40.0, the last wheel that had it. Two of the libraries that it is linked to are in no
-base system and come from the nvidia-pytriton wheel.
+The binary is in tritonclient 2.40.0, the last wheel with it. Two of its shared libraries are not in base systems, and come
+from the nvidia-pytriton wheel.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "halimede-bench"
 WHEELS = ("tritonclient==2.40.0", "nvidia-pytriton==0.7.0")
-# Where each file lies in its wheel, and the name under which the loader looks for it.
+# The path of each file in its wheel, and the file name that the loader expects.
 WANTED = (
     (re.compile(r".*/bin/perf_analyzer$"), "perf_analyzer"),
     (re.compile(r".*\.libs/libcudart-[^/]*$"), "libcudart.so.12"),
@@ -48,14 +48,14 @@ def fetch() -> Path:
 
 
 def load(model: str, protocol: str, address: str, callers: int) -> None:
-    """Keep `callers` requests in flight for some seconds: WINDOWS windows, whatever their spread, and a start-up."""
+    """Keep `callers` requests in flight for some seconds: WINDOWS windows, regardless of their spread, and a start-up."""
     home = fetch()
     command = [str(home / "perf_analyzer"), "-m", model, "-i", protocol, "-u", address, "-b", "1"]
     command += ["--concurrency-range", str(callers), "-p", str(WINDOW_MS), "-r", str(WINDOWS), "-s", "900"]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(home)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    # Its exit code is 0 in some failures, so its words are what tells. An uneven load is no failure here: what counts
-    # is measured at the server.
+    # Its exit code is 0 in some failures, so that its output is checked. An uneven load is not a failure: the results
+    # are measured at the server.
     if not re.search(r"throughput: [\d.]+ infer/sec|Failed to obtain stable measurement", done.stdout):
-        said = (done.stdout + done.stderr).strip()
-        raise RuntimeError(f"perf_analyzer on {model} over {protocol} ended with {done.returncode}: {said[-1500:]}")
+        output = (done.stdout + done.stderr).strip()
+        raise RuntimeError(f"perf_analyzer on {model} over {protocol} ended with {done.returncode}: {output[-1500:]}")

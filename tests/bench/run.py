@@ -1,8 +1,8 @@
 """`make bench`: ratios and CPU per request, as JSON on stdout.
 
-Load generator and server share the machine's cores, so throughputs say little and are not reported. What is: ratios
-within one run, CPU time of the server process alone over its own count of requests, memory, seconds to ready. Nothing
-else should run meanwhile. A benchmark gates nothing.
+Load generator and server share the machine's cores, so that throughputs have little meaning and are not reported. The
+results are ratios within one run, CPU time of the server process divided by its count of requests, memory, and seconds to
+ready. Run it on an otherwise idle machine. No check depends on the results.
 """
 
 import argparse
@@ -46,7 +46,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One result. `samples` are what `value` is the median of."""
+    """One result. `value` is the median of `samples`."""
 
     name: str
     value: float
@@ -90,7 +90,7 @@ def rss_mib(server: ServerProcess) -> float:
 
 
 def bare_seconds_per_call(model: bytes) -> dict[int, float]:
-    """Median seconds of InferenceSession.run by batch size, on one intra-op thread, as the server's instance has."""
+    """Median seconds of InferenceSession.run by batch size, with one intra-op thread like the server's instance."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -124,7 +124,7 @@ def onnx_rows(server: ServerProcess) -> list[Row]:
 
 
 def seconds_to_serve(server: ServerProcess, requests: int) -> float:
-    """From the first of so many requests to the last answer. For a slow model: the callers are Python threads."""
+    """Seconds from the first of these requests to the last answer. For slow models only: the clients are Python threads."""
     body, header_length = models.binary_request("x", np.ones((1, models.HEAVY_WIDTH), dtype=np.float32))
     headers = {"Inference-Header-Content-Length": str(header_length)}
 
@@ -157,7 +157,7 @@ def cpu_row(server: ServerProcess, name: str, model: str, protocol: str) -> Row:
 
 
 def ensemble_rows(server: ServerProcess) -> list[Row]:
-    """An ensemble of STEPS times the same model, and what a step costs beside a request for that model alone."""
+    """An ensemble with STEPS steps of one model, and the cost of a step relative to a request for the model."""
     alone = cpu_row(server, "ident-http", "ident", "http")
     chain = cpu_row(server, "ensemble-http", "chain", "http")
     steps = [(whole - one) / (models.STEPS - 1) for whole, one in zip(chain.samples, alone.samples, strict=True)]
@@ -194,7 +194,7 @@ def start_rows(scratch: Path) -> list[Row]:
 
 
 ON_A_SERVER: dict[str, Callable[[ServerProcess], list[Row]]] = {
-    # First: memory that larger requests leave free would hide growth.
+    # First, because memory that larger requests have freed would hide growth.
     "growth": lambda server: [growth_row(server)],
     "onnx": onnx_rows,
     "ident-http": lambda server: [cpu_row(server, "ident-http", "ident", "http")],
@@ -214,7 +214,7 @@ ALONE: dict[str, Callable[[Path], list[Row]]] = {
 
 
 def micro_rows() -> list[Row]:
-    """Pieces of the hot path alone, in this process."""
+    """Parts of the hot path alone, in this process."""
     return [
         row("scheduler", "us per request", micro.scheduler_us(), f"dynamic batcher, batches of {micro.BATCH}"),
         row("wire-http", "us per request", micro.wire_http_us(is_known=False), "decode and encode of FP32[16], binary"),
@@ -233,7 +233,7 @@ def hop_rows() -> list[Row]:
 
 
 def bls_rows() -> list[Row]:
-    """A model that calls another one, again and again."""
+    """A model that calls another one repeatedly."""
     note = "CPU of server, caller and called model together, of a python model that calls one"
     return [
         row("bls-64", "us per call", bls.bls_us(64, 5_000), note),
@@ -248,7 +248,7 @@ def measure(wanted: list[str]) -> list[Row]:
         scratch = Path(folder)
         for name, measure_alone in ALONE.items():
             if name in wanted:
-                rows += told(measure_alone(scratch))
+                rows += shown(measure_alone(scratch))
         served = [name for name in ON_A_SERVER if name in wanted]
         if not served:
             return rows
@@ -256,12 +256,12 @@ def measure(wanted: list[str]) -> list[Row]:
         with ServerProcess([f"--model-repository={repository}"], scratch / "server.log") as server:
             server.wait_ready()
             for name in served:
-                rows += told(ON_A_SERVER[name](server))
+                rows += shown(ON_A_SERVER[name](server))
     return rows
 
 
-def told(rows: list[Row]) -> list[Row]:
-    """The same rows, each shown on stderr as soon as it is there."""
+def shown(rows: list[Row]) -> list[Row]:
+    """Print the rows on stderr, and return them."""
     for each in rows:
         print(f"{each.name:16} {each.value:10.3f} {each.unit:24} {each.note}", file=sys.stderr, flush=True)
     return rows

@@ -1,4 +1,4 @@
-"""One server for all tests that do not change it; `start` for those that want their own."""
+"""A shared server for tests that do not change it; `start` for tests that need one of their own."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from support.server import RunningServer, Start, start_server
 
 @pytest.fixture(scope="session", params=["thread", "process"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """All models on threads of the server, and then all of them in processes of their own: nobody sees a difference."""
+    """Every test runs twice: with all models on threads of the server, and with all models in worker processes."""
     repository = tmp_path_factory.mktemp("models")
     write_repository(repository)
     if request.param == "process":
@@ -26,7 +26,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """An empty one."""
+    """An empty repository."""
     path = tmp_path / "models"
     path.mkdir()
     return path
@@ -47,7 +47,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def isolate(repository: Path) -> None:
-    """Have every model's instances run in processes of their own."""
+    """Make every model's instances run in worker processes."""
     for directory in repository.iterdir():
         with (directory / "config.pbtxt").open("a") as config:
             config.write('\nparameters { key: "ISOLATION" value { string_value: "process" } }\n')
@@ -99,7 +99,7 @@ def python_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture
 def stage(python_server: Stage) -> Iterator[Stage]:
-    """A server for python models of the test's own. Another model, `bystander`, must not notice what they do."""
+    """A server for the test's python models. They must not affect another model, `bystander`."""
     server = python_server.server
     before = workers(server, "bystander")
     yield python_server

@@ -1,4 +1,4 @@
-"""Configurations that ask for what is not there: accepted with one warning where no answer depends on it."""
+"""Configurations with unsupported features: accepted with one warning if no answer depends on the feature."""
 
 import json
 from collections.abc import Iterator
@@ -57,23 +57,23 @@ def warnings(server: RunningServer, model: str) -> list[str]:
     return [line.removeprefix(head) for line in lines if line.startswith(head)]
 
 
-def test_each_model_is_served_and_warned_of_once(running: RunningServer) -> None:
+def test_unsupported_features_get_one_warning_per_model(running: RunningServer) -> None:
     states = {name: state for (name, _), (state, _) in index(running).items()}
     assert states == {
         **dict.fromkeys(("warm", "urgent", "stream", "fast"), "READY"),
         **dict.fromkeys(("both", "dirty"), "UNAVAILABLE"),
     }
     assert warnings(running, "warm") == [
-        "'model_warmup' has no effect: there is no warm-up yet: the first requests may take longer; "
-        "'response_cache.enable' has no effect: there is no response cache yet: the model runs for every request"
+        "'model_warmup' has no effect: warm-up is not supported yet: the first requests may take longer; "
+        "'response_cache.enable' has no effect: the response cache is not supported yet: the model runs for every request"
     ]
     for model, fields in {
         "urgent": ["priority_levels", "default_priority_level", "priority_queue_policy"],
         "stream": ["model_warmup"],
         "fast": ["priority", "cuda", "input_pinned_memory", "gpu_execution_accelerator"],
     }.items():
-        (said,) = warnings(running, model)
-        assert [each.split("'")[1].split(".")[-1] for each in said.split("; ")] == fields
+        (warning,) = warnings(running, model)
+        assert [each.split("'")[1].split(".")[-1] for each in warning.split("; ")] == fields
 
 
 def test_fields_that_change_answers_or_that_triton_refuses_are_refused(running: RunningServer) -> None:

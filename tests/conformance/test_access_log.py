@@ -1,4 +1,4 @@
-"""The access log of a real server: every request that fails has a line, over both protocols, and none has a secret."""
+"""The access log of a real server: every failed request of both protocols has a line, and no line has a secret."""
 
 import json
 import socket
@@ -56,12 +56,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def documents(server: RunningServer) -> list[dict[str, Any]]:
-    """Every line is a document, but for the last one while it is being written."""
+    """The lines as JSON, without a last line that is still being written."""
     return [json.loads(line) for line in server.log.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def lines(server: RunningServer, **wanted: object) -> list[dict[str, Any]]:
-    """The access log's lines that have these values."""
+    """The access log's lines with these values."""
     found = [each for each in documents(server) if "protocol" in each]
     return [each for each in found if wanted.items() <= each.items()]
 
@@ -97,7 +97,7 @@ def test_http_inference_that_fails(served: RunningServer) -> None:
     assert expected.items() <= line.items()
     assert line["client"].startswith("127.0.0.1:")
     assert 0 < line["duration_ms"] < 60_000
-    # What succeeds has none at this level: it was asked before, and lines keep the order.
+    # Successes have no line at this level: that request was sent before, and lines are in order.
     assert lines(served, request_id="good") == []
 
 
@@ -157,7 +157,7 @@ def test_call_without_the_secret(served: RunningServer) -> None:
     assert (line["status"], "expecting header" in line["error"]) == ("UNAVAILABLE", True)
 
 
-def test_answer_in_parts_that_ends_as_an_error(served: RunningServer) -> None:
+def test_event_stream_that_ends_with_an_error(served: RunningServer) -> None:
     body = {"IN": [1.0]}
     answer = served.post("/v2/models/late/generate_stream", body)
     assert (answer.status, b"no more" in answer.body) == (200, True)
@@ -171,7 +171,7 @@ def test_client_that_leaves_before_its_answer(served: RunningServer) -> None:
         head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(ONES_JSON)}\r\n\r\n"
         raw.sendall(f"{head}{ONES_JSON}".encode())
         port = raw.getsockname()[1]
-        # In execution, so that nothing but the client's end can end it.
+        # It is executing, so that only the client's disconnect can end it.
         wait_until(lambda: 'halimede_executing_requests{model="slow",version="1"} 1' in served.metrics(), "it", served)
     line = only_line(served, client=f"127.0.0.1:{port}")
     assert (line["status"], line["model"]) == ("499", "slow")
@@ -246,11 +246,11 @@ def test_each_failed_request_of_a_stream_has_a_line(served: RunningServer) -> No
     assert lines(served, request_id="s-1") + lines(served, request_id="s-3") == []
 
 
-def test_stream_that_ends_as_an_error_has_a_line_of_its_own(served: RunningServer) -> None:
+def test_grpc_stream_that_ends_with_an_error_has_its_own_line(served: RunningServer) -> None:
     answers: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
     with client.InferenceServerClient(served.grpc_url) as server:
         server.start_stream(lambda result, error: answers.put((result, error)), headers={"triton_grpc_error": "true"})
-        server.async_stream_infer("nobody", inputs(), request_id="s-last")
+        server.async_stream_infer("unknown", inputs(), request_id="s-last")
         answers.get(timeout=30)
         server.stop_stream()
     assert only_line(served, request_id="s-last")["status"] == "NOT_FOUND"
@@ -271,7 +271,7 @@ def test_stream_that_ends_as_an_error_has_a_line_of_its_own(served: RunningServe
     ],
 )
 def test_failures_of_unknown_models_share_one_limit(served: RunningServer, request_line: str, status: int) -> None:
-    total = 600  # fewer than the kinds of lines that the limit tells apart
+    total = 600  # fewer than the kinds of lines that the limit distinguishes
     head = f"{request_line} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
     of_place = {"file": "http", "line": status}
     before = sum(counted(served, of_place, request_line))
@@ -312,7 +312,7 @@ def test_failures_of_unknown_models_share_one_limit_over_grpc(served: RunningSer
 
 
 def counted(server: RunningServer, of_place: dict[str, object], request_line: str) -> tuple[int, int]:
-    """The lines of such requests that were written, and the lines of the place that were left out."""
+    """The number of written lines of these requests, and of suppressed lines of this place."""
     found = [each for each in documents(server) if of_place.items() <= each.items()]
     end = request_line.rpartition("/")[2]
     written = [
@@ -322,7 +322,7 @@ def counted(server: RunningServer, of_place: dict[str, object], request_line: st
 
 
 def left_out(server: RunningServer, **of_place: object) -> int:
-    """How many lines of the place were left out."""
+    """The number of suppressed lines of this place."""
     found = [each for each in documents(server) if of_place.items() <= each.items()]
     notes = [each for each in found if "more lines like this one were suppressed" in each["message"]]
     return sum(int(each["message"].split()[0]) for each in notes)

@@ -1,4 +1,4 @@
-"""What hostile clients and hostile model directories try, against the real process."""
+"""Attacks of clients and of model directories on the real process."""
 
 import asyncio
 import signal
@@ -58,7 +58,7 @@ def test_a_client_that_does_not_read_its_answer_does_not_hold_the_exit(repositor
         client.recv(1)
         started = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
-        # The goal is some 5 s; without it the exit takes its whole timeout and fails.
+        # The goal is about 5 s; a server that waits for the client uses the whole exit timeout and fails.
         assert server.process.wait(50) == 0, server.log
         assert time.monotonic() - started < 40
 

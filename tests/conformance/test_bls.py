@@ -1,4 +1,4 @@
-"""Models that call other models of the server: what they may ask of whom, and what they get."""
+"""Models that call other models of the server: allowed calls and their results."""
 
 import ast
 import json
@@ -21,7 +21,7 @@ def test_a_model_calls_models_of_all_kinds(stage: Stage) -> None:
     add_identity(stage.repository, "same", dims="-1")
     load_on(stage, "onnxes")
     load_on(stage, "same")
-    stage.put_up("double", each("2 * x"))
+    stage.deploy("double", each("2 * x"))
     add_count(stage)
     add_script(stage)
     sum_and_difference = """
@@ -33,34 +33,34 @@ return [(t.name(), t.as_numpy()[0, 0].item()) for r in (both, one) for t in r.ou
     found = run(server, sum_and_difference)
     assert sorted(found[:2]) == [("OUTPUT0", 7), ("OUTPUT1", 3)]
     assert found[2:] == [("OUTPUT1", 3)]
-    assert run(server, "return said(ask('same', row(1, 2)).exec())") == [[[1, 2]]]
-    assert run(server, "return said(ask('double', row(4)).exec())") == [[[8]]]
-    counted = "return [said(each) for each in ask('count', tensor(np.float32([2, 0]))).exec(decoupled=True)]"
+    assert run(server, "return outcome(ask('same', row(1, 2)).exec())") == [[[1, 2]]]
+    assert run(server, "return outcome(ask('double', row(4)).exec())") == [[[8]]]
+    counted = "return [outcome(each) for each in ask('count', tensor(np.float32([2, 0]))).exec(decoupled=True)]"
     assert run(server, counted) == [[[0]], [[1]], []]
-    # A model that answers once can be asked as if it answered several times.
-    assert run(server, "return [said(each) for each in ask('double', row(1)).exec(decoupled=True)]") == [[[[2]]]]
+    # A model that is not decoupled can be called with `decoupled=True`.
+    assert run(server, "return [outcome(each) for each in ask('double', row(1)).exec(decoupled=True)]") == [[[[2]]]]
 
 
 def test_fields_of_a_call_reach_the_called_model(stage: Stage) -> None:
     server = stage.server
-    told = """
+    called = """
 for r in requests:
     note([r.request_id(), r.correlation_id(), r.flags(), r.timeout(), json.loads(r.parameters()), sorted(r.requested_output_names())])
 return [answer(request, rows=3) for request in requests]
 """
-    stage.put_up("told", told)
+    stage.deploy("called", called)
     add_script(stage)
     code = """
-plain = ask("told", row(1)).exec()
+plain = ask("called", row(1)).exec()
 start, end = pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
 memory = pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_GPU, 0)
-ask("told", row(1), outputs=[], request_id="r", correlation_id="seq", flags=start | end, timeout=15, trace=request.trace(),
+ask("called", row(1), outputs=[], request_id="r", correlation_id="seq", flags=start | end, timeout=15, trace=request.trace(),
     preferred_memory=memory, model_version=1, parameters={"a": 1, "b": "x", "c": True, "d": 0.5}).exec()
-ask("told", row(1), correlation_id=7, flags=end).exec()
+ask("called", row(1), correlation_id=7, flags=end).exec()
 return plain.parameters(), plain.output_tensors()[0].is_cpu()
 """
     assert run(server, code) == ('{"rows":3}', True)
-    assert [ast.literal_eval(line) for line in stage.notes("told")] == [
+    assert [ast.literal_eval(line) for line in stage.notes("called")] == [
         ["", 0, 0, 0, {}, ["OUT"]],
         ["r", "seq", 3, 15, {"a": 1, "b": "x", "c": True, "d": 0.5}, ["OUT"]],
         ["", 7, 2, 0, {}, ["OUT"]],
@@ -69,13 +69,13 @@ return plain.parameters(), plain.output_tensors()[0].is_cpu()
 
 def test_parallel_calls_of_one_request_share_batches(stage: Stage) -> None:
     server = stage.server
-    stage.put_up(
+    stage.deploy(
         "shared", extra="dynamic_batching { max_queue_delay_microseconds: 500000 preferred_batch_size: [ 4 ] }"
     )
     add_async_script(stage)
     code = """
 asked = [ask("shared", row(number)).async_exec() for number in range(8)]
-return [said(response) for response in await asyncio.gather(*asked)]
+return [outcome(response) for response in await asyncio.gather(*asked)]
 """
     assert run(server, code) == [[[[number]]] for number in range(8)]
     [statistics] = server.get("/v2/models/shared/stats").json["model_stats"]  # type: ignore[index]
@@ -85,11 +85,11 @@ return [said(response) for response in await asyncio.gather(*asked)]
 
 def test_the_event_loop_continues_while_calls_wait(stage: Stage) -> None:
     server = stage.server
-    stage.put_up("gate", "while not os.path.exists(NOTES): time.sleep(0.005)\n" + ECHO)
+    stage.deploy("gate", "while not os.path.exists(NOTES): time.sleep(0.005)\n" + ECHO)
     add_async_script(stage, extra=parameter("MAX_CONCURRENCY", "4"))
-    first = in_background(lambda: run(server, "return said(await ask('gate', row(5)).async_exec())"))
+    first = in_background(lambda: run(server, "return outcome(await ask('gate', row(5)).async_exec())"))
     wait_until(lambda: executing(server, "gate") == 1, "the call", server)
-    # One instance, whose only process has a call under way, runs another request.
+    # The only process has a call in flight, and runs another request.
     assert run(server, "return 'free'") == "free"
     assert not first.done()
     (stage.repository.parent / "gate.notes").touch()
@@ -99,13 +99,13 @@ def test_the_event_loop_continues_while_calls_wait(stage: Stage) -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_each_request_of_a_batch_has_calls_of_its_own(stage: Stage, rows: int) -> None:
     server = stage.server
-    stage.put_up("half", each("x / 2"))
+    stage.deploy("half", each("x / 2"))
     execute = """
 note(len(requests))
 asked = [ask("half", *request.inputs()) for request in requests]
 return [pb_utils.InferenceResponse(each.exec().output_tensors()) for each in asked]
 """
-    stage.put_up("halves", execute, head=CALLS, extra="dynamic_batching { max_queue_delay_microseconds: 300000 }")
+    stage.deploy("halves", execute, head=CALLS, extra="dynamic_batching { max_queue_delay_microseconds: 300000 }")
     clients = [in_background(lambda n=n: infer(server, "halves", *range(n, n + rows))) for n in range(5)]
     assert [client.result(30) for client in clients] == [
         (200, [number / 2 for number in range(n, n + rows)]) for n in range(5)
@@ -122,7 +122,7 @@ def test_threads_of_a_model_call_at_the_same_time(stage: Stage) -> None:
     code = """
 found = {}
 def work(number):
-    found[number] = [said(ask("same", row(number, step)).exec()) for step in range(20)]
+    found[number] = [outcome(ask("same", row(number, step)).exec()) for step in range(20)]
 threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
@@ -139,7 +139,7 @@ def test_a_thread_calls_after_execute_has_returned(stage: Stage) -> None:
     code = """
 def work():
     go.wait(20)
-    note(said(ask("same", row(3)).exec()))
+    note(outcome(ask("same", row(3)).exec()))
 globals()["go"] = go = threading.Event()
 model.go = go
 threading.Thread(target=work).start()
@@ -149,9 +149,9 @@ threading.Thread(target=work).start()
     wait_until(lambda: stage.notes("script") == ["[[[3.0]]]"], "the thread's call", server)
 
 
-def test_large_tensors_go_there_and_back_and_on_to_the_client(stage: Stage) -> None:
+def test_large_tensors_pass_through_calls_unchanged(stage: Stage) -> None:
     server = stage.server
-    stage.put_up("negated", each("-x"))
+    stage.deploy("negated", each("-x"))
     add_identity(stage.repository, "same", dims="-1")
     load_on(stage, "same")
     passing = """
@@ -159,7 +159,7 @@ first = ask("negated", *requests[0].inputs()).exec().output_tensors()[0]
 second = ask("same", pb_utils.Tensor("IN", first.as_numpy())).exec().output_tensors()
 return [pb_utils.InferenceResponse(second)]
 """
-    stage.put_up("passing", passing, head=CALLS)
+    stage.deploy("passing", passing, head=CALLS)
     client = httpclient.InferenceServerClient(server.http_url)
     for elements in (150_000, 5_000_000):  # 600 KB and 20 MB
         sent = np.random.default_rng(elements).random((1, elements), np.float32)
@@ -170,20 +170,20 @@ return [pb_utils.InferenceResponse(second)]
             assert np.array_equal(got, -sent)
 
 
-def test_texts_and_bfloat16_go_through_calls_as_they_are(stage: Stage) -> None:
+def test_texts_and_bfloat16_pass_through_calls_unchanged(stage: Stage) -> None:
     server = stage.server
     passing = "return [pb_utils.InferenceResponse(ask('{}', *r.inputs()).exec().output_tensors()) for r in requests]"
     for datatype, name in (("BYTES", "text"), ("BF16", "brain")):
         add_identity(stage.repository, name, datatype=datatype, dims="-1")
         load_on(stage, name)
-        stage.put_up(f"{name}_caller", passing.format(name), head=CALLS, datatype=datatype)
+        stage.deploy(f"{name}_caller", passing.format(name), head=CALLS, datatype=datatype)
     client = httpclient.InferenceServerClient(server.http_url)
     texts = np.array([["", "é", "\0", "x" * 100_000]], object)
     given = httpclient.InferInput("IN", [1, 4], "BYTES")
     given.set_data_from_numpy(texts)
     got = client.infer("text_caller", [given]).as_numpy("OUT")
     assert [each.decode() for each in got.ravel()] == texts.ravel().tolist()
-    # The client's own way to bfloat16 depends on its release.
+    # The client's conversion to bfloat16 depends on its release.
     numbers = bytes.fromhex("c03f00c0")
     document = {
         "inputs": [
@@ -200,11 +200,11 @@ def test_texts_and_bfloat16_go_through_calls_as_they_are(stage: Stage) -> None:
 
 def test_a_model_calls_an_ensemble_and_is_a_step_of_one(stage: Stage) -> None:
     server = stage.server
-    stage.put_up("double", each("2 * x"))
+    stage.deploy("double", each("2 * x"))
     redouble = (
         "return [pb_utils.InferenceResponse(ask('double', *r.inputs()).exec().output_tensors()) for r in requests]"
     )
-    stage.put_up("redouble", redouble, head=CALLS)
+    stage.deploy("redouble", redouble, head=CALLS)
     step = (
         'model_name: "%s" model_version: -1 input_map { key: "IN" value: "%s" } output_map { key: "OUT" value: "%s" }'
     )
@@ -222,11 +222,11 @@ def test_a_model_calls_an_ensemble_and_is_a_step_of_one(stage: Stage) -> None:
         ] }}
         """,
     )
-    # It is to be unloaded before its steps are.
+    # Unloaded before its steps.
     stage.names.insert(0, "twice")
     assert load(server, "twice") == (200, "")
     add_script(stage)
-    code = "return said(ask('twice', tensor(np.float32([[1, 2]]), 'FROM'), outputs=['TO']).exec())"
+    code = "return outcome(ask('twice', tensor(np.float32([[1, 2]]), 'FROM'), outputs=['TO']).exec())"
     assert run(server, code) == [[[4, 8]]]
 
 
@@ -235,9 +235,9 @@ def test_a_model_that_was_just_loaded_can_be_called(stage: Stage) -> None:
     stage.add("late")
     add_script(stage)
     code = """
-before = said(ask("late", row(1)).exec())
+before = outcome(ask("late", row(1)).exec())
 pb_utils.load_model("late")
-during = pb_utils.is_model_ready("late"), said(ask("late", row(1)).exec())
+during = pb_utils.is_model_ready("late"), outcome(ask("late", row(1)).exec())
 pb_utils.unload_model("late")
 return before, during
 """

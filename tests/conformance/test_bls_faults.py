@@ -1,4 +1,4 @@
-"""Calls between models that end otherwise than by an answer: errors, cancellation, clients that leave, models that die."""
+"""Calls between models that do not end with an answer: errors, cancellation, disconnected clients, dead workers."""
 
 import json
 import socket
@@ -34,18 +34,18 @@ if number == 1: raise ValueError("boom")
 error = pb_utils.TritonError("no such row", pb_utils.TritonError.NOT_FOUND)
 return [pb_utils.InferenceResponse(error=error)]
 """
-    stage.put_up("failing", failing)
+    stage.deploy("failing", failing)
     add_script(stage)
     expected = [f"INTERNAL: {FAILED} 'failing_0_0', message: ValueError: boom", "NOT_FOUND: no such row"]
-    assert run(server, "return [said(ask('failing', row(n)).exec()) for n in (1, 2)]") == expected
-    iterated = "return [said(each) for n in (1, 2) for each in ask('failing', row(n)).exec(decoupled=True)]"
+    assert run(server, "return [outcome(ask('failing', row(n)).exec()) for n in (1, 2)]") == expected
+    iterated = "return [outcome(each) for n in (1, 2) for each in ask('failing', row(n)).exec(decoupled=True)]"
     assert run(server, iterated) == expected
     passing = "return [pb_utils.InferenceResponse(error=ask('failing', *requests[0].inputs()).exec().error())]"
-    stage.put_up("passing", passing, head=CALLS)
+    stage.deploy("passing", passing, head=CALLS)
     assert infer(server, "passing", 2) == (404, "no such row")
 
 
-def test_a_call_that_cannot_be_made_says_why(stage: Stage) -> None:
+def test_an_invalid_call_fails_with_the_reason(stage: Stage) -> None:
     server = stage.server
     add_identity(stage.repository, "same", dims="-1")
     load_on(stage, "same")
@@ -71,32 +71,32 @@ def test_a_call_that_cannot_be_made_says_why(stage: Stage) -> None:
         "ask('count', tensor(np.float32([3, 0])))": "INTERNAL: " + ERROR.format("count", decoupled),
     }
     for code, text in calls.items():
-        assert run(server, f"return said({code}.exec())") == text
-    awaited = "return [said(await ask('count', tensor(np.float32([3, 0]))).async_exec())]"
+        assert run(server, f"return outcome({code}.exec())") == text
+    awaited = "return [outcome(await ask('count', tensor(np.float32([3, 0]))).async_exec())]"
     add_async_script(stage, "awaiting")
     assert run(server, awaited, "awaiting") == [calls["ask('count', tensor(np.float32([3, 0])))"]]
     assert metric(server, "nv_inference_exec_count", "count") == 0, "it is refused before it is asked"
-    # The model goes on as if nothing had been.
-    assert run(server, "return said(ask('same', row(1)).exec())") == [[[1]]]
+    # The model continues normally.
+    assert run(server, "return outcome(ask('same', row(1)).exec())") == [[[1]]]
 
 
-def test_a_model_that_dies_in_a_call_says_how(stage: Stage) -> None:
+def test_a_call_whose_model_dies_fails_with_the_exit_reason(stage: Stage) -> None:
     server = stage.server
-    stage.put_up("mortal", f"if value(requests[0]) == 3: os._exit(7)\n{ECHO}")
+    stage.deploy("mortal", f"if value(requests[0]) == 3: os._exit(7)\n{ECHO}")
     add_script(stage)
-    error = run(server, "return said(ask('mortal', row(3)).exec())")
+    error = run(server, "return outcome(ask('mortal', row(3)).exec())")
     assert "exit code 7" in str(error), error
-    # A call that comes while the next process starts waits for it.
-    assert run(server, "return said(ask('mortal', row(1)).exec())") == [[[1]]]
+    # A call during the start of the next process waits for it.
+    assert run(server, "return outcome(ask('mortal', row(1)).exec())") == [[[1]]]
 
 
-def test_a_model_that_is_given_up_says_so_in_every_call(stage: Stage) -> None:
+def test_calls_of_a_parked_model_fail_as_not_ready(stage: Stage) -> None:
     server = stage.server
-    stage.put_up("doomed", "os._exit(7)")
+    stage.deploy("doomed", "os._exit(7)")
     add_script(stage)
     code = """
 for _ in range(7):
-    last = said(ask("doomed", row(1)).exec())
+    last = outcome(ask("doomed", row(1)).exec())
 return last
 """
     last = str(run(server, code))
@@ -105,54 +105,54 @@ return last
     assert "exit code 7" in last
 
 
-def test_a_model_that_calls_itself_without_a_free_instance_fails_at_once(stage: Stage) -> None:
+def test_a_model_that_calls_itself_without_free_instance_fails_at_once(stage: Stage) -> None:
     server = stage.server
     execute = """
 error = ask("selfish", *requests[0].inputs()).exec().error()
 return [pb_utils.InferenceResponse(error=error)]
 """
-    stage.put_up("selfish", execute, head=CALLS)
+    stage.deploy("selfish", execute, head=CALLS)
     status, text = infer(server, "selfish", 1)
     assert (status, "all its instances wait for the answer" in str(text)) == (503, True), text
     two = "return [pb_utils.InferenceResponse(error=ask('{}', *requests[0].inputs()).exec().error())]"
-    stage.put_up("ping", two.format("pong"), head=CALLS)
-    stage.put_up("pong", two.format("ping"), head=CALLS)
+    stage.deploy("ping", two.format("pong"), head=CALLS)
+    stage.deploy("pong", two.format("ping"), head=CALLS)
     status, text = infer(server, "ping", 1)
     assert (status, "all its instances wait for the answer" in str(text)) == (503, True), text
 
 
-def test_calls_within_calls_end_at_a_depth(stage: Stage) -> None:
+def test_the_depth_of_nested_calls_is_limited(stage: Stage) -> None:
     server = stage.server
     execute = """
 note("called")
 response = await ask("deep", *requests[0].inputs()).async_exec()
 return [pb_utils.InferenceResponse(error=response.error())]
 """
-    stage.put_up("deep", execute, head=CALLS, how="async def", extra=parameter("MAX_CONCURRENCY", "64"))
+    stage.deploy("deep", execute, head=CALLS, how="async def", extra=parameter("MAX_CONCURRENCY", "64"))
     status, text = infer(server, "deep", 1)
     assert status == 400
     assert "at most 32 deep" in str(text)
-    # The client's request, and the calls.
+    # The client's request, and the nested calls.
     assert len(stage.notes("deep")) == 33
     assert workers(server, "deep")
 
 
 @pytest.mark.parametrize("how", ["cancel", "drop"])
-def test_an_iterator_that_is_not_wanted_any_more_cancels_its_call(stage: Stage, how: str) -> None:
+def test_a_dropped_iterator_cancels_its_call(stage: Stage, how: str) -> None:
     server = stage.server
     add_count(stage)
     add_script(stage)
     code = {
         "cancel": """
 responses = ask("count", tensor(np.float32([1000000, 0.001]))).exec(decoupled=True)
-first = said(next(responses))
+first = outcome(next(responses))
 responses.cancel()
-rest = [said(each) for each in responses]
+rest = [outcome(each) for each in responses]
 return first, rest[-1], len(rest) < 10000
 """,
         "drop": """
 responses = ask("count", tensor(np.float32([1000000, 0.001]))).exec(decoupled=True)
-first = said(next(responses))
+first = outcome(next(responses))
 del responses
 return first
 """,
@@ -167,9 +167,9 @@ return first
     wait_until(lambda: stage.notes("count") == ["cancelled"], "the model to see it", server)
 
 
-def test_a_caller_that_takes_its_time_holds_the_called_model_up(stage: Stage) -> None:
+def test_a_slow_caller_holds_back_the_called_model(stage: Stage) -> None:
     server = stage.server
-    stage.put_up(
+    stage.deploy(
         "count",
         "for request in requests:\n"
         "    threading.Thread(target=self.count, args=(request.get_response_sender(), 300, 0)).start()",
@@ -182,14 +182,14 @@ def test_a_caller_that_takes_its_time_holds_the_called_model_up(stage: Stage) ->
     add_script(stage)
     code = """
 model.responses = ask("count", tensor(np.float32([0, 0]))).exec(decoupled=True)
-return said(next(model.responses))
+return outcome(next(model.responses))
 """
     assert run(server, code) == [[0]]
     wait_until(lambda: len(stage.notes("count")) > 20, "the first answers", server)
-    assert run(server, "return [said(next(model.responses)) for _ in range(50)]") == [[[n]] for n in range(1, 51)]
-    # 51 were taken: it may be 32 ahead in each of both processes, and not 300.
+    assert run(server, "return [outcome(next(model.responses)) for _ in range(50)]") == [[[n]] for n in range(1, 51)]
+    # 51 were read: the model may be 32 ahead in each of the two processes, and not 300.
     assert len(stage.notes("count")) < 250
-    rest = "return [said(each) for each in model.responses][-2:], len(list(model.responses))"
+    rest = "return [outcome(each) for each in model.responses][-2:], len(list(model.responses))"
     assert run(server, rest) == ([[[299]], []], 301)
 
 
@@ -214,32 +214,32 @@ except asyncio.TimeoutError: return "cancelled"
 )
 def test_a_cancelled_task_cancels_its_call(stage: Stage, code: str) -> None:
     server = stage.server
-    stage.put_up("patient", PATIENT)
+    stage.deploy("patient", PATIENT)
     add_async_script(stage)
     assert run(server, code) == "cancelled"
     wait_until(lambda: stage.notes("patient") == ["begun", "cancelled"], "the model to see it", server)
 
 
-def test_a_client_that_leaves_cancels_the_calls_that_are_made_for_it(stage: Stage) -> None:
+def test_a_disconnected_client_cancels_the_calls_of_its_request(stage: Stage) -> None:
     server = stage.server
-    stage.put_up("patient", PATIENT)
-    stage.put_up("caller", "note(said(ask('patient', *requests[0].inputs()).exec()))\n" + ECHO, head=CALLS)
+    stage.deploy("patient", PATIENT)
+    stage.deploy("caller", "note(outcome(ask('patient', *requests[0].inputs()).exec()))\n" + ECHO, head=CALLS)
     leave_once(server, "caller", lambda: stage.notes("patient") == ["begun"])
     wait_until(lambda: stage.notes("patient") == ["begun", "cancelled"], "the called model to see it", server)
-    # The called model may still answer: the caller gets that, and only its own client is gone.
+    # The called model may still answer: the caller gets the answer, and only the client is gone.
     wait_until(lambda: stage.notes("caller") == ["[[[1.0]]]"], "the caller to get its answer", server)
     wait_until(lambda: executing(server, "caller") == 0, "the end of the caller", server)
 
 
-def test_calls_go_on_while_one_client_of_the_batch_is_left(stage: Stage) -> None:
+def test_calls_continue_while_the_batch_has_a_connected_client(stage: Stage) -> None:
     server = stage.server
-    stage.put_up("gate", "note('begun')\nwhile not os.path.exists(NOTES + '.go'): time.sleep(0.005)\n" + ECHO)
+    stage.deploy("gate", "note('begun')\nwhile not os.path.exists(NOTES + '.go'): time.sleep(0.005)\n" + ECHO)
     execute = """
 note(len(requests))
 response = ask("gate", *requests[0].inputs()).exec()
 return [pb_utils.InferenceResponse(response.output_tensors()) for _ in requests]
 """
-    stage.put_up(
+    stage.deploy(
         "caller", execute, head=CALLS, extra="dynamic_batching { max_queue_delay_microseconds: 10000000 preferred_batch_size: [ 2 ] }"
     )  # fmt: skip
     staying = in_background(lambda: infer(server, "caller", 4))
@@ -251,7 +251,7 @@ return [pb_utils.InferenceResponse(response.output_tensors()) for _ in requests]
 
 
 def leave_once(server: RunningServer, model: str, is_time: object, value: float = 1.0) -> None:
-    """A client that asks, and closes its connection when it is time to."""
+    """Send a request, and close the connection when `is_time` returns true."""
     content = json.dumps(body(value)).encode()
     head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", server.http_port)) as client:
@@ -261,17 +261,18 @@ def leave_once(server: RunningServer, model: str, is_time: object, value: float 
 
 def test_the_timeout_of_a_call_is_for_the_queue_of_the_called_model(stage: Stage) -> None:
     server = stage.server
-    stage.put_up(
+    stage.deploy(
         "queued",
         "note('begun')\nwhile not os.path.exists(NOTES + '.go'): time.sleep(0.005)\n" + ECHO,
         extra="dynamic_batching { default_queue_policy { timeout_action: REJECT allow_timeout_override: true } }",
         max_batch_size=1,
     )
     add_script(stage, count=2)
-    first = in_background(lambda: run(server, "return said(ask('queued', row(1), timeout=1000).exec())"))
+    first = in_background(lambda: run(server, "return outcome(ask('queued', row(1), timeout=1000).exec())"))
     wait_until(lambda: stage.notes("queued") == ["begun"], "the first call", server)
     assert (
-        run(server, "return said(ask('queued', row(2), timeout=1000).exec())") == "UNAVAILABLE: Request timeout expired"
+        run(server, "return outcome(ask('queued', row(2), timeout=1000).exec())")
+        == "UNAVAILABLE: Request timeout expired"
     )
     (stage.repository.parent / "queued.notes.go").touch()
     assert first.result(30) == [[[1]]]
@@ -284,14 +285,14 @@ def test_calls_from_initialize_and_finalize_are_refused(stage: Stage) -> None:
     methods = """
 def try_it(self):
     for call in (lambda: ask("same", row(1)).exec(), lambda: asyncio.run(self.later())):
-        try: note(said(call()))
+        try: note(outcome(call()))
         except pb_utils.TritonModelException as error: note(error)
 async def later(self):
     return await ask("same", row(1)).async_exec()
 def initialize(self, args): self.try_it()
 def finalize(self): self.try_it()
 """
-    stage.put_up("early", f"self.try_it()\n{ECHO}", methods=methods, head=CALLS)
+    stage.deploy("early", f"self.try_it()\n{ECHO}", methods=methods, head=CALLS)
     infer(server, "early", 1)
     stage.clear()
     refused = "BLS is only supported during the 'execute' function."
@@ -307,12 +308,12 @@ except RuntimeError as error: return str(error)
     assert run(stage.server, code) == "no running event loop"
 
 
-def test_a_process_that_a_model_forks_cannot_call(stage: Stage) -> None:
+def test_a_process_that_a_model_forks_cannot_call_models(stage: Stage) -> None:
     add_script(stage)
     code = """
 child = os.fork()
 if not child:
-    note(said(ask("script", row(1)).exec()))
+    note(outcome(ask("script", row(1)).exec()))
     os._exit(0)
 os.waitpid(child, 0)
 """

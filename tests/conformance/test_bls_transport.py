@@ -1,4 +1,4 @@
-"""Calls between models in circles, under load, and with processes that die on either side of them."""
+"""Calls between models in cycles, under load, and with processes that die on either side."""
 
 import random
 import signal
@@ -29,31 +29,31 @@ response = ask("{}", row(n - 1)).exec()
 if response.has_error(): return [pb_utils.InferenceResponse(error=response.error())]
 return [pb_utils.InferenceResponse(response.output_tensors())]
 """
-"""Asks the other model with one less, until nothing is left."""
+"""Calls the other model with n - 1 until n is 0."""
 
 
-def put_up_circle(stage: Stage, count: int) -> None:
-    stage.put_up("ping", FORWARD.format("pong"), head=CALLS, count=count, max_batch_size=1)
-    stage.put_up("pong", FORWARD.format("ping"), head=CALLS, count=count, max_batch_size=1)
+def deploy_circle(stage: Stage, count: int) -> None:
+    stage.deploy("ping", FORWARD.format("pong"), head=CALLS, count=count, max_batch_size=1)
+    stage.deploy("pong", FORWARD.format("ping"), head=CALLS, count=count, max_batch_size=1)
 
 
-def test_models_that_call_each_other_need_an_instance_for_each_turn(stage: Stage) -> None:
-    put_up_circle(stage, 2)
+def test_models_that_call_each_other_need_an_instance_per_call(stage: Stage) -> None:
+    deploy_circle(stage, 2)
     assert [infer(stage.server, "ping", n) for n in range(4)] == [(200, [0])] * 4
     status, text = infer(stage.server, "ping", 4)
     assert (status, "all its instances wait for the answer" in str(text)) == (503, True), text
     assert infer(stage.server, "pong", 3) == (200, [0])
 
 
-def test_a_circle_that_many_clients_close_at_once_is_an_error_and_no_hang(stage: Stage) -> None:
+def test_a_cycle_that_many_clients_close_at_once_does_not_hang(stage: Stage) -> None:
     """Each model has one instance, which waits for the other's: only some of the calls can be served."""
-    put_up_circle(stage, 1)
+    deploy_circle(stage, 1)
     server = stage.server
     with ThreadPoolExecutor(12) as clients:
         asked = [clients.submit(infer, server, name, 1) for _ in range(60) for name in ("ping", "pong")]
         outcomes = [each.result(60) for each in asked]
-    for status, told in outcomes:
-        assert (status, told) == (200, [0]) or (status == 503 and "all its instances wait" in str(told))
+    for status, answer in outcomes:
+        assert (status, answer) == (200, [0]) or (status == 503 and "all its instances wait" in str(answer))
     assert (200, [0]) in outcomes
     assert executing(server, "ping") == executing(server, "pong") == 0
 
@@ -84,14 +84,14 @@ for request in requests:
     [(SELF_ON_A_THREAD, SELF_ON_A_THREAD_METHODS, "def"), (SELF_ON_A_LOOP, "", "async def")],
     ids=["thread", "loop"],
 )
-def test_circles_of_decoupled_models_end_too(stage: Stage, execute: str, methods: str, how: str) -> None:
-    """Their batches are over before their code calls."""
-    stage.put_up("circle", execute, methods=methods, head=CALLS, how=how, decoupled=True, max_batch_size=0)
+def test_cycles_of_decoupled_models_end(stage: Stage, execute: str, methods: str, how: str) -> None:
+    """Their batches have ended before their code makes the calls."""
+    stage.deploy("circle", execute, methods=methods, head=CALLS, how=how, decoupled=True, max_batch_size=0)
     add_script(stage)
     assert "at most 32 deep" in str(
-        run(stage.server, "return said(list(ask('circle', tensor(np.float32([1]))).exec(decoupled=True))[-1])")
+        run(stage.server, "return outcome(list(ask('circle', tensor(np.float32([1]))).exec(decoupled=True))[-1])")
     )
-    # The script, and 31 calls within one another; the next is refused.
+    # The script, and 31 nested calls; the next is refused.
     assert len(stage.notes("circle")) == 32
     wait_until(lambda: executing(stage.server, "circle") == 0, "the end of all", stage.server)
 
@@ -100,7 +100,7 @@ CALL_ITSELF = """
 *_, last = ask("{}", tensor(requests[0].inputs()[0].as_numpy().ravel())).exec(decoupled=True)
 self.error = last.error()
 """
-TELL = """
+SEND_ERROR = """
 for request in requests:
     sender = request.get_response_sender()
     sender.send(pb_utils.InferenceResponse(error=self.error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -111,60 +111,61 @@ def work(code: str) -> str:
     return "def work(self, requests):\n" + textwrap.indent(code.strip(), "    ")
 
 
-def refused(told: object) -> bool:
-    return "all its instances wait for the answer" in str(told)
+def refused(answer: object) -> bool:
+    return "all its instances wait for the answer" in str(answer)
 
 
 def test_a_decoupled_model_that_calls_itself_in_execute_fails_at_once(stage: Stage) -> None:
     methods = work(CALL_ITSELF.format("circle") + "\nnote('went on')\n")
     decoupled = {"decoupled": True, "max_batch_size": 0}
-    stage.put_up("circle", "self.work(requests)" + TELL, methods=methods, head=CALLS, **decoupled)
+    stage.deploy("circle", "self.work(requests)" + SEND_ERROR, methods=methods, head=CALLS, **decoupled)
     add_script(stage)
     assert refused(
-        run(stage.server, "return said(list(ask('circle', tensor(np.float32([1]))).exec(decoupled=True))[-1])")
+        run(stage.server, "return outcome(list(ask('circle', tensor(np.float32([1]))).exec(decoupled=True))[-1])")
     )
-    # The call was not executed: it would have called itself in turn.
+    # The call was not executed: otherwise it would have called the model again.
     assert stage.notes("circle") == ["went on"]
     wait_until(lambda: executing(stage.server, "circle") == 0, "the end of all", stage.server)
 
 
 @pytest.mark.parametrize("way", ["a thread", "a task"])
 def test_a_cycle_through_open_requests_of_a_decoupled_model_is_detected(stage: Stage, way: str) -> None:
-    """F-21."""
     decoupled = {"decoupled": True, "max_batch_size": 0}
     call = CALL_ITSELF.format("waits").replace("as_numpy().ravel()", "as_numpy().reshape(1, -1)")
     if way == "a thread":
         start = "threading.Thread(target=self.work, args=(requests,)).start()"
-        stage.put_up("beside", start, methods=work(call + TELL), head=CALLS, **decoupled)
+        stage.deploy("partner", start, methods=work(call + SEND_ERROR), head=CALLS, **decoupled)
     else:
         execute = (
             "await asyncio.sleep(0)\nasync for last in await ask('waits', row(1)).async_exec(decoupled=True): pass\n"
         )
-        stage.put_up("beside", f"{execute}self.error = last.error()\n{TELL}", head=CALLS, how="async def", **decoupled)
+        stage.deploy(
+            "partner", f"{execute}self.error = last.error()\n{SEND_ERROR}", head=CALLS, how="async def", **decoupled
+        )
     answered = "return [pb_utils.InferenceResponse(error=self.error)]"
-    stage.put_up("waits", f"{CALL_ITSELF.format('beside').strip()}\n{answered}", head=CALLS)
-    status, told = infer(stage.server, "waits", 1)
-    assert (status, refused(told)) == (503, True), told
-    wait_until(lambda: executing(stage.server, "waits") == executing(stage.server, "beside") == 0, "all", stage.server)
+    stage.deploy("waits", f"{CALL_ITSELF.format('partner').strip()}\n{answered}", head=CALLS)
+    status, answer = infer(stage.server, "waits", 1)
+    assert (status, refused(answer)) == (503, True), answer
+    wait_until(lambda: executing(stage.server, "waits") == executing(stage.server, "partner") == 0, "all", stage.server)
 
 
 def test_a_thread_that_execute_does_not_join_may_call_its_own_model(stage: Stage) -> None:
-    """The call waits for the one instance until `execute` returns, however long that takes."""
+    """The call waits for the one instance until `execute` returns, without a time limit."""
     execute = """
 if value(requests[0]):
     threading.Thread(target=self.work, args=(requests,)).start()
     while not os.path.exists(NOTES + ".go"): time.sleep(0.005)
 else:
     self.error = None
-    self.tell(requests)
+    self.send_error(requests)
 """
     methods = work(
-        "note('calls')\n" + CALL_ITSELF.format("own").replace("ravel()", "ravel() - 1") + "self.tell(requests)"
+        "note('calls')\n" + CALL_ITSELF.format("own").replace("ravel()", "ravel() - 1") + "self.send_error(requests)"
     )
-    methods += "\ndef tell(self, requests):\n" + textwrap.indent(TELL.strip(), "    ")
-    stage.put_up("own", execute, methods=methods, head=CALLS, decoupled=True, max_batch_size=0)
+    methods += "\ndef send_error(self, requests):\n" + textwrap.indent(SEND_ERROR.strip(), "    ")
+    stage.deploy("own", execute, methods=methods, head=CALLS, decoupled=True, max_batch_size=0)
     add_script(stage)
-    code = "return said(list(ask('own', tensor(np.float32([1]))).exec(decoupled=True))[-1])"
+    code = "return outcome(list(ask('own', tensor(np.float32([1]))).exec(decoupled=True))[-1])"
     asked = in_background(lambda: run(stage.server, code))
     wait_until(lambda: stage.notes("own") == ["calls"], "the call", stage.server)
     wait_until(lambda: pending(stage.server, "own") == 1, "the call to be queued", stage.server)
@@ -187,12 +188,12 @@ def work(self, request):
 """
 
 
-def test_models_that_call_one_another_by_threads_go_on_after_the_timeout(stage: Stage) -> None:
-    """The server does not know that `execute` waits for its thread, and so it sees no circle."""
+def test_models_that_call_each_other_on_threads_continue_after_timeout(stage: Stage) -> None:
+    """The server cannot detect that `execute` waits for its thread, and therefore detects no cycle."""
     head = CALLS + "from concurrent.futures import ThreadPoolExecutor\n"
     server = stage.server
     for name, other, timeout_ms in (("first", "second", "60000"), ("second", "first", "1500")):
-        stage.put_up(
+        stage.deploy(
             name,
             THREAD_OF_ITS_OWN,
             methods=CALL_THE_OTHER.format(other),
@@ -201,50 +202,54 @@ def test_models_that_call_one_another_by_threads_go_on_after_the_timeout(stage: 
             extra=parameter("BLS_TIMEOUT_MS", timeout_ms),
         )
     add_script(stage)
-    code = "return said(next(iter(ask('first', row({})).exec(decoupled=True))))"
+    code = "return outcome(next(iter(ask('first', row({})).exec(decoupled=True))))"
     begun = time.monotonic()
-    told = str(run(server, code.format(2)))
+    answer = str(run(server, code.format(2)))
     took = time.monotonic() - begun
-    assert told.startswith("UNAVAILABLE: "), told
-    assert "model 'first' is not called: the call of model 'second' was queued for 15" in told
-    assert "(its BLS_TIMEOUT_MS is 1500); if the called model waits for its caller, more instances would serve" in told
+    assert answer.startswith("UNAVAILABLE: "), answer
+    assert "model 'first' is not called: the call of model 'second' was queued for 15" in answer
+    assert (
+        "(its BLS_TIMEOUT_MS is 1500); if the called model waits for its caller, more instances would serve" in answer
+    )
     assert 1.5 <= took < 15
     line = "model 'second': its call of model 'first' was ended after 15"
     wait_until(lambda: line in server.log, "the line of the log", server)
-    # Both models go on, and a call that is not queued has all the time that it takes.
+    # Both models continue, and the timeout does not limit a call that is not queued.
     assert run(server, code.format(1)) == [[[0]]]
     assert executing(server, "first") == executing(server, "second") == 0
 
 
 def test_a_call_that_executes_is_not_ended_by_its_timeout(stage: Stage) -> None:
-    stage.put_up("slow", f"time.sleep(0.6)\n{ECHO}")
+    stage.deploy("slow", f"time.sleep(0.6)\n{ECHO}")
     execute = (
         "return [pb_utils.InferenceResponse(ask('slow', *each.inputs()).exec().output_tensors()) for each in requests]"
     )
-    stage.put_up("caller", execute, head=CALLS, extra=parameter("BLS_TIMEOUT_MS", "200"))
+    stage.deploy("caller", execute, head=CALLS, extra=parameter("BLS_TIMEOUT_MS", "200"))
     assert infer(stage.server, "caller", 3) == (200, [3])
 
 
 def test_an_undetectable_cycle_ends_with_the_timeout_of_its_call(stage: Stage) -> None:
-    """An event tells nobody who will set it."""
+    """The server cannot detect which thread sets an event."""
     execute = """
-told = threading.Event()
-threading.Thread(target=lambda: (self.work(requests), told.set())).start()
-told.wait()
+finished = threading.Event()
+threading.Thread(target=lambda: (self.work(requests), finished.set())).start()
+finished.wait()
 """
     queue = "dynamic_batching { default_queue_policy { timeout_action: REJECT allow_timeout_override: true } }"
     methods = work(CALL_ITSELF.format("hidden").replace("ravel())", "ravel()), timeout=300_000"))
     methods = methods.replace("ravel())", "reshape(1, -1))")
-    stage.put_up("hidden", execute + TELL, methods=methods, head=CALLS, decoupled=True, max_batch_size=1, extra=queue)
+    stage.deploy(
+        "hidden", execute + SEND_ERROR, methods=methods, head=CALLS, decoupled=True, max_batch_size=1, extra=queue
+    )
     add_script(stage)
-    told = run(stage.server, "return said(list(ask('hidden', row(1)).exec(decoupled=True))[-1])")
-    assert "UNAVAILABLE: Request timeout expired" in str(told)
+    answer = run(stage.server, "return outcome(list(ask('hidden', row(1)).exec(decoupled=True))[-1])")
+    assert "UNAVAILABLE: Request timeout expired" in str(answer)
 
 
 @pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["exit", "kill"])
 def test_calls_of_a_process_that_dies_are_cancelled(stage: Stage, end: str) -> None:
     server = stage.server
-    stage.put_up("patient", PATIENT, count=2)
+    stage.deploy("patient", PATIENT, count=2)
     sign = stage.repository.parent / "mortal.die"
     sign.unlink(missing_ok=True)
     mortal = f"""
@@ -253,7 +258,7 @@ for _ in range(2): threading.Thread(target=lambda: ask("patient", row(1)).exec()
 while not os.path.exists({str(sign)!r}): time.sleep(0.005)
 {end}
 """
-    stage.put_up("mortal", mortal, head=CALLS)
+    stage.deploy("mortal", mortal, head=CALLS)
     asked = in_background(lambda: infer(server, "mortal", 1))
     wait_until(lambda: stage.notes("patient") == ["begun"] * 2, "both calls", server)
     sign.touch()
@@ -264,7 +269,7 @@ while not os.path.exists({str(sign)!r}): time.sleep(0.005)
 
 
 def test_a_decoupled_model_that_dies_ends_its_answers_with_an_error(stage: Stage) -> None:
-    stage.put_up(
+    stage.deploy(
         "count",
         "for r in requests: threading.Thread(target=self.count, args=(r.get_response_sender(), 5, 0)).start()",
         methods=COUNT_METHODS.replace("    sender.send(flags", "    os._exit(9)\n    sender.send(flags"),
@@ -273,7 +278,7 @@ def test_a_decoupled_model_that_dies_ends_its_answers_with_an_error(stage: Stage
     )
     add_script(stage)
     *answers, last = run(
-        stage.server, "return [said(r) for r in ask('count', tensor(np.float32([1]))).exec(decoupled=True)]"
+        stage.server, "return [outcome(r) for r in ask('count', tensor(np.float32([1]))).exec(decoupled=True)]"
     )  # type: ignore[misc]
     assert answers == [[[n]] for n in range(5)]
     assert "exit code 9" in str(last)
@@ -281,14 +286,14 @@ def test_a_decoupled_model_that_dies_ends_its_answers_with_an_error(stage: Stage
 
 def test_a_disconnected_client_cancels_calls_of_its_decoupled_model(stage: Stage) -> None:
     server = stage.server
-    stage.put_up("patient", PATIENT)
+    stage.deploy("patient", PATIENT)
     execute = """
 for request in requests:
     response = await ask("patient", row(1)).async_exec()
-    note(said(response))
+    note(outcome(response))
     request.get_response_sender().send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-    stage.put_up("caller", execute, head=CALLS, how="async def", decoupled=True, max_batch_size=0)
+    stage.deploy("caller", execute, head=CALLS, how="async def", decoupled=True, max_batch_size=0)
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
         client.start_stream(lambda result, error: None)  # noqa: ARG005  it names them
         given = grpcclient.InferInput("IN", [1], "FP32")
@@ -300,9 +305,9 @@ for request in requests:
     wait_until(lambda: stage.notes("caller"), "the caller to get its answer", server)
 
 
-def test_answers_that_a_caller_does_not_take_are_not_kept_without_bound(stage: Stage) -> None:
+def test_unread_answers_to_a_caller_use_bounded_memory(stage: Stage) -> None:
     server = stage.server
-    stage.put_up(
+    stage.deploy(
         "large",
         "for r in requests: threading.Thread(target=self.count, args=(r.get_response_sender(), 100, 0)).start()",
         methods=COUNT_METHODS.replace("np.array([number], np.float32)", "np.full(1 << 19, number, np.float32)").replace(
@@ -319,19 +324,19 @@ return [next(model.responses).output_tensors()[0].as_numpy()[0].item() for _ in 
 """
     assert run(server, code) == [0, 1, 2]
     wait_until(lambda: len(stage.notes("large")) >= 5, "what may be ahead", server)
-    time.sleep(0.3)  # for more, which would be too many
-    # Three of 2 MiB are taken, and 8 MiB may be on their way.
+    time.sleep(0.3)  # time for further answers, which would be too many
+    # Three answers of 2 MiB were read, and 8 MiB may be in transit.
     assert len(stage.notes("large")) <= 3 + 8
     assert resident_bytes(server) - before < 100 * MIB
     rest = "return [r.output_tensors()[0].as_numpy()[-1].item() for r in model.responses if r.output_tensors()]"
-    # The iterator keeps what it gave.
+    # The iterator keeps the answers that it has returned.
     assert run(server, rest)[-2:] == [98, 99]  # type: ignore[index]
 
 
 def test_calls_outlive_the_deaths_of_both_sides_under_load(stage: Stage) -> None:
-    """Every request has an outcome, whoever dies in the middle of it, and nothing is left of any."""
+    """Every request has an outcome, whichever process dies during it, and nothing of it is left."""
     server = stage.server
-    stage.put_up("double", each("2 * x"), count=2)
+    stage.deploy("double", each("2 * x"), count=2)
     caller = """
 found = []
 for request in requests:
@@ -341,7 +346,7 @@ for request in requests:
     found.append(pb_utils.InferenceResponse(answers[0].output_tensors() if not errors else [], errors[0] if errors else None))
 return found
 """
-    stage.put_up("caller", caller, head=CALLS, count=2)
+    stage.deploy("caller", caller, head=CALLS, count=2)
     stop_at = time.monotonic() + 4
     outcomes: list[tuple[int, object]] = []
 
@@ -351,7 +356,7 @@ return found
 
     choose = random.Random(5)
     clients = [in_background(lambda n=n: client(n)) for n in range(8)]
-    # Fewer than park a model: five in a minute.
+    # Fewer deaths than park a model: five in a minute.
     for model in ("double", "caller", "double", "caller"):
         with suppress(psutil.NoSuchProcess, IndexError):
             choose.choice(workers(server, model)).kill()
@@ -359,8 +364,8 @@ return found
     for each_client in clients:
         each_client.result(30)
     assert {status for status, _ in outcomes} <= {200, 500, 503}
-    good = [told for status, told in outcomes if status == 200]
-    assert all(told in ([2.0 * n] for n in range(8)) for told in good)
+    good = [answer for status, answer in outcomes if status == 200]
+    assert all(answer in ([2.0 * n] for n in range(8)) for answer in good)
     assert len(good) > 20
     wait_until(lambda: infer(server, "caller", 3) == (200, [6]), "both models to be back", server)
     wait_until(lambda: executing(server, "double") == executing(server, "caller") == 0, "the end of all", server)

@@ -1,6 +1,6 @@
-"""Little that becomes much: nesting, counts, and what is small only while it is compressed.
+"""Small requests that would use much memory: nesting, counts, and compressed data.
 
-For each of them the status that is documented, a bounded amount of memory, and a server that answers others meanwhile.
+Each gets the documented status and uses bounded memory, and the server answers other requests meanwhile.
 """
 
 import gzip
@@ -24,7 +24,7 @@ from support.server import RunningServer, start_server
 MIB = 1 << 20
 LIMIT_BYTES = 8 * MIB
 SPARE_BYTES = 16 * MIB
-"""What a refused request may take beside a body of the largest size."""
+"""Memory that a refused request may use in addition to a body of the largest size."""
 LONGEST_ERROR = 8 << 10
 INFER = ONES_JSON.encode()
 INFER_PATH = "/v2/models/ident/infer"
@@ -54,7 +54,7 @@ def post(body: bytes, fields: bytes = b"", path: str = INFER_PATH) -> bytes:
 
 
 def exchange(server: RunningServer, data: bytes) -> tuple[int, str]:
-    """The status and the error of what these bytes are answered with; others are served while they are worked on."""
+    """The status and the error of the answer to these bytes. Checks that other requests are served meanwhile."""
     before = resident_bytes(server)
     forget_peak(server)
     with socket.create_connection(("127.0.0.1", server.http_port), timeout=60) as connection:
@@ -74,7 +74,7 @@ def exchange(server: RunningServer, data: bytes) -> tuple[int, str]:
     return status, json.loads(body)["error"]
 
 
-# Nesting. `%b` is where it goes.
+# Nesting, at the place of `%b`.
 
 PLACES = {
     "the document": b"%b",
@@ -101,14 +101,14 @@ def test_nesting_is_refused_beyond_a_hundred_levels_wherever_it_is(server: Runni
         for depth in (101, 2_000, 20_000, 1_000_000):
             body = PLACES[place] % nested(opening, depth, is_closed=True)
             assert exchange(server, post(body)) == (400, TOO_DEEP), (opening, depth)
-        # What never closes is no JSON either, and short documents are told that.
+        # Unclosed brackets are invalid JSON too; short documents get that error.
         for depth in (2_000, 1_000_000):
             body = PLACES[place] % nested(opening, depth, is_closed=False)
             assert exchange(server, post(body)) == (400, TOO_DEEP), (opening, depth)
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_nesting_of_less_is_an_answer_of_another_kind(server: RunningServer, place: str) -> None:
+def test_nesting_below_the_limit_gets_an_ordinary_answer(server: RunningServer, place: str) -> None:
     status, text = exchange(server, post(PLACES[place] % nested(b"[", 90, is_closed=True)))
     assert (status, text == TOO_DEEP) == ((200 if place == "a member that means nothing" else 400), False)
 
@@ -120,7 +120,7 @@ def test_brackets_in_strings_are_no_nesting(server: RunningServer) -> None:
         assert (answer.status, answer.json["id"] == brackets) == (200, True)
 
 
-def test_control_calls_do_not_nest_either(server: RunningServer) -> None:
+def test_nesting_of_control_calls_is_refused(server: RunningServer) -> None:
     for path in ("/v2/repository/index", "/v2/repository/models/ident/load", "/v2/repository/models/ident/unload"):
         for depth in (1_000, 30_000):
             status, text = exchange(server, post(b'{"parameters":' + b"[" * depth, path=path))
@@ -191,7 +191,7 @@ def test_many_of_one_kind_over_grpc_are_refused(server: RunningServer, field: st
                 stub.ModelInfer(message(count), timeout=60)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert 0 < len(caught.value.details()) <= 4096
-    # A message is parsed whole, and becomes more than its bytes were: here 2 MiB of them.
+    # A message is parsed completely and uses more memory than its bytes: here 2 MiB of them.
     assert peak_bytes(server) - before <= LIMIT_BYTES + 4 * SPARE_BYTES
     assert server.get("/v2/health/live").status == 200
 
@@ -215,7 +215,7 @@ def test_headers_are_counted(server: RunningServer) -> None:
         assert exchange(server, request + fields + b"\r\n")[0] == status
 
 
-def test_pipelined_requests_are_all_answered_in_turn_and_kept_one_by_one(server: RunningServer) -> None:
+def test_pipelined_requests_are_answered_in_order_and_read_one_by_one(server: RunningServer) -> None:
     request = b"GET /v2/models/m%05d HTTP/1.1\r\nHost: x\r\n\r\n"
     count = 20_000
     before = resident_bytes(server)
@@ -243,7 +243,7 @@ def packed(content: bytes, coding: str) -> bytes:
 
 
 def bomb_of(content: bytes, coding: str) -> bytes:
-    """The content 500 times: blocks that stand alone after the coding's header. Its checksum is missing."""
+    """The content 500 times, as independent blocks after the coding's header, without the checksum."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     block = packer.compress(content) + packer.flush(zlib.Z_FULL_FLUSH)
     return (b"\x1f\x8b\x08" + bytes(7) if coding == "gzip" else b"\x78\xda") + block * 500
@@ -251,7 +251,7 @@ def bomb_of(content: bytes, coding: str) -> bytes:
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 @pytest.mark.parametrize("content", [b" ", b"\0", b"[", b'{"a":', b"1,"], ids=["spaces", "zeros", "[", "{", "1,"])
-def test_a_bomb_is_stopped_at_the_limit_whatever_is_in_it(server: RunningServer, coding: str, content: bytes) -> None:
+def test_a_bomb_with_any_content_is_stopped_at_the_limit(server: RunningServer, coding: str, content: bytes) -> None:
     bomb = bomb_of(content * (MIB // len(content)), coding)
     assert len(bomb) < 2 * MIB
     status, text = exchange(server, post(bomb, b"Content-Encoding: %b\r\n" % coding.encode()))
@@ -263,7 +263,7 @@ def test_a_body_that_inflates_to_the_limit_is_read(server: RunningServer, coding
     fields = b"Content-Encoding: %b\r\nInference-Header-Content-Length: " % coding.encode()
 
     def tensor(size: int) -> tuple[bytes, bytes]:
-        """An inference of so many bytes in all, compressed, and the length of its JSON part."""
+        """A compressed inference of this total size, and the length of its JSON part."""
         count = size // 4 - 64
         part = b'{"inputs":[{"name":"IN","shape":[%d],"datatype":"FP32","parameters":{"binary_data_size":%d}}]}'
         head = (part % (count, 4 * count)).ljust(size - 4 * count)
@@ -293,7 +293,7 @@ def test_members_of_gzip_are_counted(server: RunningServer) -> None:
 
 
 def test_large_members_of_gzip_are_one_body(server: RunningServer) -> None:
-    """Each of them takes several calls of zlib."""
+    """Each member needs several calls of zlib."""
     head = b'{"inputs":[{"name":"IN","shape":[%d],"datatype":"FP32","parameters":{"binary_data_size":%d}}]}'
     head %= (MIB, 4 * MIB)
     members = gzip.compress(head) + b"".join(gzip.compress(bytes([byte]) * MIB) for byte in range(1, 5))
@@ -306,7 +306,7 @@ def test_large_members_of_gzip_are_one_body(server: RunningServer) -> None:
     ]
 
 
-def test_a_bomb_in_a_bomb_is_opened_once_or_not_at_all(server: RunningServer) -> None:
+def test_a_bomb_in_a_bomb_is_inflated_at_most_once(server: RunningServer) -> None:
     twice = gzip.compress(bomb_of(b" " * MIB, "gzip"))
     status, text = exchange(server, post(twice, b"Content-Encoding: gzip\r\n"))
     assert (status, text != "", text[: len(TOO_LARGE)] == TOO_LARGE) == (400, True, False)
@@ -317,7 +317,7 @@ def test_a_bomb_in_a_bomb_is_opened_once_or_not_at_all(server: RunningServer) ->
     assert (status, len(text) > 0) in {(400, True), (501, True)}
 
 
-def test_a_bomb_before_a_call_that_is_no_inference_is_not_opened(server: RunningServer) -> None:
+def test_a_bomb_to_a_call_other_than_inference_is_not_inflated(server: RunningServer) -> None:
     bomb = bomb_of(b" " * MIB, "gzip")
     for path in ("/v2/repository/index", "/v2/repository/models/ident/load"):
         status, _ = exchange(server, post(bomb, b"Content-Encoding: gzip\r\n", path))

@@ -1,4 +1,4 @@
-"""Which configuration file a server reads, and how it says what is wrong with one."""
+"""The configuration file that a server reads, and the errors of invalid ones."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_yaml_serves_like_text_format_and_errors_have_a_place(start: Start, repo
     assert server.get("/v2/health/ready").status == 200
 
 
-def test_a_named_configuration_is_preferred_by_the_models_that_have_it(start: Start, repository: Path) -> None:
+def test_a_named_configuration_replaces_that_of_models_that_have_it(start: Start, repository: Path) -> None:
     for model in ("named", "named_yaml", "plain"):
         add_scaled(repository, model, 2.0)
         (repository / model / "config.pbtxt").write_text("max_batch_size: 2")

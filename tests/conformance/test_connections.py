@@ -1,4 +1,4 @@
-"""Many, broken, greedy and hostile connections to the running server, and what everybody else notices of them."""
+"""Many, broken and hostile connections to the running server, and their effect on other clients."""
 
 import gzip
 import json
@@ -93,7 +93,7 @@ def is_live(server: RunningServer) -> bool:
 
 @contextmanager
 def probe(server: RunningServer, port: int = 0) -> Iterator[Callable[[], list[float]]]:
-    """Ask for health again and again in a process of its own; gives the seconds that each answer took."""
+    """Request health continuously from another process; returns the seconds of each answer."""
     script = (
         "import socket, sys, time\n"
         "c = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
@@ -123,14 +123,14 @@ def probe(server: RunningServer, port: int = 0) -> Iterator[Callable[[], list[fl
 
 
 LONGEST_DELAY_S = 1.0
-"""Bound for a probe's request beside the load of a test. It takes milliseconds on an idle machine; a busy one is slower."""
+"""Limit of a probe's request under the load of a test. It takes milliseconds on an idle machine."""
 
 
 def p99(times: list[float]) -> float:
     return quantiles(times, n=100)[98]
 
 
-# Clients that leave.
+# Clients that disconnect.
 
 
 def test_queued_requests_of_clients_that_left_are_never_executed(server: RunningServer) -> None:
@@ -180,7 +180,7 @@ def test_thirty_thousand_connections_leave_nothing_behind(server: RunningServer)
 
 
 def churn(server: RunningServer, count: int) -> None:
-    """Connections that ask and close, ask and reset, only connect, or stop in the middle."""
+    """Connections that send and close, send and reset, only connect, or send half a request."""
     for number in range(count):
         with connect(server) as connection:
             match number % 4:
@@ -211,15 +211,15 @@ def test_clients_that_do_not_read_use_bounded_memory(server: RunningServer) -> N
         for connection in greedy:
             connection.settimeout(0.02)
             try:
-                for _ in range(10):  # 2 GiB of answers, if the server gave them all.
+                for _ in range(10):  # 2 GiB of answers, if the server wrote them all.
                     connection.sendall(request)
             except TimeoutError:
-                pass  # Whoever does not read is not read from.
-        # One answer and one request that has come meanwhile, at most, of each client.
+                pass  # The server does not read from clients that do not read.
+        # At most one answer and one received request of each client.
         assert resident_bytes(server) - before < 100 * 2 * size + 100 * MIB
         times = stop()
         assert is_live(server)
-    assert p99(times) < LONGEST_DELAY_S  # The goal is twice the time without them, a few milliseconds.
+    assert p99(times) < LONGEST_DELAY_S  # The goal is twice the time without these clients, a few milliseconds.
 
 
 @pytest.mark.load
@@ -246,7 +246,7 @@ def is_connected(server: RunningServer, port: int) -> bool:
 
 
 def test_a_thousand_idle_connections_are_cheap(models: Path, tmp_path: Path) -> None:
-    # A server of its own, because what others have left would be used again.
+    # A separate server, because memory of earlier connections would be reused.
     running = start_server(tmp_path, ["--model-repository", models])
     try:
         with ExitStack() as stack:
@@ -263,11 +263,11 @@ def test_ten_thousand_idle_connections_are_cheap_and_one_more_gets_503(models: P
             connect_idle(running, stack, MAX_CONNECTIONS - 10, max_kib_each=8)
             for _ in range(10):
                 stack.enter_context(connect(running)).sendall(LIVE)
-            told = read_all(stack.enter_context(connect(running)))
-            assert told.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
-            assert b"\r\nRetry-After: 1\r\n" in told
-            text = "new connections are turned away: 10000 connections are open, as many as are served"
-            wait_until(lambda: text in running.log, "it to say so", running)
+            answer = read_all(stack.enter_context(connect(running)))
+            assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+            assert b"\r\nRetry-After: 1\r\n" in answer
+            text = "new connections are refused: 10000 connections are open, as many as are served"
+            wait_until(lambda: text in running.log, "the line of the log", running)
         wait_until(lambda: is_live(running), "it to recover", running)
     finally:
         running.kill()
@@ -307,7 +307,7 @@ def test_half_sent_requests_time_out_without_delaying_others(server: RunningServ
             )
         while time.monotonic() - begun < 8:
             for connection in half:
-                connection.sendall(b"x")  # A byte now and then is no progress.
+                connection.sendall(b"x")  # Single bytes at intervals are not progress.
             time.sleep(0.2)
         for connection in half:
             assert read_all(connection).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
@@ -326,23 +326,23 @@ def test_without_descriptors_clients_get_503_and_the_server_recovers(models: Pat
         with ExitStack() as stack:
             connections = [stack.enter_context(connect(server)) for _ in range(300)]
             for connection in connections:
-                with suppress(OSError):  # It may have been turned away already.
+                with suppress(OSError):  # The server may have refused the connection already.
                     connection.sendall(LIVE)
             answers = [first_answer(connection) for connection in connections]
             served = [connection for connection, answer in zip(connections, answers, strict=True) if b" 200 " in answer]
             assert 100 < len(served) < 250
             assert {answer[:12] for answer in answers} <= {b"HTTP/1.1 200", b"HTTP/1.1 503", b""}
-            # A client that was quick to send may get a reset; one that waits reads why.
+            # A client that sends early may get a reset; one that waits reads the reason.
             assert read_all(stack.enter_context(connect(server))).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
-            # What is left is for the rest: metrics are read, models loaded.
+            # The remaining descriptors are reserved: metrics can be read, models loaded.
             assert "nv_" in server.metrics()
 
             begun = cpu_secs(server)
             deadline = time.monotonic() + 1
             while time.monotonic() < deadline:
                 time.sleep(0.05)
-            assert cpu_secs(server) - begun < 0.5  # The goal is nothing; a spin takes all of the second.
-            assert server.log.count("new connections are turned away") == 1
+            assert cpu_secs(server) - begun < 0.5  # The goal is 0; a busy loop would use the whole second.
+            assert server.log.count("new connections are refused") == 1
 
             for connection in served[:20]:
                 connection.close()
@@ -359,7 +359,7 @@ def first_answer(connection: socket.socket) -> bytes:
         return b""
 
 
-# Requests that are much work.
+# Requests that need much processing.
 
 
 def deep(levels: int) -> bytes:
@@ -367,14 +367,14 @@ def deep(levels: int) -> bytes:
 
 
 SPACED = INFER.replace(b'"shape":', b'"shape":' + b" \n\t " * (4 * MIB)).replace(b":", b":" + b"\n   " * (2 * MIB), 5)
-"""A request of which nearly all is white space."""
+"""A request that consists almost entirely of white space."""
 
 HEAVY = {
     "a large tensor in JSON": lambda: post(
         "/v2/models/large/infer",
         b'{"inputs":[{"name":"IN","shape":[4000000],"datatype":"FP32","data":[' + b"1.25," * 3_999_999 + b"1]}]}",
     ),
-    "no more JSON than brackets": lambda: post("/v2/models/large/infer", deep(60 * MIB)),
+    "only brackets": lambda: post("/v2/models/large/infer", deep(60 * MIB)),
     "JSON that ends too early": lambda: post(
         "/v2/models/large/infer",
         b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","data":[' + b"[],[" * 5_000_000,
@@ -419,7 +419,7 @@ def test_a_request_may_be_white_space_up_to_the_limit(server: RunningServer) -> 
         assert server.post(f"/v2/models/ident/{path}", document).status == 200
 
 
-# Framing that could be read in two ways.
+# Ambiguous framing.
 
 
 SMUGGLED = b"GET /v2/models/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -454,7 +454,7 @@ def test_ambiguous_framing_gets_one_answer_and_closes_the_connection(server: Run
 
 
 def test_valid_framing_is_accepted(server: RunningServer) -> None:
-    """Pipelined: chunk extensions, trailers, and a target that names another host, which a server of one site ignores."""
+    """Pipelined: chunk extensions, trailers, and a target with another host, which the server ignores."""
     requests = [
         LIVE,
         b"POST /v2/models/ident/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Models that answer a request any number of times, and clients that go, or do not read, while they do."""
+"""Decoupled models, and clients that disconnect or do not read during their answers."""
 
 import json
 import queue
@@ -27,12 +27,12 @@ from support.served import ECHO, Stage, body, infer, workers
 from support.server import RunningServer, wait_until
 
 
-def put_up(stage: Stage, name: str, execute: str = COUNT, methods: str = COUNT_METHODS, **how: object) -> None:
-    stage.put_up(name, execute, methods=methods, decoupled=True, max_batch_size=0, **how)
+def deploy(stage: Stage, name: str, execute: str = COUNT, methods: str = COUNT_METHODS, **how: object) -> None:
+    stage.deploy(name, execute, methods=methods, decoupled=True, max_batch_size=0, **how)
 
 
 class Stream:
-    """A stream of the real client; answers come one by one."""
+    """A stream of tritonclient, with one method to read the next answer."""
 
     def __init__(self, client: grpcclient.InferenceServerClient) -> None:
         self.client = client
@@ -63,12 +63,12 @@ def streaming(server: RunningServer) -> Iterator[Stream]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_as_many_answers_as_the_model_sends_and_then_the_end(stage: Stage, count: int) -> None:
-    put_up(stage, "repeat")
+def test_all_answers_of_a_model_arrive_and_then_the_final_one(stage: Stage, count: int) -> None:
+    deploy(stage, "repeat")
     with streaming(stage.server) as stream:
         stream.ask("repeat", count, 0, with_final=True)
         assert [stream.next() for _ in range(count + 1)] == [*([float(n)] for n in range(count)), "final"]
-        # Without the flag there is no answer for the end alone.
+        # Without the flag the client gets no empty final answer.
         stream.ask("repeat", count, 0)
         assert [stream.next() for _ in range(count)] == [[float(n)] for n in range(count)]
         wait_until(lambda: executing(stage.server, "repeat") == 0, "its end", stage.server, 10)
@@ -77,7 +77,7 @@ def test_as_many_answers_as_the_model_sends_and_then_the_end(stage: Stage, count
 
 
 def test_answers_carry_parameters_and_whether_they_are_the_last(stage: Stage) -> None:
-    put_up(stage, "repeat")
+    deploy(stage, "repeat")
     with streaming(stage.server) as stream:
         stream.ask("repeat", 2, 0, request_id="a", with_final=True)
         responses = [stream.answers.get(timeout=30)[0].get_response() for _ in range(3)]
@@ -87,7 +87,7 @@ def test_answers_carry_parameters_and_whether_they_are_the_last(stage: Stage) ->
 
 
 def test_answers_of_parallel_requests_arrive_in_order_for_each(stage: Stage) -> None:
-    put_up(stage, "repeat", count=2)
+    deploy(stage, "repeat", count=2)
     with streaming(stage.server) as stream:
         for number in range(20):
             stream.ask("repeat", 10, 0.001, request_id=str(number))
@@ -108,15 +108,15 @@ def test_an_error_is_an_answer_among_others(stage: Stage) -> None:
             sender.send(pb_utils.InferenceResponse([], error=pb_utils.TritonError("not this one")))
             sender.send(pb_utils.InferenceResponse([tensor]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         """
-    put_up(stage, "among", methods=methods)
+    deploy(stage, "among", methods=methods)
     with streaming(stage.server) as stream:
         stream.ask("among", 0, 0)
         assert [stream.next() for _ in range(3)] == [[1], "not this one", [1]]
     assert metric(stage.server, "nv_inference_request_success", "among") == 0
 
 
-def test_statistics_tell_answers_apart(stage: Stage) -> None:
-    put_up(stage, "repeat")
+def test_statistics_have_each_answer_by_its_index(stage: Stage) -> None:
+    deploy(stage, "repeat")
     with streaming(stage.server) as stream:
         for count in (0, 1, 3):
             stream.ask("repeat", count, 0, with_final=True)
@@ -143,7 +143,7 @@ def test_an_exception_ends_the_open_requests_of_its_batch(stage: Stage) -> None:
             sender.send(answer(request))
         raise ValueError("boom")
         """
-    put_up(stage, "raising", execute)
+    deploy(stage, "raising", execute)
     with streaming(stage.server) as stream:
         stream.ask("raising", 5)
         assert stream.next() == [5]
@@ -152,7 +152,7 @@ def test_an_exception_ends_the_open_requests_of_its_batch(stage: Stage) -> None:
 
 
 def test_unary_calls_to_a_decoupled_model_are_refused(stage: Stage) -> None:
-    put_up(stage, "repeat")
+    deploy(stage, "repeat")
     status, text = infer(stage.server, "repeat", 1, 0)
     assert (status, text) == (501, DECOUPLED_OVER_HTTP)
     with grpcclient.InferenceServerClient(stage.server.grpc_url) as client:
@@ -176,7 +176,7 @@ def test_an_answer_after_the_final_one_is_refused_and_dropped(stage: Stage) -> N
                 except pb_utils.TritonModelException as error:
                     note(error)
         """
-    put_up(stage, "after", methods=methods)
+    deploy(stage, "after", methods=methods)
     with streaming(stage.server) as stream:
         stream.ask("after", 0, 0, with_final=True)
         assert stream.next() == "final"
@@ -193,7 +193,7 @@ def test_a_request_without_final_answer_is_open_until_its_client_leaves(stage: S
             self.kept = getattr(self, "kept", []) + [sender]
         """
     server = stage.server
-    put_up(stage, "endless", methods=methods)
+    deploy(stage, "endless", methods=methods)
     with streaming(server) as stream:
         for _ in range(3):
             stream.ask("endless", 0, 0, with_final=True)
@@ -207,7 +207,7 @@ def test_a_request_without_final_answer_is_open_until_its_client_leaves(stage: S
 
 def test_a_death_ends_every_open_request_once(stage: Stage) -> None:
     server = stage.server
-    put_up(stage, "dying")
+    deploy(stage, "dying")
     with streaming(server) as stream:
         for _ in range(3):
             stream.ask("dying", 1000, 0.05)
@@ -217,24 +217,24 @@ def test_a_death_ends_every_open_request_once(stage: Stage) -> None:
         workers(server, "dying")[0].kill()
         texts = []
         while len(texts) < 3:
-            if isinstance(said := stream.next(), str):
-                texts.append(said)
+            if isinstance(answer := stream.next(), str):
+                texts.append(answer)
         assert all("Stub process 'dying_0_0' is not healthy. It ended by signal 9." in text for text in texts), texts
         stream.ask("dying", 1, 0, with_final=True)
         assert [stream.next(), stream.next()] == [[0], "final"]
 
 
-# Clients that go.
+# Clients that disconnect.
 
 WATCHING = f"""
 if value(requests[0]) < 0:
     note("running")
     end = time.monotonic() + 30
     while not requests[0].is_cancelled():
-        if time.monotonic() > end: raise RuntimeError("nobody went")
+        if time.monotonic() > end: raise RuntimeError("no client left")
         time.sleep(0.005)
     note(time.monotonic())
-    raise pb_utils.TritonError("nobody waits", pb_utils.TritonError.CANCELLED)
+    raise pb_utils.TritonError("cancelled", pb_utils.TritonError.CANCELLED)
 {ECHO}
 """
 
@@ -285,7 +285,7 @@ GRPC = [leave_by_cancel, leave_by_stream, leave_by_deadline]
 
 
 def seen_after_ms(stage: Stage, leave: Callable) -> float:
-    """How long after its client has gone the model `watch` sees it."""
+    """Milliseconds from the client's disconnect until the model `watch` sees it."""
     server = stage.server
     before = len(stage.notes("watch"))
     with grpc.insecure_channel(server.grpc_url) as channel:
@@ -303,7 +303,7 @@ leaving = pytest.mark.parametrize("leave", [*HTTP, *GRPC], ids=lambda leave: lea
 
 @leaving
 def test_a_model_soon_sees_that_its_client_has_disconnected(stage: Stage, leave: Callable) -> None:
-    stage.put_up("watch", WATCHING)
+    stage.deploy("watch", WATCHING)
     assert quickest_ms(lambda _: seen_after_ms(stage, leave)) <= LOOSE_MS
     assert canceled(stage.server, "watch") == len(stage.notes("watch")) / 2
     assert infer(stage.server, "watch", 3) == (200, [3])
@@ -312,14 +312,14 @@ def test_a_model_soon_sees_that_its_client_has_disconnected(stage: Stage, leave:
 @pytest.mark.load
 @leaving
 def test_a_model_sees_within_100_ms_that_its_client_has_disconnected(stage: Stage, leave: Callable) -> None:
-    stage.put_up("watch", WATCHING)
+    stage.deploy("watch", WATCHING)
     assert median_ms(lambda _: seen_after_ms(stage, leave)) <= 100
 
 
 @pytest.mark.parametrize("times", [100, pytest.param(1000, marks=[pytest.mark.load, pytest.mark.timeout(900)])])
 def test_streams_that_are_left_at_any_moment_leave_nothing_behind(stage: Stage, times: int) -> None:
     server = stage.server
-    put_up(stage, "left", count=2)
+    deploy(stage, "left", count=2)
     chance = random.Random(times)
 
     def leave(seconds: float) -> None:
@@ -350,7 +350,7 @@ def test_streams_that_are_left_at_any_moment_leave_nothing_behind(stage: Stage, 
         assert [stream.next(), stream.next()] == [[0], "final"]
 
 
-def test_a_client_that_does_not_read_holds_back_its_model_alone(stage: Stage) -> None:
+def test_a_client_that_does_not_read_holds_back_only_its_model(stage: Stage) -> None:
     methods = """
         def count(self, sender, count, pause):
             tensor = pb_utils.Tensor("OUT", np.ones(1 << 18, np.float32))
@@ -360,26 +360,26 @@ def test_a_client_that_does_not_read_holds_back_its_model_alone(stage: Stage) ->
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         """
     server = stage.server
-    put_up(stage, "big", methods=methods)
+    deploy(stage, "big", methods=methods)
     before = resident_bytes(server)
     message = pb.ModelInferRequest(model_name="big", raw_input_contents=[struct.pack("<2f", 400, 0)])
     message.inputs.add(name="IN", datatype="FP32", shape=[2])
     with H2Client(("127.0.0.1", server.grpc_port)) as client:
-        # One who opens no window for more than the first 64 KiB.
+        # A client that grants no flow-control credit beyond the first 64 KiB.
         client.call(STREAM_INFER, grpc_message(message.SerializeToString()))
         seen = -1
 
-        def stands_still() -> bool:
+        def has_stalled() -> bool:
             nonlocal seen
             last, seen = seen, len(stage.notes("big"))
-            time.sleep(0.3)  # in which a model that is not held back sends hundreds
+            time.sleep(0.3)  # enough for a model without backpressure to send hundreds
             return 0 < last == seen
 
-        wait_until(stands_still, "the model to be held back", server, 30)
+        wait_until(has_stalled, "the model to be held back", server, 30)
         growth = resident_bytes(server) - before
         print(f"{seen} answers of 1 MiB were sent, and {growth / (1 << 20):.0f} MiB are held")
         assert seen < 350
-        assert growth < 350 << 20  # 128 MiB unsent, the worker's arena beside it
+        assert growth < 350 << 20  # 128 MiB unsent, and the worker's arena
         assert infer(server, "bystander", 3) == (200, [3])
         with streaming(server) as other:
             other.ask("big", 3, 0, with_final=True)

@@ -1,4 +1,4 @@
-"""Decoupled python models over gRPC: answers as they come, back-pressure, clients that leave, models that never end."""
+"""Decoupled python models over gRPC: streaming, backpressure, disconnected clients, models that never end."""
 
 import os
 import queue
@@ -54,7 +54,7 @@ from halimede.workers.child import requests as open_requests
 
 open_requests.WINDOW_RESPONSES = open_requests.WINDOW_BYTES = 1 << 60
 """
-"""A model that does away with what holds it back."""
+"""A model that disables backpressure."""
 
 CONFIG = """
 backend: "python"
@@ -85,7 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 class Stream:
-    """A stream of tritonclient's, whose answers the test takes one by one."""
+    """A stream of tritonclient, with one method to read the next answer."""
 
     def __init__(self, server: RunningServer) -> None:
         self.client = triton.InferenceServerClient(server.grpc_url)
@@ -110,7 +110,7 @@ class Stream:
         return result
 
     def failure(self) -> str:
-        """The next error; answers before it are skipped."""
+        """The next error; skips answers before it."""
         error = None
         while error is None:
             _, error = self._answers.get(timeout=20)
@@ -157,7 +157,7 @@ def test_answers_have_order_and_parameters_and_a_final_one_on_request(server: Ru
     idle(server, "repeat")
 
 
-def test_answers_of_several_requests_arrive_as_they_are_made(server: RunningServer) -> None:
+def test_answers_of_several_requests_arrive_when_they_are_sent(server: RunningServer) -> None:
     with Stream(server) as stream:
         stream.ask(3, 1, 1, 150, request_id="slow")
         assert stream.next().get_response().id == "slow"
@@ -167,7 +167,7 @@ def test_answers_of_several_requests_arrive_as_they_are_made(server: RunningServ
         assert ids.index("fast") < 2
 
 
-def test_statistics_are_by_the_index_of_an_answer(server: RunningServer) -> None:
+def test_statistics_are_kept_by_answer_index(server: RunningServer) -> None:
     before = figures(server, "repeat")
     with Stream(server) as stream:
         stream.ask(2, wants_end=True)
@@ -189,7 +189,7 @@ def test_statistics_are_by_the_index_of_an_answer(server: RunningServer) -> None
         )
 
 
-def test_a_call_for_one_answer_is_refused(server: RunningServer) -> None:
+def test_unary_inference_of_a_decoupled_model_is_refused(server: RunningServer) -> None:
     over_http = triton_http.InferInput("IN", [4], "INT32")
     over_http.set_data_from_numpy(np.array([1, 1, 1, 0], np.int32))
     with (
@@ -209,14 +209,14 @@ def test_a_decoupled_model_whose_instances_are_threads_is_refused(server: Runnin
 
 
 def test_a_model_waits_for_a_client_that_does_not_read(server: RunningServer) -> None:
-    """Answers of 1 MiB: the model is held up after its window of 8, and what the connection takes in."""
+    """Answers of 1 MiB: the model is blocked after its window of 8 and the buffers of the connection."""
     with H2Client(("127.0.0.1", server.grpc_port), is_greedy=False) as client:
         client.send(client.head(STREAM_INFER)[1])
         stream = 1
         client.send_data(stream, grpc_message(request(100, 256 << 10, "greedy")))
         wait_until(lambda: len(figures(server, "greedy")["response_stats"]) >= 8, "the window to be full", server)
 
-        # Others are served meanwhile, and once they were, the model would long have gone on.
+        # Other requests are served meanwhile; after them, a model without backpressure would have sent more.
         with Stream(server) as other:
             for _ in range(20):
                 other.ask(20, wants_end=True)
@@ -238,7 +238,7 @@ def test_a_worker_that_does_not_wait_for_its_client_is_replaced(server: RunningS
 
 
 def test_a_client_that_leaves_ends_its_request(server: RunningServer) -> None:
-    """Goal: the model knows within 100 ms. Each of many clients leaves at another point."""
+    """Goal: the model sees it within 100 ms. Each of the clients disconnects at a different point."""
     before = canceled(server, "repeat")
     for read in range(10):
         with Stream(server) as stream:
@@ -265,7 +265,7 @@ def test_a_stream_without_final_answer_is_open_until_its_client_leaves(server: R
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )(iter([never]))
         assert next(call).infer_response.parameters["number"].int64_param == 0
-        # The client has closed its side; nothing more comes, and nothing ends it.
+        # The client has half-closed; no further answer arrives, and the stream stays open.
         ended = threading.Event()
         call.add_callback(ended.set)
         assert not ended.wait(0.5)

@@ -1,4 +1,4 @@
-"""`make demo`, as a person runs it: it trains, serves, measures, compares, kills and cleans up."""
+"""`make demo`, as a user runs it: it trains, serves, measures, compares, kills and cleans up."""
 
 import re
 import subprocess

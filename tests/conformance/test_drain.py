@@ -64,7 +64,7 @@ def test_idle_connections_do_not_delay_the_exit(server: RunningServer, connect) 
     silent = socket.create_connection(("127.0.0.1", server.http_port))
     channel = grpc.insecure_channel(server.grpc_url)
     grpc.channel_ready_future(channel).result(10)
-    assert server.stop() == 0, server.log  # within the exit timeout of 3 s; the goal is 1 s
+    assert server.stop() == 0, server.log  # less than the exit timeout of 3 s; the goal is 1 s
     silent.close()
     channel.close()
 
@@ -100,7 +100,7 @@ def test_work_in_flight_is_answered(server: RunningServer, connect) -> None:
 
 
 def test_a_busy_connection_sees_that_the_server_is_not_ready(server: RunningServer, connect) -> None:
-    """The port is closed and idle connections are; what a client pipelined behind its work is still taken in order."""
+    """The port and idle connections are closed; requests pipelined behind running ones are still served in order."""
     connection = connect()
     connection.request("POST", "/v2/models/slow/infer", ONES_JSON)
     wait_until(lambda: executing(server, "slow") == 1, "the execution", server)
@@ -117,10 +117,10 @@ def test_a_client_that_stalls_in_its_request_does_not_hold_the_exit(server: Runn
     with socket.create_connection(("127.0.0.1", server.http_port)) as stalled:
         stalled.sendall(b"POST /v2/models/quick/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nx")
         wait_until(lambda: server.get("/v2/health/live").status == 200, "the head to be read", server)
-        assert server.stop() == 0, "it ended by itself, not at the exit timeout of 3 s, which makes it 1"
+        assert server.stop() == 0, "the server must exit before the timeout of 3 s, which gives exit code 1"
 
 
-def test_a_drain_has_an_end(server: RunningServer, connect) -> None:
+def test_a_drain_ends_at_the_exit_timeout(server: RunningServer, connect) -> None:
     connection = connect()
     connection.request("POST", "/v2/models/stuck/infer", ONES_JSON)
     wait_until(lambda: executing(server, "stuck") == 1, "the execution", server)
@@ -147,7 +147,7 @@ def test_a_second_signal_stops_at_once(server: RunningServer, connect) -> None:
 
 
 def test_a_stop_under_load_loses_no_answer(server: RunningServer, connect) -> None:
-    """Every caller has every answer but, at most, that of the one request it sent into the closing connection."""
+    """Each client gets all answers, except at most for one request that it sent into the closing connection."""
     outcomes: list[tuple[int, list[str], int]] = []
     begun = threading.Barrier(9)
 
@@ -184,20 +184,20 @@ def test_a_stop_under_load_loses_no_answer(server: RunningServer, connect) -> No
 
 
 class Delayed:
-    """A server with a drain delay, and the time at which it was told to stop."""
+    """A server with a drain delay, and the time of its SIGTERM."""
 
     def __init__(self, running: RunningServer, delay_s: float) -> None:
         self.running = running
         self.delay_s = delay_s
-        self.told_at = 0.0
+        self.stopped_at = 0.0
 
     def terminate(self) -> None:
-        self.told_at = time.monotonic()
+        self.stopped_at = time.monotonic()
         self.running.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "not ready any more" in self.running.log, "the delay to begin", self.running)
+        wait_until(lambda: "no longer ready" in self.running.log, "the delay to begin", self.running)
 
     def is_over(self) -> bool:
-        return time.monotonic() - self.told_at >= self.delay_s
+        return time.monotonic() - self.stopped_at >= self.delay_s
 
 
 @pytest.fixture
@@ -212,8 +212,8 @@ def delayed(start: Start, repository: Path):
     return begin
 
 
-def test_during_the_drain_delay_all_ports_serve_and_readiness_says_no(delayed) -> None:
-    """A load balancer hears of the end before it comes: what it still sends is answered, on new connections too."""
+def test_during_the_drain_delay_all_ports_serve_and_readiness_fails(delayed) -> None:
+    """A load balancer sees the stop before it happens: its requests are still answered, on new connections too."""
     stopping = delayed(3)
     server = stopping.running
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
@@ -229,27 +229,27 @@ def test_during_the_drain_delay_all_ports_serve_and_readiness_says_no(delayed) -
         assert not late.is_server_ready()
     assert server.post("/v2/models/quick/infer", ONES).status == 200
     assert "nv_inference_request_success" in server.metrics()
-    assert not stopping.is_over(), "all of that was within the delay"
+    assert not stopping.is_over(), "all requests were sent within the delay"
 
     assert server.process.wait(20) == 0
     assert stopping.is_over()
-    assert time.monotonic() - stopping.told_at < 3 + 4  # the goal is 1 s after the delay
+    assert time.monotonic() - stopping.stopped_at < 3 + 4  # the goal is 1 s after the delay
 
 
 def test_no_request_is_lost_while_the_delay_lasts(delayed) -> None:
-    """Each request on a connection of its own, as through a balancer that has not noticed yet."""
+    """Each request uses a new connection, as through a load balancer that has not noticed the stop yet."""
     stopping = delayed(2)
     server = stopping.running
     stopping.terminate()
     statuses = []
-    while time.monotonic() - stopping.told_at < 1.5:
+    while time.monotonic() - stopping.stopped_at < 1.5:
         statuses.append(server.post("/v2/models/quick/infer", ONES).status)
     assert set(statuses) == {200}
     assert server.process.wait(20) == 0
 
 
 def test_clients_with_open_connections_lose_no_request_at_a_drain(start: Start, repository: Path) -> None:
-    """Two servers behind one address, and one of them ends: new connections still reach it for half of its delay."""
+    """Two servers behind one address, one of which stops: it gets new connections for half of its delay."""
     add_identity(repository, "quick")
     ending, staying = (start("--model-repository", repository, "--drain-delay=2") for _ in range(2))
     both = (ending, staying)
@@ -282,7 +282,7 @@ def test_an_open_stream_is_served_until_the_delay_is_over(delayed) -> None:
         client.async_stream_infer("quick", [ones()])
         assert answers.get(timeout=20)[1] is None
         stopping.terminate()
-        while time.monotonic() - stopping.told_at < 1.7:
+        while time.monotonic() - stopping.stopped_at < 1.7:
             client.async_stream_infer("quick", [ones()])
             assert answers.get(timeout=20)[1] is None
         error = answers.get(timeout=20)[1]
@@ -300,9 +300,9 @@ def test_the_exit_timeout_begins_when_the_delay_ends(delayed, connect_to) -> Non
     stopping.terminate()
     response = connection.getresponse()
     assert (response.status, b"Server is stopping" in response.read()) == (503, True)
-    assert time.monotonic() - stopping.told_at >= 2.5
+    assert time.monotonic() - stopping.stopped_at >= 2.5
     assert stopping.running.process.wait(20) == 1
-    assert time.monotonic() - stopping.told_at <= 2.5 + 4  # the goal is 2 s
+    assert time.monotonic() - stopping.stopped_at <= 2.5 + 4  # the goal is 2 s
 
 
 def test_a_second_signal_does_not_wait_for_the_delay(delayed) -> None:
@@ -314,11 +314,11 @@ def test_a_second_signal_does_not_wait_for_the_delay(delayed) -> None:
     assert time.monotonic() - begun <= 5  # the goal is 1 s
 
 
-def test_models_are_not_loaded_any_more_during_the_delay(start: Start, repository: Path) -> None:
+def test_loads_are_refused_during_the_delay(start: Start, repository: Path) -> None:
     add_identity(repository, "late")
     server = start("--model-repository", repository, "--model-control-mode=explicit", "--drain-delay=60")
     server.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "not ready any more" in server.log, "the delay to begin", server)
+    wait_until(lambda: "no longer ready" in server.log, "the delay to begin", server)
     status, text = load(server, "late")
     assert (status, "Server is stopping" in text) == (503, True)
     with (
@@ -328,8 +328,8 @@ def test_models_are_not_loaded_any_more_during_the_delay(start: Start, repositor
         client.load_model("late")
 
 
-def test_grpc_clients_that_take_and_send_nothing_do_not_hold_the_exit(start: Start, repository: Path) -> None:
-    """One may not be sent a byte of its answer, one never begins to speak, one stops in the middle of a request."""
+def test_stalled_grpc_clients_do_not_hold_the_exit(start: Start, repository: Path) -> None:
+    """One grants no flow-control credit for its answer, one sends nothing, one sends half a request."""
     add_identity(repository, "quick")
     server = start("--model-repository", repository, "--exit-timeout-secs=60")
     place = ("127.0.0.1", server.grpc_port)
@@ -341,4 +341,4 @@ def test_grpc_clients_that_take_and_send_nothing_do_not_hold_the_exit(start: Sta
         wait_until(lambda: server.get("/v2/health/live").status == 200, "the calls to arrive", server)
         begun = time.monotonic()
         assert server.stop(60) == 0, server.log
-        assert time.monotonic() - begun < 40, "it ended by itself, not at the exit timeout"
+        assert time.monotonic() - begun < 40, "the server must exit before the timeout"

@@ -1,7 +1,7 @@
-"""Statistics and metrics of models whose times are known: a duration that is 0, doubled or another one is found.
+"""Statistics and metrics of models with known durations: the tests find a duration that is 0, doubled or swapped.
 
-A model sleeps at least as long as it says. The client measures the whole, which bounds each part from above by what the
-other parts leave of it: no bound is a guess of how slow the machine is. Each test has models of its own, which count
+Lower bounds are the models' sleeps. The client measures the whole; the upper bound of a part is the whole minus the
+lower bounds of the other parts. No bound depends on the speed of the machine. Each test has its own models, which count
 from zero.
 """
 
@@ -29,8 +29,8 @@ from support.durations import (
     Stream,
     ask,
     ask_stream,
-    put_up,
-    put_up_ensemble,
+    deploy,
+    deploy_ensemble,
 )
 from support.models import add_identity
 from support.served import Stage, notes_file, workers
@@ -38,7 +38,7 @@ from support.server import RunningServer, start_server, wait_until
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     directory = tmp_path_factory.mktemp("durations")
     repository = directory / "models"
     extra = f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{round(COMPUTE * 1000)}" }} }}'
@@ -50,39 +50,39 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     assert running.stop() == 0, running.log
 
 
-# What a client sees.
+# As clients see it.
 
 
-# What the server says.
+# As the server reports it.
 
 
 # Requests that are answered once.
 
 
-def test_a_model_on_a_thread(house: Stage) -> None:
-    took = ask(house.server, "thread")
-    figures = Figures(house.server, "thread")
+def test_durations_of_a_model_on_a_thread(stage: Stage) -> None:
+    took = ask(stage.server, "thread")
+    figures = Figures(stage.server, "thread")
     figures.check(took, queue=QUEUE, compute_infer=COMPUTE)
     figures.check_batch()
 
 
-def test_a_python_model(house: Stage) -> None:
-    put_up(house, "plain", ANSWER)
-    took = ask(house.server, "plain")
-    figures = Figures(house.server, "plain")
+def test_durations_of_a_python_model(stage: Stage) -> None:
+    deploy(stage, "plain", ANSWER)
+    took = ask(stage.server, "plain")
+    figures = Figures(stage.server, "plain")
     figures.check(took, queue=QUEUE, compute_infer=COMPUTE)
     figures.check_batch()
 
 
-def test_each_request_of_a_batch_has_the_whole_time_of_its_batch(house: Stage) -> None:
+def test_each_request_of_a_batch_has_the_whole_time_of_its_batch(stage: Stage) -> None:
     extra = "dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 60000000 }"
-    put_up(house, "two", ANSWER, extra=extra)
-    first = in_background(lambda: ask(house.server, "two"))
-    wait_until(lambda: metric(house.server, "halimede_queue_requests", "two") == 1, "the first request", house.server)
+    deploy(stage, "two", ANSWER, extra=extra)
+    first = in_background(lambda: ask(stage.server, "two"))
+    wait_until(lambda: metric(stage.server, "halimede_queue_requests", "two") == 1, "the first request", stage.server)
     time.sleep(QUEUE)
-    took = ask(house.server, "two")
+    took = ask(stage.server, "two")
     first_took = first.result(30)
-    figures = Figures(house.server, "two")
+    figures = Figures(stage.server, "two")
     [batch] = figures.stats["batch_stats"]
     assert (batch["batch_size"], batch["compute_infer"]["count"]) == (2, 1)
     assert COMPUTE <= batch["compute_infer"]["ns"] / 1e9 <= took
@@ -93,18 +93,18 @@ def test_each_request_of_a_batch_has_the_whole_time_of_its_batch(house: Stage) -
 
 
 @pytest.mark.parametrize("where", ["in execute", "on a thread"])
-def test_a_model_that_answers_by_its_response_sender(house: Stage, where: str) -> None:
+def test_durations_of_a_model_that_answers_by_response_sender(stage: Stage, where: str) -> None:
     name = f"send_{where.rsplit(maxsplit=1)[-1]}"
     work = "for request in requests: send_one(request)" if where == "in execute" else "on_threads(send_one, requests)"
     senders = "senders = [request.get_response_sender() for request in requests]"
-    put_up(house, name, f"{senders}\n{work}\nreturn [None] * len(requests)")
-    took = ask(house.server, name)
-    Figures(house.server, name).check(took, queue=QUEUE, compute_infer=COMPUTE)
+    deploy(stage, name, f"{senders}\n{work}\nreturn [None] * len(requests)")
+    took = ask(stage.server, name)
+    Figures(stage.server, name).check(took, queue=QUEUE, compute_infer=COMPUTE)
 
 
 @contextmanager
 def suspended(process: psutil.Process) -> Iterator[None]:
-    """It stands still for the block, and for `PAUSE` when the block has come to its end."""
+    """Suspend the process for the block, and for `PAUSE` after it."""
     process.suspend()
     try:
         yield
@@ -115,46 +115,46 @@ def suspended(process: psutil.Process) -> Iterator[None]:
 
 PAUSE = 0.4
 KINDS = {
-    "ordinary": {"execute": "until_go()\nnote('over')\nreturn [answer(request) for request in requests]"},
+    "ordinary": {"execute": "wait_for_go()\nnote('over')\nreturn [answer(request) for request in requests]"},
     "sender": {
-        "execute": "for request in requests: send_when_told(request)\nnote('over')\nreturn [None] * len(requests)"
+        "execute": "for request in requests: send_after_go(request)\nnote('over')\nreturn [None] * len(requests)"
     },
-    "decoupled": {"execute": "for request in requests: send_when_told(request)\nnote('over')", "decoupled": True},
+    "decoupled": {"execute": "for request in requests: send_after_go(request)\nnote('over')", "decoupled": True},
 }
 
 
-def let_end(house: Stage, name: str) -> None:
-    """Let a model of `KINDS` come to its end."""
-    notes_file(house.repository, name).with_suffix(".go").touch()
+def let_end(stage: Stage, name: str) -> None:
+    """Let a model of `KINDS` end its execution."""
+    notes_file(stage.repository, name).with_suffix(".go").touch()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_input_is_what_passes_before_the_worker_begins(house: Stage, kind: str) -> None:
+def test_input_duration_is_the_time_before_the_worker_begins(stage: Stage, kind: str) -> None:
     name = f"in_{kind}"[:11]
-    put_up(house, name, extra="", **KINDS[kind])
-    let_end(house, name)
-    [worker] = workers(house.server, name)
+    deploy(stage, name, extra="", **KINDS[kind])
+    let_end(stage, name)
+    [worker] = workers(stage.server, name)
     with suspended(worker):
-        asked = in_background(lambda: ask_stream(house.server, name)[0])
-        wait_until(lambda: executing(house.server, name) == 1, "the request", house.server)
+        asked = in_background(lambda: ask_stream(stage.server, name)[0])
+        wait_until(lambda: executing(stage.server, name) == 1, "the request", stage.server)
     took = asked.result(60)
-    Figures(house.server, name).check(took, compute_input=PAUSE, compute_infer=COMPUTE)
+    Figures(stage.server, name).check(took, compute_input=PAUSE, compute_infer=COMPUTE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_output_is_what_passes_after_the_worker_has_answered(house: Stage, kind: str) -> None:
+def test_output_duration_is_the_time_after_the_worker_has_answered(stage: Stage, kind: str) -> None:
     name = f"out_{kind}"[:11]
-    put_up(house, name, extra="", **KINDS[kind])
-    [worker] = workers(house.server, name)
-    asked = in_background(lambda: ask_stream(house.server, name)[0])
-    wait_until(lambda: executing(house.server, name) == 1, "the request", house.server)
-    with suspended(psutil.Process(house.server.process.pid)):
-        let_end(house, name)
-        wait_until(lambda: house.notes(name) == ["over"], "the end of execute", limit_s=30)
-        # It waits for work again once its answer is sent, and for nothing before.
+    deploy(stage, name, extra="", **KINDS[kind])
+    [worker] = workers(stage.server, name)
+    asked = in_background(lambda: ask_stream(stage.server, name)[0])
+    wait_until(lambda: executing(stage.server, name) == 1, "the request", stage.server)
+    with suspended(psutil.Process(stage.server.process.pid)):
+        let_end(stage, name)
+        wait_until(lambda: stage.notes(name) == ["over"], "the end of execute", limit_s=30)
+        # The worker waits for work only after its answer is sent.
         wait_until(lambda: worker.status() == psutil.STATUS_SLEEPING, "its answer", limit_s=30)
     took = asked.result(60)
-    figures = Figures(house.server, name)
+    figures = Figures(stage.server, name)
     figures.check(took, compute_infer=COMPUTE, compute_output=PAUSE)
     for response in figures.responses:
         assert PAUSE <= response["compute_output"] <= figures.secs["compute_output"]
@@ -164,15 +164,15 @@ def test_output_is_what_passes_after_the_worker_has_answered(house: Stage, kind:
 
 
 @pytest.mark.parametrize("where", STREAMING)
-def test_answers_of_a_decoupled_model(house: Stage, where: str) -> None:
+def test_durations_of_a_decoupled_models_answers(stage: Stage, where: str) -> None:
     name = f"pair_{where.rsplit(maxsplit=1)[-1]}"
-    put_up(house, name, decoupled=True, **STREAMING[where])
-    stream = Stream(house.server, name)
+    deploy(stage, name, decoupled=True, **STREAMING[where])
+    stream = Stream(stage.server, name)
     stream.wait()
     stream.close()
     assert [what for what, _ in stream.answers] == ["data", "data", "empty"]
     first, _, took = (at - stream.begun for _, at in stream.answers)
-    figures = Figures(house.server, name)
+    figures = Figures(stage.server, name)
     figures.check(took, queue=QUEUE, compute_infer=FIRST + SECOND + LAST)
     spare, sent = took - QUEUE - FIRST - SECOND - LAST, QUEUE
     for response, least, outcome in zip(
@@ -185,21 +185,21 @@ def test_answers_of_a_decoupled_model(house: Stage, where: str) -> None:
         assert response[outcome] == pytest.approx(response["compute_infer"] + output)
         assert response.keys() == {outcome, "compute_infer", *(["compute_output"] if outcome == "success" else [])}
     assert all(response["compute_output"] > 0 for response in figures.responses[:2])
-    first_ms = metric(house.server, "nv_inference_first_response_histogram_ms_sum", name)
+    first_ms = metric(stage.server, "nv_inference_first_response_histogram_ms_sum", name)
     assert QUEUE + FIRST <= first_ms / 1000 <= first
 
 
-def test_an_execution_of_a_decoupled_model_is_as_long_as_its_execute(house: Stage) -> None:
-    put_up(house, "early", f"on_threads(send_pair, requests)\ntime.sleep({FIRST / 2})", decoupled=True)
-    put_up(house, "late", f"for request in requests: send_one(request)\ntime.sleep({COMPUTE})", decoupled=True)
+def test_an_execution_of_a_decoupled_model_lasts_as_long_as_execute(stage: Stage) -> None:
+    deploy(stage, "early", f"on_threads(send_pair, requests)\ntime.sleep({FIRST / 2})", decoupled=True)
+    deploy(stage, "late", f"for request in requests: send_one(request)\ntime.sleep({COMPUTE})", decoupled=True)
     took = {}
     for name in ("early", "late"):
         begun = time.monotonic()
-        ask_stream(house.server, name)
-        wait_until(lambda name=name: executions(house.server, name) == 1, "the end of execute", house.server)
+        ask_stream(stage.server, name)
+        wait_until(lambda name=name: executions(stage.server, name) == 1, "the end of execute", stage.server)
         took[name] = time.monotonic() - begun
     for name, least in {"early": FIRST / 2, "late": 2 * COMPUTE}.items():
-        [batch] = Figures(house.server, name).stats["batch_stats"]
+        [batch] = Figures(stage.server, name).stats["batch_stats"]
         assert least <= batch["compute_infer"]["ns"] / 1e9 <= took[name] - QUEUE
 
 
@@ -210,16 +210,16 @@ def executions(server: RunningServer, model: str) -> float:
 # Requests that fail.
 
 
-def test_a_failure(house: Stage) -> None:
-    put_up(house, "raises", f"time.sleep({COMPUTE})\nraise ValueError")
-    took = ask(house.server, "raises", 500)
-    figures = Figures(house.server, "raises")
+def test_durations_of_a_failure(stage: Stage) -> None:
+    deploy(stage, "raises", f"time.sleep({COMPUTE})\nraise ValueError")
+    took = ask(stage.server, "raises", 500)
+    figures = Figures(stage.server, "raises")
     figures.check_failure(took, QUEUE + COMPUTE)
     [batch] = figures.stats["batch_stats"]
     assert COMPUTE <= batch["compute_infer"]["ns"] / 1e9 <= took - QUEUE
 
 
-def test_a_failure_after_an_answer(house: Stage) -> None:
+def test_durations_of_a_failure_after_an_answer(stage: Stage) -> None:
     execute = f"""
         for request in requests:
             time.sleep({FIRST})
@@ -227,10 +227,10 @@ def test_a_failure_after_an_answer(house: Stage) -> None:
             time.sleep({SECOND})
         raise ValueError
         """
-    put_up(house, "then_raises", execute, decoupled=True)
-    took, answers = ask_stream(house.server, "then_raises")
+    deploy(stage, "then_raises", execute, decoupled=True)
+    took, answers = ask_stream(stage.server, "then_raises")
     assert answers == ["data", "error"]
-    figures = Figures(house.server, "then_raises")
+    figures = Figures(stage.server, "then_raises")
     figures.check_failure(took, QUEUE + FIRST + SECOND)
     answered, failed = figures.responses
     assert failed.keys() == {"compute_infer", "fail"}
@@ -239,53 +239,53 @@ def test_a_failure_after_an_answer(house: Stage) -> None:
 
 
 @pytest.mark.parametrize("where", ["in execute", "on a thread"])
-def test_the_death_of_a_worker(house: Stage, where: str) -> None:
+def test_durations_of_requests_of_a_worker_that_dies(stage: Stage, where: str) -> None:
     name = f"die_{where.rsplit(maxsplit=1)[-1]}"
     execute = {
         "in execute": "for request in requests: send_and_die(request)",
         "on a thread": "on_threads(send_and_die, requests)",
     }
-    put_up(house, name, execute[where], decoupled=True)
-    took, answers = ask_stream(house.server, name)
+    deploy(stage, name, execute[where], decoupled=True)
+    took, answers = ask_stream(stage.server, name)
     assert answers == ["data", "error"]
-    figures = Figures(house.server, name)
+    figures = Figures(stage.server, name)
     figures.check_failure(took, QUEUE + FIRST + SECOND)
     assert SECOND <= figures.responses[1]["fail"] <= took - QUEUE - FIRST
 
 
 @pytest.mark.parametrize("where", ["in execute", "on a thread"])
-def test_a_request_that_is_cancelled(house: Stage, where: str) -> None:
+def test_durations_of_a_cancelled_request(stage: Stage, where: str) -> None:
     name = f"stop_{where.rsplit(maxsplit=1)[-1]}"
     execute = {
         "in execute": "for request in requests: send_until_cancelled(request)",
         "on a thread": "on_threads(send_until_cancelled, requests)",
     }
-    put_up(house, name, execute[where], decoupled=True)
-    stream = Stream(house.server, name)
+    deploy(stage, name, execute[where], decoupled=True)
+    stream = Stream(stage.server, name)
     stream.wait(answers=1)
     time.sleep(SECOND)
     stream.cancel()
-    wait_until(lambda: canceled(house.server, name) == 1, "the cancellation", house.server)
+    wait_until(lambda: canceled(stage.server, name) == 1, "the cancellation", stage.server)
     took = time.monotonic() - stream.begun
     stream.close()
-    figures = Figures(house.server, name)
+    figures = Figures(stage.server, name)
     figures.check_failure(took, QUEUE + FIRST + SECOND)
     assert SECOND <= figures.responses[1]["cancel"] <= took - QUEUE - FIRST
     assert figures.responses[1].keys() == {"cancel"}
 
 
-# Models that others call.
+# Models that call others.
 
 
-def test_an_ensemble_has_the_sums_of_its_steps(house: Stage) -> None:
-    put_up(house, "step_one", ANSWER)
-    put_up(house, "step_two", ANSWER)
-    put_up_ensemble(house, "both", "step_one", "step_two")
-    took = ask(house.server, "both")
-    steps = [Figures(house.server, name) for name in ("step_one", "step_two")]
+def test_an_ensemble_has_the_sums_of_its_steps(stage: Stage) -> None:
+    deploy(stage, "step_one", ANSWER)
+    deploy(stage, "step_two", ANSWER)
+    deploy_ensemble(stage, "both", "step_one", "step_two")
+    took = ask(stage.server, "both")
+    steps = [Figures(stage.server, name) for name in ("step_one", "step_two")]
     for step in steps:
         step.check(took - QUEUE - COMPUTE, queue=QUEUE, compute_infer=COMPUTE)
-    both = Figures(house.server, "both")
+    both = Figures(stage.server, "both")
     both.check(took, compute_infer=2 * COMPUTE)
     both.check_batch()
     assert both.secs["success"] >= 2 * (QUEUE + COMPUTE)
@@ -294,28 +294,28 @@ def test_an_ensemble_has_the_sums_of_its_steps(house: Stage) -> None:
         assert both.stats["inference_stats"][part]["ns"] == sums
 
 
-def test_an_ensemble_of_ensembles_has_the_sums_of_all(house: Stage) -> None:
-    put_up(house, "inner_step", ANSWER)
-    put_up_ensemble(house, "inner", "inner_step", "inner_step")
-    put_up(house, "outer_step", ANSWER)
-    put_up_ensemble(house, "outer", "inner", "outer_step")
-    took = ask(house.server, "outer")
-    outer = Figures(house.server, "outer")
+def test_an_ensemble_of_ensembles_has_the_sums_of_all_steps(stage: Stage) -> None:
+    deploy(stage, "inner_step", ANSWER)
+    deploy_ensemble(stage, "inner", "inner_step", "inner_step")
+    deploy(stage, "outer_step", ANSWER)
+    deploy_ensemble(stage, "outer", "inner", "outer_step")
+    took = ask(stage.server, "outer")
+    outer = Figures(stage.server, "outer")
     outer.check(took, compute_infer=3 * COMPUTE)
-    steps = [Figures(house.server, name) for name in ("inner", "outer_step")]
+    steps = [Figures(stage.server, name) for name in ("inner", "outer_step")]
     for part in COMPUTES:
         sums = sum(step.stats["inference_stats"][part]["ns"] for step in steps)
         assert outer.stats["inference_stats"][part]["ns"] == sums
 
 
-def test_an_ensemble_with_a_decoupled_step(house: Stage) -> None:
-    put_up(house, "source", STREAMING["in execute"]["execute"], decoupled=True)
-    put_up(house, "sink", ANSWER, extra="")
-    put_up_ensemble(house, "flow", "source", "sink")
-    took, answers = ask_stream(house.server, "flow")
-    figures = Figures(house.server, "flow")
+def test_durations_of_an_ensemble_with_a_decoupled_step(stage: Stage) -> None:
+    deploy(stage, "source", STREAMING["in execute"]["execute"], decoupled=True)
+    deploy(stage, "sink", ANSWER, extra="")
+    deploy_ensemble(stage, "flow", "source", "sink")
+    took, answers = ask_stream(stage.server, "flow")
+    figures = Figures(stage.server, "flow")
     assert figures.counts["success"] == 1
-    steps = [Figures(house.server, name) for name in ("source", "sink")]
+    steps = [Figures(stage.server, name) for name in ("source", "sink")]
     for part in COMPUTES:
         sums = sum(step.stats["inference_stats"][part]["ns"] for step in steps)
         assert figures.stats["inference_stats"][part]["ns"] == sums
@@ -326,20 +326,20 @@ def test_an_ensemble_with_a_decoupled_step(house: Stage) -> None:
     assert figures.secs["success"] <= took
 
 
-def test_a_model_that_calls_another(house: Stage) -> None:
-    put_up(house, "called", ANSWER)
-    put_up(house, "calls", f"time.sleep({FIRST})\nreturn [call('called', request) for request in requests]")
-    took = ask(house.server, "calls")
-    Figures(house.server, "calls").check(took, queue=QUEUE, compute_infer=FIRST + QUEUE + COMPUTE)
-    Figures(house.server, "called").check(took - QUEUE - FIRST, queue=QUEUE, compute_infer=COMPUTE)
+def test_durations_of_a_model_that_calls_another(stage: Stage) -> None:
+    deploy(stage, "called", ANSWER)
+    deploy(stage, "calls", f"time.sleep({FIRST})\nreturn [call('called', request) for request in requests]")
+    took = ask(stage.server, "calls")
+    Figures(stage.server, "calls").check(took, queue=QUEUE, compute_infer=FIRST + QUEUE + COMPUTE)
+    Figures(stage.server, "called").check(took - QUEUE - FIRST, queue=QUEUE, compute_infer=COMPUTE)
 
 
 # Loads.
 
 
-def test_a_load(house: Stage) -> None:
-    house.add("loads", methods=f"def initialize(self, args): time.sleep({INITIALIZE})")
+def test_the_duration_of_a_load(stage: Stage) -> None:
+    stage.add("loads", methods=f"def initialize(self, args): time.sleep({INITIALIZE})")
     begun = time.monotonic()
-    assert load(house.server, "loads") == (200, "")
+    assert load(stage.server, "loads") == (200, "")
     took = time.monotonic() - begun
-    assert INITIALIZE <= metric(house.server, "nv_model_load_duration_secs", "loads") <= took
+    assert INITIALIZE <= metric(stage.server, "nv_model_load_duration_secs", "loads") <= took

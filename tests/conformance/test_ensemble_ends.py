@@ -1,4 +1,4 @@
-"""Requests of an ensemble while its steps die or the server stops, as clients see them."""
+"""Requests of an ensemble while its steps die or the server stops."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from support.served import infer, parameter, workers
 from support.server import Start, wait_until
 
 
-def test_a_stop_answers_what_was_accepted_with_all_its_steps(repository: Path, start: Start) -> None:
+def test_a_stop_completes_all_steps_of_accepted_requests(repository: Path, start: Start) -> None:
     add_identity(repository, "slow", dims="4", extra=parameter("execute_delay_ms", "400"))
     add_plus(repository, "plus")
     add_ensemble(repository, "e", chain("slow", "plus", "plus"))
@@ -33,7 +33,7 @@ def test_a_stop_answers_what_was_accepted_with_all_its_steps(repository: Path, s
 
 
 def dying_steps(repository: Path, start: Start, seconds: float, every_s: float, growth_mib: float) -> None:
-    """64 callers of an ensemble of 8 steps, of which one loses its process every few seconds."""
+    """64 clients of an ensemble of 8 steps; every few seconds the process of one step is killed."""
     names = [f"step{number}" for number in range(8)]
     for name in names:
         add_plus(repository, name)
@@ -67,7 +67,7 @@ def dying_steps(repository: Path, start: Start, seconds: float, every_s: float, 
     for name in names:
         wait_until(lambda name=name: executing(server, name) == 0, f"nothing in flight in {name}", server)
     assert (process.memory_info().rss - before) / 2**20 < growth_mib
-    # The client counts what was answered in time; the warm-up and what was still under way come on top.
+    # The client counts answers within its time; the server also counts the warm-up and requests in flight at the end.
     assert metric(server, "nv_inference_request_success", "e") >= outcome.count(200)
     wait_until(lambda: infer(server, "e", 1, 1, 1, 1)[0] == 200, "all steps to be back", server)
     assert server.stop() == 0

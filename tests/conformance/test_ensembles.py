@@ -1,4 +1,4 @@
-"""Ensembles of python, identity and ONNX models, as clients see them over HTTP, gRPC and streams."""
+"""Ensembles of python, identity and ONNX models over HTTP, gRPC and streams."""
 
 import queue
 import shutil
@@ -133,7 +133,7 @@ def failures(server: RunningServer, model: str, why: str) -> float:
 
 
 class Answers:
-    """A gRPC stream, whose answers are taken one by one."""
+    """A gRPC stream, with one method to read the next answer."""
 
     def __init__(self, server: RunningServer) -> None:
         self.client = triton.InferenceServerClient(server.grpc_url)
@@ -182,7 +182,7 @@ def test_three_steps_give_one_answer_over_every_protocol(server: RunningServer) 
         assert found == {f"{value}": (value + 1) * 3 for value in range(20)}
 
 
-def test_branches_run_side_by_side_and_only_for_the_outputs_that_are_asked_for(server: RunningServer) -> None:
+def test_branches_run_in_parallel_and_only_for_requested_outputs(server: RunningServer) -> None:
     with triton_http.InferenceServerClient(server.http_url) as client:
         result = client.infer("branches", row(5, client=triton_http))
         assert (result.as_numpy("PLUS_TWO").flat[0], result.as_numpy("TIMES_THREE").flat[0]) == (7, 15)
@@ -194,7 +194,7 @@ def test_branches_run_side_by_side_and_only_for_the_outputs_that_are_asked_for(s
         assert [now - was for was, now in zip(before, after, strict=True)] == [0, 1, 1]
 
 
-def test_an_ensemble_is_a_step_like_any_model(server: RunningServer) -> None:
+def test_an_ensemble_can_be_a_step(server: RunningServer) -> None:
     assert infer(server, "nested", 1, 1, 1, 1) == (200, [7.0] * 4)
 
 
@@ -210,13 +210,13 @@ def test_a_decoupled_step_makes_the_ensemble_decoupled(server: RunningServer) ->
         for count in (3, 0):
             stream.client.async_stream_infer("stream", row(count), enable_empty_final_response=True)
             assert stream.values_to_the_end() == [number + 1 for number in range(count)]
-        # More answers than may be on their way, through an ensemble of ensembles.
+        # More answers than the window allows, through an ensemble of ensembles.
         stream.client.async_stream_infer("streams", row(299), enable_empty_final_response=True)
         assert stream.values_to_the_end() == [number + 1 for number in range(300)]
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_last_answer_of_a_decoupled_ensemble_says_that_it_is_the_last(server: RunningServer, asks: bool) -> None:
+def test_last_answer_of_a_decoupled_ensemble_is_marked_as_final(server: RunningServer, asks: bool) -> None:
     with Answers(server) as stream:
         for count in (1, 3):
             stream.client.async_stream_infer("late", row(count), enable_empty_final_response=asks)
@@ -224,12 +224,12 @@ def test_last_answer_of_a_decoupled_ensemble_says_that_it_is_the_last(server: Ru
             assert [each.as_numpy("OUT").flat[0] for each in results] == list(range(count))
             finals = [each.get_response().parameters["triton_final_response"].bool_param for each in results]
             assert finals == [False] * (count - 1) + [True]
-        # Nothing follows a final answer.
+        # No answer follows a final one.
         stream.client.async_stream_infer("pipe", row(1))
         assert stream.next().get_response().model_name == "pipe"
 
 
-def test_ensemble_without_answers_says_so_where_it_is_asked_to(server: RunningServer) -> None:
+def test_ensemble_without_answers_sends_a_final_one_on_request(server: RunningServer) -> None:
     with Answers(server) as stream:
         stream.client.async_stream_infer("late", row(0), enable_empty_final_response=True)
         assert stream.values_to_the_end() == []
@@ -246,7 +246,7 @@ def test_late_end_of_a_last_step_is_an_empty_final_answer_on_request(server: Run
 
 
 @pytest.mark.parametrize("model", ["reshaped", "reshaped_one", "reshaped_flat"])
-def test_reshape_of_an_ensemble_is_what_its_steps_see(server: RunningServer, model: str) -> None:
+def test_steps_of_an_ensemble_see_its_reshaped_inputs(server: RunningServer, model: str) -> None:
     shape = [4] if model == "reshaped_flat" else [1, 4]
     given = {"name": "IN", "shape": shape, "datatype": "FP32", "data": [1, 2, 3, 4]}
     answer = server.post(f"/v2/models/{model}/infer", {"inputs": [given]})
@@ -263,7 +263,7 @@ def test_reshaped_ensemble_batches_and_is_a_step(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("missing", ["input_map", "output_map"])
-def test_step_without_a_map_is_told_by_number(server: RunningServer, models: Path, missing: str) -> None:
+def test_error_for_a_step_without_a_map_has_its_number(server: RunningServer, models: Path, missing: str) -> None:
     maps = {"input_map": {"IN": "IN"}, "output_map": {"OUT": "OUT"}, missing: {}}
     first = Step("plus", {"IN": "IN"}, {"OUT": "between1"})
     add_ensemble(models, "unmapped", [first, Step("plus", maps["input_map"], maps["output_map"])])
@@ -273,7 +273,7 @@ def test_step_without_a_map_is_told_by_number(server: RunningServer, models: Pat
     assert text.endswith(f": must specify '{missing}' in step 1 of ensemble 'unmapped'"), text
 
 
-def test_a_client_that_leaves_ends_a_stream_of_answers(server: RunningServer) -> None:
+def test_a_disconnected_client_ends_a_stream_of_answers(server: RunningServer) -> None:
     with Answers(server) as stream:
         stream.client.async_stream_infer("stream", row(1_000_000))
         stream.next()
@@ -281,7 +281,7 @@ def test_a_client_that_leaves_ends_a_stream_of_answers(server: RunningServer) ->
     assert canceled(server, "stream") >= 1
 
 
-def test_a_client_that_leaves_ends_the_step_under_way(server: RunningServer) -> None:
+def test_a_disconnected_client_ends_the_running_step(server: RunningServer) -> None:
     before = canceled(server, "waiting")
     request = b"POST /v2/models/waiting/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s"
     content = b'{"inputs":[{"name":"IN","shape":[1,4],"datatype":"FP32","data":[1,1,1,1]}]}'
@@ -292,12 +292,12 @@ def test_a_client_that_leaves_ends_the_step_under_way(server: RunningServer) -> 
     assert canceled(server, "waiting") == before + 1
 
 
-def test_a_batch_dimension_comes_and_goes(server: RunningServer) -> None:
+def test_the_batch_dimension_is_added_and_removed_between_steps(server: RunningServer) -> None:
     with triton_http.InferenceServerClient(server.http_url) as client:
         assert client.infer("flat", row(1, batch=False, client=triton_http)).as_numpy("OUT").tolist() == [6.0] * 4
 
 
-def test_classes_have_the_labels_of_the_model_that_made_them(server: RunningServer) -> None:
+def test_classes_have_the_labels_of_the_model_of_the_output(server: RunningServer) -> None:
     with triton_http.InferenceServerClient(server.http_url) as client:
         inputs = [triton_http.InferInput("IN", [1, 4], "FP32")]
         inputs[0].set_data_from_numpy(np.array([[1, 9, 5, 3]], np.float32))
@@ -306,37 +306,37 @@ def test_classes_have_the_labels_of_the_model_that_made_them(server: RunningServ
         assert classes.tolist() == [[b"10.000000:1:one", b"6.000000:2:two"]]
 
 
-def test_a_step_that_fails_is_the_answer_and_counts_once_at_each(server: RunningServer) -> None:
+def test_a_failed_step_is_the_answer_and_counts_once_per_ensemble(server: RunningServer) -> None:
     before = [failures(server, "pipe", "OTHER"), counted(server, "scaled")]
     assert infer(server, "pipe", -1, 0, 0, 0) == (500, "in ensemble 'pipe', negative")
     assert infer(server, "nested", -1, 0, 0, 0) == (500, "in ensemble 'nested', in ensemble 'pipe', negative")
-    # The steps behind it were not run.
+    # The later steps did not run.
     assert [failures(server, "pipe", "OTHER"), counted(server, "scaled")] == [before[0] + 2, before[1]]
 
 
 def test_fifty_requests_for_a_step_with_a_queue_of_one_are_all_answered(server: RunningServer) -> None:
     with ThreadPoolExecutor(50) as pool:
         answers = list(pool.map(lambda _: infer(server, "tight", 1, 1, 1, 1), range(50)))
-    said = {answer for status, answer in answers if status == 503}
-    assert said == {"in ensemble 'tight', [request id: <id_unknown>] Exceeds maximum queue size"}
+    errors = {answer for status, answer in answers if status == 503}
+    assert errors == {"in ensemble 'tight', [request id: <id_unknown>] Exceeds maximum queue size"}
     assert {status for status, _ in answers} == {200, 503}
     assert [metric(server, "halimede_executing_requests", name) for name in ("tight", "narrow")] == [0, 0]
     assert metric(server, "nv_inference_pending_request_count", "tight") == 0
 
 
-def test_a_cap_on_calls_of_a_step_delays_and_refuses_nobody(server: RunningServer) -> None:
+def test_a_cap_on_calls_of_a_step_delays_and_never_refuses_requests(server: RunningServer) -> None:
     begun = time.monotonic()
     with ThreadPoolExecutor(3) as pool:
         asked = [pool.submit(infer, server, "capped", 1, 1, 1, 1) for _ in range(3)]
-        # Those that wait are pending: at the gate of the second step, since the first one takes no time.
-        wait_until(lambda: pending(server, "capped") == 2, "two at the gate", server)
+        # Waiting requests are pending at the cap of the second step, because the first step takes no time.
+        wait_until(lambda: pending(server, "capped") == 2, "two requests to wait at the cap", server)
         answers = [each.result() for each in asked]
     assert [status for status, _ in answers] == [200] * 3
-    assert time.monotonic() - begun > 0.8  # one after the other, 300 ms each
+    assert time.monotonic() - begun > 0.8  # in sequence, 300 ms each
     assert metric(server, "nv_inference_queue_duration_us", "capped") > 500_000
 
 
-def test_the_time_to_live_in_a_queue_holds_before_the_cap_too(server: RunningServer) -> None:
+def test_the_queue_timeout_applies_while_a_request_waits_at_the_cap(server: RunningServer) -> None:
     request = {**body(1, 1, 1, 1), "parameters": {"timeout": 50_000}}
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(infer, server, "capped", 1, 1, 1, 1)
@@ -349,7 +349,7 @@ def test_the_time_to_live_in_a_queue_holds_before_the_cap_too(server: RunningSer
         assert first.result()[0] == 200
 
 
-def test_statistics_count_requests_of_the_ensemble_and_what_its_steps_compute(server: RunningServer) -> None:
+def test_statistics_count_ensemble_requests_and_the_compute_of_steps(server: RunningServer) -> None:
     def figures(name: str) -> Any:
         return server.get(f"/v2/models/{name}/stats").json["model_stats"][0]
 
@@ -372,9 +372,7 @@ def test_statistics_count_requests_of_the_ensemble_and_what_its_steps_compute(se
     assert after["last_inference"] >= before["last_inference"] > 0 or before["last_inference"] == 0
 
 
-def test_a_step_that_is_unloaded_while_requests_flow_costs_each_at_most_one_clear_error(
-    models: Path, server: RunningServer
-) -> None:
+def test_unloading_a_step_under_load_fails_requests_with_a_clear_error(models: Path, server: RunningServer) -> None:
     add_identity(models, "loose", dims="4", max_batch_size=4)
     add_ensemble(models, "flowing", chain("plus", "loose", "plus"))
     assert load(server, "flowing") == (200, "")
@@ -404,17 +402,17 @@ def test_a_step_that_is_unloaded_while_requests_flow_costs_each_at_most_one_clea
     assert (
         server.post("/v2/repository/models/flowing/unload", {"parameters": {"unload_dependents": True}}).status == 200
     )
-    # Both were loaded by name, and not for the ensemble's sake.
+    # Both were loaded by name, not as steps of the ensemble.
     assert [index(server)[name, "1"] for name in ("loose", "plus")] == [("READY", "")] * 2
     unload(server, "loose")
 
 
-def test_an_ensemble_goes_and_comes_with_a_step_and_the_server_stays_ready(models: Path, server: RunningServer) -> None:
+def test_an_ensemble_follows_its_step_and_the_server_stays_ready(models: Path, server: RunningServer) -> None:
     add_identity(models, "member", dims="4", max_batch_size=4)
     add_ensemble(models, "club", chain("member"))
     assert load(server, "club") == (200, "")
     assert unload(server, "member") == 200
-    wait_until(lambda: index(server)["club", "1"] == ("UNAVAILABLE", "unloaded"), "the ensemble to be gone", server)
+    wait_until(lambda: index(server)["club", "1"] == ("UNAVAILABLE", "unloaded"), "the ensemble to be unloaded", server)
     assert infer(server, "club", 1, 1, 1, 1) == (404, "Request for unknown model: 'club' has no available versions")
     assert server.get("/v2/models/club/ready").status == 400
     assert server.get("/v2/health/ready").status == 200
@@ -441,7 +439,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_graph_is_refused_with_what_is_wrong(models: Path, server: RunningServer, name: str) -> None:
+def test_an_invalid_graph_is_refused_with_the_reason(models: Path, server: RunningServer, name: str) -> None:
     steps, text = WRONG[name]
     add_ensemble(models, name, steps)
     status, error = load(server, name)

@@ -1,4 +1,4 @@
-"""Faults of clients, repositories and the process, each over the protocol for which no other test here shows it."""
+"""Faults of clients, repositories and the process, over the protocols that other files do not cover."""
 
 import asyncio
 import http.client
@@ -32,7 +32,7 @@ from support.server import RunningServer, Start, start_server, wait_until
 
 CANCEL = (8).to_bytes(4, "big")
 
-# A model that works for 30 seconds, looks every 5 ms whether anybody still wants it, and writes down when nobody did.
+# A model that runs for 30 seconds, checks every 5 ms whether the request is cancelled, and records when it is.
 POLLING = (
     PLAIN_BACKEND
     + """
@@ -91,7 +91,7 @@ class Requests(Watching):
     def execute(self, requests):
         for request in requests:
             self.watch(request.id, request.is_cancelled)
-            request.fail(InferenceError(ErrorCode.CANCELLED, "nobody wants it"))
+            request.fail(InferenceError(ErrorCode.CANCELLED, "cancelled"))
 """
 )
 
@@ -127,8 +127,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_identity(models, "large", dims="-1", max_batch_size=0)
     add_identity(models, "text", dims="-1", max_batch_size=0, datatype="BYTES")
     add_identity(models, "slow", extra=f"{ONE} {delay(500)} dynamic_batching {{ preferred_batch_size: [ 32 ] }}")
-    patience = "default_queue_policy { allow_timeout_override: true }"
-    add_identity(models, "patient", extra=f"{ONE} {delay(700)} dynamic_batching {{ {patience} }}")
+    override = "default_queue_policy { allow_timeout_override: true }"
+    add_identity(models, "patient", extra=f"{ONE} {delay(700)} dynamic_batching {{ {override} }}")
     add_identity(models, "two", inputs=2, max_batch_size=4)
     running = start_server(directory, ["--model-repository", models], environment=environment)
     yield running
@@ -143,18 +143,18 @@ def stub(server: RunningServer) -> Iterator[service_pb2_grpc.GRPCInferenceServic
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
-# Clients that leave while a model works for them.
+# Clients that disconnect during the execution of their request.
 
 
 def events(server: RunningServer, kind: str) -> dict[tuple[str, str], float]:
-    """What the model wrote down: (what, id of the request) to seconds."""
+    """The model's records: (event, request id) to seconds."""
     path = server.log_path.parent / f"{kind}.events"
     lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
     return {(what, request_id): float(at) for what, request_id, at in lines}
 
 
 Begin = Callable[[RunningServer, ExitStack, str, str], Callable[[], None]]
-"""Asks a model under an id on a connection that the stack closes; what it returns is how its caller leaves."""
+"""Sends a request with an id on a connection that the stack closes; returns a function that disconnects the client."""
 
 
 def leave_http(how: str) -> Begin:
@@ -189,7 +189,7 @@ LEAVING = {
 
 
 def seen_after_ms(server: RunningServer, kind: str, how: str, number: int) -> float:
-    """How long after its caller has left a model sees it."""
+    """Milliseconds from the client's disconnect until the model sees it."""
     request_id = f"{kind}-{how}-{number}".replace(" ", "-")
     with ExitStack() as stack:
         leave = LEAVING[how](server, stack, kind, request_id)
@@ -203,21 +203,23 @@ def seen_after_ms(server: RunningServer, kind: str, how: str, number: int) -> fl
 
 @pytest.mark.parametrize("kind", ["tensors", "requests"])
 @pytest.mark.parametrize("how", LEAVING)
-def test_a_model_that_looks_soon_sees_that_its_caller_has_left(server: RunningServer, kind: str, how: str) -> None:
+def test_a_model_soon_sees_that_its_caller_has_disconnected(server: RunningServer, kind: str, how: str) -> None:
     assert quickest_ms(lambda number: seen_after_ms(server, kind, how, number)) <= LOOSE_MS
 
 
 @pytest.mark.load
 @pytest.mark.parametrize("kind", ["tensors", "requests"])
 @pytest.mark.parametrize("how", LEAVING)
-def test_a_model_sees_within_100_ms_that_its_caller_has_left(server: RunningServer, kind: str, how: str) -> None:
+def test_a_model_sees_within_100_ms_that_its_caller_has_disconnected(
+    server: RunningServer, kind: str, how: str
+) -> None:
     assert median_ms(lambda number: seen_after_ms(server, kind, how, number)) <= 100
 
 
 def seen_after_deadline_ms(
     server: RunningServer, stub: service_pb2_grpc.GRPCInferenceServiceStub, number: int
 ) -> float:
-    """How long after its caller's deadline a model sees it."""
+    """Milliseconds from the client's deadline until the model sees it."""
     request_id = f"deadline-{number}"
     begun = time.monotonic()
     with pytest.raises(grpc.RpcError) as caught:
@@ -240,8 +242,8 @@ def test_a_deadline_reaches_the_model_within_100_ms(
     assert median_ms(lambda number: seen_after_deadline_ms(server, stub, number)) <= 100
 
 
-def test_streams_that_break_anywhere_leave_nothing_behind(server: RunningServer) -> None:
-    """Clients that leave before, between and after the answers to what they asked on a stream."""
+def test_streams_that_are_cancelled_at_any_point_leave_nothing_behind(server: RunningServer) -> None:
+    """Clients that cancel before, between and after the answers to their requests on a stream."""
     chance = random.Random(1)
     content = grpc_message(message("slow").SerializeToString())
     quick = grpc_message(message("ident").SerializeToString())
@@ -261,12 +263,12 @@ def test_streams_that_break_anywhere_leave_nothing_behind(server: RunningServer)
         asked += slow
     for model in ("slow", "ident"):
         wait_until(lambda model=model: executing(server, model) + pending(server, model) == 0, "an end", server)
-    # Some were cancelled before they were read; none of those that were is unaccounted for.
+    # Some requests were cancelled before they were read; all that were read are counted.
     assert metric(server, "nv_inference_request_success", "slow") + canceled(server, "slow") <= before + asked
     assert server.post("/v2/models/slow/infer", ONES_JSON).status == 200
 
 
-# Many requests under one name, and what a timeout is about.
+# Shared request ids, and timeouts.
 
 
 def test_requests_that_share_an_id_each_get_their_own_answer(server: RunningServer) -> None:
@@ -280,10 +282,10 @@ def test_requests_that_share_an_id_each_get_their_own_answer(server: RunningServ
     assert [call.result(30) for call in calls] == [("same", [value] * 16) for value in range(12)]
 
 
-def test_a_timeout_is_about_the_queue_alone(
+def test_a_request_timeout_limits_only_the_time_in_the_queue(
     server: RunningServer, stub: service_pb2_grpc.GRPCInferenceServiceStub
 ) -> None:
-    """It is in microseconds; a request that has begun is not ended by it."""
+    """It is in microseconds; it does not end a running request."""
     answer = server.post("/v2/models/patient/infer", {**ONES, "parameters": {"timeout": 200_000}})
     assert answer.status == 200
     request = message("patient")
@@ -301,7 +303,7 @@ def test_a_timeout_is_about_the_queue_alone(
     assert running.result(30).status == 200
 
 
-def test_no_outputs_asked_for_are_all_outputs(
+def test_a_request_without_outputs_gets_all_outputs(
     server: RunningServer, stub: service_pb2_grpc.GRPCInferenceServiceStub
 ) -> None:
     tensors = [{"name": f"IN{n}", "shape": [1, 16], "datatype": "FP32", "data": [n] * 16} for n in range(2)]
@@ -314,7 +316,7 @@ def test_no_outputs_asked_for_are_all_outputs(
     assert [output.name for output in stub.ModelInfer(request, timeout=30).outputs] == ["OUT0", "OUT1"]
 
 
-# Messages that are much work.
+# Messages that need much processing.
 
 HEAVY = {
     "numbers": lambda: pb.ModelInferRequest.InferInputTensor(
@@ -327,7 +329,7 @@ HEAVY = {
 
 
 @pytest.mark.parametrize("kind", HEAVY)
-def test_no_message_holds_up_the_others(server: RunningServer, kind: str) -> None:
+def test_expensive_messages_do_not_delay_other_requests(server: RunningServer, kind: str) -> None:
     request = pb.ModelInferRequest(model_name={"numbers": "large", "strings": "text"}[kind], inputs=[HEAVY[kind]()])
     raw = request.SerializeToString()
 
@@ -345,11 +347,11 @@ def test_no_message_holds_up_the_others(server: RunningServer, kind: str) -> Non
         waits.append(time.monotonic() - begun)
     connection.close()
     assert call.result() > 4 << 20
-    # The goal is 20 ms but for protobuf's own parsing; and this process has threads of its own that wait for each other.
+    # The goal is 20 ms without protobuf's parsing. Threads of the test process compete with each other too.
     assert max(waits) < 1
 
 
-# Both asynchronous clients, which other tests do not use.
+# The asyncio clients, which other tests do not use.
 
 
 def test_the_asyncio_clients(server: RunningServer) -> None:
@@ -371,14 +373,14 @@ def test_a_stream_that_its_client_stops_is_cancelled(server: RunningServer) -> N
     tensor = grpcclient.InferInput("IN", [1, 16], "FP32")
     tensor.set_data_from_numpy(np.ones((1, 16), np.float32))
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
-        client.start_stream(lambda result, error: None)  # noqa: ARG005  # by these names
+        client.start_stream(lambda result, error: None)  # noqa: ARG005  # the client passes these names
         client.async_stream_infer("requests", [tensor], request_id="stopped")
         wait_until(lambda: ("running", "stopped") in events(server, "requests"), "the execution", server)
         client.stop_stream(cancel_requests=True)
     wait_until(lambda: ("cancelled", "stopped") in events(server, "requests"), "the model to see it", server, 10)
 
 
-# The end, over gRPC.
+# Stops, over gRPC.
 
 
 @pytest.fixture
@@ -410,7 +412,7 @@ def test_open_streams_are_answered_and_end_when_the_server_stops(stopping: Runni
         assert time.monotonic() - begun < 5  # the goal is 1 s
 
 
-def test_calls_that_outlive_the_exit_timeout_are_told_so(stopping: RunningServer) -> None:
+def test_calls_that_outlive_the_exit_timeout_get_an_error(stopping: RunningServer) -> None:
     with grpc.insecure_channel(stopping.grpc_url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         calls = [stub.ModelInfer.future(message("stuck"), timeout=60) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The whole server under attack: hostile repositories, races of loads, exits at bad moments."""
+"""Faults of the whole server: hostile repositories, races of loads, exits at critical moments."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def test_files_that_never_end_fail_a_load_at_once(start: Start, repository: Path
     with (repository / "labels_huge" / "labels.txt").open("wb") as file:
         file.truncate(1 << 30)
     (repository / "labels_binary" / "labels.txt").write_bytes(b"one\n\xff\n")
-    # One load at a time: a load that hung would hold up all that come after it.
+    # One load at a time: a load that hangs would block all later ones.
     server = start("--model-repository", repository, "--model-control-mode=explicit", "--model-load-thread-count=1")
     where = str(repository)
     assert load_error(server, "fifo") == f"config.pbtxt cannot be read: {where}/fifo/config.pbtxt is not a regular file"
@@ -50,7 +50,7 @@ def test_files_that_never_end_fail_a_load_at_once(start: Start, repository: Path
     assert f"{where}/labels_binary/labels.txt is not UTF-8" in load_error(server, "labels_binary")
 
 
-def test_a_deep_folder_tree_next_to_a_model_stops_no_load(start: Start, repository: Path) -> None:
+def test_a_deep_folder_tree_does_not_affect_loads(start: Start, repository: Path) -> None:
     add_identity(repository, "deep")
     add_simple(repository)
     here = os.open(repository / "deep" / "1", os.O_RDONLY)
@@ -65,7 +65,7 @@ def test_a_deep_folder_tree_next_to_a_model_stops_no_load(start: Start, reposito
     server = start("--model-repository", repository)
     assert server.get("/v2/models/deep/ready").status == 200
     assert server.get("/v2/models/simple/ready").status == 200
-    # rmtree would meet the same limit.
+    # rmtree has the same limit.
     os.rename(repository / "deep" / "1" / "d", repository / "d")
     while (repository / "d" / "d").exists():
         os.rename(repository / "d" / "d", repository / "e")
@@ -82,7 +82,7 @@ def test_the_error_for_many_mistakes_in_a_configuration_is_short(start: Start, r
     assert text.endswith("more problems are not listed")
 
 
-def test_loads_of_a_missing_model_from_many_callers_all_say_so(start: Start, repository: Path) -> None:
+def test_concurrent_loads_of_a_missing_model_all_get_the_reason(start: Start, repository: Path) -> None:
     server = start("--model-repository", repository, "--model-control-mode=explicit")
     answers: Counter[tuple[int, str]] = Counter()
 
@@ -133,4 +133,4 @@ def test_a_refused_client_that_stays_does_not_delay_the_exit(start: Start, repos
         assert server.stop() == 0
         assert (
             time.monotonic() - begun < 3.5
-        )  # the goal is 1 s, without a drain it is 5 s; the rest is for a busy machine
+        )  # the goal is 1 s, without a drain it is 5 s; the margin is for a busy machine

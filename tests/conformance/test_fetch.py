@@ -1,4 +1,4 @@
-"""Models out of a store, served: fetched by `halimede fetch` before, or by the server itself."""
+"""Serving models from a store: fetched by `halimede fetch` before the start, or by the server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from support.stores import KEY, SECRET, Fault, Fetch, Moto, Proxy, write_credent
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Credentials, and a place for what a server that is killed leaves behind."""
+    """Credentials, and a temporary folder for the leftovers of a killed server."""
     return {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "TMPDIR": str(folder)}
 
 
@@ -102,7 +102,7 @@ def test_a_fetched_model_is_served(moto: Moto, bucket: str, tmp_path: Path, star
     ]
 
 
-def test_a_server_fetches_a_repository_itself(moto: Moto, bucket: str, tmp_path: Path, start: Start) -> None:
+def test_a_server_fetches_a_repository_from_a_store(moto: Moto, bucket: str, tmp_path: Path, start: Start) -> None:
     server = start("--model-repository", f"s3://{moto.url}/{bucket}/models", environment=environment(tmp_path))
 
     assert summed(server) == list(range(1, 17))
@@ -141,7 +141,7 @@ def test_each_load_checks_the_store_again(moto: Moto, bucket: str, tmp_path: Pat
     assert unknown.status == 200
 
 
-def test_a_server_that_its_store_refuses_exits_with_the_reason(moto: Moto, tmp_path: Path) -> None:
+def test_a_server_without_access_to_its_store_exits_with_the_reason(moto: Moto, tmp_path: Path) -> None:
     with Proxy(moto.url, lambda _: Fault(403)).running() as proxy:
         server = start_server(
             tmp_path,

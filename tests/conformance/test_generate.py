@@ -1,4 +1,4 @@
-"""generate, generate_stream and infer as events against a real server and its python models, with real clients."""
+"""generate, generate_stream and infer with server-sent events, on a real server with python models."""
 
 import asyncio
 import http.client
@@ -47,19 +47,19 @@ class TritonPythonModel:
     def send(self, request):
         sender = request.get_response_sender()
         count = int(pb_utils.get_input_tensor_by_name(request, "N").as_numpy()[0])
-        told = json.loads(request.parameters() or "{}")
+        parameters = json.loads(request.parameters() or "{}")
         for number in range(count):
             if sender.is_cancelled():
                 break
-            if told.get("fail_at") == number:
+            if parameters.get("fail_at") == number:
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("boom", pb_utils.TritonError.UNAVAILABLE)))
                 continue
             outputs = [
-                pb_utils.Tensor("OUT", np.full(int(told.get("size", 1)), number, np.int32)),
+                pb_utils.Tensor("OUT", np.full(int(parameters.get("size", 1)), number, np.int32)),
                 pb_utils.Tensor("TEXT", np.array([f"é\\n{number}".encode()], object)),
             ]
-            sender.send(pb_utils.InferenceResponse(outputs, parameters={"told": json.dumps(told, sort_keys=True)}))
-            time.sleep(told.get("pause_ms", 0) / 1000)
+            sender.send(pb_utils.InferenceResponse(outputs, parameters={"sent": json.dumps(parameters, sort_keys=True)}))
+            time.sleep(parameters.get("pause_ms", 0) / 1000)
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 '''
 
@@ -136,7 +136,7 @@ def idle(server: RunningServer, model: str = "tokens") -> None:
     wait_until(lambda: executing(server, model) == 0, f"'{model}' to have nothing to do", server)
 
 
-# ---- What comes back
+# ---- Answers
 
 
 def test_a_stream_of_tokens(server: RunningServer) -> None:
@@ -147,7 +147,7 @@ def test_a_stream_of_tokens(server: RunningServer) -> None:
             "id": "a",
             "model_name": "tokens",
             "model_version": "1",
-            "told": '{"k": "v"}',
+            "sent": '{"k": "v"}',
         }
         for number in range(3)
     ]
@@ -156,11 +156,11 @@ def test_a_stream_of_tokens(server: RunningServer) -> None:
     assert sole == {"OUT": [1.0, 2.5], "id": "b", "model_name": "ident", "model_version": "1"}
 
 
-def test_one_answer_is_a_body_and_any_other_number_is_refused(server: RunningServer) -> None:
+def test_generate_returns_one_answer_and_refuses_other_numbers(server: RunningServer) -> None:
     answer = server.post("/v2/models/tokens/versions/1/generate", {"N": 1, "size": 2})
     assert answer.status == 200
     assert answer.body == (
-        '{"OUT":[0,0],"TEXT":"é\\n0","model_name":"tokens","model_version":"1","told":"{\\"size\\": 2}"}'.encode()
+        '{"OUT":[0,0],"TEXT":"é\\n0","model_name":"tokens","model_version":"1","sent":"{\\"size\\": 2}"}'.encode()
     )
     assert server.post("/v2/models/text/generate", {"IN": "hé"}).json == {
         "OUT": "hé",
@@ -177,8 +177,8 @@ def test_one_answer_is_a_body_and_any_other_number_is_refused(server: RunningSer
     idle(server)
 
 
-def test_an_array_without_elements_is_an_empty_list_whatever_its_datatype(server: RunningServer) -> None:
-    """numpy makes it of FP64, where the configuration says TYPE_STRING."""
+def test_an_empty_array_of_any_datatype_is_an_empty_list(server: RunningServer) -> None:
+    """numpy creates it as FP64; the configured type is TYPE_STRING."""
     answer = server.post("/v2/models/empty/generate", {"N": 1})
     assert (answer.status, answer.json) == (200, {"TEXT": [], "model_name": "empty", "model_version": "1"})
     (sole,) = stream(server, {"N": 1}, "empty")
@@ -186,8 +186,8 @@ def test_an_array_without_elements_is_an_empty_list_whatever_its_datatype(server
 
 
 def test_repeated_names_are_as_in_triton(server: RunningServer) -> None:
-    told = server.post("/v2/models/tokens/generate", '{"N":1,"a":1,"id":"i","a":2,"id":"j"}').json
-    assert (told["id"], told["told"]) == ("i", '{"a": 1}')
+    answer = server.post("/v2/models/tokens/generate", '{"N":1,"a":1,"id":"i","a":2,"id":"j"}').json
+    assert (answer["id"], answer["sent"]) == ("i", '{"a": 1}')
     refused = server.post("/v2/models/tokens/generate", '{"N":1,"N":1}')
     assert (refused.status, refused.error) == (400, "[request id: <id_unknown>] input 'N' already exists in request")
 
@@ -205,16 +205,16 @@ def test_an_error_is_a_status_before_the_first_event_and_an_event_after(server: 
         assert missing.status == 400
         assert "missing required input(s) ['N']" in missing.error
     assert server.post("/v2/models/tokens/generate", {"N": 3, "fail_at": 1}).status == 503
-    *told, last = stream(server, {"N": 5, "fail_at": 2})
-    assert [each["OUT"] for each in told] == [0, 1]
+    *answers, last = stream(server, {"N": 5, "fail_at": 2})
+    assert [each["OUT"] for each in answers] == [0, 1]
     assert last == {"error": "boom"}
     idle(server)
 
 
 def test_an_ensemble_generates_as_its_models_do(server: RunningServer) -> None:
-    told = stream(server, {"COUNT": 40, "id": "e"}, "pipeline")
-    assert [each["TOKEN"] for each in told] == [f"é\n{number}" for number in range(40)]
-    assert {(each["id"], each["model_name"]) for each in told} == {("e", "pipeline")}
+    answers = stream(server, {"COUNT": 40, "id": "e"}, "pipeline")
+    assert [each["TOKEN"] for each in answers] == [f"é\n{number}" for number in range(40)]
+    assert {(each["id"], each["model_name"]) for each in answers} == {("e", "pipeline")}
     assert stream(server, {"COUNT": 0}, "pipeline") == []
     assert server.post("/v2/models/pipeline/generate", {"COUNT": 1}).json["TOKEN"] == "é\n0"
     assert server.post("/v2/models/pipeline/generate", {"COUNT": 2}).status == 400
@@ -222,7 +222,7 @@ def test_an_ensemble_generates_as_its_models_do(server: RunningServer) -> None:
     assert sole["error"].endswith("boom")
 
 
-def test_a_load_balancer_learns_of_the_models_cache(server: RunningServer) -> None:
+def test_answers_report_the_models_kv_cache_to_load_balancers(server: RunningServer) -> None:
     for verb in ("generate", "generate_stream"):
         answer = server.post(f"/v2/models/tokens/{verb}", {"N": 1}, {"endpoint-load-metrics-format": "json"})
         value = answer.headers["endpoint-load-metrics"].removeprefix("JSON ")
@@ -246,10 +246,10 @@ def test_infer_as_events(server: RunningServer) -> None:
         "outputs": [{"name": "OUT"}],
     }
     answer = server.post("/v2/models/tokens/infer", document, {"Accept": "text/event-stream"})
-    told = events(answer.body)
-    assert [each["outputs"][0]["data"] for each in told[:-1]] == [[0, 0], [1, 1]]
-    assert [each["parameters"]["triton_final_response"] for each in told] == [False, False, True]
-    assert (told[-1]["id"], told[-1]["outputs"]) == ("i", [])
+    answers = events(answer.body)
+    assert [each["outputs"][0]["data"] for each in answers[:-1]] == [[0, 0], [1, 1]]
+    assert [each["parameters"]["triton_final_response"] for each in answers] == [False, False, True]
+    assert (answers[-1]["id"], answers[-1]["outputs"]) == ("i", [])
     refused = server.post("/v2/models/tokens/infer", document)
     assert (refused.status, refused.error) == (
         501,
@@ -260,7 +260,7 @@ def test_infer_as_events(server: RunningServer) -> None:
 # ---- Other clients
 
 
-def test_aiohttp_gets_events_as_they_are_made(server: RunningServer) -> None:
+def test_aiohttp_gets_events_as_soon_as_they_are_sent(server: RunningServer) -> None:
     async def scenario() -> list[float]:
         url = f"http://{server.http_url}/v2/models/tokens/generate_stream"
         async with (
@@ -272,11 +272,11 @@ def test_aiohttp_gets_events_as_they_are_made(server: RunningServer) -> None:
 
     at = asyncio.run(scenario())
     assert len(at) == 4
-    # Not collected: the first comes some 450 ms before the last.
+    # Not buffered: the first event arrives about 450 ms before the last.
     assert at[-1] - at[0] > 0.2
 
 
-def test_a_pool_of_connections_is_used_again_and_again(server: RunningServer) -> None:
+def test_connections_are_reused_after_streams(server: RunningServer) -> None:
     with urllib3.HTTPConnectionPool("127.0.0.1", server.http_port, maxsize=1, block=True) as pool:
         for number in range(5):
             answer = pool.request(
@@ -302,7 +302,7 @@ def test_http_1_0_reads_to_the_end_of_the_connection(server: RunningServer) -> N
     assert [each["OUT"] for each in events(body)] == [0, 1]
 
 
-# ---- Clients that leave, and clients that do not read
+# ---- Clients that disconnect, and clients that do not read
 
 
 def leave_at_random_points(server: RunningServer, count: int) -> None:
@@ -311,12 +311,12 @@ def leave_at_random_points(server: RunningServer, count: int) -> None:
     paths = ["/v2/models/tokens/generate_stream", "/v2/models/tokens/generate", "/v2/models/tokens/infer"]
     for _ in range(count):
         path = chance.choice(paths)
-        told: dict[str, Any] = {"pause_ms": chance.choice([0, 1]), "size": chance.choice([1, 100, 30_000])}
+        parameters: dict[str, Any] = {"pause_ms": chance.choice([0, 1]), "size": chance.choice([1, 100, 30_000])}
         if path.endswith("infer"):
             tensor = {"name": "N", "shape": [1], "datatype": "INT32", "data": [100_000]}
-            document = {"inputs": [tensor], "parameters": told}
+            document = {"inputs": [tensor], "parameters": parameters}
         else:
-            document = {"N": 100_000, **told}
+            document = {"N": 100_000, **parameters}
         body = json.dumps(document).encode()
         with socket.create_connection(("127.0.0.1", server.http_port), timeout=20) as connection:
             head = (
@@ -338,26 +338,26 @@ def check_closes(server: RunningServer, count: int) -> None:
     before, failed = resident_bytes(server), canceled(server, "tokens")
     leave_at_random_points(server, count)
     idle(server)
-    # All but those of `generate`, whose second answer ends them before their client is gone, were cancelled by a close.
+    # A disconnect cancelled all requests but those of `generate`, which fail at their second answer before it.
     assert canceled(server, "tokens") - failed > count // 2
     assert "Traceback" not in server.log, server.log
-    # Goal: no growth. The allocator keeps what large answers took for a while.
+    # Goal: no growth. The allocator keeps the memory of large answers for some time.
     assert resident_bytes(server) - before < 48 << 20
     assert [each["OUT"] for each in stream(server, {"N": 3})] == [0, 1, 2]
 
 
-def test_clients_that_leave_anywhere_leave_nothing_behind(server: RunningServer) -> None:
+def test_clients_that_disconnect_at_any_point_leave_nothing_behind(server: RunningServer) -> None:
     check_closes(server, 200)
 
 
 @pytest.mark.load
 @pytest.mark.timeout(600)
-def test_a_thousand_clients_that_leave_anywhere_leave_nothing_behind(server: RunningServer) -> None:
+def test_a_thousand_disconnecting_clients_leave_nothing_behind(server: RunningServer) -> None:
     check_closes(server, 1000)
 
 
-def test_a_client_that_does_not_read_stalls_its_own_model_alone(server: RunningServer) -> None:
-    """Answers of 1.2 MB of JSON, as many as would be 2 GB; bounded by what the connection and the model's window hold."""
+def test_a_client_that_does_not_read_stalls_only_its_model(server: RunningServer) -> None:
+    """Answers of 1.2 MB of JSON, 2 GB in total; the connection's buffers and the model's window bound the memory."""
     body = json.dumps({"N": 2_000, "size": 400_000}).encode()
     with ExitStack() as stack:
         before = resident_bytes(server)
@@ -369,18 +369,18 @@ def test_a_client_that_does_not_read_stalls_its_own_model_alone(server: RunningS
             connection.sendall(head.encode() + body)
         sent: list[int] = []
 
-        def stands_still() -> bool:
+        def has_stalled() -> bool:
             stats = server.get("/v2/models/stalled/stats").json["model_stats"][0]["response_stats"]
             sent.append(sum(each["success"]["count"] for each in stats.values()))
             time.sleep(0.1)
             return len(sent) > 10 and sent[-1] > 0 and sent[-10] == sent[-1]
 
-        wait_until(stands_still, "the models to be held up", server)
+        wait_until(has_stalled, "the models to be blocked", server)
         assert executing(server, "stalled") == 4
-        # Per client: 8 MiB in the model's window, some MB in the two sockets and in the connection's own buffer.
+        # Per client: 8 MiB in the model's window, some MB in the two sockets and in the connection's buffer.
         assert sent[-1] < 4 * 20
         assert resident_bytes(server) - before < 160 << 20
-        # Nobody else notices.
+        # Other clients are not affected.
         for _ in range(10):
             assert len(stream(server, {"N": 20})) == 20
     idle(server, "stalled")
@@ -399,7 +399,7 @@ def draining(start: Start, tmp_path: Path) -> RunningServer:
 
 @contextmanager
 def begun(server: RunningServer, document: object) -> Iterator[http.client.HTTPResponse]:
-    """A stream of which the first event has come."""
+    """A stream whose first event has arrived."""
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
     with closing(connection):
         connection.request("POST", "/v2/models/tokens/generate_stream", json.dumps(document))
@@ -442,4 +442,4 @@ def test_restrictions_and_forwarded_headers_are_those_of_inference(start: Start,
         refused = server.post(f"/v2/models/tokens/{verb}", {"N": 1})
         assert (refused.status, refused.error) == (403, "This API is restricted, expecting header 'key'")
         answer = server.post(f"/v2/models/tokens/{verb}", {"N": 1, "x-b": 2}, {"key": "secret", "X-A": "1", "x-b": "0"})
-        assert json.loads(json.loads(answer.body.removeprefix(b"data: "))["told"]) == {"X-A": "1", "x-b": 2}
+        assert json.loads(json.loads(answer.body.removeprefix(b"data: "))["sent"]) == {"X-A": "1", "x-b": 2}

@@ -1,7 +1,7 @@
-"""gRPC clients that do their worst to the running server: what they cost is bounded, and others are served.
+"""Hostile gRPC clients of the running server: their cost is bounded, and other clients are served.
 
-What protects is grpc's own HTTP/2: it answers resets and settings at a few microseconds each and stops reading from who
-does not read, closes on too many pings and on header blocks that never end, and refuses streams beyond the limit.
+The protection is in grpc's HTTP/2: it answers resets and settings in a few microseconds each, stops reading from clients
+that do not read, closes on too many pings and on endless header blocks, and refuses streams beyond the limit.
 """
 
 import queue
@@ -106,7 +106,6 @@ def flood_with_settings(client: H2Client) -> None:
 
 
 def test_the_server_stops_reading_settings_whose_answers_are_unread(server: RunningServer) -> None:
-    """The server stops reading from such a client."""
     before, spent = resident_bytes(server), cpu_secs(server)
     with H2Client(("127.0.0.1", server.grpc_port)) as client:
         client.socket.settimeout(1)
@@ -120,7 +119,7 @@ def test_the_server_stops_reading_settings_whose_answers_are_unread(server: Runn
 def test_a_flood_of_pings_ends_the_connection(server: RunningServer, client: H2Client) -> None:
     for _ in range(1000):
         client.send(frame(PING, 0, 0, b"12345678") * 100)
-    # A reset can overtake the GOAWAY; and after it grpc sometimes leaves the connection to the client, but hears no more.
+    # A reset can overtake the GOAWAY. After it grpc sometimes leaves the connection open, but reads no longer.
     assert client.receive_until(lambda: client.goaway() or client.is_closed)
     assert client.goaway() in (None, (ENHANCE_YOUR_CALM, b"too_many_pings"))
     others_are_served(server)
@@ -161,7 +160,7 @@ def test_a_flood_of_data_frames_without_data(server: RunningServer, client: H2Cl
 def test_the_size_limit_applies_to_the_decompressed_message(
     server: RunningServer, client: H2Client, coding: str
 ) -> None:
-    # Blocks that stand alone, after the coding's header; a gigabyte is reached long before the checksum is missed.
+    # Independent blocks after the coding's header; the limit is reached long before the missing checksum.
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     block = packer.compress(bytes(MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
     bomb = (b"\x1f\x8b\x08" + bytes(7) if coding == "gzip" else b"\x78\xda") + block * 1024
@@ -174,7 +173,7 @@ def test_the_size_limit_applies_to_the_decompressed_message(
     others_are_served(server)
 
 
-def test_much_promised_and_nothing_sent_allocates_nothing(server: RunningServer) -> None:
+def test_announced_lengths_without_data_allocate_nothing(server: RunningServer) -> None:
     forget_peak(server)
     before = peak_bytes(server)
     with ExitStack() as stack:
@@ -210,7 +209,7 @@ def test_the_server_stops_reading_a_stream_whose_answers_are_not_read(
         call = channel.stream_stream(STREAM_INFER)(iter(requests.get, None), timeout=60)
         last = -1
         while last != (last := metric(server, "nv_inference_count", "ident")) or last == done:
-            time.sleep(0.3)  # as long as anything happens
+            time.sleep(0.3)  # until nothing happens
         assert last - done < most
         assert resident_bytes(server) - before < most_bytes
         others_are_served(server)
@@ -241,7 +240,7 @@ def test_connections_beyond_the_limit_are_closed_at_once(server: RunningServer) 
     others_are_served(server)
 
 
-# Callers that leave
+# Clients that cancel or disconnect
 
 
 def test_a_call_that_is_cancelled_in_the_queue_is_never_executed(server: RunningServer, client: H2Client) -> None:
@@ -310,16 +309,16 @@ FIELDS = {
         ({":path": "/grpc.channelz.v1.Channelz/GetServers"}, b"\0\0\0\0\0", {12}),
         ({":method": "GET"}, b"\0\0\0\0\0", {None, 12, 13}),
         ({"grpc-encoding": "br"}, b"\1\0\0\0\1x", {12, 13}),
-        ({}, b"\1\0\0\0\1x", {12, 13}),  # compressed, with nothing said of how
+        ({}, b"\1\0\0\0\1x", {12, 13}),  # compressed, without a named coding
         ({"grpc-encoding": "gzip"}, b"\1\0\0\0\4junk", {13}),
         ({}, b"\0\0\0\0\x09x", {3}),  # ends within a message
-        ({}, b"\x09\0\0\0\0", {0, 3, 13}),  # a flag that there is not: grpc takes it or not
+        ({}, b"\x09\0\0\0\0", {0, 3, 13}),  # an undefined flag: grpc may accept or refuse it
         ({}, b"", {3}),  # no message
         ({"grpc-timeout": "soon"}, b"\0\0\0\0\0", {0, 13}),
         ({"grpc-timeout": "0n"}, b"\0\0\0\0\0", {4}),
     ],
 )
-def test_calls_that_are_none(
+def test_invalid_calls(
     server: RunningServer, client: H2Client, fields: dict[str, str], body: bytes, statuses: set[int | None]
 ) -> None:
     answer = raw_call(client, [*(FIELDS | fields).items()], body)
@@ -352,7 +351,7 @@ def test_bytes_that_are_not_http2_do_not_affect_other_clients(
 # Identity
 
 
-def test_answers_have_the_ids_of_their_requests_also_repeated_ids(server: RunningServer) -> None:
+def test_answers_have_the_ids_of_their_requests_even_if_repeated(server: RunningServer) -> None:
     sent = ["same"] * 5 + ["", "a\0b", "é" * 500, "x" * 100_000]
 
     def ask(request_id: str) -> str:

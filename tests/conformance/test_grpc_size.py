@@ -1,4 +1,4 @@
-"""How large a gRPC message may be, inflated or not, on a server with default limits; and what large ones cost it."""
+"""The size limit of gRPC messages, compressed or not, with default limits; and the memory of large ones."""
 
 import queue
 import zlib
@@ -47,7 +47,7 @@ def tensor(size_bytes: int) -> triton.InferInput:
 
 
 def request(size_bytes: int) -> Iterator[bytes]:
-    """A serialized request whose tensor has so many zeros, in pieces."""
+    """A serialized request whose tensor has this number of zeros, in pieces."""
     message = pb.ModelInferRequest(model_name="ident")
     message.inputs.add(name="IN", datatype="FP32", shape=[size_bytes // 4])
     yield message.SerializeToString() + b"\x3a" + varint(size_bytes)
@@ -64,7 +64,7 @@ def varint(number: int) -> bytes:
 
 
 def packed(pieces: Iterator[bytes], coding: str = "gzip") -> bytes:
-    """As one compressed gRPC message."""
+    """The pieces as one compressed gRPC message."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31 if coding == "gzip" else 15)
     return grpc_message(b"".join([*map(packer.compress, pieces), packer.flush()]), compressed=True)
 
@@ -85,7 +85,7 @@ def connect(stack: ExitStack, server: RunningServer, *, is_greedy: bool = True) 
     return stack.enter_context(H2Client(("127.0.0.1", server.grpc_port), is_greedy=is_greedy))
 
 
-# What tritonclient sees
+# tritonclient
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -175,7 +175,7 @@ def test_a_compressed_control_call_is_inflated_up_to_its_limit_only(server: Runn
 
 @pytest.mark.parametrize("count", [1, 16])
 def test_half_a_megabyte_that_inflates_to_half_a_gigabyte_is_refused(server: RunningServer, count: int) -> None:
-    """4.4 GB without a bound."""
+    """Without a bound they would use 4.4 GB."""
     bomb = half_a_gigabyte()
     assert len(bomb) < 600_000
 
@@ -203,7 +203,7 @@ def test_inflated_bytes_of_all_calls_together_are_bounded(server: RunningServer,
 
     def send() -> None:
         with ExitStack() as stack:
-            # They read no answers.
+            # The clients read no answers.
             for _ in range(8):
                 client = connect(stack, server, is_greedy=False)
                 client.send_data(client.call(path, None, fields), message, is_end=path == INFER)
@@ -215,13 +215,13 @@ def test_inflated_bytes_of_all_calls_together_are_bounded(server: RunningServer,
 
     # Measured: 840 MiB; all eight would take twice as much.
     assert growth_bytes(server, send) < 1200 * MIB
-    # Those that have left hold nothing.
+    # Clients that have disconnected hold nothing.
     with triton.InferenceServerClient(server.grpc_url) as client:
         client.infer("ident", [tensor(LIMIT_BYTES - MIB)], compression_algorithm="gzip", client_timeout=60)
 
 
 def test_a_refused_message_is_not_kept(server: RunningServer) -> None:
-    """Of an error that keeps its traceback, what was received would be left to the collector."""
+    """An error that keeps its traceback would keep the received message until a garbage collection."""
     message = b"".join(request(LIMIT_BYTES - MIB))
     with ExitStack() as stack:
         client = connect(stack, server)

@@ -1,4 +1,4 @@
-"""The gRPC transport's flags on the running server, through tritonclient and a client that works in frames."""
+"""The gRPC transport's flags on the running server, through tritonclient and a client that works in HTTP/2 frames."""
 
 import subprocess
 import sys
@@ -66,7 +66,7 @@ def test_mutual_tls_serves_only_clients_with_a_certificate(start) -> None:
             plain.call(LIVE)
             assert plain.wait_closed(30)  # the goal is 10 s
         assert it.is_server_live()
-    # A line for each handshake that fails would let any client fill the disk.
+    # With a line for each failed handshake, any client could fill the disk.
     assert "andshake" not in server.log
 
 

@@ -1,4 +1,4 @@
-"""Backends whose code never returns, raises what nobody expects, or does so half-way: each costs its own model alone."""
+"""Backends that hang or raise any exception at any step: each affects only its own model."""
 
 import time
 from pathlib import Path
@@ -17,7 +17,7 @@ from support.server import RunningServer, Start, wait_until
 BODY = {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 UNLOADED = "the model was unloaded while it was loading"
 STOP_LIMIT_S = 6
-"""The goal for a stop without requests in flight is 2 s; the rest is for a busy machine."""
+"""The goal for a stop without requests in flight is 2 s; the margin is for a busy machine."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def ready(server: RunningServer) -> int:
     return server.get("/v2/health/ready").status
 
 
-def answers_that_it_loads(server: RunningServer, model: str) -> None:
+def check_is_loading(server: RunningServer, model: str) -> None:
     text = f"Request for unknown model: '{model}' is loading"
     for answer in (server.get(f"/v2/models/{model}"), server.post(f"/v2/models/{model}/infer", BODY)):
         assert (answer.status, answer.error, answer.headers["retry-after"]) == (503, text, "1")
@@ -69,12 +69,12 @@ def answers_that_it_loads(server: RunningServer, model: str) -> None:
 
 
 def timed_stop(server: RunningServer) -> tuple[int, bool]:
-    """The exit code, and whether the stop kept to its limit."""
+    """The exit code, and whether the stop ended within its limit."""
     begun = time.monotonic()
     return server.stop(60), time.monotonic() - begun < STOP_LIMIT_S
 
 
-def test_a_load_that_hangs_is_its_own_models_trouble(start: Start, backend: FaultyBackend, repository: Path) -> None:
+def test_a_load_that_hangs_affects_only_its_model(start: Start, backend: FaultyBackend, repository: Path) -> None:
     steps = ("load", "create")
     for step in steps:
         backend.add_model(repository, step, faults={step: "hang"})
@@ -83,7 +83,7 @@ def test_a_load_that_hangs_is_its_own_models_trouble(start: Start, backend: Faul
     for step in steps:
         wait_until(lambda step=step: f"{step} {step}" in " ".join(backend.events(step)), "the hang", server)
         assert state(server, step) == ("LOADING", "")
-        answers_that_it_loads(server, step)
+        check_is_loading(server, step)
     assert (infer(server, "scaled"), unload(server, "scaled"), load(server, "scaled")) == ([2, 4, 6, 8], 200, (200, ""))
 
     unloading = [in_background(lambda step=step: unload(server, step)) for step in steps]
@@ -143,7 +143,7 @@ def test_any_exception_of_a_model_becomes_an_answer(start: Start, backend: Fault
     assert server.stop() == 0
 
 
-def test_one_instance_that_does_not_start_takes_the_others_with_it(
+def test_one_instance_that_does_not_start_fails_the_load(
     start: Start, backend: FaultyBackend, repository: Path
 ) -> None:
     backend.add_model(repository, "three", faults={"create": "ValueError"}, instance="three_0_1", instances=3)
@@ -170,7 +170,7 @@ def test_a_close_that_raises_is_logged_once_and_ends_the_unload(
     assert server.log.count("SystemExit: as the test wants it") == 1
 
 
-def test_a_close_that_hangs_is_left_behind(start: Start, backend: FaultyBackend, repository: Path) -> None:
+def test_an_unload_abandons_a_close_that_hangs(start: Start, backend: FaultyBackend, repository: Path) -> None:
     steps = ("close", "close_model")
     for step in steps:
         backend.add_model(repository, step, faults={step: "hang"}, instances=2, instance=f"{step}_0_0")
@@ -181,7 +181,7 @@ def test_a_close_that_hangs_is_left_behind(start: Start, backend: FaultyBackend,
         wait_until(lambda step=step: state(server, step) == ("UNAVAILABLE", "unloaded"), "the unload", server)
         assert f"closed {step}_0_1" in backend.events(step)
         text = f"model '{step}' version 1 does not close: it is left behind after 7 s"
-        wait_until(lambda text=text: server.log.count(text) == 1, "the log to say so", server)
+        wait_until(lambda text=text: server.log.count(text) == 1, "the line of the log", server)
         assert load(server, step) == (200, "")
         assert infer(server, step) == [1, 2, 3, 4]
     begun = time.monotonic()

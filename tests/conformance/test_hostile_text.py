@@ -1,6 +1,6 @@
-"""What clients and file names may hold, everywhere where it is shown again: to clients, in the log, in the metrics.
+"""Hostile text from clients and file names, wherever it is shown: in answers, in the log, in the metrics.
 
-Answers stay well formed, errors stay short, and nothing passes for a line of its own.
+Answers stay well formed, errors stay short, and no text can forge a line.
 """
 
 import json
@@ -85,7 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def check_lines(log: str) -> None:
-    """Each line is one record whose text is a JSON string, and none can steer a terminal."""
+    """Each line is one record whose text is a JSON string, without terminal control characters."""
     lines = log.split("\n")
     assert lines.pop() == ""
     assert lines
@@ -109,7 +109,7 @@ HttpRequest = tuple[str, bytes, list[tuple[str, bytes]], bytes]
 
 
 def exchange(server: RunningServer, request: HttpRequest) -> tuple[int, bytes]:
-    """The status and the body; an answer whose head holds anything that a client could have put there fails."""
+    """The status and the body. Fails if the head has anything that could come from the client."""
     method, target, fields, body = request
     head = [b"%b %b HTTP/1.1" % (method.encode(), target), b"Connection: close", b"Content-Length: %d" % len(body)]
     head += [name.encode() + b": " + value for name, value in fields]
@@ -147,7 +147,7 @@ def segment(text: str) -> bytes:
 
 
 def raw_segment(text: str) -> bytes:
-    """As it is, but for what would end the request line."""
+    """The text unchanged, except for characters that end the request line."""
     return re.sub(rb"[\0-\x20]", b"", text.encode())
 
 
@@ -179,7 +179,7 @@ MODEL_CALLS = [
 def test_names_in_paths(server: RunningServer, text: str, length: str, call: tuple[str, bytes], is_raw: bool) -> None:
     method, path = call
     if "load" in path.decode() and text == "ident":
-        return  # the one that the others need
+        return  # the model that other tests need
     name = (raw_segment if is_raw else segment)(text)
     target = path % grown(name.decode("latin-1"), length if name else "", LONG_HEAD).encode("latin-1")
     status, content = exchange(server, (method, target, [], json.dumps(ONES).encode() if method == "POST" else b""))
@@ -289,8 +289,8 @@ def test_values_of_headers(server: RunningServer, text: str | bytes, length: str
 
 @settings(some, max_examples=100)
 @given(text=texts, name=st.sampled_from(["X-Forwarded", "Host"]))
-def test_headers_that_are_cut_by_their_own_value_are_one_answer(server: RunningServer, text: str, name: str) -> None:
-    """A line end in a value begins another header or the next request; each of them is answered by itself."""
+def test_line_ends_in_header_values(server: RunningServer, text: str, name: str) -> None:
+    """A line end in a value begins another header or the next request; each request gets its own answer."""
     with socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as connection:
         connection.sendall(b"GET /v2/models/none HTTP/1.1\r\n" + f"{name}: {text}\r\n".encode())
         connection.sendall(b"Connection: close\r\n\r\n" if name == "Host" else b"Host: x\r\nConnection: close\r\n\r\n")
@@ -411,7 +411,7 @@ def loading(parameters: dict[str, str]) -> object:
 
 @settings(some, max_examples=300)
 @given(text=texts, length=lengths, call=st.sampled_from(CALLS))
-def test_names_in_calls_that_are_no_inference(
+def test_names_in_calls_other_than_inference(
     stub: service_pb2_grpc.GRPCInferenceServiceStub, text: str, length: str, call: tuple[str, Callable[[str], object]]
 ) -> None:
     method, make = call
@@ -443,7 +443,7 @@ NAMES = [
 
 
 def test_names_of_directories(start: Start, repository: Path) -> None:
-    """Each is a model that is served under its own name, or is left alone with a line that says why."""
+    """Each folder is a model served under its name, or is ignored with a line that has the reason."""
     add_identity(repository, "ident")
     for name in NAMES:
         directory = repository / os.fsdecode(name)

@@ -1,4 +1,4 @@
-"""Many small bodies that become large at the same time: how much memory they take, and who is served meanwhile."""
+"""Many small bodies that inflate at the same time: memory, and service of other clients meanwhile."""
 
 import socket
 import zlib
@@ -19,7 +19,7 @@ PLACES = 4
 SMALL_BYTES = 256 << 10
 SPARE_BYTES = 48 * MIB
 HELD_BYTES = 1 << 30
-"""What a listener holds of bodies, received or made of them, over all its requests."""
+"""Bytes of received and inflated bodies that a listener holds over all its requests."""
 
 
 def start(folder: Path, *arguments: str) -> RunningServer:
@@ -52,12 +52,12 @@ def post(body: bytes, model: str, header_length: int | None = None) -> bytes:
 
 
 def spaces(limit: int) -> bytes:
-    """A document that is nothing."""
+    """A document of white space."""
     return post(packed(b" " * (limit - 1)), "open")
 
 
 def zeros(limit: int) -> bytes:
-    """A binary tensor, which is answered with the same."""
+    """A binary tensor, which the model returns."""
     count = limit // 4 - 64
     head = (
         b'{"parameters":{"binary_data_output":true},"inputs":[{"name":"IN","shape":[%d],"datatype":"FP32",'
@@ -102,12 +102,12 @@ def test_many_bodies_that_inflate_take_the_memory_of_a_few(
     small = server.post("/v2/models/ident/infer", packed(ONES_JSON.encode()), {"Content-Encoding": "gzip"})
     assert (small.status, server.get("/v2/health/ready").status) == (200, 200)
     assert set(statuses(clients)) <= allowed
-    # Each place has a body and what a buffer that grows has spare; an inference that runs has a body too.
+    # Each slot has a body and the spare capacity of its buffer; a running inference has a body too.
     assert peak_bytes(server) - before <= 4 * PLACES * LIMIT_BYTES + count * 2 * SMALL_BYTES + SPARE_BYTES
 
 
-def test_nothing_stays_counted_of_clients_that_leave(server: RunningServer) -> None:
-    """More in all than is held at a time: what stayed counted would refuse the last one."""
+def test_bytes_of_disconnected_clients_are_no_longer_counted(server: RunningServer) -> None:
+    """More in total than the limit: if bytes stayed counted, the last request would be refused."""
     request = zeros(LIMIT_BYTES)
     for _ in range(HELD_BYTES // LIMIT_BYTES // 100 + 1):
         clients = send(server, request, 100)
@@ -123,16 +123,16 @@ def test_nothing_stays_counted_of_clients_that_leave(server: RunningServer) -> N
 @pytest.mark.parametrize(
     ("make", "count", "allowed", "bound"),
     [
-        # A buffer that grows may be copied.
+        # A growing buffer may be copied.
         (spaces, 32, {400}, 2 * PLACES * 64 * MIB + 32 * 2 * SMALL_BYTES + 2 * SPARE_BYTES),
         (spaces, 200, {400}, 2 * PLACES * 64 * MIB + 200 * 2 * SMALL_BYTES + 2 * SPARE_BYTES),
         (zeros, 32, {200, 503}, HELD_BYTES),
         (zeros, 200, {200, 503}, HELD_BYTES),
-        # In addition, buffers that grow are copied, and an answer counts only when its JSON is complete.
+        # In addition, growing buffers are copied, and an answer counts only when its JSON is complete.
         (numbers, 32, {200, 503}, HELD_BYTES + 2 * PLACES * 64 * MIB),
     ],
 )
-def test_the_default_limits_hold_too(
+def test_the_default_limits_bound_memory_too(
     tmp_path: Path, make: Callable[[int], bytes], count: int, allowed: set[int], bound: int
 ) -> None:
     server = start(tmp_path)

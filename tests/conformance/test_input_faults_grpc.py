@@ -1,4 +1,4 @@
-"""Bad input over gRPC, against the running server, through tritonclient's own messages and channel."""
+"""Invalid input over gRPC, with tritonclient's messages and channel."""
 
 import struct
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_an_unknown_model_or_version(stub) -> None:
         "failed to get model version from specified version string 'abc' (details: stol), "
         "version should be an integral value > 0",
     )
-    # The version that stands for the latest one in the steps of an ensemble.
+    # -1 means the latest version only in the steps of an ensemble.
     assert refused(stub, request(version="-1", fp32=[0] * 16)) == (
         INVALID,
         "invalid model version specified '-1' , version should be an integral value > 0",
@@ -77,7 +77,7 @@ def test_a_name_with_a_nul_is_not_cut(stub) -> None:
     assert code in {grpc.StatusCode.NOT_FOUND, INVALID}
 
 
-def test_bytes_that_are_no_message_and_an_rpc_that_is_none(server: RunningServer) -> None:
+def test_invalid_messages_and_unknown_methods(server: RunningServer) -> None:
     with grpc.insecure_channel(server.grpc_url) as channel:
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         for raw in (b"\xff" * 40, b"\x0b" * 50_000, b"\x2a\xff\xff\xff\xff\x0f"):
@@ -97,12 +97,12 @@ def test_negative_dimensions(stub) -> None:
 
 
 @pytest.mark.parametrize("shape", [[2**32, 2**32], [2**62, 4], [2**63 - 1, 16], [2**40]])
-def test_shapes_that_overflow_or_promise_much(stub, shape: list[int]) -> None:
+def test_shapes_that_overflow_or_announce_much_data(stub, shape: list[int]) -> None:
     for model in ("ident", "unbatched"):
         assert refused(stub, request(model, shape=shape, raw=[b"\0" * 4]))[0] is INVALID
 
 
-def test_where_the_data_are(stub) -> None:
+def test_conflicting_or_missing_data_of_an_input(stub) -> None:
     zeros = b"\0" * 64
     assert refused(stub, request(fp32=[0] * 16, raw=[zeros])) == (
         INVALID,
@@ -150,7 +150,7 @@ def test_a_message_larger_than_grpcs_own_default_is_accepted(server: RunningServ
     assert len(answer.raw_output_contents[0]) == 16 << 20
 
 
-def test_features_that_are_not_there_say_so(stub) -> None:
+def test_unsupported_features_are_errors(stub) -> None:
     for call in (
         lambda: stub.SystemSharedMemoryRegister(pb.SystemSharedMemoryRegisterRequest()),
         lambda: stub.CudaSharedMemoryRegister(pb.CudaSharedMemoryRegisterRequest()),
@@ -279,7 +279,7 @@ def test_tensors_that_do_not_fit(
     assert answers[1].infer_response.raw_output_contents == [ZEROS]
 
 
-def test_strings_with_nuls_and_zero_dimensions_are_right(stub) -> None:
+def test_strings_with_nuls_and_zero_dimensions_are_accepted(stub) -> None:
     payload = struct.pack("<I", 3) + b"a\0b" + struct.pack("<I", 0)
     message = pb.ModelInferRequest(model_name="text", raw_input_contents=[payload])
     message.inputs.add(name="IN", datatype="BYTES", shape=[1, 2])
@@ -301,7 +301,9 @@ def test_strings_with_nuls_and_zero_dimensions_are_right(stub) -> None:
         ("ident_bytes", "int_contents", [1]),
     ],
 )
-def test_typed_contents_never_wrap_and_are_never_guessed(stub, model: str, field: str, values: list[float]) -> None:
+def test_typed_contents_of_a_wrong_range_or_field_are_refused(
+    stub, model: str, field: str, values: list[float]
+) -> None:
     message = pb.ModelInferRequest(model_name=model)
     tensor = message.inputs.add(name="IN", datatype=model.removeprefix("ident_").upper(), shape=[1, 1])
     getattr(tensor.contents, field).extend(values)

@@ -1,7 +1,7 @@
-"""Bad input over HTTP, against the running server: the status and the text of each fault.
+"""Invalid input over HTTP: the status and the text of each error.
 
-The client's fault is always a 4xx; texts are Triton's. After every fault the server must still answer rightly, which
-the `server` fixture's other tests show, and be alive at the end, which the fixture itself checks.
+An error of the client is always a 4xx; texts are Triton's. After every error the server must still answer correctly, which
+other tests with the `server` fixture show, and be alive at the end, which the fixture checks.
 """
 
 import gzip
@@ -53,7 +53,7 @@ def raw_exchange(server: RunningServer, data: bytes) -> bytes:
         (b'{"id":5,"inputs":[]}', "Unable to parse 'id': attempt to access JSON non-string as string"),
     ],
 )
-def test_a_body_that_is_no_request(server: RunningServer, body: bytes, text: str) -> None:
+def test_an_invalid_body(server: RunningServer, body: bytes, text: str) -> None:
     answer = infer(server, "ident", body)
     assert (answer.status, answer.error[: len(text)]) == (400, text)
 
@@ -142,7 +142,7 @@ def test_every_pair_of_datatypes_that_differ_is_refused_by_name(server: RunningS
             assert (answer.status, text in answer.error) == (400, True), answer.body
 
 
-def test_a_datatype_that_is_none(server: RunningServer) -> None:
+def test_an_unknown_datatype(server: RunningServer) -> None:
     answer = infer(server, "ident", ident(datatype="FLOAT"))
     assert (answer.status, answer.error) == (400, "invalid datatype for input IN")
 
@@ -175,7 +175,7 @@ def test_a_count_that_does_not_match_the_shape(server: RunningServer, data: obje
 @pytest.mark.parametrize(
     "shape", [[1, -16], [-1, 16], [1.5, 16], ["1", 16], [True, 16], [2**64, 1], "x", None, [[1, 16]]]
 )
-def test_shapes_that_are_no_unsigned_integers(server: RunningServer, shape: object) -> None:
+def test_shapes_that_are_not_unsigned_integers(server: RunningServer, shape: object) -> None:
     answer = infer(server, "ident", ident(shape=shape))
     assert answer.status == 400
     assert "shape" in answer.error
@@ -187,7 +187,7 @@ def test_shapes_that_overflow(server: RunningServer, shape: list[int]) -> None:
     assert infer(server, "unbatched", ident(shape=[2**62])).status == 400
 
 
-def test_much_declared_and_little_sent_allocates_nothing(server: RunningServer) -> None:
+def test_a_large_declared_shape_without_data_allocates_nothing(server: RunningServer) -> None:
     before = peak_bytes(server)
     answer = infer(server, "unbatched", ident(shape=[2**40], data=[1.0]))
     assert answer.status == 400
@@ -210,7 +210,7 @@ def test_nan_and_infinity_pass_both_ways(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("element", ["null", '"1"', "true", "1e999", "{}", '[1,"x"]'])
-def test_elements_that_are_no_numbers(server: RunningServer, element: str) -> None:
+def test_elements_that_are_not_numbers(server: RunningServer, element: str) -> None:
     body = json.dumps(ident(shape=[1], data=[7.25])).replace("7.25", element)
     answer = infer(server, "unbatched", body)
     assert answer.status == 400

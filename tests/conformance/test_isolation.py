@@ -1,4 +1,4 @@
-"""Backends other than python's in processes of their own: the same answers, and streams from those that can."""
+"""Backends other than python in worker processes: the same answers, and streams from decoupled ones."""
 
 import queue
 from pathlib import Path
@@ -11,7 +11,7 @@ from support.server import Start
 
 REPEAT = (
     '''
-"""Answers with each element of the input on its own, from a thread, and then ends."""
+"""Sends one answer for each element of the input, from a thread, and then the final flag."""
 import threading
 
 from halimede.core.types import ErrorCode, InferenceError
@@ -65,7 +65,7 @@ PROCESS = 'parameters { key: "ISOLATION" value { string_value: "process" } }'
 
 
 def stream(address: str, model: str, *requests: list[int]) -> list[object]:
-    """What comes back: a value, an error's text, or None for the end of a request."""
+    """The answers: a value, an error's text, or None for the end of a request."""
     came: queue.Queue[object] = queue.Queue()
     answers: list[object] = []
     with grpcclient.InferenceServerClient(address) as client:
@@ -87,7 +87,7 @@ def stream(address: str, model: str, *requests: list[int]) -> list[object]:
     return answers
 
 
-def test_a_decoupled_backend_streams_from_a_process_of_its_own(start: Start, repository: Path, tmp_path: Path) -> None:
+def test_a_decoupled_backend_streams_from_a_worker_process(start: Start, repository: Path, tmp_path: Path) -> None:
     environment = install_backend(tmp_path, "repeat", REPEAT, "RepeatBackend")
     (repository / "m" / "1").mkdir(parents=True)
     (repository / "m" / "config.pbtxt").write_text(CONFIG.format(parameters=PROCESS))
@@ -99,9 +99,7 @@ def test_a_decoupled_backend_streams_from_a_process_of_its_own(start: Start, rep
     ]
 
 
-def test_a_decoupled_model_on_threads_is_refused_with_what_to_do(
-    start: Start, repository: Path, tmp_path: Path
-) -> None:
+def test_a_decoupled_model_on_threads_is_refused_with_the_fix(start: Start, repository: Path, tmp_path: Path) -> None:
     environment = install_backend(tmp_path, "repeat", REPEAT, "RepeatBackend")
     (repository / "m" / "1").mkdir(parents=True)
     (repository / "m" / "config.pbtxt").write_text(CONFIG.format(parameters=""))

@@ -1,4 +1,4 @@
-"""Life cycle under stress and after failures: loads, reloads, unloads and a stop, in every order that goes wrong."""
+"""Life cycle under stress and after failures: loads, reloads, unloads and stops."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def states(server: RunningServer) -> dict[str, tuple[str, str]]:
     return {entry.get("version", ""): (entry["state"], entry.get("reason", "")) for entry in index if "state" in entry}
 
 
-def test_a_broken_new_version_and_its_repair_leave_readiness_alone(server: RunningServer, repository: Path) -> None:
+def test_a_broken_new_version_does_not_affect_readiness(server: RunningServer, repository: Path) -> None:
     add_scaled(repository, "scaled", 5, version=2)
     (repository / "scaled" / "2" / "model.onnx").write_bytes(b"broken")
     assert load(server, "scaled")[0] == 400
@@ -96,7 +96,7 @@ def test_many_loads_of_a_missing_model_all_get_the_reason(server: RunningServer)
 
 
 def test_loads_unloads_and_inference_from_many_threads(server: RunningServer, repository: Path) -> None:
-    """Only the documented outcomes, whatever the order; and the model works when all is done."""
+    """Only documented outcomes occur, and the model works at the end."""
     outcomes: Counter[tuple[str, int, str]] = Counter()
 
     def ask(number: int) -> None:
@@ -125,7 +125,7 @@ def test_loads_unloads_and_inference_from_many_threads(server: RunningServer, re
     assert executing(server, "scaled") == 0
 
 
-def test_a_backend_that_breaks_the_rules_costs_its_own_model_alone(tmp_path: Path, repository: Path) -> None:
+def test_an_invalid_backend_affects_only_its_model(tmp_path: Path, repository: Path) -> None:
     environment = install_backend(tmp_path / "site", "half", "class Half:\n    default_model_filename = ''\n", "Half")
     add_identity(repository, "half")
     config = repository / "half" / "config.pbtxt"
@@ -139,15 +139,17 @@ def test_a_backend_that_breaks_the_rules_costs_its_own_model_alone(tmp_path: Pat
         assert server.stop() == 0
 
 
-def test_a_stop_answers_a_load_that_is_under_way(server: RunningServer, repository: Path) -> None:
+def test_a_stop_answers_a_load_in_progress(server: RunningServer, repository: Path) -> None:
     add_identity(repository, "slow", extra=SLOW.format("creation_delay_sec", 600))
     loading = in_background(lambda: load(server, "slow"))
     wait_until(lambda: "loading: slow" in server.log, "the load to begin", server)
     assert server.stop() == 0, server.log
-    assert loading.result(10) == (503, "Server is stopping, models are not loaded or unloaded any more")
+    assert loading.result(10) == (503, "Server is stopping, models are no longer loaded or unloaded")
 
 
-def test_a_request_in_an_unloaded_model_is_answered_when_time_runs_out(server: RunningServer, repository: Path) -> None:
+def test_a_request_in_an_unloaded_model_is_answered_at_the_exit_timeout(
+    server: RunningServer, repository: Path
+) -> None:
     add_identity(repository, "stuck", dims="4", extra=SLOW.format("execute_delay_ms", 600_000))
     assert load(server, "stuck") == (200, "")
     stuck = in_background(lambda: server.post("/v2/models/stuck/infer", ones(4)))
@@ -173,7 +175,7 @@ def test_an_unchanged_model_is_not_loaded_again(server: RunningServer, repositor
     assert load(server, "scaled") == (200, "")
     os.utime(repository / "scaled" / "1" / "model.onnx", ns=(1, 1))
     assert load(server, "scaled") == (200, "")
-    assert server.stop() == 0  # and so the log is written
+    assert server.stop() == 0  # after which the log is written
     assert server.log.count("successfully loaded 'scaled'") == 2
 
 
@@ -187,7 +189,7 @@ def test_json_bodies_of_control_calls_are_checked(server: RunningServer) -> None
     assert scaled(server) == 2
 
 
-def test_one_load_shows_all_that_is_wrong_with_a_configuration(server: RunningServer, repository: Path) -> None:
+def test_one_load_reports_all_mistakes_of_a_configuration(server: RunningServer, repository: Path) -> None:
     write_config(
         repository / "wrong",
         """max_batch_size: -1
@@ -206,7 +208,7 @@ instance_group [ { count: -1 } ]""",
     assert set(lines) == {"1", "2", "3", "4", "5", "6", "7"}, answer.error
 
 
-def test_fields_that_a_configuration_leaves_out_have_defaults(server: RunningServer, repository: Path) -> None:
+def test_fields_without_a_value_have_defaults(server: RunningServer, repository: Path) -> None:
     add_scaled(repository, "partial", 3)
     write_config(repository / "partial", "dynamic_batching { preferred_batch_size: [ 2, 4 ] }")
     assert load(server, "partial") == (200, "")

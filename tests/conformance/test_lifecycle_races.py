@@ -1,4 +1,4 @@
-"""Everything at once, from many threads, with seeded chance: one right answer for each call, and nothing left over."""
+"""Random concurrent operations from many threads, with a seed: one valid answer for each call, and nothing left."""
 
 import http.client
 import json
@@ -43,7 +43,7 @@ def server(start: Start, repository: Path) -> RunningServer:
 
 
 class Caller:
-    """One kept connection; a call is sent once, whatever happens."""
+    """One kept connection; calls are never repeated."""
 
     def __init__(self, server: RunningServer) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
@@ -60,7 +60,7 @@ class Caller:
 
 @dataclass
 class RandomOperations:
-    """What many threads do to the models, and what was wrong with the answers. `seed` makes the threads' choices."""
+    """Operations of many threads on the models, and the wrong answers. `seed` determines the threads' choices."""
 
     server: RunningServer
     repository: Path
@@ -144,7 +144,7 @@ class RandomOperations:
         return None if well else f"{status} {entries}"
 
     def _ready(self, caller: Caller, model: str, _: random.Random) -> str | None:
-        # Only what was asked for counts, and a model that is being reloaded serves: no load may make it unready.
+        # Readiness considers requested models, and a reloading model serves: no load may make the server unready.
         statuses = caller("GET", "/v2/health/ready")[0], caller("GET", "/v2/health/live")[0]
         asked = caller("GET", f"/v2/models/{model}/ready")[0]
         return None if statuses == (200, 200) and asked in {200, 400, 404} else f"{statuses} {asked}"
@@ -182,7 +182,7 @@ def unload_all(server: RunningServer, models: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("threads", "seconds"), [(16, 8.0), pytest.param(32, 60.0, marks=[pytest.mark.load, pytest.mark.timeout(300)])]
 )
-def test_a_random_history_has_one_right_answer_for_each_call(
+def test_random_operations_get_one_valid_answer_for_each_call(
     server: RunningServer, repository: Path, threads: int, seconds: float
 ) -> None:
     operations = RandomOperations(server, repository, seed=1)
@@ -231,7 +231,7 @@ def test_one_model_loaded_and_unloaded_from_32_threads(server: RunningServer, re
 
 
 def cycle(server: RunningServer, model: str, body: object, times: int) -> list[int]:
-    """Load, ask and unload a model so often; the server's resident bytes after each time."""
+    """Load, call and unload a model `times` times; the server's resident bytes after each unload."""
     process = psutil.Process(server.process.pid)
     caller = Caller(server)
     resident: list[int] = []
@@ -248,7 +248,7 @@ def test_a_hundred_loads_and_unloads_leave_no_memory_behind(server: RunningServe
     add_simple(repository)
     inputs = [{"name": name, "shape": [1, 16], "datatype": "INT32", "data": [1] * 16} for name in ("INPUT0", "INPUT1")]
     resident = cycle(server, "simple", {"inputs": inputs}, 130)
-    # Memory goes back just after the unload, so that some of the figures still have the model in them.
+    # Memory is returned just after the unload, so that some of the figures still include the model.
     grown = min(resident[120:]) - min(resident[20:30])
     assert grown <= 2 << 20, f"100 loads and unloads kept {grown / (1 << 20):.1f} MiB"
 
@@ -264,6 +264,6 @@ def test_unloading_a_large_model_frees_its_memory(server: RunningServer, reposit
     )
     body = {"inputs": [{"name": "IN", "shape": [1, 1024], "datatype": "FP32", "data": [1] * 1024}]}
     resident = cycle(server, "big", body, 60)
-    # What is left differs by a few of its buffers of 4 MiB, without growing; models that are kept would make 160 MiB.
+    # The rest varies by a few buffers of 4 MiB, without growth; models that stay in memory would use 160 MiB.
     grown = min(resident[50:]) - min(resident[10:20])
     assert grown <= 24 << 20, f"40 loads and unloads kept {grown / (1 << 20):.1f} MiB"

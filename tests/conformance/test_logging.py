@@ -1,4 +1,4 @@
-"""The log of a real server, and that none of its troubles is a trouble of those who are served."""
+"""The log of a real server, and that faults of the log do not affect requests."""
 
 import fcntl
 import json
@@ -32,7 +32,7 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path, repository: Path) -> Iterator[Start]:
-    """A server that logs elsewhere than the tests' servers do: its ports are known beforehand."""
+    """A server with another log target. Its ports are given, because they cannot be read from the log."""
     running: list[RunningServer] = []
 
     def begin(*arguments: str, ready: bool = True, **options: object) -> RunningServer:
@@ -74,7 +74,7 @@ def infer(server: RunningServer, times: int) -> None:
 
 
 def reload(server: RunningServer, times: int) -> None:
-    """Each time some lines of the log."""
+    """Reload a model; each reload writes some lines."""
     for _ in range(times):
         for what in ("unload", "load"):
             assert server.post(f"/v2/repository/models/ident/{what}").status == 200
@@ -89,7 +89,7 @@ def dropped_lines(server: RunningServer) -> int:
 
 def test_unread_output_blocks_neither_requests_nor_the_exit(start: Start) -> None:
     reader, writer = os.pipe()
-    # Full before the first line, so that not even the start's can be written.
+    # Full before the first line, so that no line of the start can be written either.
     os.set_blocking(writer, False)
     room = fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ)
     assert os.write(writer, b"x" * room) == room
@@ -100,7 +100,7 @@ def test_unread_output_blocks_neither_requests_nor_the_exit(start: Start) -> Non
     infer(server, 2500)
     begun = time.monotonic()
     assert server.stop() == 0
-    # The goal: about a second more than with a log that is read.
+    # The goal: about a second longer than with a log that is read.
     assert time.monotonic() - begun < 15
     os.set_blocking(reader, False)
     assert os.read(reader, 2 * room) == b"x" * room
@@ -150,7 +150,7 @@ def test_a_log_file_may_be_moved_and_deleted_while_the_server_writes_it(start: S
     wait_until(lambda: "Started HTTPService at" in path.read_text(), "the start's lines", server)
     path.rename(moved)
     server.process.send_signal(signal.SIGHUP)
-    wait_until(path.exists, "the file of after the rotation", server)
+    wait_until(path.exists, "the new file after the rotation", server)
     before = moved.read_bytes()
     reload(server, 1)
     wait_until(lambda: "successfully loaded 'ident'" in path.read_text(), "its lines", server)
@@ -161,7 +161,7 @@ def test_a_log_file_may_be_moved_and_deleted_while_the_server_writes_it(start: S
         reload(server, 1)
         return path.exists()
 
-    wait_until(is_there, "the file of after the deletion, without a signal", server)
+    wait_until(is_there, "the new file after the deletion, without a signal", server)
     infer(server, 10)
     assert dropped_lines(server) == 0
     assert server.stop() == 0
@@ -169,7 +169,7 @@ def test_a_log_file_may_be_moved_and_deleted_while_the_server_writes_it(start: S
     assert standard.read_bytes() == b""
 
 
-def test_a_full_disk_takes_the_log_and_nothing_else(start: Start, tmp_path: Path) -> None:
+def test_a_full_disk_affects_only_the_log(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     server = start(
         f"--log-file={path}",
@@ -181,9 +181,9 @@ def test_a_full_disk_takes_the_log_and_nothing_else(start: Start, tmp_path: Path
     assert path.stat().st_size == 500
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     wait_until(lambda: "log lines were dropped: File too large" in path.read_text(), "the count", server)
-    told = re.search(r'"(\d+) log lines were dropped: ', path.read_text())
-    assert told is not None
-    assert int(told[1]) == dropped_lines(server)
+    dropped = re.search(r'"(\d+) log lines were dropped: ', path.read_text())
+    assert dropped is not None
+    assert int(dropped[1]) == dropped_lines(server)
     assert server.stop() == 0
     assert "Signal (15) received" in path.read_text()
 
@@ -207,10 +207,10 @@ def test_a_log_file_that_cannot_be_opened_ends_the_start_early(start: Start, tmp
     path = tmp_path / "fifo"
     os.mkfifo(path)
     server = start(f"--log-file={path}", ready=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    said, _ = server.process.communicate(timeout=60)
+    output, _ = server.process.communicate(timeout=60)
     assert server.process.returncode == 1
-    assert f'"--log-file: {path} cannot be opened: No such device or address"' in said.decode()
-    assert len(said.splitlines()) == 1
+    assert f'"--log-file: {path} cannot be opened: No such device or address"' in output.decode()
+    assert len(output.splitlines()) == 1
 
 
 PRINTS_EVERYWHERE = r"""
@@ -222,7 +222,7 @@ return [answer(request) for request in requests]
 """
 
 
-def test_json_stays_json_whatever_libraries_and_models_print(tmp_path: Path) -> None:
+def test_output_of_libraries_and_models_is_json_in_a_json_log(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     for name in ("on-thread", "in-process"):
         add_onnx_that_fails(repository, name)
@@ -241,7 +241,7 @@ def test_json_stays_json_whatever_libraries_and_models_print(tmp_path: Path) -> 
         assert infer_python(server, "prints")[0] == 200
         for name in ("on-thread", "in-process"):
             assert server.post(f"/v2/repository/models/{name}/load").status != 200
-        # Of what the runtime prints, the server does not wait for the end.
+        # The server does not wait for the end of the runtime's output.
         wait_until(lambda: server.log.count('"onnxruntime: Exception during') >= 2, "its lines", server)
         assert server.stop() == 0
     finally:
@@ -256,7 +256,7 @@ def test_json_stays_json_whatever_libraries_and_models_print(tmp_path: Path) -> 
 
 
 def add_onnx_that_fails(repository: Path, name: str) -> None:
-    """A model whose kernel ONNX Runtime cannot make, which it says in a line of its own."""
+    """A model whose kernel ONNX Runtime cannot create; the runtime prints a line."""
     node = onnx.helper.make_node("LpNormalization", ["IN"], ["OUT"], p=7)
     tensors = [(each, "FP32", ["N", 4]) for each in ("IN", "OUT")]
     save_onnx(repository / name / "1" / "model.onnx", [node], tensors[:1], tensors[1:])

@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def wire(count: int, *, alike: bool = True) -> bytes:
-    """Strings in wire layout, empty, or each second one of a byte."""
+    """Strings in wire layout: all empty, or every second one with one byte."""
     return bytes(4 * count) if alike else b"\0\0\0\0\1\0\0\0x" * (count // 2)
 
 
@@ -60,7 +60,7 @@ def ask(server: RunningServer, raw: bytes) -> pb.ModelInferResponse:
 
 
 def beside(server: RunningServer, count: int, work: Callable[[], Any]) -> Any:
-    """What the work with so many strings gave. Others are answered meanwhile, and each string costs little."""
+    """The result of `work` with this number of strings. Checks other requests meanwhile, and the memory per string."""
     before = resident_bytes(server)
     forget_peak(server)
     started = time.monotonic()
@@ -75,27 +75,27 @@ def beside(server: RunningServer, count: int, work: Callable[[], Any]) -> Any:
     result = call.result()
     each = (peak_bytes(server) - before) / count
     print(f"health took at most {max(waits) * 1e3:.0f} ms of {took:.1f} s; {each:.0f} bytes a string")
-    # A share, whatever the machine does: a loop that walks the strings is held most of the time.
+    # Relative to the duration, because the machine may be busy: a loop that iterates over strings blocks most of it.
     assert max(waits) < 0.4 * took
     assert each < MOST_EACH_BYTES
     return result
 
 
 @pytest.mark.parametrize("alike", [True, False], ids=["alike", "mixed"])
-def test_over_grpc(server: RunningServer, alike: bool) -> None:
+def test_millions_of_strings_over_grpc(server: RunningServer, alike: bool) -> None:
     data = wire(MOST, alike=alike)
     raw = message("ident", [MOST], data)
     assert beside(server, MOST, lambda: ask(server, raw)).raw_output_contents[0] == data
 
 
-def test_over_grpc_in_typed_contents(server: RunningServer) -> None:
+def test_millions_of_strings_over_grpc_in_typed_contents(server: RunningServer) -> None:
     made = pb.ModelInferRequest(model_name="ident")
     made.inputs.add(name="IN", datatype="BYTES", shape=[MANY], contents={"bytes_contents": [b"a"] * MANY})
     raw = made.SerializeToString()
     assert beside(server, MANY, lambda: ask(server, raw)).raw_output_contents[0] == b"\1\0\0\0a" * MANY
 
 
-def test_over_http_in_binary(server: RunningServer) -> None:
+def test_millions_of_strings_over_http_in_binary(server: RunningServer) -> None:
     data = wire(MOST, alike=False)
     head = (
         b'{"inputs":[{"name":"IN","shape":[%d],"datatype":"BYTES","parameters":{"binary_data_size":%d}}],'
@@ -106,20 +106,20 @@ def test_over_http_in_binary(server: RunningServer) -> None:
     assert answer.body.endswith(data)
 
 
-def test_over_http_in_json(server: RunningServer) -> None:
+def test_millions_of_strings_over_http_in_json(server: RunningServer) -> None:
     data = b",".join([b'""'] * MANY)
     body = b'{"inputs":[{"name":"IN","shape":[%d],"datatype":"BYTES","data":[%b]}]}' % (MANY, data)
     answer = beside(server, MANY, lambda: server.post("/v2/models/ident/infer", body))
     assert (answer.status, answer.body.count(b'""')) == (200, MANY)
 
 
-def test_through_a_python_model(server: RunningServer) -> None:
+def test_millions_of_strings_through_a_python_model(server: RunningServer) -> None:
     raw = message("half", [1, MANY], wire(MANY, alike=False))
     answer = beside(server, MANY, lambda: ask(server, raw))
     assert answer.raw_output_contents[0] == bytes(4 * (MANY // 2))
 
 
-def test_a_broken_layout_is_found_among_millions(server: RunningServer) -> None:
+def test_an_invalid_layout_is_found_among_millions_of_strings(server: RunningServer) -> None:
     data = bytearray(wire(MOST))
     data[4 * MOST // 2] = 4
     raw = message("ident", [MOST], bytes(data))

@@ -1,4 +1,4 @@
-"""The metrics page of a running server: what the reference says of it, and what it says of workers and versions."""
+"""The metrics page of a running server: agreement with the reference, and metrics of workers and versions."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ STATE = "halimede_model_version_state"
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """A server with a model of each kind, and one that does not load."""
     directory = tmp_path_factory.mktemp("page")
     repository = directory / "models"
@@ -51,7 +51,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 def states(server: RunningServer, model: str) -> dict[str, str]:
-    """The state of each version of a model: the one whose series is 1, while those of all others are 0."""
+    """The state of each version of a model: its series is 1, and those of all other states are 0."""
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(server.metrics()):
         for sample in family.samples:
@@ -75,15 +75,15 @@ def documented() -> dict[str, tuple[str, set[str]]]:
     return families
 
 
-def test_the_reference_and_the_page_have_the_same_metric_families(house: Stage) -> None:
-    # It is known from the second look at the machine on.
-    wait_until(lambda: "\nnv_cpu_utilization " in house.server.metrics(), "the load of the machine", house.server)
-    page = house.server.metrics()
+def test_the_reference_and_the_page_have_the_same_metric_families(stage: Stage) -> None:
+    # It is available from the second measurement on.
+    wait_until(lambda: "\nnv_cpu_utilization " in stage.server.metrics(), "the load of the machine", stage.server)
+    page = stage.server.metrics()
     published = dict(re.findall(r"^# TYPE (\w+) (\w+)$", page, re.MULTILINE))
     reference = documented()
     assert published == {name: kind for name, (kind, _) in reference.items()}
 
-    # Every label of a series is in the reference, but for what any histogram has and the tags of a configuration.
+    # Every label of a series is in the reference, except `le` and the tags of a configuration.
     seen = set()
     for family in text_string_to_metric_families(page):
         name = family.name if family.name in reference else f"{family.name}_total"
@@ -94,17 +94,17 @@ def test_the_reference_and_the_page_have_the_same_metric_families(house: Stage) 
     assert {name for name in reference if name not in seen and not name.startswith(("nv_gpu", "nv_energy"))} == set()
 
 
-def test_states_of_versions_that_serve_and_of_one_that_did_not_load(house: Stage) -> None:
-    assert [states(house.server, name) for name in ("plain", "stream", "pipeline")] == [{"1": "READY"}] * 3
-    # Its configuration could not be read, so that no version of it is known.
-    assert states(house.server, "broken") == {"": "UNAVAILABLE"}
+def test_states_of_ready_versions_and_of_one_that_did_not_load(stage: Stage) -> None:
+    assert [states(stage.server, name) for name in ("plain", "stream", "pipeline")] == [{"1": "READY"}] * 3
+    # Its configuration could not be read, so that its versions are unknown.
+    assert states(stage.server, "broken") == {"": "UNAVAILABLE"}
 
 
-def test_the_state_of_a_version_from_its_load_to_its_unload(house: Stage, tmp_path: Path) -> None:
-    server = house.server
+def test_the_state_of_a_version_from_its_load_to_its_unload(stage: Stage, tmp_path: Path) -> None:
+    server = stage.server
     up, done = tmp_path / "up", tmp_path / "done"
     wait = "while not os.path.exists({!r}): time.sleep(0.005)"
-    house.add(
+    stage.add(
         "slow",
         f"{wait.format(str(done))}\n{ECHO}",
         methods=f"def initialize(self, args):\n    {wait.format(str(up))}",
@@ -124,23 +124,23 @@ def test_the_state_of_a_version_from_its_load_to_its_unload(house: Stage, tmp_pa
     assert states(server, "slow") == {}
 
 
-def test_a_version_whose_load_fails_is_unavailable_until_one_succeeds(house: Stage) -> None:
-    server = house.server
-    house.add("fails", methods="def initialize(self, args): raise ValueError")
+def test_a_version_whose_load_failed_is_unavailable_until_a_load_succeeds(stage: Stage) -> None:
+    server = stage.server
+    stage.add("fails", methods="def initialize(self, args): raise ValueError")
     assert load(server, "fails")[0] == 400
     assert states(server, "fails") == {"1": "UNAVAILABLE"}
-    house.put_up("fails")
+    stage.deploy("fails")
     assert states(server, "fails") == {"1": "READY"}
 
 
-def test_names_that_are_not_in_the_repository_make_no_series(house: Stage) -> None:
-    assert load(house.server, "nowhere")[0] != 200
-    assert "nowhere" not in house.server.metrics()
+def test_names_outside_the_repository_create_no_series(stage: Stage) -> None:
+    assert load(stage.server, "nowhere")[0] != 200
+    assert "nowhere" not in stage.server.metrics()
 
 
-def test_restarts_of_workers_are_counted(house: Stage) -> None:
-    server = house.server
-    house.put_up("killed", count=2)
+def test_restarts_of_workers_are_counted(stage: Stage) -> None:
+    server = stage.server
+    stage.deploy("killed", count=2)
     assert metric(server, "halimede_worker_restarts_total", "killed") == 0
     for restarts in (1, 2):
         before = workers(server, "killed")
@@ -154,9 +154,9 @@ def test_restarts_of_workers_are_counted(house: Stage) -> None:
     assert metric(server, "halimede_parked_instances", "killed") == 0
 
 
-def test_instances_that_are_parked_are_counted_until_the_model_is_loaded(house: Stage) -> None:
-    server = house.server
-    house.put_up("dies", f"if value(requests[0]) < 0: os._exit(3)\n{ECHO}")
+def test_parked_instances_are_counted_until_the_model_is_loaded(stage: Stage) -> None:
+    server = stage.server
+    stage.deploy("dies", f"if value(requests[0]) < 0: os._exit(3)\n{ECHO}")
     for death in range(5):
         assert metric(server, "halimede_worker_restarts_total", "dies") == death
         assert metric(server, "halimede_parked_instances", "dies") == 0

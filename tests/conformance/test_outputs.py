@@ -1,4 +1,4 @@
-"""Outputs of python models that differ from the configuration, in every way in which a model answers or is called."""
+"""Outputs of python models that differ from the configuration, for every kind of answer and of call."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,7 +90,7 @@ def asked(server: RunningServer, model: str, number: int) -> object:
 
 
 def streamed(server: RunningServer, model: str, number: int) -> object:
-    """The same of a decoupled model's one answer."""
+    """The same for a decoupled model's one answer."""
     tensor = triton.InferInput("IN", [1, 1], "FP32")
     tensor.set_data_from_numpy(np.full((1, 1), number, np.float32))
     answers: list[object] = []
@@ -111,20 +111,20 @@ def streamed(server: RunningServer, model: str, number: int) -> object:
 
 
 @pytest.mark.parametrize("model", ORDINARY)
-def test_different_output_is_sent_as_it_is(server: RunningServer, model: str) -> None:
+def test_an_output_that_differs_is_sent_unchanged(server: RunningServer, model: str) -> None:
     assert asked(server, model, 0) == RIGHT
     assert {number: asked(server, model, number) for number in DIFFERENT} == DIFFERENT
     assert asked(server, model, 4) is None
 
 
-def test_different_answer_of_a_decoupled_model_is_sent_as_it_is(server: RunningServer) -> None:
+def test_a_decoupled_output_that_differs_is_sent_unchanged(server: RunningServer) -> None:
     assert streamed(server, "many", 0) == RIGHT
     # An answer of a decoupled model may have any number of rows.
     assert {number: streamed(server, "many", number) for number in DIFFERENT} == DIFFERENT
 
 
 @pytest.mark.parametrize("model", ["s_returned", "s_sent"])
-def test_strict_outputs_refuse_what_differs(server: RunningServer, model: str) -> None:
+def test_strict_outputs_refuse_an_output_that_differs(server: RunningServer, model: str) -> None:
     assert asked(server, model, 0) == RIGHT
     assert {number: asked(server, model, number) for number in WHY} == {
         number: (500, why) for number, why in WHY.items()
@@ -136,7 +136,7 @@ def test_strict_outputs_of_a_decoupled_model(server: RunningServer) -> None:
     assert {number: streamed(server, "s_many", number) for number in (1, 2, 4)} == {n: WHY[n] for n in (1, 2, 4)}
 
 
-def test_next_step_of_an_ensemble_refuses_what_it_does_not_take(server: RunningServer) -> None:
+def test_the_next_step_of_an_ensemble_checks_the_output(server: RunningServer) -> None:
     assert asked(server, "onward", 0) == RIGHT
     status, text = asked(server, "onward", 1)
     assert status == 400
@@ -146,7 +146,7 @@ def test_next_step_of_an_ensemble_refuses_what_it_does_not_take(server: RunningS
     assert (status, "unexpected shape for input 'IN' for model 'takes'" in text) == (400, True)
 
 
-def test_each_difference_is_warned_of_once_per_model(server: RunningServer) -> None:
+def test_each_difference_has_one_warning_per_model(server: RunningServer) -> None:
     for number in WHY:
         for _ in range(4):
             asked(server, "sent", number)
@@ -154,7 +154,7 @@ def test_each_difference_is_warned_of_once_per_model(server: RunningServer) -> N
     lines = server.log.splitlines()
     for number in DIFFERENT:
         for model in ("sent", "returned"):
-            warned = f"model '{model}': {WHY[number]}; it is sent as it is"
+            warned = f"model '{model}': {WHY[number]}; it is sent unchanged"
             assert [line[0] for line in lines if warned in line] == ["W"], (model, number)
     assert 1 <= len([line for line in lines if line.startswith("W") and f"{WHY[4]}: it is left out" in line]) <= 5
     assert not [line for line in lines if "'s_returned': output" in line]

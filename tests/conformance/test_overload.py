@@ -1,8 +1,8 @@
-"""Ten times as many requests as a model can take: it goes on at its full rate, the rest is refused at once, and whoever
-asks for something else does not notice.
+"""Ten times the request rate that a model can serve: the model keeps its full rate, excess requests are refused
+immediately, and other models are not affected.
 
-The client and the server share the machine's cores with whatever else runs there, so that the short test's bounds leave
-room; the goals are beside them. The long one is for a machine of one's own and prints what it saw.
+The client and the server share the machine's cores with other processes, so that the short test's limits have a margin;
+the goals are in comments. The long test needs an idle machine and prints its measurements.
 """
 
 import json
@@ -41,7 +41,7 @@ def server(start: Start, repository: Path) -> RunningServer:
 
 @dataclass(frozen=True)
 class Offered:
-    """What was seen at some multiple of the model's peak, and of it for the others."""
+    """Measurements at a multiple of the model's peak rate."""
 
     load: Outcome
     idle: Outcome
@@ -60,12 +60,12 @@ class Sweep:
 
     @property
     def full_queue_ms(self) -> float:
-        """How long the last in a full queue waits: for the batch that runs, those before its own, and its own."""
+        """The wait of the last request in a full queue: the running batch, the batches before its own, and its own."""
         return (QUEUE / BATCH + 2) * BATCH / self.peak_rate * 1000
 
 
 def sweep(server: RunningServer, seconds: float) -> Sweep:
-    """0.5, 1, 10 and again 0.5 times what the model does at most, for so many seconds each."""
+    """0.5, 1, 10 and again 0.5 times the model's peak rate, for this number of seconds each."""
     port = server.http_port
 
     def load(model: str = "loaded", **how: float) -> Stream:
@@ -91,15 +91,15 @@ def test_overload_reduces_neither_throughput_nor_other_models(server: RunningSer
     assert tenfold.load.latencies_ms.keys() == {"200", "503"}
     assert tenfold.load.bodies["503"] == REFUSED
     assert tenfold.load.rate(200) >= 0.6 * seen.peak_rate  # the goal is 0.9
-    # Goals at the 99th percentile: 1.2 times a full queue, 5 ms, and 100 ms for health and metrics, twice what it takes
-    # alone for the idle model. Medians, held against a full queue, see less of the machine's other work.
+    # Goals at the 99th percentile: 1.2 times a full queue, 5 ms, and 100 ms for health and metrics, twice its latency
+    # alone for the idle model. Medians, compared with a full queue, depend less on the machine's load.
     assert tenfold.load.quantile_ms(200, 0.5) <= 2 * seen.full_queue_ms
     assert tenfold.load.quantile_ms(503, 0.5) <= seen.full_queue_ms / 10
     for others in (tenfold.idle, tenfold.health, tenfold.metrics):
         assert others.latencies_ms.keys() == {"200"}
         assert others.quantile_ms(200, 0.5) <= seen.full_queue_ms / 4
 
-    # Everything is as before as soon as the queue has run empty. A stall of the machine may refuse some of any phase.
+    # All is as before once the queue is empty. A stall of the machine may cause refusals in any phase.
     for half in (seen.half, seen.half_again):
         assert half.load.count(503) <= 0.2 * half.load.sent
     assert seen.half_again.load.quantile_ms(200, 0.5) <= seen.full_queue_ms / 2
@@ -127,14 +127,14 @@ def test_overload_keeps_to_the_goals(server: RunningServer) -> None:
     assert figures["refused p99, ms"] <= 5
     assert max(figures["health p99, ms"], figures["metrics p99, ms"]) <= 100
     assert figures["idle model p99 / alone"] <= 2
-    # All of the half minute after the overload, its first moments included: 1 % of it is 0.3 s.
+    # The whole half minute after the overload, from its start: 1 % of it is 0.3 s.
     assert figures["p99 after / before"] <= 2
 
 
 @pytest.mark.load
 @pytest.mark.timeout(200)
 def test_overload_of_a_model_without_own_bound_uses_bounded_memory(server: RunningServer) -> None:
-    """The queue's default bound holds: 4,096 requests, and of memory little more than they are."""
+    """The queue's default bound applies: 4,096 requests, and little more memory than their size."""
     process = psutil.Process(server.process.pid)
     load = Stream("load", server.http_port, "/v2/models/default/infer", ONES_JSON, rate=2_000)
     run_phases([Phase(2, (load,))])

@@ -1,6 +1,6 @@
-"""What the server's user may not read: an error of the model that it belongs to, with owner, mode and what is right.
+"""Files that the server's user may not read: an error of their model, with owner, mode and the fix.
 
-Root reads everything by two capabilities. A server under test has neither, so that modes count for it too.
+Root can read everything by two capabilities. Servers in these tests have neither, so that modes apply to them.
 """
 
 import os
@@ -55,19 +55,19 @@ def forbid(path: Path, mode: int) -> str:
     ("name", "path", "mode"),
     [("folder", "", 0o700), ("unsearched", "", 0o744), ("version", "1", 0o700), ("config", "config.pbtxt", 0o600)],
 )
-def test_a_models_folder_its_version_or_its_configuration(stage: Stage, name: str, path: str, mode: int) -> None:
+def test_an_unreadable_model_folder_version_or_configuration(stage: Stage, name: str, path: str, mode: int) -> None:
     add_simple(stage.repository, name)
     expected = forbid(stage.repository / name / path, mode)
-    status, said = load(stage.server, name)
+    status, message = load(stage.server, name)
     assert status == 500
-    assert said.startswith(f"failed to load '{name}', failed to poll from model repository: ")
-    assert said.endswith(expected)
+    assert message.startswith(f"failed to load '{name}', failed to poll from model repository: ")
+    assert message.endswith(expected)
     line = f"Poll failed for model directory '{name}'"
     wait_until(lambda: line in stage.server.log, line, stage.server)
     assert (name, "1") not in index(stage.server)
 
 
-def test_a_model_file(stage: Stage) -> None:
+def test_an_unreadable_model_file(stage: Stage) -> None:
     add_simple(stage.repository, "onnx")
     add_python(stage.repository, "python")
     for name, file in (("onnx", "model.onnx"), ("python", "model.py")):
@@ -79,39 +79,39 @@ def test_a_model_file(stage: Stage) -> None:
         assert index(stage.server)[name, "1"] == ("UNAVAILABLE", f"Internal: {expected}")
 
 
-def test_a_file_that_a_python_model_reads(stage: Stage) -> None:
+def test_an_unreadable_file_that_a_python_model_opens(stage: Stage) -> None:
     add_python(stage.repository, "weights", methods="""
         def initialize(self, args):
             open(os.path.join(os.path.dirname(__file__), "weights.bin"))
     """)  # fmt: skip
     (stage.repository / "weights/1/weights.bin").touch()
     expected = forbid(stage.repository / "weights/1/weights.bin", 0o600)
-    status, said = load(stage.server, "weights")
+    status, message = load(stage.server, "weights")
     assert status == 400
-    assert f"PermissionError: [Errno 13] Permission denied: 'weights.bin'; {expected};" in said
+    assert f"PermissionError: [Errno 13] Permission denied: 'weights.bin'; {expected};" in message
 
 
 @pytest.mark.parametrize("kind", ["folder", "archive"])
-def test_an_execution_environment(stage: Stage, kind: str) -> None:
+def test_an_unreadable_execution_environment(stage: Stage, kind: str) -> None:
     path = stage.repository / f"its{kind}/environment"
     add_python(stage.repository, f"its{kind}", extra=parameter("EXECUTION_ENV_PATH", str(path)))
     path.mkdir() if kind == "folder" else path.touch()
     expected = forbid(path, 0o700 if kind == "folder" else 0o600)
-    status, said = load(stage.server, f"its{kind}")
+    status, message = load(stage.server, f"its{kind}")
     assert status == 400
-    assert f"the execution environment '{path}' cannot be used: {expected};" in said
+    assert f"the execution environment '{path}' cannot be used: {expected};" in message
 
 
-def test_a_label_file(stage: Stage) -> None:
+def test_an_unreadable_label_file(stage: Stage) -> None:
     add_simple(stage.repository, "labels")
     config = stage.repository / "labels/config.pbtxt"
     text = config.read_text().replace('"OUTPUT0"', '"OUTPUT0" label_filename: "labels.txt"')
     write_config(config.parent, text)
     (config.parent / "labels.txt").write_text("one\ntwo\n")
     expected = forbid(config.parent / "labels.txt", 0o600)
-    status, said = load(stage.server, "labels")
+    status, message = load(stage.server, "labels")
     assert status == 500
-    assert said.endswith(f"a label file cannot be read: {expected}")
+    assert message.endswith(f"a label file cannot be read: {expected}")
 
 
 def test_unreadable_files_that_no_model_needs_are_ignored(stage: Stage) -> None:
@@ -140,14 +140,14 @@ def test_one_model_that_cannot_be_read_leaves_the_others_serving(tmp_path: Path)
 
 
 def test_a_repository_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
-    """It could hold models, so that a server without them is not ready."""
+    """It may contain models, so that a server without them is not ready."""
     add_simple(tmp_path / "models")
     expected = forbid(tmp_path / "models", 0o700)
-    said = refused(f"--model-repository={tmp_path}/models")
-    assert f"Error: --model-repository: repository '{tmp_path}/models' cannot be read: {expected}" in said
+    message = refused(f"--model-repository={tmp_path}/models")
+    assert f"Error: --model-repository: repository '{tmp_path}/models' cannot be read: {expected}" in message
 
 
-def test_a_repository_that_cannot_be_read_is_a_server_that_is_not_ready(tmp_path: Path) -> None:
+def test_a_server_with_an_unreadable_repository_is_not_ready(tmp_path: Path) -> None:
     add_simple(tmp_path / "models")
     expected = forbid(tmp_path / "models", 0o700)
     server = serve(tmp_path, f"--model-repository={tmp_path}/models", "--exit-on-error=false", ready=False)
@@ -159,8 +159,8 @@ def test_a_repository_that_cannot_be_read_is_a_server_that_is_not_ready(tmp_path
         server.kill()
 
 
-def test_a_model_of_a_repository_that_cannot_be_read(tmp_path: Path) -> None:
-    """Asked for by its name, it is not said to be missing."""
+def test_a_model_of_an_unreadable_repository(tmp_path: Path) -> None:
+    """A model that is loaded by name is not reported as missing."""
     add_simple(tmp_path / "models", "named")
     expected = forbid(tmp_path / "models", 0o600)
     control = ("--model-control-mode=explicit", "--load-model=named", "--exit-on-error=false")
@@ -172,14 +172,14 @@ def test_a_model_of_a_repository_that_cannot_be_read(tmp_path: Path) -> None:
         server.kill()
 
 
-def test_a_file_or_folder_that_a_flag_names(tmp_path: Path) -> None:
+def test_an_unreadable_file_or_folder_of_a_flag(tmp_path: Path) -> None:
     (tmp_path / "closed/models").mkdir(parents=True)
     (tmp_path / "key.pem").touch()
     key = forbid(tmp_path / "key.pem", 0o600)
     closed = forbid(tmp_path / "closed", 0o700)
-    said = refused(f"--model-repository={tmp_path}/closed/models", f"--grpc-server-key={tmp_path}/key.pem")
-    assert key in said
-    assert closed in said
+    message = refused(f"--model-repository={tmp_path}/closed/models", f"--grpc-server-key={tmp_path}/key.pem")
+    assert key in message
+    assert closed in message
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o644])
@@ -196,7 +196,7 @@ def test_a_check_of_a_repository_that_cannot_be_read_fails(tmp_path: Path, mode:
 
 
 def refused(*arguments: str) -> str:
-    """What a server says that does not start."""
+    """The output of a server that does not start."""
     done = subprocess.run([*SERVE, *arguments, *LOOPBACK], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     return done.stderr

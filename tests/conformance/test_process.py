@@ -1,4 +1,4 @@
-"""The process itself: what it says when it starts, where it can run, and that nothing but a wish for it ends it."""
+"""The server process: its output at the start, its environment, its signals and its end."""
 
 import http.client
 import json
@@ -53,22 +53,22 @@ def infer(server: RunningServer, model: str = "ident") -> int:
 
 
 def serve_and_fail(*arguments: str) -> tuple[int, str, float]:
-    """Exit code, log and seconds of a server that does not come up."""
+    """Exit code, log and seconds of a server that does not start."""
     begun = time.monotonic()
     done = subprocess.run([*SERVE, *arguments], capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stderr, time.monotonic() - begun
 
 
-# Which version it says it is.
+# Versions.
 
 
 def versions(server: RunningServer) -> set[str]:
-    """As clients over both protocols see it."""
+    """The versions that both protocols report."""
     with grpcclient.InferenceServerClient(server.grpc_url) as over_grpc:
         return {server.get("/v2").json["version"], over_grpc.get_server_metadata().version}  # type: ignore[index]
 
 
-def test_under_the_name_of_tritonserver_it_has_a_version_of_triton(tmp_path: Path, repository: Path) -> None:
+def test_the_command_tritonserver_reports_a_version_of_triton(tmp_path: Path, repository: Path) -> None:
     command = [str(Path(sys.executable).parent / "tritonserver"), f"--model-repository={repository}", *LOOPBACK]
     server = start_command(tmp_path, command)
     try:
@@ -86,10 +86,10 @@ def test_halimede_serve_reports_its_own_version_unless_a_flag_sets_one(
     assert versions(start(*flags)) == {version}
 
 
-# What it says.
+# Output.
 
 
-def test_it_says_what_triton_says_in_that_order(start: Start, repository: Path) -> None:
+def test_the_start_prints_tritons_lines_in_order(start: Start, repository: Path) -> None:
     server = start(
         "--id=here", "--backend-config=identity,key=value", "--model-control-mode=explicit", "--load-model=*"
     )
@@ -123,8 +123,8 @@ def test_it_says_what_triton_says_in_that_order(start: Start, repository: Path) 
     assert places == sorted(places)
 
 
-def test_it_is_not_started_before_its_models_are(start: Start, repository: Path) -> None:
-    """Scripts wait for `Started` and send requests; probes are answered from the first moment on."""
+def test_started_lines_are_printed_after_the_models_are_loaded(start: Start, repository: Path) -> None:
+    """Scripts wait for `Started` before they send requests; probes are answered before."""
     add_identity(repository, "slow", extra=SLOW_LOAD)
     server = start(ready=False)
     wait_until(lambda: "loading: slow:1" in server.log, "the load", server)
@@ -140,11 +140,11 @@ def test_flags_without_effect_are_logged_at_the_start(start: Start) -> None:
     assert re.search(r"^W.*--repoagent-directory", server.log, re.MULTILINE)
 
 
-# What it does not start with.
+# Starts that fail.
 
 
 @pytest.mark.parametrize("service", ["http", "grpc", "metrics"])
-def test_a_busy_port_ends_it_before_it_loads_anything(repository: Path, service: str) -> None:
+def test_a_busy_port_ends_the_start_before_any_load(repository: Path, service: str) -> None:
     add_identity(repository, "slow", extra=SLOW_LOAD)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -161,10 +161,10 @@ def test_a_busy_port_ends_it_before_it_loads_anything(repository: Path, service:
     assert code == 1
     assert f"failed to start {name} service: Socket '127.0.0.1:{port}' already in use" in log
     assert "loading" not in log
-    assert seconds < 10  # the goal is 1 s, without what the interpreter needs
+    assert seconds < 10  # the goal is 1 s, without the start of the interpreter
 
 
-def test_a_repository_that_is_none_is_a_mistake_of_the_command_line(tmp_path: Path) -> None:
+def test_an_invalid_repository_is_a_mistake_of_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "missing", tmp_path / "file"):
         code, log, _ = serve_and_fail(f"--model-repository={path}")
@@ -197,7 +197,7 @@ def test_an_empty_repository_is_served(tmp_path: Path) -> None:
 # Signals.
 
 
-def test_signals_that_are_not_for_it_change_nothing(start: Start) -> None:
+def test_unrelated_signals_change_nothing(start: Start) -> None:
     server = start()
     others = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGCHLD, signal.SIGWINCH)
     for _ in range(100):
@@ -207,7 +207,7 @@ def test_signals_that_are_not_for_it_change_nothing(start: Start) -> None:
     assert server.stop() == 0
 
 
-def test_a_stop_while_a_model_loads_does_not_wait_for_it(start: Start, repository: Path) -> None:
+def test_a_stop_does_not_wait_for_a_load(start: Start, repository: Path) -> None:
     add_identity(repository, "slow", extra=SLOW_LOAD)
     server = start("--drain-delay=30", ready=False)
     wait_until(lambda: "loading: slow:1" in server.log, "the load", server)
@@ -216,8 +216,8 @@ def test_a_stop_while_a_model_loads_does_not_wait_for_it(start: Start, repositor
     assert time.monotonic() - begun < 8  # the goal is 2 s
 
 
-def test_a_stop_before_the_libraries_are_loaded_ends_it(repository: Path, tmp_path: Path) -> None:
-    """As the first process of a container it would not even hear a signal that it has no handler for."""
+def test_a_stop_before_the_libraries_are_loaded_ends_the_process(repository: Path, tmp_path: Path) -> None:
+    """Process 1 of a container ignores signals without a handler."""
     (tmp_path / "slow").mkdir()
     loading = tmp_path / "loading"
     (tmp_path / "slow" / "uvloop.py").write_text(
@@ -260,9 +260,7 @@ class ThreadedBackend(PlainBackend):
 )
 
 
-def test_a_thread_that_a_backend_leaves_behind_does_not_hold_the_exit(
-    start: Start, tmp_path: Path, repository: Path
-) -> None:
+def test_a_thread_of_a_backend_does_not_hold_the_exit(start: Start, tmp_path: Path, repository: Path) -> None:
     config = repository / "ident" / "config.pbtxt"
     config.write_text(config.read_text().replace('"identity"', '"threaded"'))
     server = start(environment=install_backend(tmp_path / "site", "threaded", THREADED, "ThreadedBackend"))
@@ -287,7 +285,7 @@ def test_deadlines_that_pass_while_the_process_is_stopped_are_kept(start: Start,
     queued = in_background(lambda: server.post("/v2/models/slow/infer", ONES))
     wait_until(lambda: metric(server, "halimede_queue_requests", "slow") == 1, "the request to queue", server)
     server.process.send_signal(signal.SIGSTOP)
-    with pytest.raises(TimeoutError):  # it is the waiting that is wanted
+    with pytest.raises(TimeoutError):  # the wait is the purpose
         queued.result(3)
     server.process.send_signal(signal.SIGCONT)
     assert (queued.result(20).status, queued.result().error) == (503, "Request timeout expired")
@@ -307,10 +305,8 @@ time.time_ns = lambda: true_time_ns() + next(days) * 1_000_000_000
 """
 
 
-def test_a_wall_clock_that_jumps_moves_no_duration_and_no_deadline(
-    start: Start, tmp_path: Path, repository: Path
-) -> None:
-    """Every look at the wall clock is days off the last one; only `last_inference` and the log may show it."""
+def test_jumps_of_the_wall_clock_affect_no_duration_or_deadline(start: Start, tmp_path: Path, repository: Path) -> None:
+    """Each reading of the wall clock differs by days; only `last_inference` and the log may depend on it."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(JUMPING)
     policy = "default_queue_policy { default_timeout_microseconds: 300000 }"
@@ -331,14 +327,14 @@ def test_a_wall_clock_that_jumps_moves_no_duration_and_no_deadline(
     assert time.monotonic() - begun < 8
 
 
-# Where it can run.
+# Environments.
 
 
 def limit_of_open_files(pid: int) -> tuple[int, int]:
     return psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)
 
 
-def test_it_may_open_as_many_files_as_the_system_allows(start: Start) -> None:
+def test_the_limit_of_open_files_is_raised_to_its_maximum(start: Start) -> None:
     server = start(before=("prlimit", "--nofile=256:700"))
     assert limit_of_open_files(server.process.pid) == (700, 700)
     wait_until(lambda: "Started HTTPService" in server.log, "the end of the start", server)
@@ -358,7 +354,7 @@ SEALED = ("unshare", "--mount")
 
 
 def if_allowed(*command: str) -> pytest.MarkDecorator:
-    """Some machines and containers do not let a test take something away from a process."""
+    """Skip the test on machines and containers that do not allow this command."""
     is_there = shutil.which(command[0]) is not None
     is_allowed = is_there and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
     return pytest.mark.skipif(not is_allowed, reason=f"this machine does not allow `{' '.join(command)}`")
@@ -376,7 +372,7 @@ def check_serves(server: RunningServer) -> None:
     "before",
     [pytest.param(NOBODY, marks=if_allowed(*NOBODY)), pytest.param(UNPRIVILEGED, marks=if_allowed(*UNPRIVILEGED))],
 )
-def test_it_runs_without_privileges_and_without_a_home(start: Start, before: tuple[str, ...]) -> None:
+def test_the_server_runs_without_privileges_and_without_a_home(start: Start, before: tuple[str, ...]) -> None:
     server = start(before=(*before, "setpriv", "--no-new-privs", "env", "-u", "HOME", "-C", "/"))
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     assert re.search(r"^CapEff:\s0+$", status, re.MULTILINE)
@@ -400,7 +396,7 @@ def test_the_server_needs_no_writable_folder_and_no_shared_memory(start: Start) 
     check_serves(start(before=before))
 
 
-def test_it_does_not_need_its_temporary_or_its_working_directory(start: Start, tmp_path: Path) -> None:
+def test_the_server_needs_no_temporary_and_no_working_directory(start: Start, tmp_path: Path) -> None:
     for name in ("work", "tmp"):
         (tmp_path / name).mkdir()
     server = start(before=("env", "-C", str(tmp_path / "work")), environment={"TMPDIR": str(tmp_path / "tmp")})

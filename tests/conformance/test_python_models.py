@@ -1,4 +1,4 @@
-"""Python models on a running server: what their mistakes cost, and what they may do beside turning tensors into others."""
+"""Python models on a running server: their errors, their resources, and the functions of `pb_utils`."""
 
 import re
 import shutil
@@ -24,7 +24,7 @@ def failed(instance: str, why: str) -> str:
 
 
 def choosing(cases: dict[int, str]) -> str:
-    """An `execute` that does what belongs to the first number of its first request, and else answers."""
+    """An `execute` that runs the case of the first number of its first request; other numbers are echoed."""
     lines = [
         f"if value(requests[0]) == {number}:\n" + "".join(f"    {line}\n" for line in code.splitlines())
         for number, code in cases.items()
@@ -34,12 +34,12 @@ def choosing(cases: dict[int, str]) -> str:
 
 def test_an_exception_in_execute_fails_its_batch_with_the_cause(stage: Stage) -> None:
     server = stage.server
-    stage.put_up("raising", f"if any(value(r) < 0 for r in requests): raise ValueError('boom')\n{ECHO}", extra=BATCHING)
-    said = len(server.log)
+    stage.deploy("raising", f"if any(value(r) < 0 for r in requests): raise ValueError('boom')\n{ECHO}", extra=BATCHING)
+    log_start = len(server.log)
     mates = [in_background(lambda n=n: infer(server, "raising", n)) for n in (1, -1, 2)]
     assert [mate.result(30) for mate in mates] == [(500, failed("raising_0_0", "ValueError: boom"))] * 3
     assert infer(server, "raising", 3) == (200, [3])
-    traceback = [line for line in server.log[said:].splitlines() if "Traceback" in line]
+    traceback = [line for line in server.log[log_start:].splitlines() if "Traceback" in line]
     assert len(traceback) == 1
     assert "ValueError: boom" in traceback[0]
     assert "raising/1/model.py" in traceback[0]
@@ -62,17 +62,17 @@ MISTAKES = {
 
 def test_a_wrong_return_value_is_an_error_at_once(stage: Stage) -> None:
     server = stage.server
-    stage.put_up("mistakes", choosing({number: code for number, (code, _) in MISTAKES.items()}))
+    stage.deploy("mistakes", choosing({number: code for number, (code, _) in MISTAKES.items()}))
     for number, (code, text) in MISTAKES.items():
         begun = time.monotonic()
         assert infer(server, "mistakes", number) == (500, failed("mistakes_0_0", text)), code
-        assert time.monotonic() - begun < 2  # Triton hangs for None
+        assert time.monotonic() - begun < 2  # Triton hangs on None
     assert infer(server, "mistakes", 3) == (200, [3])
 
 
 @pytest.mark.load
 def test_a_wrong_return_value_is_an_error_within_100_ms(stage: Stage) -> None:
-    stage.put_up("mistakes", choosing({number: code for number, (code, _) in MISTAKES.items()}))
+    stage.deploy("mistakes", choosing({number: code for number, (code, _) in MISTAKES.items()}))
 
     def took_ms(number: int) -> float:
         begun = time.monotonic()
@@ -110,20 +110,20 @@ OUTPUTS = {
 }  # fmt: skip
 
 
-def test_outputs_of_any_make_are_sent_right_or_refused_by_name(stage: Stage) -> None:
+def test_every_kind_of_output_is_sent_correctly_or_refused_by_name(stage: Stage) -> None:
     server = stage.server
-    # A model that asks for a tebibyte gets an error of its own, and not the machine's memory.
+    # Limits the address space, so that a model that allocates a tebibyte gets an error.
     limited = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))"
-    stage.put_up("outputs", choosing({number: code for number, (code, _, _) in OUTPUTS.items()}), head=limited)
+    stage.deploy("outputs", choosing({number: code for number, (code, _, _) in OUTPUTS.items()}), head=limited)
     for number, (code, status, expected) in OUTPUTS.items():
-        got, said = infer(server, "outputs", number)
-        assert got == status, (code, said)
-        assert said == expected if status == 200 else expected in str(said), (code, said)
+        got, answer = infer(server, "outputs", number)
+        assert got == status, (code, answer)
+        assert answer == expected if status == 200 else expected in str(answer), (code, answer)
     assert infer(server, "outputs", 3) == (200, [3])
     assert workers(server, "outputs")
 
 
-def test_a_model_without_memory_fails_its_batch_and_lives(stage: Stage) -> None:
+def test_a_model_out_of_memory_fails_its_batch_and_continues(stage: Stage) -> None:
     server = stage.server
     limited = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))"
     cases = {
@@ -131,7 +131,7 @@ def test_a_model_without_memory_fails_its_batch_and_lives(stage: Stage) -> None:
         -2: "bytearray(1 << 40)",
         -3: "held = []\nwhile True: held.append(bytearray(64 << 20))",
     }
-    stage.put_up("memory", choosing(cases), head=limited)
+    stage.deploy("memory", choosing(cases), head=limited)
     before = workers(server, "memory")
     for number in cases:
         status, text = infer(server, "memory", number)
@@ -152,10 +152,10 @@ STICKY = {
 }
 
 
-def test_gpu_out_of_memory_fails_a_batch_and_a_lost_context_the_worker(stage: Stage) -> None:
+def test_gpu_out_of_memory_fails_the_batch_a_lost_context_the_worker(stage: Stage) -> None:
     server = stage.server
     cases = {-1: "raise OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')", **STICKY}
-    stage.put_up("gpu", choosing(cases), head=FAKE_TORCH)
+    stage.deploy("gpu", choosing(cases), head=FAKE_TORCH)
     [before] = workers(server, "gpu")
     text = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     assert infer(server, "gpu", -1) == (500, failed("gpu_0_0", text))
@@ -186,7 +186,7 @@ held = []
 def ends_by_itself():
     child = os.fork()
     if not child:
-        # Nothing of Python's runs between these calls: the signal finds a process that only waits.
+        # No Python code runs between these calls: the process only waits when the signal arrives.
         deque(chain(map(ctypes.CDLL(None).kill, [os.getpid()], [signal.SIGTERM]), map(os._exit, [7])))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 """
@@ -194,7 +194,7 @@ def ends_by_itself():
 
 def test_a_model_may_use_processes_threads_and_event_loops(stage: Stage) -> None:
     server = stage.server
-    stage.put_up("parallel", choosing(PARALLEL), head=PARALLEL_HEAD)
+    stage.deploy("parallel", choosing(PARALLEL), head=PARALLEL_HEAD)
     for number, code in PARALLEL.items():
         assert infer(server, "parallel", number) == (200, [number]), code
     semaphore = Path("/dev/shm/sem." + stage.notes("parallel")[0].removeprefix("/"))
@@ -203,16 +203,16 @@ def test_a_model_may_use_processes_threads_and_event_loops(stage: Stage) -> None
     wait_until(lambda: not semaphore.exists(), "what multiprocessing made to be gone", server, 10)
 
 
-def test_a_model_with_a_coroutine_takes_several_batches_at_a_time(stage: Stage) -> None:
+def test_a_model_with_async_execute_runs_several_batches_at_a_time(stage: Stage) -> None:
     server = stage.server
     execute = f"import asyncio\nawait asyncio.sleep(0.3)\nif value(requests[0]) < 0: raise ValueError('boom')\n{ECHO}"
-    stage.put_up("coroutine", execute, how="async def", extra=parameter("MAX_CONCURRENCY", "8"))
+    stage.deploy("coroutine", execute, how="async def", extra=parameter("MAX_CONCURRENCY", "8"))
     begun = time.monotonic()
     calls = [in_background(lambda n=n: infer(server, "coroutine", n)) for n in (1, 2, -1, 3, 4, 5, 6, 7)]
     answers = [each.result(30) for each in calls]
     assert answers[2] == (500, failed("coroutine_0_0", "ValueError: boom"))
     assert [answer for answer in answers if answer[0] == 200] == [(200, [n]) for n in (1, 2, 3, 4, 5, 6, 7)]
-    assert time.monotonic() - begun < 2  # 0.3 s side by side, 2.4 s one after the other
+    assert time.monotonic() - begun < 2  # 0.3 s in parallel, 2.4 s in sequence
 
 
 def samples(server: RunningServer, family: str) -> dict[str, float]:
@@ -232,7 +232,7 @@ def initialize(self, args):
 def test_metrics_of_a_model_are_summed_over_instances_and_outlive_a_worker(stage: Stage) -> None:
     server = stage.server
     note_instance = "note(os.getpid())\nself.seen.increment(len(requests))\ntime.sleep(0.05)\n"
-    stage.put_up("metrics", note_instance + ECHO, methods=METRICS, count=2)
+    stage.deploy("metrics", note_instance + ECHO, methods=METRICS, count=2)
     assert samples(server, "requests_seen") == {'{who="metrics"}': 0}
     calls = [in_background(lambda: infer(server, "metrics")) for _ in range(8)]
     assert [each.result(30)[0] for each in calls] == [200] * 8
@@ -262,18 +262,18 @@ def test_lines_of_the_logger_are_lines_of_the_servers_log(stage: Stage) -> None:
         print("to stderr", file=sys.stderr)
         {ECHO}
         """
-    stage.put_up("logger", execute)
-    said = len(server.log)
+    stage.deploy("logger", execute)
+    log_start = len(server.log)
     assert infer(server, "logger", 1) == (200, [1])
-    wait_until(lambda: "to stderr" in server.log[said:], "the lines", server, 10)
-    lines = server.log[said:].splitlines()
+    wait_until(lambda: "to stderr" in server.log[log_start:], "the lines", server, 10)
+    lines = server.log[log_start:].splitlines()
     found = {
         text: next((line[0] for line in lines if text in line), "") for text in ("informed", "warned", "of a", "plain")
     }
     assert found == {"informed": "I", "warned": "W", "of a": "E", "plain": "I"}
     assert any("printed \u00e9" in line and "logger:" in line for line in lines)
     assert any(re.search(r'model\.py:\d+] "informed"', line) for line in lines)
-    assert "whispered" not in server.log[said:]
+    assert "whispered" not in server.log[log_start:]
     assert any("of a\\nsecond line" in line for line in lines)
 
 
@@ -286,8 +286,8 @@ def initialize(self, args):
 
 
 def test_an_idle_worker_uses_no_cpu(stage: Stage) -> None:
-    """Between batches that follow one another quickly it looks for the next one, but not for long."""
-    stage.put_up("sleeper")
+    """A worker spins for the next batch only for a short time."""
+    stage.deploy("sleeper")
     with httpclient.InferenceServerClient(stage.server.http_url) as client:
         tensor = httpclient.InferInput("IN", [1, 1], "FP32")
         tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
@@ -295,12 +295,12 @@ def test_an_idle_worker_uses_no_cpu(stage: Stage) -> None:
             client.infer("sleeper", [tensor])
     (worker,) = workers(stage.server, "sleeper")
     used = worker.cpu_times().user + worker.cpu_times().system
-    time.sleep(0.5)  # the time that is measured
+    time.sleep(0.5)  # the measured time
     assert worker.cpu_times().user + worker.cpu_times().system - used < 0.2
 
 
-def test_models_that_would_wait_for_each_other_do_not(stage: Stage) -> None:
-    """The second one's call is refused, and with it the loads of both, instead of waiting for ever."""
+def test_models_that_load_each_other_do_not_deadlock(stage: Stage) -> None:
+    """The second model's call is refused, and the loads of both fail."""
     for name, other in (("left", "right"), ("right", "left")):
         stage.add(name, methods=f"def initialize(self, args): pb_utils.load_model('{other}')")
     status, text = load(stage.server, "left")
@@ -317,10 +317,10 @@ def test_a_model_loads_and_unloads_others_from_initialize_and_execute(stage: Sta
         if what == 2: pb_utils.load_model("managed")
         if what == 3: pb_utils.load_model("managing")
         if what == 4: pb_utils.load_model("nowhere")
-        said = [self.ready_at_start, self.ready_then, pb_utils.is_model_ready("managed"), pb_utils.is_model_ready("nowhere")]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([said], np.float32))]) for _ in requests]
+        states = [self.ready_at_start, self.ready_then, pb_utils.is_model_ready("managed"), pb_utils.is_model_ready("nowhere")]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([states], np.float32))]) for _ in requests]
         """
-    stage.put_up("managing", execute, methods=MANAGING)
+    stage.deploy("managing", execute, methods=MANAGING)
     assert infer(server, "managed", 5) == (200, [5])
     assert infer(server, "managing", 0) == (200, [0, 1, 1, 0])
     assert infer(server, "managing", 1) == (200, [0, 1, 0, 0])
@@ -370,7 +370,7 @@ def test_a_backend_may_be_one_python_file(start: Start, repository: Path, tmp_pa
     assert server.stop() == 0
 
 
-def test_a_model_brings_its_own_environment(start: Start, repository: Path, tmp_path: Path) -> None:
+def test_a_model_can_have_its_own_execution_environment(start: Start, repository: Path, tmp_path: Path) -> None:
     make_environment(tmp_path / "environment")
     check = "import only_here\nassert only_here.WORD == 'found'"
     add_python(repository, "own", head=check, extra=parameter("EXECUTION_ENV_PATH", str(tmp_path / "environment")))

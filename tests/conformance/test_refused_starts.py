@@ -1,4 +1,4 @@
-"""What a load says when a model's processes do not come up, whatever it is that they say."""
+"""Errors of loads whose worker processes do not start, including invalid messages of the processes."""
 
 import time
 from collections.abc import Iterator
@@ -30,12 +30,12 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     server.stop()
 
 
-def test_an_execution_environment_that_is_not_there_is_the_versions_fault(stage: Stage) -> None:
-    """The same whether the configuration is completed first, which tries the environment too, or is not."""
+def test_a_missing_execution_environment_is_an_error_of_the_version(stage: Stage) -> None:
+    """The same error with and without auto-complete, which uses the environment too."""
     stage.add("nowhere", extra=parameter("EXECUTION_ENV_PATH", "/nowhere/env"))
     text = "Failed to get the canonical path for /nowhere/env."
-    status, said = load(stage.server, "nowhere")
-    assert (status, said) == (
+    status, message = load(stage.server, "nowhere")
+    assert (status, message) == (
         400,
         f"load failed for model 'nowhere': version 1 is at UNAVAILABLE state: Invalid argument: {text};\n",
     )
@@ -44,14 +44,14 @@ def test_an_execution_environment_that_is_not_there_is_the_versions_fault(stage:
 
 
 def test_a_reason_that_is_not_unicode_does_not_break_the_index(stage: Stage) -> None:
-    stage.put_up("well")
+    stage.deploy("well")
     stage.add("odd", ECHO, head=SPEAKS, methods=r"""
         def initialize(self, args):
             speak("INTERNAL", "no \ud800 text")
             time.sleep(3600)
     """)  # fmt: skip
-    status, said = load(stage.server, "odd")
-    assert (status, "no ? text" in said) == (400, True)
+    status, message = load(stage.server, "odd")
+    assert (status, "no ? text" in message) == (400, True)
     assert index(stage.server)["odd", "1"] == ("UNAVAILABLE", "Internal: no ? text")
     assert infer(stage.server, "well", 2) == (200, [2])
 
@@ -66,6 +66,6 @@ def test_instances_of_a_failed_load_finalize_in_parallel(stage: Stage) -> None:
             time.sleep(2)
     """)  # fmt: skip
     begun = time.monotonic()
-    status, said = load(stage.server, "four")
-    assert (status, "one too many" in said) == (400, True)
-    assert time.monotonic() - begun < 5  # the goal is 2 s; one after the other they take 6
+    status, message = load(stage.server, "four")
+    assert (status, "one too many" in message) == (400, True)
+    assert time.monotonic() - begun < 5  # the goal is 2 s; in sequence they take 6

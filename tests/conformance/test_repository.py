@@ -1,4 +1,4 @@
-"""Repositories and life cycle, each test with a server of its own."""
+"""Repositories and life cycle; each test has its own server."""
 
 import os
 import threading
@@ -29,7 +29,7 @@ def test_a_broken_model_does_not_stop_the_others(start: Start, repository: Path)
     assert state == "UNAVAILABLE"
     assert reason.startswith("Internal: onnx runtime error 7: Load model from ")
     text = "failed to load 'broken' version 1: Internal: onnx runtime error 7: Load model from "
-    wait_until(lambda: text in server.log, "the log to say so", server)
+    wait_until(lambda: text in server.log, "the line of the log", server)
     assert server.get("/v2/models/broken/ready").status == 400
     assert server.stop() == 0
 
@@ -100,7 +100,7 @@ def test_without_repository_and_exit_on_error_the_server_is_not_ready(start: Sta
     assert server.stop() == 0
 
 
-def test_names_that_no_model_has_are_refused(start: Start, repository: Path) -> None:
+def test_invalid_model_names_are_refused(start: Start, repository: Path) -> None:
     server = start("--model-repository", repository, "--model-control-mode=explicit")
     empty = "Model name cannot be empty. Please enter a valid name to deploy."
     outside = "model name must not contain path traversal characters"
@@ -116,7 +116,7 @@ def test_names_that_no_model_has_are_refused(start: Start, repository: Path) -> 
                 assert (answer.status, answer.error) == (400, text)
 
 
-def test_readiness_over_grpc_is_an_answer_also_for_what_is_not_loaded(start: Start, repository: Path) -> None:
+def test_readiness_over_grpc_of_an_unknown_model_is_false_not_an_error(start: Start, repository: Path) -> None:
     add_scaled(repository, "scaled", 2)
     server = start("--model-repository", repository, "--model-control-mode=explicit")
 
@@ -180,7 +180,7 @@ def test_a_failed_load_names_its_root_cause(start: Start, repository: Path) -> N
         assert server.post(f"/v2/repository/models/{name}/load").status in {400, 404}
 
 
-def test_reload_swaps_and_a_broken_new_version_leaves_the_old_serving(start: Start, repository: Path) -> None:
+def test_a_reload_replaces_the_model_unless_the_new_one_is_broken(start: Start, repository: Path) -> None:
     add_scaled(repository, "scaled", 2)
     server = start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=*")
     assert server.post("/v2/repository/models/scaled/load").status == 200
@@ -202,7 +202,7 @@ def test_reload_swaps_and_a_broken_new_version_leaves_the_old_serving(start: Sta
     assert server.get("/v2/health/ready").status == 200
 
 
-def test_a_failed_load_says_what_would_be_right(start: Start, repository: Path) -> None:
+def test_the_error_of_a_failed_load_has_the_fix(start: Start, repository: Path) -> None:
     (repository / "flat").mkdir()
     (repository / "flat" / "model.onnx").write_bytes(b"")
     add_scaled(repository, "scaled", 1)
@@ -237,7 +237,7 @@ def test_a_failed_load_says_what_would_be_right(start: Start, repository: Path) 
     assert "scaled/nope.txt" in cause("scaled")
 
 
-def test_the_index_blames_the_version_that_failed(start: Start, repository: Path) -> None:
+def test_the_index_names_the_version_that_failed(start: Start, repository: Path) -> None:
     for version in (1, 2, 3):
         add_scaled(repository, "scaled", version, version=version)
     (repository / "scaled" / "3" / "model.onnx").write_bytes(b"broken")
@@ -278,7 +278,7 @@ def test_no_request_is_lost_while_a_model_is_reloaded(start: Start, repository: 
     assert scaled(server) == 7
 
 
-def test_the_same_model_in_two_repositories_is_in_neither(start: Start, tmp_path: Path) -> None:
+def test_a_model_in_two_repositories_is_not_served(start: Start, tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     add_scaled(first, "twice", 1)
     add_scaled(second, "twice", 2)
@@ -292,7 +292,7 @@ def test_the_same_model_in_two_repositories_is_in_neither(start: Start, tmp_path
     wait_until(lambda: f"'twice': {text}: {first}/twice, {second}/twice" in server.log, "both paths in the log", server)
 
 
-def test_one_file_without_repository_or_configuration(start: Start, tmp_path: Path) -> None:
+def test_serving_one_file_without_repository_or_configuration(start: Start, tmp_path: Path) -> None:
     add_scaled(tmp_path, "x", 4)
     file = (tmp_path / "x" / "1" / "model.onnx").rename(tmp_path / "quad.onnx")
     server = start(file)

@@ -1,4 +1,4 @@
-"""Repositories with junk in them, links in every direction, and files that change while they are served."""
+"""Repositories with junk, with all kinds of links, and with files that change while they are served."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ def add_stamped(repository: Path, stamp: int) -> None:
 
 
 def reload_under_load(server: RunningServer, repository: Path, reloads: int) -> tuple[list[str], list[float]]:
-    """What went wrong for four callers while `stamped` was loaded anew, and how long each of their requests took."""
+    """Reload `stamped` under four clients. Returns their errors, and the duration of each request."""
     wrong: list[str] = []
     latencies: list[float] = []
     stop = threading.Event()
@@ -77,18 +77,22 @@ def reload_under_load(server: RunningServer, repository: Path, reloads: int) -> 
 
 
 @pytest.mark.parametrize("reloads", [10, pytest.param(50, marks=pytest.mark.load)])
-def test_a_reload_costs_no_request_and_no_answer_is_of_two_loads(start: Start, repository: Path, reloads: int) -> None:
+def test_a_reload_fails_no_request_and_mixes_no_outputs_of_two_loads(
+    start: Start, repository: Path, reloads: int
+) -> None:
     add_stamped(repository, 1)
     server = start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=*")
     wrong, latencies = reload_under_load(server, repository, reloads)
     assert wrong == []
     assert len(latencies) > 4 * reloads
-    # The goal is 250 ms at most; the rest is for a machine that others use.
+    # The goal is 250 ms; the margin is for a shared machine.
     assert max(latencies) < 3, sorted(latencies)[-5:]
     assert server.stop() == 0
 
 
-def test_a_reload_that_fails_leaves_the_old_one_and_says_why(start: Start, tmp_path: Path, repository: Path) -> None:
+def test_a_failed_reload_keeps_the_old_model_and_reports_the_reason(
+    start: Start, tmp_path: Path, repository: Path
+) -> None:
     faulty = FaultyBackend.install(tmp_path)
     faulty.add_model(repository, "mine")
     arguments = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=*"]
@@ -180,7 +184,7 @@ def test_junk_is_ignored_with_one_warning_each(start: Start, repository: Path) -
     assert causes["loop"][1].endswith(f"'{repository}/loop': it is a loop of links")
 
 
-def test_a_repository_that_disappears_for_a_while_interrupts_nothing(start: Start, repository: Path) -> None:
+def test_a_repository_that_disappears_does_not_interrupt_loaded_models(start: Start, repository: Path) -> None:
     server = start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=*")
     repository.rename(repository.with_name("away"))
     assert (scaled(server), server.get("/v2/health/ready").status) == (2, 200)
@@ -193,9 +197,7 @@ def test_a_repository_that_disappears_for_a_while_interrupts_nothing(start: Star
     assert index(server)["scaled", "1"] == ("READY", "")
 
 
-def test_a_name_in_two_repositories_is_in_neither_and_the_index_says_so(
-    start: Start, tmp_path: Path, repository: Path
-) -> None:
+def test_a_name_in_two_repositories_is_an_error_in_the_index(start: Start, tmp_path: Path, repository: Path) -> None:
     other = tmp_path / "other"
     for path in (repository, other):
         add_scaled(path, "twice", 3)
@@ -220,7 +222,7 @@ def test_a_name_in_two_repositories_is_in_neither_and_the_index_says_so(
     assert scaled(server, "twice") == 3
 
 
-def test_more_instances_than_there_may_be_are_refused_before_any_is_made(start: Start, repository: Path) -> None:
+def test_too_many_instances_are_refused_before_any_is_created(start: Start, repository: Path) -> None:
     for name, groups in [
         ("many", "{ kind: KIND_CPU count: 100000 }"),
         ("huge", "{ kind: KIND_CPU count: 2147483647 }, { kind: KIND_CPU count: 2147483647 }"),
@@ -268,13 +270,11 @@ def test_a_mounted_config_map_is_served_and_followed_when_it_changes(
     publish("..2024_02", "second\n")
     assert load(server, "mounted") == (200, "")
     assert top_label() == "5.000000:0:second"
-    assert server.stop() == 0  # and so the log is written
+    assert server.stop() == 0  # after which the log is written
     assert "ignoring" not in server.log
 
 
-def test_labels_do_not_show_files_from_outside_of_the_repository(
-    start: Start, tmp_path: Path, repository: Path
-) -> None:
+def test_label_files_outside_the_repository_are_refused(start: Start, tmp_path: Path, repository: Path) -> None:
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "token").write_text("top secret\n")
     (repository / "scaled" / "link.txt").symlink_to(tmp_path / "secret" / "token")
@@ -302,7 +302,7 @@ def test_labels_do_not_show_files_from_outside_of_the_repository(
 def test_weights_are_read_only_from_the_directory_of_their_model(
     start: Start, tmp_path: Path, repository: Path
 ) -> None:
-    """ONNX Runtime guards the paths in a model file. An older one that does not would fail this test."""
+    """ONNX Runtime checks the paths in a model file. Older versions without the check fail this test."""
     values = np.full(4, 7, np.float32).tobytes()
     (tmp_path / "outside.bin").write_bytes(values)
     (repository / "scaled" / "1" / "inside.bin").write_bytes(values)

@@ -1,4 +1,4 @@
-"""Faults of a repository while a server serves it, over gRPC."""
+"""Faults of a repository during service, over gRPC."""
 
 import os
 import random
@@ -26,7 +26,7 @@ def explicit(start: Start, repository: Path) -> RunningServer:
     return start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=scaled")
 
 
-def test_a_reload_over_grpc_costs_no_request(explicit: RunningServer, repository: Path) -> None:
+def test_a_reload_over_grpc_fails_no_request(explicit: RunningServer, repository: Path) -> None:
     seen: list[list[float] | str] = []
     is_over = False
 
@@ -53,7 +53,7 @@ def test_a_reload_over_grpc_costs_no_request(explicit: RunningServer, repository
         caller.result(30)
     assert [answer for answer in seen if isinstance(answer, str)] == []
     assert all(len(set(answer)) == 1 for answer in seen), "an answer of two loads"
-    # Of the six answers after each load at most one of each caller was asked for before.
+    # Of the six answers after each load, at most one per client was requested before it.
     assert {answer[0] for answer in seen} >= {float(factor) for factor in range(3, 13)}
 
 
@@ -110,10 +110,8 @@ def test_the_default_version_is_the_highest_that_is_ready(explicit: RunningServe
         assert scaled(explicit, version="1") == 2.0
 
 
-def test_outputs_may_have_other_shapes_than_the_configuration_says(
-    start: Start, tmp_path: Path, repository: Path
-) -> None:
-    """As in Triton, but for the rows of a batch, by which the answers are told apart."""
+def test_output_shapes_may_differ_from_the_configuration(start: Start, tmp_path: Path, repository: Path) -> None:
+    """As in Triton, except for the rows of a batch, by which it is split into answers."""
     faulty = FaultyBackend.install(tmp_path)
     faulty.add_model(
         repository, "wide", faults={"run": "return {'OUT': np.ones((len(inputs['IN']), 2, 3), np.float32)}"}
@@ -133,7 +131,7 @@ def test_outputs_may_have_other_shapes_than_the_configuration_says(
 
 
 def damaged(chance: random.Random, seeds: list[bytes]) -> bytes:
-    """One of the seeds with some bytes changed, lost or brought in from another."""
+    """One of the seeds with some bytes changed, removed or inserted from another."""
     text = bytearray(chance.choice(seeds))
     for _ in range(chance.randrange(4)):
         at = chance.randrange(len(text) + 1)

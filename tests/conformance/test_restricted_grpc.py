@@ -1,4 +1,4 @@
-"""Restricted protocols: every method that the running server says it has, with every category's secret."""
+"""Restricted protocols: every method of the running server's reflection, with every category's secret."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 ReflectionRequest = message_class("grpc.reflection.v1.ServerReflectionRequest")
 ReflectionResponse = message_class("grpc.reflection.v1.ServerReflectionResponse")
 
-# By hand, and not from the server's own table.
+# Written by hand, not read from the server's table.
 CATEGORIES = {
     "ServerLive": "health",
     "ServerReady": "health",
@@ -51,7 +51,7 @@ def header(category: str) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def restricted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server on which each category is restricted by a secret of its own."""
+    """A server with a different secret for each category."""
     models = tmp_path_factory.mktemp("models")
     add_identity(models, "ident")
     flags = [f"--grpc-restricted-protocol={each.value}:key-{each.value}=secret of {each.value}" for each in ApiCategory]
@@ -61,7 +61,7 @@ def restricted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServ
 
 
 def ask(channel: grpc.Channel, method: str, metadata: list[tuple[str, str]]) -> tuple[grpc.StatusCode, str]:
-    """The call's outcome; OK as soon as there is an answer. Each kind of call is a stream on the wire."""
+    """The call's outcome; OK at the first answer. On the wire, every kind of call is a stream."""
     call = channel.stream_stream(method)(iter([b""]), metadata=metadata, timeout=20)
     try:
         next(call, None)
@@ -83,7 +83,7 @@ def served_methods(channel: grpc.Channel) -> list[str]:
     return [f"/{name}/{method.name}" for name in names for method in POOL.FindServiceByName(name).methods]
 
 
-def test_every_method_asks_for_its_categorys_secret_and_for_no_other(restricted: RunningServer) -> None:
+def test_every_method_requires_only_the_secret_of_its_category(restricted: RunningServer) -> None:
     with grpc.insecure_channel(restricted.grpc_url) as channel:
         methods = served_methods(channel)
         assert len(methods) == 20 + 2 + 2
@@ -104,13 +104,13 @@ def test_every_method_asks_for_its_categorys_secret_and_for_no_other(restricted:
             assert not ask(channel, method, [header(own)])[1].startswith("This protocol is restricted"), method
 
 
-def test_a_method_that_is_none_is_unimplemented_whatever_is_restricted(restricted: RunningServer) -> None:
+def test_an_unknown_method_is_unimplemented_despite_restrictions(restricted: RunningServer) -> None:
     with grpc.insecure_channel(restricted.grpc_url) as channel:
         code, _ = ask(channel, "/inference.GRPCInferenceService/Nope", [])
     assert code is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_tritonclient_shows_the_secret_and_other_categories_stay_open(tmp_path: Path) -> None:
+def test_tritonclient_sends_the_secret_and_other_categories_stay_open(tmp_path: Path) -> None:
     add_identity(tmp_path / "models", "ident")
     flag = "--grpc-restricted-protocol=model-repository,model-config:admin-key=sesame"
     server = start_server(tmp_path, ["--model-repository", tmp_path / "models", flag])

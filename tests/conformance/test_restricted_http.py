@@ -49,7 +49,7 @@ def test_restricted_routes_need_the_header_of_their_group(server: RunningServer)
     assert index.json == [{"name": "ident", "version": "1", "state": "READY"}]
 
 
-def test_a_restricted_inference_is_refused_before_its_body_is_looked_at(server: RunningServer) -> None:
+def test_a_restricted_inference_is_refused_before_its_body_is_read(server: RunningServer) -> None:
     path = "/v2/models/ident/infer"
     text = "This API is restricted, expecting header 'infer-key'"
     for body in (ONES, b"no JSON"):

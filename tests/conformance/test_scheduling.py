@@ -1,4 +1,4 @@
-"""Queues, batches, deadlines and cancellation, seen from a client of the running server."""
+"""Queues, batches, deadlines and cancellation, as a client of the running server sees them."""
 
 import http.client
 import json
@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "impatient",
         extra=f"{ONE} {delay(1500)} dynamic_batching {{ default_queue_policy {{ default_timeout_microseconds: 200000 allow_timeout_override: true }} }}",
     )
-    # The later its instance, the longer a request takes: 250 ms, 1 s.
+    # The delay depends on the instance: 250 ms, 1 s.
     uneven = f'{delay(250)} parameters {{ key: "instance_wise_delay_multiplier" value {{ string_value: "4" }} }}'
     two = "instance_group { kind: KIND_CPU count: 2 }"
     for name, ordering in (("ordered", "true"), ("unordered", "false")):
@@ -128,13 +128,13 @@ def test_a_queue_timeout_fires_at_its_deadline_not_with_the_next_batch(server: R
     assert first.result(30).status == 200
 
 
-def test_a_lone_request_pays_a_delay_that_was_asked_for(server: RunningServer) -> None:
+def test_a_single_request_waits_for_the_configured_queue_delay(server: RunningServer) -> None:
     begun = time.monotonic()
     assert infer(server, "delayed").status == 200
     assert time.monotonic() - begun >= 0.4
 
 
-def test_a_caller_that_leaves_the_queue_is_never_executed(server: RunningServer) -> None:
+def test_a_request_cancelled_in_the_queue_is_never_executed(server: RunningServer) -> None:
     first = in_background(lambda: infer(server, "plain"))
     wait_until(lambda: executing(server, "plain") == 1, "the execution", server)
     executions = stats(server, "plain")["execution_count"]
@@ -151,7 +151,7 @@ def test_a_caller_that_leaves_the_queue_is_never_executed(server: RunningServer)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_running_request_is_flagged_when_its_caller_leaves(server: RunningServer, protocol: str) -> None:
+def test_a_running_request_is_cancelled_when_its_client_disconnects(server: RunningServer, protocol: str) -> None:
     if protocol == "http":
         connection = http.client.HTTPConnection("127.0.0.1", server.http_port)
         connection.request("POST", "/v2/models/long/infer", ONES_JSON)
@@ -163,12 +163,12 @@ def test_a_running_request_is_flagged_when_its_caller_leaves(server: RunningServ
         with grpc.insecure_channel(server.grpc_url) as channel, pytest.raises(grpc.RpcError) as caught:
             service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=0.5)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    # The model looks at its flag and ends; without the flag it would run for 30 seconds.
+    # The model checks its cancellation flag and ends; without the flag it would run for 30 seconds.
     wait_until(lambda: executing(server, "long") == 0, "the execution to end", server, limit_s=10)
 
 
 def test_a_queue_policy_does_not_stall_the_model(server: RunningServer) -> None:
-    """With a queue bound set, Triton forms a batch only at a 500 ms poll: ten requests in a row take seconds there."""
+    """With a queue bound, Triton forms batches only at a 500 ms poll: ten requests in sequence take seconds there."""
     waits = []
     for _ in range(50):
         begun = time.monotonic()
@@ -178,7 +178,7 @@ def test_a_queue_policy_does_not_stall_the_model(server: RunningServer) -> None:
 
 
 def answer_times(server: RunningServer, model: str) -> dict[str, float]:
-    """When who is answered: `quick` runs beside `slow` and has its answer first, `later` comes when it is gone."""
+    """The answer times of three requests: `quick` runs in parallel to `slow` and ends first; `later` begins after `quick`."""
     times: dict[str, float] = {}
 
     def ask(name: str) -> None:
@@ -200,7 +200,7 @@ def answer_times(server: RunningServer, model: str) -> dict[str, float]:
 
 
 def test_answers_keep_the_order_of_requests_with_preserve_ordering(server: RunningServer) -> None:
-    # Two answers that are sent one after the other may be read in any order.
+    # Two answers that are sent in sequence may be read in any order.
     at_once_s = 0.1
     times = answer_times(server, "unordered")
     assert times["quick"] < times["later"] < times["slow"] - at_once_s
@@ -273,8 +273,8 @@ def test_a_third_party_backend_is_found_by_its_entry_point(tmp_path: Path) -> No
         assert server.stop() == 0
 
 
-def test_a_request_that_takes_long_to_check_keeps_no_other_waiting(tmp_path: Path) -> None:
-    """A million strings: while they are looked at, the server answers others, and then gives the right answer."""
+def test_a_request_with_a_slow_check_does_not_delay_others(tmp_path: Path) -> None:
+    """A million strings: the server answers other requests during the check, and then answers correctly."""
     add_identity(tmp_path / "models", "text", datatype="BYTES", dims="-1")
     server = start_server(tmp_path, ["--model-repository", tmp_path / "models"])
     try:

@@ -1,4 +1,4 @@
-"""The metrics port before many models: the page takes a while, and nobody waits for it but its scraper."""
+"""The metrics port of a server with many models: rendering a large page does not delay other requests."""
 
 import http.client
 import socket
@@ -30,7 +30,7 @@ def serve(start: Start, repository: Path) -> Serve:
 
 
 def scrape_seconds(server: RunningServer) -> float:
-    """The quickest of some scrapes: what the server needs, without what else the machine does."""
+    """The shortest of some scrapes, which excludes other load of the machine."""
     times = []
     for _ in range(5):
         begun = time.monotonic()
@@ -51,7 +51,7 @@ def check_many(serve: Serve, models: int, limit_secs: float) -> None:
     print(f"{models} models: {len(page) >> 10} KiB in {seconds * 1000:.0f} ms")
     assert seconds <= limit_secs
 
-    # Scrape after scrape, and health beside them.
+    # Continuous scrapes, with health requests in parallel.
     streams = (
         Stream("scrape", server.metrics_port, "/metrics", callers=1),
         Stream("health", server.http_port, "/v2/health/live", rate=100),
@@ -60,7 +60,7 @@ def check_many(serve: Serve, models: int, limit_secs: float) -> None:
     print(f"health meanwhile: p50 {seen['health'].quantile_ms(200, 0.5):.1f} ms")
     print(f"health meanwhile: p99 {seen['health'].quantile_ms(200, 0.99):.1f} ms")
     assert seen["health"].latencies_ms.keys() == seen["scrape"].latencies_ms.keys() == {"200"}
-    # A step takes about a millisecond; a page that were made in one go would be half of what health waits for.
+    # A rendering step takes about a millisecond; a page rendered in one step would block health for half of its time.
     assert seen["health"].quantile_ms(200, 0.5) <= 10 + 0.2 * seconds * 1000
 
 
@@ -103,8 +103,8 @@ def test_counter_latencies_can_be_left_out(serve: Serve) -> None:
     assert 'nv_inference_request_success{model="m0",version="1"} 0' in page
 
 
-def test_the_metrics_port_answers_until_the_end(serve: Serve) -> None:
-    """The last counters of a server that stops are scraped like all others."""
+def test_the_metrics_port_answers_until_the_server_exits(serve: Serve) -> None:
+    """The last counters of a stopping server can be scraped."""
     server = serve(1, "--drain-delay=2")
     connection = http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=30)
     connection.request("GET", "/metrics")

@@ -1,5 +1,5 @@
-"""Large tensors from one model's process to another's, which are read where they lie: the bytes are right, whatever the
-models do with them and whoever dies."""
+"""Large tensors that one model's process reads in another one's memory: the bytes are correct, regardless of what the
+models do with them and which process dies."""
 
 import random
 import time
@@ -59,7 +59,7 @@ PLACES = {"plus": PLUS, "in place": IN_PLACE, "now and then": NOW_AND_THEN_IN_PL
 
 
 def ask(server: RunningServer, model: str, number: int) -> Floats:
-    """OUT of a tensor that begins with this number. InferenceServerException."""
+    """OUT for a tensor that begins with this number. Raises InferenceServerException."""
     sent = np.arange(number, number + ELEMENTS, dtype=np.float32)[None]
     with triton.InferenceServerClient(server.http_url, network_timeout=60) as client:
         given = triton.InferInput("IN", list(sent.shape), "FP32")
@@ -74,7 +74,7 @@ def check(server: RunningServer, model: str, number: int, added: float) -> None:
 
 
 def shared_bytes(server: RunningServer, model: str) -> int:
-    """Of other processes' memory that the model's can look at."""
+    """Bytes of other processes' memory that the model's process maps."""
     [worker] = workers(server, model) or [each for each in workers(server) if each.cmdline()[-1] == f"{model}_0_0"]
     lines = [line.split() for line in Path(f"/proc/{worker.pid}/maps").read_text().splitlines()]
     ranges = [line[0].split("-") for line in lines if line[1] == "rw-p" and "memfd:halimede" in line[-2] + line[-1]]
@@ -83,24 +83,24 @@ def shared_bytes(server: RunningServer, model: str) -> int:
 
 @pytest.fixture
 def chained(stage: Stage) -> Callable[..., None]:
-    """Puts up models by their execute, and an ensemble `chain` of them, one after the other."""
+    """Deploys models by their `execute`, and an ensemble `chain` with them in sequence."""
 
-    def put_up(*executes: str, **how: object) -> None:
+    def deploy(*executes: str, **how: object) -> None:
         names = [f"step{number}" for number in range(len(executes))]
         for name, execute in zip(names, executes, strict=True):
-            stage.put_up(name, execute, **how)
+            stage.deploy(name, execute, **how)
         add_ensemble(
             stage.repository, "chain", chain(*names), inputs=Tensors(dims="-1"), outputs=Tensors(["OUT"], dims="-1")
         )
         stage.names.insert(0, "chain")
         assert load(stage.server, "chain") == (200, "")
 
-    return put_up
+    return deploy
 
 
 @pytest.mark.parametrize("second", PLACES)
 @pytest.mark.parametrize("first", PLACES)
-def test_steps_of_an_ensemble_may_do_with_their_inputs_what_they_like(
+def test_steps_of_an_ensemble_may_modify_or_keep_their_inputs(
     stage: Stage, chained: Callable[..., None], first: str, second: str
 ) -> None:
     chained(PLACES[first], PLACES[second], PLUS)
@@ -116,7 +116,9 @@ def test_a_step_reads_the_memory_of_the_previous_step_in_place(stage: Stage, cha
     assert shared_bytes(stage.server, "step1") >= 4 * ELEMENTS
     unload(stage.server, "chain")
     unload(stage.server, "step0")
-    wait_until(lambda: shared_bytes(stage.server, "step1") == 0, "the memory of what is gone to go", stage.server)
+    wait_until(
+        lambda: shared_bytes(stage.server, "step1") == 0, "the memory of ended processes to be unmapped", stage.server
+    )
 
 
 def test_a_process_that_locks_its_memory_gets_the_right_bytes(stage: Stage, chained: Callable[..., None]) -> None:
@@ -125,11 +127,11 @@ def test_a_process_that_locks_its_memory_gets_the_right_bytes(stage: Stage, chai
         check(stage.server, "chain", number, 2)
 
 
-def test_several_steps_look_at_the_same_bytes(stage: Stage) -> None:
-    stage.put_up("source", PLUS)
-    stage.put_up("one", IN_PLACE)
-    stage.put_up("two", KEEPS)
-    stage.put_up("three", PLUS)
+def test_several_steps_read_the_same_bytes(stage: Stage) -> None:
+    stage.deploy("source", PLUS)
+    stage.deploy("one", IN_PLACE)
+    stage.deploy("two", KEEPS)
+    stage.deploy("three", PLUS)
     add_ensemble(
         stage.repository,
         "fan",
@@ -171,15 +173,15 @@ return answers
 
 @pytest.mark.parametrize("called", PLACES)
 @pytest.mark.parametrize(("change", "added"), [("pass", 4), ("found *= 1; found += 1", 7)], ids=["reads", "writes"])
-def test_a_caller_may_do_with_answers_what_it_likes(stage: Stage, called: str, change: str, added: float) -> None:
-    """It passes them on to the next call, and the last one to its client."""
-    stage.put_up("called", PLACES[called])
-    stage.put_up("caller", CALLER.format(change=change), head=CALLS)
+def test_a_caller_may_modify_the_answers_of_its_calls(stage: Stage, called: str, change: str, added: float) -> None:
+    """It passes each answer to the next call, and the last one to its client."""
+    stage.deploy("called", PLACES[called])
+    stage.deploy("caller", CALLER.format(change=change), head=CALLS)
     for number in range(8):
         check(stage.server, "caller", number, added)
 
 
-def test_an_interpreter_of_the_models_own_reads_in_place_too(start: Start, repository: Path, tmp_path: Path) -> None:
+def test_a_model_with_its_own_interpreter_reads_in_place_too(start: Start, repository: Path, tmp_path: Path) -> None:
     make_environment(tmp_path / "environment")
     own = parameter("EXECUTION_ENV_PATH", str(tmp_path / "environment"))
     add_python(repository, "first", PLUS, extra=own)
@@ -193,11 +195,11 @@ def test_an_interpreter_of_the_models_own_reads_in_place_too(start: Start, repos
     assert shared_bytes(server, "second") >= 4 * ELEMENTS
 
 
-def test_deaths_on_all_sides_cost_requests_and_no_byte(stage: Stage, chained: Callable[..., None]) -> None:
+def test_deaths_of_processes_fail_requests_and_corrupt_no_byte(stage: Stage, chained: Callable[..., None]) -> None:
     server = stage.server
     chained(PLUS, KEEPS, PLUS, count=2)
-    stage.put_up("called", PLUS)
-    stage.put_up("caller", CALLER.format(change="pass"), head=CALLS, count=2)
+    stage.deploy("called", PLUS)
+    stage.deploy("caller", CALLER.format(change="pass"), head=CALLS, count=2)
     stop_at = time.monotonic() + 8
     good = {"chain": 0, "caller": 0}
 
@@ -213,7 +215,7 @@ def test_deaths_on_all_sides_cost_requests_and_no_byte(stage: Stage, chained: Ca
     clients = [in_background(lambda n=n: client("chain", n, 3)) for n in range(3)]
     clients += [in_background(lambda n=n: client("caller", n, 4)) for n in range(2)]
     choose = random.Random(3)
-    # Fewer than park a model: five in a minute.
+    # Fewer deaths than park a model: five in a minute.
     for model in ("step0", "step1", "called", "caller", "step2", "step1", "step0", "called"):
         time.sleep(0.7)
         with suppress(psutil.NoSuchProcess, IndexError):
@@ -221,7 +223,7 @@ def test_deaths_on_all_sides_cost_requests_and_no_byte(stage: Stage, chained: Ca
     for each in clients:
         each.result(90)
     assert min(good.values()) > 0
-    # All are back, and nothing is left under way.
+    # All processes are back, and no request is in flight.
     wait_until(lambda: not executing(server, "step0") and not executing(server, "called"), "the end of all", server)
     for model, added in (("chain", 3), ("caller", 4)):
         wait_until(

@@ -1,4 +1,4 @@
-"""Serving a model tells nobody: runtimes that report their use by default are told not to."""
+"""Telemetry of runtimes is disabled."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ def server(repository: Path, start: Start) -> RunningServer:
 
 
 def change(repository: Path, factor: object, model: str = "m") -> None:
-    """Its model.py alone."""
+    """Change only model.py."""
     file = repository / model / "1" / "model.py"
     before, _, _ = file.read_text().partition("    def execute")
     file.write_text(f"{before}    def execute(self, requests):\n        {TIMES.format(factor)}\n")
@@ -36,9 +36,7 @@ def starts(repository: Path, model: str) -> int:
     return len(notes_file(repository, model).read_text().splitlines())
 
 
-def test_a_changed_model_is_reloaded_and_the_old_one_survives_a_failure(
-    server: RunningServer, repository: Path
-) -> None:
+def test_a_changed_model_is_reloaded_and_kept_if_the_reload_fails(server: RunningServer, repository: Path) -> None:
     assert infer(server, "m", 1) == (200, [2])
     change(repository, 3)
     answers(server, 3)
@@ -64,16 +62,16 @@ def test_new_version_is_served(server: RunningServer, repository: Path) -> None:
     answers(server, 5)
 
 
-def test_files_of_editors_are_no_change_and_unloaded_models_stay_so(server: RunningServer, repository: Path) -> None:
+def test_editor_files_and_unloaded_models_cause_no_reload(server: RunningServer, repository: Path) -> None:
     unload(server, "m")
     wait_until(lambda: "successfully unloaded 'm'" in server.log, "the unload", server)
     version = repository / "other" / "1"
     (version / ".model.py.swp").write_text("x")
     (version / "model.py~").write_text("x")
-    (version / "__pycache__").mkdir()
+    (version / "__pycache__").mkdir(exist_ok=True)
     (version / "__pycache__" / "model.pyc").write_text("x")
     change(repository, 9)
-    # A change that comes after these has been seen, and so have these.
+    # A later change has been seen, so these have been seen too.
     add_python(repository, "late", TIMES.format(1))
     assert load(server, "late") == (200, "")
     change(repository, 8, "late")

@@ -1,4 +1,4 @@
-"""Loads, unloads, starts and stops of models that run in processes: bounded in time, and nothing is left behind."""
+"""Loads, unloads, starts and stops of models in worker processes: limited in time, and without leftovers."""
 
 import re
 import resource
@@ -10,7 +10,7 @@ import psutil
 import pytest
 import tritonclient.http as httpclient
 
-from halimede.runtime.lifecycle.closing import CLOSE_PATIENCE_SECS
+from halimede.runtime.lifecycle.closing import CLOSE_TIMEOUT_SECS
 from support.background import in_background
 from support.calls import index, load, pending, unload
 from support.processes import resident_bytes
@@ -30,7 +30,7 @@ DAEMON = """
 
 
 def named_memory(server: RunningServer) -> set[str]:
-    """Files of /dev/shm that the server or a process below it maps: they would be left behind by a kill."""
+    """Files of /dev/shm that the server or its descendants map. A kill would leave them behind."""
     processes = [psutil.Process(server.process.pid), *descendants(server.process.pid)]
     maps = "".join(Path(f"/proc/{each.pid}/maps").read_text() for each in processes)
     return set(re.findall(r"/dev/shm/\S+", maps))
@@ -57,7 +57,7 @@ def test_unloading_a_model_that_hangs_while_it_loads_ends_its_process(stage: Sta
     assert [each.result(30) for each in unloading] == [200, 200, 200]
     for model in models:
         assert loading[model].result(30) == (500, f"failed to load '{model}', no version is available")
-    assert time.monotonic() - begun < 15  # 5 s of patience
+    assert time.monotonic() - begun < 15  # 5 s until the process is killed
     left = [zygote(server), *workers(server, "bystander")]
     wait_until(lambda: set(alive(before)) == set(left), "the end of the processes", server)
 
@@ -80,15 +80,15 @@ def test_a_stop_does_not_wait_for_a_model_that_hangs_while_it_loads(start: Start
     wait_until(lambda: not alive(everything), "the end of all processes", limit_s=5)
 
 
-def test_an_unload_waits_for_its_requests_however_long_they_take(stage: Stage) -> None:
-    """Longer than a close may take, which has a limit."""
+def test_an_unload_waits_for_its_requests_without_a_limit(stage: Stage) -> None:
+    """Longer than the time limit of a close."""
     server, go = stage.server, stage.repository.parent / "go"
     wait = f"note('running')\nwhile not os.path.exists({str(go)!r}): time.sleep(0.005)\n{ECHO}"
-    stage.put_up("long", wait, max_batch_size=1)
+    stage.deploy("long", wait, max_batch_size=1)
     calls = [in_background(lambda number=number: infer(server, "long", number)) for number in (1, 2)]
     wait_until(lambda: pending(server, "long") == 1 and stage.notes("long") == ["running"], "both requests", server)
     assert unload(server, "long") == 200
-    time.sleep(CLOSE_PATIENCE_SECS + 0.5)
+    time.sleep(CLOSE_TIMEOUT_SECS + 0.5)
     assert index(server)["long", "1"] == ("UNLOADING", "")
     go.touch()
     assert [call.result(30) for call in calls] == [(200, [1]), (200, [2])]
@@ -99,10 +99,10 @@ def test_an_unload_waits_for_its_requests_however_long_they_take(stage: Stage) -
 
 def test_a_finalize_that_raises_or_hangs_ends_with_the_unload(stage: Stage) -> None:
     server = stage.server
-    stage.put_up("raises", methods="def finalize(self): raise RuntimeError('of finalize')")
-    stage.put_up("hangs", methods=f"def finalize(self):\n    {IGNORES}\n    {HANGS}", count=2)
-    stage.put_up("exits", methods="def finalize(self): os._exit(3)")
-    said = len(server.log)
+    stage.deploy("raises", methods="def finalize(self): raise RuntimeError('of finalize')")
+    stage.deploy("hangs", methods=f"def finalize(self):\n    {IGNORES}\n    {HANGS}", count=2)
+    stage.deploy("exits", methods="def finalize(self): os._exit(3)")
+    log_start = len(server.log)
     begun = time.monotonic()
     for model in ("raises", "hangs", "exits"):
         assert unload(server, model) == 200
@@ -110,8 +110,8 @@ def test_a_finalize_that_raises_or_hangs_ends_with_the_unload(stage: Stage) -> N
         wait_until(lambda model=model: not is_loaded(server, model), "the unload", server)
         assert index(server)[model, "1"] == ("UNAVAILABLE", "unloaded")
         assert workers(server, model) == []
-    assert 4 < time.monotonic() - begun < 12  # 5 s of grace
-    log = server.log[said:]
+    assert 4 < time.monotonic() - begun < 12  # killed after 5 s
+    log = server.log[log_start:]
     assert log.count("RuntimeError: of finalize") == 1
     for instance in ("hangs_0_0", "hangs_0_1"):
         assert log.count(f"instance '{instance}' did not finalize in 5.0 s: killed") == 1, log
@@ -163,14 +163,14 @@ def test_loads_and_unloads_leave_nothing_behind(stage: Stage, times: int) -> Non
     resident = resident_bytes(server)
     cycle(stage, times)
     wait_until(lambda: len(alive(descendants(server.process.pid))) == before[1], "the end of all workers", server)
-    # Each segment of shared memory that is still mapped has one.
+    # Each shared memory segment that is still mapped has a descriptor.
     wait_until(lambda: descriptors(server) <= before[0], "as few descriptors as before", server, 10)
     growth = resident_bytes(server) - resident
     print(f"{times} loads and unloads added {growth / (1 << 20):.2f} MiB")
     assert growth <= 3 << 20  # the goal is 2 MiB for 100
 
 
-def test_many_models_start_side_by_side(start: Start, repository: Path) -> None:
+def test_many_models_start_in_parallel(start: Start, repository: Path) -> None:
     for number in range(32):
         add_python(repository, f"m{number}")
     begun = time.monotonic()
@@ -195,10 +195,10 @@ def test_one_model_is_ready_soon_after_the_start(start: Start, repository: Path)
     assert took < 10  # the goal is 1 s
 
 
-def test_answers_are_right_when_no_shared_memory_is_to_be_had(start: Start, repository: Path) -> None:
+def test_answers_are_correct_without_shared_memory(start: Start, repository: Path) -> None:
     add_python(repository, "big", max_batch_size=0)
     server = start("--model-repository", repository, "--http-max-input-size=200000000")
-    # As a full /dev/shm or memory limit would: no segment may be larger than this.
+    # Like a full /dev/shm or a memory limit: no segment may be larger than this.
     limits = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
     array = np.arange(16 << 20, dtype=np.float32)

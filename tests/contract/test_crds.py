@@ -1,4 +1,4 @@
-"""The schemas in crds/ beside what the operator reads: a field is in both or in neither."""
+"""The schemas in crds/ agree with the operator: a field is in both or in neither."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def spec_of(example: Json) -> Spec:
     return spec
 
 
-def test_what_both_kinds_say_of_their_pods_is_the_same() -> None:
+def test_fields_for_pods_are_the_same_in_both_kinds() -> None:
     def shared(part: str, own: Mapping[str, set[str]]) -> list[Json]:
         parts = [(kind, schema_of(kind)["properties"][part]["properties"]) for kind in KINDS]
         return [{name: node for name, node in all_.items() if name not in own[kind]} for kind, all_ in parts]
@@ -70,7 +70,7 @@ def test_every_field_is_described_in_short_sentences(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_everything_in_a_spec_is_bounded_so_that_rules_are_cheap(kind: str) -> None:
+def test_every_field_of_a_spec_is_bounded_so_that_rules_are_cheap(kind: str) -> None:
     unbounded = []
     for path, node in fields(kind, "spec"):
         is_list, is_map = node.get("type") == "array", "additionalProperties" in node
@@ -86,7 +86,7 @@ def test_everything_in_a_spec_is_bounded_so_that_rules_are_cheap(kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_rule_says_what_would_be_right(kind: str) -> None:
+def test_every_rule_has_a_message(kind: str) -> None:
     rules = [rule for _, node in nodes(schema_of(kind)) for rule in node.get("x-kubernetes-validations", ())]
     assert len(rules) > 30
     assert [rule for rule in rules if not rule.get("message")] == []
@@ -129,13 +129,13 @@ OTHER: Mapping[str, Changes | tuple[Changes, Changes]] = {
     "spec.steps[].outputs[*]": {"spec.steps[2].outputs[v]": "vec", "spec.outputs[0].from": "pool.vec"},
     "spec.steps[].when": {"spec.steps[2].when": "not parameters.fast"},
 }
-"""Another value of a field, where the next one would not do; of a pair, the first is changed before."""
+"""Another value of a field, where the generated one is invalid; the first of a pair changes other fields before."""
 
 OF_ONE_VALUE = {"spec.placement.mode"}
 
 
 def places(value: Any, path: str, way: str = "") -> Iterator[tuple[str, Any]]:
-    """Where an example has a field, and what."""
+    """The paths of a field in an example, with the values."""
     match = re.match(r"\.?([^.\[]+)|(\[\])|(\[\*\])", path)
     if match is None:
         yield way, value
@@ -162,7 +162,7 @@ LEAVES = [(kind, path, node) for kind in KINDS for path, node in leaves(kind)]
 
 
 def changes_of(kind: str, path: str, node: Json) -> tuple[Json, Json]:
-    """An example that has the field, and the same with another value in it."""
+    """An example with the field, and the same example with another value of it."""
     if path in OTHER:
         other = OTHER[path]
         before, after = other if isinstance(other, tuple) else ({}, other)
@@ -185,7 +185,7 @@ def test_a_field_that_is_accepted_is_honoured(kind: str, path: str, node: Json) 
 
 
 class Recorded(dict[str, Any]):
-    """An object that notes which of its fields were asked for."""
+    """An object that records which of its fields are read."""
 
     def __init__(self, values: Json, path: str, asked: set[str]) -> None:
         super().__init__({key: recorded(value, f"{path}.{key}".strip("."), asked) for key, value in values.items()})
@@ -203,14 +203,14 @@ def recorded(value: Any, path: str, asked: set[str]) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_the_operator_reads_can_be_written(kind: str) -> None:
+def test_every_field_that_the_operator_reads_is_in_the_schema(kind: str) -> None:
     known = {path for path, _ in nodes(schema_of(kind))}
     asked: set[str] = set()
     for example in (*GOOD.values(), *(bad.object for bad in BAD)):
         if example["kind"] == kind:
             parse(Kind(kind), recorded(example, "", asked), PLATFORM)
     unknown = {path for path in asked if path not in known and not path.startswith("spec.podTemplate.spec.")}
-    # What was too large to read, the operator's own cache tells; the API server would take it away.
+    # The operator's cache sets this for objects that are too large; the API server would remove it.
     assert unknown == {"metadata.name", "metadata.namespace", UNREAD}
     assert {path for path, node in leaves(kind) if "[" not in path and path not in asked} == set()
 
@@ -221,13 +221,13 @@ def test_good_objects_have_no_problems(example: Json) -> None:
 
 
 @pytest.mark.parametrize("bad", BAD, ids=[bad.name for bad in BAD])
-def test_what_the_schema_refuses_the_operator_refuses_too(bad: Bad) -> None:
+def test_the_operator_refuses_what_the_schema_refuses(bad: Bad) -> None:
     spec, problems = parse(Kind(bad.object["kind"]), bad.object, PLATFORM)
     assert spec is None
     assert any(problem.path.startswith(bad.path) or bad.path.startswith(problem.path) for problem in problems), problems
 
 
-def test_the_server_reads_the_configuration_that_a_spec_comes_to() -> None:
+def test_the_server_reads_the_configuration_of_a_spec() -> None:
     spec = spec_of(FULL_MODEL)
     assert isinstance(spec, ModelSpec)
     read = read_json(json.dumps(spec.model.config))
@@ -272,7 +272,7 @@ URIS = st.builds(
 
 @settings(max_examples=500)
 @given(URIS)
-def test_what_the_operator_takes_as_a_uri_the_fetcher_takes(text: str) -> None:
+def test_the_fetcher_accepts_every_uri_that_the_operator_accepts(text: str) -> None:
     uri = read_uri(text)
     if not isinstance(uri, str):
         fetched = parse_uri(text)

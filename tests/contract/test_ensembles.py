@@ -1,4 +1,4 @@
-"""Ensembles that the operator takes, beside the server that runs them."""
+"""The server accepts the ensembles that the operator accepts."""
 
 import json
 
@@ -61,7 +61,7 @@ READABLE = st.recursive(
 
 @st.composite
 def conditions(draw: st.DrawFn) -> list[str]:
-    """As words: readable ones, and those with one word too many or anything."""
+    """Conditions as words: valid ones, ones with an additional word, and random ones."""
     words = draw(READABLE) if draw(st.integers(0, 4)) else draw(st.lists(st.sampled_from(WORDS), max_size=9))
     if draw(st.booleans()):
         words.insert(draw(st.integers(0, len(words))), draw(st.sampled_from(WORDS)))
@@ -71,16 +71,16 @@ def conditions(draw: st.DrawFn) -> list[str]:
 @settings(deadline=None, max_examples=500)
 @given(conditions())
 def test_a_condition_is_read_as_the_server_reads_it(words: list[str]) -> None:
-    ours, theirs = " ".join(words), " ".join(for_the_server(word) for word in words)
-    references = read_when(ours)
+    for_operator, for_server = " ".join(words), " ".join(for_the_server(word) for word in words)
+    references = read_when(for_operator)
     try:
-        condition = parse_condition(theirs)
+        condition = parse_condition(for_server)
     except InferenceError:
         assert isinstance(references, str)
         return
     assert not isinstance(references, str), references
     assert tuple(dict.fromkeys(NAMES[reference.tensor] for reference in references)) == condition.tensors
-    assert parse_condition(renamed(ours, NAMES)).expression == condition.expression
+    assert parse_condition(renamed(for_operator, NAMES)).expression == condition.expression
 
 
 STEPS = ("a", "b", "c", "d")
@@ -91,7 +91,7 @@ CONDITIONS = st.none() | st.builds("{}.present or {} > 1".format, st.sampled_fro
 
 @st.composite
 def ensembles(draw: st.DrawFn) -> Json:
-    """Mostly steps that use those before them, and now and then anything."""
+    """Steps that mostly use earlier steps, and sometimes anything."""
     steps: list[Json] = []
     known = ["request.A", "request.B"]
     for name in STEPS[: draw(st.integers(1, len(STEPS)))]:
@@ -124,15 +124,15 @@ def server_problems(spec: EnsembleSpec) -> list[str]:
 
 @settings(deadline=None, max_examples=300)
 @given(ensembles())
-def test_an_ensemble_without_problems_has_none_for_the_server(told: Json) -> None:
-    spec, problems = parse(Kind.MODEL_ENSEMBLE, told, PLATFORM)
+def test_an_ensemble_without_problems_is_valid_for_the_server(example: Json) -> None:
+    spec, problems = parse(Kind.MODEL_ENSEMBLE, example, PLATFORM)
     if isinstance(spec, EnsembleSpec):
         assert server_problems(spec) == []
     else:
         assert problems
 
 
-def test_the_example_has_none() -> None:
+def test_the_example_is_valid_for_the_server() -> None:
     spec, _ = parse(Kind.MODEL_ENSEMBLE, ensemble(), PLATFORM)
     assert isinstance(spec, EnsembleSpec)
     assert server_problems(spec) == []

@@ -1,4 +1,4 @@
-"""What the operator writes for the server is what the server reads: the fetch plan, the command line, the ensembles."""
+"""The server reads what the operator writes: the fetch plan, the command line, the ensembles."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_the_fetcher_knows_the_file_of_each_format() -> None:
     assert tuple(layout.FORMATS) == FORMATS
 
 
-def test_the_server_takes_the_command_line(tmp_path: Path) -> None:
+def test_the_server_accepts_the_command_line(tmp_path: Path) -> None:
     spec = model_spec(workload=workload(serving=Serving(True, True, 9000, 9001, 9002, 1 << 20, 60)))
     arguments = [each.replace("/models", str(tmp_path)) for each in server_of(pod_of(spec))["args"]]
 
@@ -72,7 +72,7 @@ def member(name: str, inputs: dict[str, str], outputs: dict[str, str]) -> ModelC
     return read_json(orjson.dumps(document)).config
 
 
-def test_the_server_makes_the_graph_that_the_steps_describe() -> None:
+def test_the_servers_graph_has_the_edges_of_the_steps() -> None:
     spec = search_spec(
         inputs=(tensor("TEXT", data_type="BYTES"), tensor("FAST", data_type="BOOL")),
         outputs=(tensor("EMBEDDING", "pool.out"), tensor("IDS", "tok.ids", "INT64")),

@@ -26,13 +26,13 @@ STARTED = "Started Metrics Service"
 
 @dataclass
 class Reader:
-    """Somebody with two terminals in a folder that has a model file: the first one is for servers."""
+    """A user with two terminals in a folder with a model file; servers run in the first one."""
 
     folder: Path
     server: subprocess.Popen[bytes] | None = None
 
     def environment(self) -> dict[str, str]:
-        # curl fails on an answer that is an error, as a reader would see it.
+        # curl must fail on error statuses.
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         return {**os.environ, "PATH": path, "CURL_HOME": str(self.folder), "HOME": str(self.folder)}
 
@@ -99,7 +99,7 @@ def test_every_command_works(document: Path, reader: Reader) -> None:
 def test_no_command_hides_in_a_block_without_a_language(document: Path) -> None:
     text = document.read_text()
     opened = re.findall(r"^```(\w*)$", text, re.MULTILINE)[::2]
-    # What needs a cluster is `console`, in the pages of Kubernetes alone.
+    # Commands that need a cluster are `console`, only in the pages on Kubernetes.
     elsewhere = {"console"} if document.name.startswith("kubernetes") else set()
     assert set(opened) <= {"sh", "text", "json", "yaml", "protobuf", "dockerfile"} | elsewhere, opened
 

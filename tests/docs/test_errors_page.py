@@ -1,4 +1,4 @@
-"""The tables of errors say what the server does."""
+"""The tables of errors agree with the server."""
 
 import http.client
 import re
@@ -158,11 +158,11 @@ def test_an_error_is_the_one_of_the_table(server: RunningServer, what: str) -> N
     status, text = TEXTS[what]
     answer = PROVOKED[what](server)
     pattern = ".*".join(re.escape(part) for part in text.split("…"))
-    # The tables speak of the model `m` and of an input `x` for whatever they are called.
-    said = answer.error.replace("'n'", "'m'").replace("'bad'", "'m'").replace("'IN'", "'x'").strip()
-    said = re.sub(r"'python_[a-z]+", "'m", said)
-    assert answer.status == status, said
-    assert re.fullmatch(pattern.strip(), said, re.DOTALL), said
+    # The tables use the names `m` for every model and `x` for every input.
+    text = answer.error.replace("'n'", "'m'").replace("'bad'", "'m'").replace("'IN'", "'x'").strip()
+    text = re.sub(r"'python_[a-z]+", "'m", text)
+    assert answer.status == status, text
+    assert re.fullmatch(pattern.strip(), text, re.DOTALL), text
 
 
 def test_another_method_is_a_405_and_the_connection_stays_open(server: RunningServer) -> None:

@@ -1,4 +1,4 @@
-"""The reference pages are what the code says, and the site builds without a warning."""
+"""The reference pages agree with the code, and the site builds without a warning."""
 
 import importlib.util
 import shutil

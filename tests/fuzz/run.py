@@ -1,6 +1,6 @@
-"""`python tests/fuzz/run.py [TARGET …] [--seconds N]`: fuzz with atheris, beginning from the seeds and the corpus.
+"""`python tests/fuzz/run.py [TARGET …] [--seconds N]`: fuzz with atheris, starting from the seeds and the corpus.
 
-A crash is written to tests/fuzz/corpus/<target>/, where the test run replays it from then on: fix it, and keep the file.
+A crash is written to tests/fuzz/corpus/<target>/, where test runs replay it: fix the bug, and keep the file.
 """
 
 import argparse

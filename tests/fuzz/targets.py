@@ -1,7 +1,7 @@
-"""What is fuzzed, and what must hold: one function per decoder, from bytes to nothing, or an exception that is a finding.
+"""Fuzz targets: one function per decoder. It takes bytes and returns nothing; an exception is a finding.
 
-Each is deterministic and fast, so that the same function runs under the fuzzer (`make fuzz`) and over the corpus of what
-was found, in every test run.
+Targets are deterministic and fast, so that the same function runs in the fuzzer (`make fuzz`) and, in every test run, over
+the corpus of findings.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ def check_error(error: InferenceError, right: Collection[ErrorCode] = CLIENT_FAU
 
 
 def check_tensors(request: InferenceRequest) -> None:
-    """What the model's configuration accepts is a tensor of exactly the bytes that its shape says."""
+    """Check that every accepted tensor has exactly the bytes of its shape."""
     try:
         CHECKER.check(request)
         CHECKER.check_framing(request)
@@ -81,7 +81,7 @@ def check_tensors(request: InferenceRequest) -> None:
 
 
 def outcome(decode: Callable[[], http_request.DecodedInfer]) -> tuple[Any, ...]:
-    """The request and the format, or the code of the error: what all ways of reading must agree on."""
+    """The request and the format, or the code of the error, in which all ways of reading must agree."""
     try:
         decoded = decode()
     except InferenceError as error:
@@ -89,7 +89,7 @@ def outcome(decode: Callable[[], http_request.DecodedInfer]) -> tuple[Any, ...]:
         return (error.code,)
     request = decoded.request
     tensors = [(t.name, t.datatype, t.shape, bytes(t.data)) for t in request.inputs]
-    # NaN is unlike itself, and what it was read from may hold it in a parameter.
+    # NaN is not equal to itself, and a parameter may contain it.
     return tensors, request.outputs, repr(request.parameters), request.id, request.priority, repr(decoded.destinations)
 
 
@@ -101,7 +101,7 @@ def check_ways(view: ModelView, body: bytes, header_length: int | None) -> None:
 
 
 def json_to_tensor(data: bytes) -> None:
-    """An inference body, whose first byte says how much of it is JSON: read at once, in steps, and a second time."""
+    """An inference body, whose first byte sets the length of its JSON: read at once, in steps, and a second time."""
     if not data:
         return
     body = data[1:]
@@ -134,7 +134,7 @@ def generate_outcome(decode: Callable[[], InferenceRequest]) -> tuple[Any, ...]:
 
 
 def generate_to_tensor(data: bytes) -> None:
-    """A body of `generate`, whose first byte says how it is cut: read at once and in steps."""
+    """A body of `generate`, whose first byte sets how it is cut: read at once and in steps."""
     if len(data) < 2:
         return
     body = data[1:]
@@ -152,7 +152,7 @@ def generate_to_tensor(data: bytes) -> None:
 
 
 def grpc_contents(data: bytes) -> None:
-    """A ModelInferRequest as it comes from the wire."""
+    """A ModelInferRequest from the wire."""
     try:
         message = parse(ModelInferRequest, data)
     except InferenceError as error:
@@ -178,7 +178,7 @@ def config_yaml(data: bytes) -> None:
 
 
 def check_config(parsed: ParsedConfig) -> None:
-    """A configuration: problems with their places, or a value that survives being written and read again."""
+    """Check a configuration: problems have places, and a value is the same after writing and reading it."""
     for problem in parsed.problems:
         assert problem.message
         assert len(str(problem)) <= LONGEST_ERROR
@@ -193,7 +193,7 @@ def check_config(parsed: ParsedConfig) -> None:
 
 
 class _Loop:
-    """As much of an event loop as a connection asks for: callbacks that run when they are told to; no time passes."""
+    """The part of an event loop that a connection uses: callbacks run in `turn`, and no time passes."""
 
     def __init__(self) -> None:
         self._ready: list[Callable[[], None]] = []
@@ -205,7 +205,7 @@ class _Loop:
         return self
 
     def cancel(self) -> None:
-        """Of the timer that `call_later` returned."""
+        """Cancel the timer that `call_later` returned."""
 
     def turn(self) -> None:
         for _ in range(10_000):
@@ -216,7 +216,7 @@ class _Loop:
 
 
 class _Transport(asyncio.Transport):
-    """Keeps what is written and takes part in reading's flow control."""
+    """Keeps what is written, and supports flow control of reading."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ class _Transport(asyncio.Transport):
         self.is_reading_paused = False
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Everything is sent at once here."""
+        """All writes are sent immediately."""
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -268,9 +268,9 @@ STATUS = re.compile(rb"HTTP/1\.1 (\d+)")
 
 
 def serve_pieces(pieces: list[bytes]) -> tuple[list[tuple[Any, ...]], list[bool]]:
-    """What a connection makes of a byte stream that arrives in these pieces: the requests, and whether each answer is good.
+    """The requests of a byte stream that arrives in these pieces, and whether each answer is a success.
 
-    Of several faults a stream in pieces may name another than one at once, so refusals are not told apart.
+    With several faults, the reported one may depend on the pieces, so that refusals are not distinguished.
     """
     taken: list[tuple[Any, ...]] = []
     faults: list[str] = []
@@ -304,7 +304,7 @@ def serve_pieces(pieces: list[bytes]) -> tuple[list[tuple[Any, ...]], list[bool]
 
 
 def http_framing(data: bytes) -> None:
-    """A byte stream, whose first byte says where it is cut: the verdict does not depend on the pieces."""
+    """A byte stream, whose first byte sets where it is cut: the result does not depend on the pieces."""
     if len(data) < 2:
         return
     stream = data[1:4096]
@@ -328,7 +328,7 @@ _LOOP = asyncio.new_event_loop()
 
 
 class _Owner:
-    """Keeps what it hears, in a form that can be compared."""
+    """Records all events in a form that can be compared."""
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
@@ -339,11 +339,11 @@ class _Owner:
     def on_done(self, batch: Batch, done: Done) -> None:
         assert len(done.replies) == len(batch.items)
         self.wants_memory |= done.wanted_bytes > 0
-        replies = [_told(reply) for reply in done.replies]
+        replies = [_as_sent(reply) for reply in done.replies]
         self.heard.append((batch.number, replies, done.failed, done.times, done.retained))
 
     def on_response(self, response: Response) -> None:
-        self.heard.append((response.key, _told(response.reply), response.final, response.times))
+        self.heard.append((response.key, _as_sent(response.reply), response.final, response.times))
 
     def on_ready(self, is_ready: bool) -> None:
         self.heard.append(is_ready)
@@ -366,24 +366,24 @@ class _Owner:
         inputs = [(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data)) for tensor in request.inputs]
         request.inputs = []
         self.heard.append((infer.batch, items and items[0].key, inputs, repr(request)))
-        # Every other one is over at once, the others have one answer of many.
+        # Every second call ends at once; the others have one of many answers.
         final = len(self.heard) % 2 == 0
         on_response(InferenceResponse(request.model_name, "1", request.id, final=final))
         return len(self.heard)
 
     def on_answered(self) -> None:
-        """Nobody looks for the next call here."""
+        """This owner does not wait for the next call."""
 
     def on_cancel_call(self, ticket: int) -> None:
-        # Those that are under way when the worker is given up are cancelled in any case.
+        # Calls in flight when the worker is lost are cancelled in any case.
         self.cancelled.append(ticket)
 
     def on_taken(self, ticket: int, responses: int) -> None:
         self.heard.append((ticket, responses))
 
 
-def _told(reply: Reply) -> Any:
-    """A reply as it goes to the client: what the configuration accepts is exactly the bytes that its shape says."""
+def _as_sent(reply: Reply) -> Any:
+    """A reply as sent to the client. Checks that every accepted tensor has exactly the bytes of its shape."""
     if not isinstance(reply, Answer):
         return reply
     try:
@@ -395,8 +395,8 @@ def _told(reply: Reply) -> Any:
         assert tensor.array().shape == tensor.shape
         if tensor.datatype is not DataType.BYTES:
             assert tensor.array().nbytes == len(tensor.data)
-    told = [(tensor.name, tensor.shape, bytes(tensor.data)) for tensor in outputs]
-    return told, repr(reply.parameters)
+    sent = [(tensor.name, tensor.shape, bytes(tensor.data)) for tensor in outputs]
+    return sent, repr(reply.parameters)
 
 
 def _request(key: int, size_bytes: int) -> BatchItem:
@@ -405,20 +405,22 @@ def _request(key: int, size_bytes: int) -> BatchItem:
 
 
 def hear_worker(pieces: list[bytes]) -> tuple[Any, bool]:
-    """What the server takes from a worker that has two batches and one block of memory, and why it gives it up; and
-    whether the worker asked for memory, which comes when it comes.
+    """The events that the server accepts from a worker with two batches and one block of memory, and the reason of its
+    loss; and whether the worker requested memory, which may arrive at any time.
     """
-    ours, theirs = socket.socketpair()
+    server_end, worker_end = socket.socketpair()
     owner, lost = _Owner(), list[str]()
     owners = Owners(owner, owner, owner)
-    connection = Channel(ours, SPEC, ("x",), tuple(OUTPUTS), owners, lost.append, _LOOP, arena_bytes=2 * PLACED_BYTES)
+    connection = Channel(
+        server_end, SPEC, ("x",), tuple(OUTPUTS), owners, lost.append, _LOOP, arena_bytes=2 * PLACED_BYTES
+    )
 
     async def play() -> None:
         connection.batches.execute([_request(1, 4), _request(2, 4)], 0)
         connection.batches.execute([_request(3, PLACED_BYTES)], 1)
         for piece in pieces:
             with suppress(BrokenPipeError, ConnectionResetError):
-                theirs.sendall(piece)
+                worker_end.sendall(piece)
             for _ in range(6):
                 await asyncio.sleep(0)
 
@@ -426,15 +428,15 @@ def hear_worker(pieces: list[bytes]) -> tuple[Any, bool]:
         _LOOP.run_until_complete(play())
     finally:
         connection.close()
-        theirs.close()
+        worker_end.close()
     assert len(lost) <= 1
     assert all(0 < len(reason) < 500 for reason in lost)
-    # Calls are answered in tasks, which end with the worker.
+    # Calls are answered in tasks, which end with the worker's connection.
     return (owner.heard, lost, owner.cancelled, () if lost else owner.calls), owner.wants_memory
 
 
 def worker_frames(data: bytes) -> None:
-    """What a worker sends, whose first byte says where it is cut: the verdict does not depend on the pieces."""
+    """The byte stream of a worker, whose first byte sets where it is cut: the result does not depend on the pieces."""
     if len(data) < 2:
         return
     stream = data[1:1024]

@@ -1,4 +1,4 @@
-"""The fuzz targets over their seeds, over mutations of them, and over everything that fuzzing has found."""
+"""The fuzz targets over their seeds, over mutations of them, and over all findings."""
 
 import random
 from pathlib import Path
@@ -19,12 +19,12 @@ def test_every_target_has_seeds() -> None:
 
 
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_what_was_found_stays_fixed(path: Path) -> None:
+def test_findings_stay_fixed(path: Path) -> None:
     TARGETS[path.parent.name](path.read_bytes())
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_seeds_and_their_neighbours(name: str) -> None:
+def test_seeds_and_mutations_of_them(name: str) -> None:
     chance = random.Random(name)
     for seed in SEEDS[name]:
         TARGETS[name](seed)

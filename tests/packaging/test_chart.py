@@ -1,5 +1,5 @@
-"""The chart: what helm makes of it, what its schema refuses, what each value does, and that manifests and CRDs say the
-same."""
+"""The chart: rendered objects, values that its schema refuses, the effect of each value, and agreement with manifests
+and CRDs."""
 
 import importlib.util
 import json
@@ -25,7 +25,7 @@ from support.phases import shown
 CHART = REPOSITORY_ROOT / "helm" / "halimede"
 GOLDEN = Path(__file__).parent / "chart"
 
-# The fixture builds helm where no run has done so before.
+# The fixture builds helm in the first run.
 pytestmark = pytest.mark.timeout(1800)
 
 specification = importlib.util.spec_from_file_location("generate", REPOSITORY_ROOT / "manifests" / "generate.py")
@@ -61,7 +61,7 @@ def test_the_charts_crds_are_those_in_crds() -> None:
     assert {path.name: path.read_text() for path in (CHART / "files" / "crds").iterdir()} == of
 
 
-def test_crds_stay_when_the_chart_goes_unless_told_otherwise(helm: str) -> None:
+def test_crds_are_kept_on_uninstall_by_default(helm: str) -> None:
     def policies(*arguments: str) -> list[str | None]:
         crds = [each for each in generate.rendered(helm, *arguments) if each["kind"] == "CustomResourceDefinition"]
         return [each["metadata"].get("annotations", {}).get("helm.sh/resource-policy") for each in crds]
@@ -88,14 +88,14 @@ def named(resource: dict[str, Any]) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("values", sorted(path.stem for path in GOLDEN.glob("*.values.yaml")))
-def test_values_make_these_objects(helm: str, values: str) -> None:
+def test_rendered_objects_of_values(helm: str, values: str) -> None:
     name = values.removesuffix(".values")
     made = generate.rendered(helm, "--set", "crds.install=false", "--values", str(GOLDEN / f"{name}.values.yaml"))
     assert made == list(yaml.safe_load_all((GOLDEN / f"{name}.golden.yaml").read_text()))
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"operator": {"replicas": -1}}, "operator/replicas"),
         ({"models": {"schemes": ["ftp"]}}, "models/schemes/0"),
@@ -111,11 +111,11 @@ def test_values_make_these_objects(helm: str, values: str) -> None:
         ({"replicas": 2}, "additional properties 'replicas' not allowed"),
     ],
 )
-def test_values_that_mean_nothing_are_refused(helm: str, tmp_path: Path, given: dict[str, Any], said: str) -> None:
+def test_invalid_values_are_refused(helm: str, tmp_path: Path, given: dict[str, Any], message: str) -> None:
     (tmp_path / "values.json").write_text(json.dumps(given))
     with pytest.raises(subprocess.CalledProcessError) as error:
         generate.rendered(helm, "--values", str(tmp_path / "values.json"))
-    assert said in error.value.stderr
+    assert message in error.value.stderr
 
 
 DIGEST = f"sha256:{'0' * 64}"
@@ -162,7 +162,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "monitoring.interval": ("1m", MONITORED),
     "monitoring.labels": ({"release": "prometheus"}, MONITORED),
 }
-"""By value: another one than the chart's own, and what else has to be set."""
+"""For each value one that is not the default, with other values that it needs."""
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -173,20 +173,20 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def test_no_value_is_without_a_test() -> None:
+def test_every_value_has_a_test() -> None:
     assert sorted(leaves(yaml.safe_load((CHART / "values.yaml").read_text()))) == sorted(CHANGES)
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_value_does_something(helm: str, tmp_path: Path, name: str) -> None:
+def test_each_value_has_an_effect(helm: str, tmp_path: Path, name: str) -> None:
     value, others = CHANGES[name]
     if not name.startswith("crds."):
-        # To read them takes a second.
+        # Parsing them takes a second.
         others = {**others, "crds": {"install": False}}
     made = [installed(helm, tmp_path, *given) for given in ([others], [others, nested(name, value)])]
     (before, arguments_before), (after, arguments_after) = made
     if before == after:
-        # An argument is no effect: what the operator does with it is.
+        # An argument alone is not an effect; the operator must behave differently.
         assert arguments_before != arguments_after
         effects = models_with(arguments_before), models_with(arguments_after)
         if effects[0] == effects[1]:
@@ -200,7 +200,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 
 def installed(helm: str, folder: Path, *values: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The release's objects without the operator's arguments, and these."""
+    """The release's objects without the operator's arguments, and the arguments."""
     files = []
     for number, given in enumerate(values):
         (folder / f"{number}.json").write_text(json.dumps(given))
@@ -211,7 +211,7 @@ def installed(helm: str, folder: Path, *values: dict[str, Any]) -> tuple[list[di
 
 
 def models_with(arguments: list[str]) -> dict[str, Any]:
-    """What the operator makes of many models, or what it refuses them for."""
+    """The operator's children of many models, or its errors."""
     platform = parse(arguments).platform
     found: dict[str, Any] = {}
     on_the_node = changed(model(), {"spec.model.uri": "file:///srv/models/bert"})
@@ -224,7 +224,7 @@ def models_with(arguments: list[str]) -> dict[str, Any]:
 
 
 def words_of(arguments: list[str]) -> str:
-    """What the operator says, with the time left out, where it finds no cluster."""
+    """The operator's output without a cluster, without timestamps."""
     environment = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
     command = [sys.executable, "-m", "halimede_operator", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -232,7 +232,7 @@ def words_of(arguments: list[str]) -> str:
     return re.sub(r"[0-9]", "", done.stderr)
 
 
-def test_a_digest_is_instead_of_the_tag(helm: str) -> None:
+def test_a_digest_replaces_the_tag(helm: str) -> None:
     images = {
         f"--set={name}.{part}={value}"
         for name in ("operator.image", "server.image", "server.gpuImage")
@@ -245,14 +245,14 @@ def test_a_digest_is_instead_of_the_tag(helm: str) -> None:
     assert [container["image"], platform.server_image, platform.gpu_server_image] == [image] * 3
 
 
-def test_a_release_for_some_namespaces_has_nothing_of_the_cluster(helm: str) -> None:
+def test_a_release_for_some_namespaces_has_no_cluster_wide_objects(helm: str) -> None:
     made = generate.rendered(helm, "--set", "crds.install=false", "--set", "watchNamespaces={prod}")
     spaces = {each["metadata"].get("namespace") for each in made}
     assert spaces == {"halimede", "prod"}
 
 
 def test_a_namespaces_admin_has_the_rights_that_its_operator_gets(helm: str) -> None:
-    """On our own kinds: Kubernetes lets nobody give a right that they do not have."""
+    """For Halimede's kinds: Kubernetes lets users grant only rights that they have."""
 
     def rights(roles: set[str], *arguments: str) -> set[tuple[str, str]]:
         return {
@@ -274,13 +274,13 @@ def test_a_namespaces_admin_has_the_rights_that_its_operator_gets(helm: str) -> 
     ("wanted", "is_known", "is_made"),
     [("Auto", True, True), ("Auto", False, False), ("Always", False, True), ("Never", True, False)],
 )
-def test_a_pod_monitor_where_the_cluster_knows_that_kind(helm: str, wanted: str, is_known: bool, is_made: bool) -> None:
+def test_a_pod_monitor_needs_its_kind_in_the_cluster(helm: str, wanted: str, is_known: bool, is_made: bool) -> None:
     known = ["--api-versions", "monitoring.coreos.com/v1/PodMonitor"] if is_known else []
     made = generate.rendered(helm, "--set", f"monitoring.podMonitor={wanted}", *known)
     assert ("PodMonitor" in {each["kind"] for each in made}) is is_made
 
 
-def test_the_chart_can_be_packed_and_has_what_it_needs(helm: str, tmp_path: Path) -> None:
+def test_the_chart_can_be_packaged_with_all_its_files(helm: str, tmp_path: Path) -> None:
     subprocess.run([helm, "package", "--destination", tmp_path, CHART], capture_output=True, check=True)
     (packed,) = tmp_path.iterdir()
     shutil.unpack_archive(packed, tmp_path, "gztar")

@@ -1,4 +1,4 @@
-"""What is installed is used: each dependency is imported by the code that the same extra installs it for."""
+"""Each dependency is imported by the code of the extra that installs it."""
 
 import ast
 import tomllib

@@ -1,4 +1,4 @@
-"""The image, built by `make image` and run as a cluster runs it: its own user, a read-only root, no capability."""
+"""The image, built by `make image` and run as in a cluster: its own user, a read-only root, no capabilities."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from support.models import add_simple
 from support.served import add_python, infer, parameter
 from support.server import LOOPBACK, wait_until
 
-# The first build on a machine fetches its programs, a base and all packages: a minute and a half on an idle one.
+# The first build on a machine fetches programs, a base image and all packages: 90 s on an idle machine.
 pytestmark = pytest.mark.timeout(900)
 
 COMPRESSED_LIMIT_BYTES = 300_000_000
@@ -28,12 +28,12 @@ TOOLS = re.compile(r"(.*-)?(cc|gcc|g\+\+|c\+\+|cpp|clang|as|ld|make|pip|pip3)([-
 
 PAGE = (REPOSITORY_ROOT / "docs/pages/container.md").read_text()
 EXTENDED = ["cpu", "numexpr"]
-"""The image, and one that is made from it as the page says, with a package that needs NumPy in place of PyTorch."""
+"""The image, and one built from it as on the page, with a package that needs NumPy instead of PyTorch."""
 
 
 @pytest.fixture(scope="session")
 def image(request: pytest.FixtureRequest) -> Iterator[Image]:
-    """The image of one kind, `cpu` where a test does not say; or the CPU's with a package."""
+    """The image of one kind, `cpu` by default, or the CPU image with a package."""
     kind = getattr(request, "param", "cpu")
     try:
         with ExitStack() as stack:
@@ -50,7 +50,7 @@ def image(request: pytest.FixtureRequest) -> Iterator[Image]:
 
 
 def recipe(package: str, base: str) -> str:
-    """The page's Dockerfile for another package, from an image of another name."""
+    """The page's Dockerfile with another package and another base image."""
     (text,) = re.findall(r"```dockerfile\n(.*?)```", PAGE, re.DOTALL)
     name = f"halimede:{__version__}"
     assert (text.count(f" {name}\n"), text.count(f"={name},"), text.count(" torch\n")) == (1, 1, 1)
@@ -66,7 +66,7 @@ def container(image: Image, tmp_path: Path) -> Iterator[Container]:
 
 
 @pytest.mark.parametrize("image", EXTENDED, indirect=True)
-def test_the_image_says_how_it_is_run(image: Image) -> None:
+def test_the_images_configuration(image: Image) -> None:
     config = image.config
     assert config["User"] == "65532:65532"
     assert set(config["ExposedPorts"]) == {"8000/tcp", "8001/tcp", "8002/tcp"}
@@ -82,7 +82,7 @@ def test_the_image_says_how_it_is_run(image: Image) -> None:
     ]
 
 
-def test_flags_alone_serve_on_tritons_ports_until_sigterm(container: Container) -> None:
+def test_a_container_with_only_flags_serves_on_tritons_ports(container: Container) -> None:
     server = container.start("--model-repository=/models", private_network=True)
     assert server.ports == {"HTTPService": 8000, "GRPCInferenceService": 8001, "Metrics Service": 8002}
     wait_until(lambda: container.health() == 0, "the health check to pass", server)
@@ -104,7 +104,7 @@ def test_the_health_check_fails_until_the_models_serve(container: Container) -> 
     assert server.stop() == 0, server.log
 
 
-def test_tritons_command_line_serves_tritons_clients(container: Container) -> None:
+def test_tritons_command_line_starts_the_server(container: Container) -> None:
     server = container.start("tritonserver", "--model-repository=/models", *LOOPBACK)
     one, two = np.arange(16, dtype=np.int32)[None], np.full((1, 16), 3, np.int32)
     for protocol, url in ((tritonclient.http, server.http_url), (tritonclient.grpc, server.grpc_url)):
@@ -121,7 +121,7 @@ def test_tritons_command_line_serves_tritons_clients(container: Container) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "output"),
     [
         (["halimede", "--version"], 0, f"halimede {__version__}\n"),
         (["python", "-c", "import halimede; print(halimede.__version__)"], 0, f"{__version__}\n"),
@@ -131,16 +131,14 @@ def test_tritons_command_line_serves_tritons_clients(container: Container) -> No
     ],
     ids=["halimede", "any command", "flags", "tritonserver", "nothing"],
 )
-def test_what_stands_behind_the_images_name_is_run(
-    container: Container, arguments: list[str], code: int, said: str
-) -> None:
+def test_arguments_of_docker_run(container: Container, arguments: list[str], code: int, output: str) -> None:
     done = container.run(*arguments)
     assert done.returncode == code, done.stderr
-    assert said in done.stdout + done.stderr
+    assert output in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("image", EXTENDED, indirect=True)
-def test_nothing_in_it_builds_programs_or_gives_rights(image: Image) -> None:
+def test_the_image_has_no_build_tools_and_no_setuid_files(image: Image) -> None:
     tools, rights = [], []
     for directory, _, names in os.walk(image.root):
         for name in names:
@@ -166,7 +164,7 @@ def test_a_start_compiles_nothing(container: Container) -> None:
 
 
 @pytest.mark.parametrize("image", EXTENDED, indirect=True)
-def test_what_is_installed_is_what_the_lock_pins(image: Image) -> None:
+def test_installed_packages_are_those_of_the_lock(image: Image) -> None:
     pins = set(re.findall(r"^([a-z0-9-]+==[^ ;]+)", (REPOSITORY_ROOT / "requirements.lock").read_text(), re.MULTILINE))
     packages = (image.root / "opt/halimede/lib").glob("python3.*/site-packages/*.dist-info")
     installed = {re.sub("[-_.]+", "-", name).lower() + "==" + version
@@ -178,11 +176,11 @@ def test_what_is_installed_is_what_the_lock_pins(image: Image) -> None:
     assert installed - pins - added == {f"halimede=={__version__}"}
 
 
-def test_the_download_is_small_and_as_large_as_the_page_says(image: Image) -> None:
+def test_the_images_size_is_small_and_as_documented(image: Image) -> None:
     size = image.compressed_bytes()
     assert size < COMPRESSED_LIMIT_BYTES
-    (said,) = re.findall(r"\| size of the image for CPUs \| (\d+) MB compressed", PAGE)
-    assert size / 1e6 == pytest.approx(float(said), rel=0.05)
+    (documented,) = re.findall(r"\| size of the image for CPUs \| (\d+) MB compressed", PAGE)
+    assert size / 1e6 == pytest.approx(float(documented), rel=0.05)
 
 
 LOCALE = """
@@ -207,12 +205,12 @@ def test_models_find_utf_8_and_the_locale_en_us(container: Container) -> None:
     ]})  # fmt: skip
     assert answer.json["outputs"][0]["data"] == [" UTF-8 1000", "en_US.UTF-8 UTF-8 1,000"]
     assert server.stop() == 0, server.log
-    # The server itself, whose process hosts what runs on threads.
+    # The server process, in which models on threads run.
     set_locale = "import halimede.app, locale; print(locale.setlocale(locale.LC_ALL, 'en_US.UTF-8'))"
     assert container.run("python", "-c", set_locale).stdout == "en_US.UTF-8\n"
 
 
-def test_what_its_user_may_not_read_is_named(container: Container) -> None:
+def test_errors_name_files_that_the_user_may_not_read(container: Container) -> None:
     add_simple(container.models, "closed")
     file = container.models / "closed/1/model.onnx"
     file.chmod(0o600)
@@ -248,8 +246,8 @@ def test_models_may_write_to_tmp_under_any_user(image: Image, tmp_path: Path) ->
         container.remove()
 
 
-def test_an_environment_that_is_unpacked_where_nothing_may_run_says_so(image: Image, tmp_path: Path) -> None:
-    """As docker mounts memory unless it is told otherwise."""
+def test_an_environment_unpacked_on_a_noexec_mount_is_an_error(image: Image, tmp_path: Path) -> None:
+    """Docker mounts tmpfs with noexec by default."""
     extra = parameter("EXECUTION_ENV_PATH", "/models/packed/env.tar.gz")
     add_python(tmp_path / "models", "packed", extra=extra)
     with tarfile.open(tmp_path / "models/packed/env.tar.gz", "w:gz") as archive:
@@ -263,7 +261,7 @@ def test_an_environment_that_is_unpacked_where_nothing_may_run_says_so(image: Im
         container.remove()
 
 
-def test_a_model_that_needs_a_place_to_write_to_says_which(container: Container) -> None:
+def test_a_model_without_a_writable_folder_gets_an_error_with_the_path(container: Container) -> None:
     add_python(container.models, "writes", methods=CACHES)
     server = container.start("--model-repository=/models", "--exit-on-error=false", private_network=True)
     wait_until(lambda: "No usable temporary directory found in ['/tmp'" in server.log, "the error", server)

@@ -1,4 +1,4 @@
-"""The locks fit together: images are of the versions that everything is tested with."""
+"""The locks agree: images have the versions that the tests use."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_no_package_is_pinned_twice() -> None:
 
 
 @pytest.mark.parametrize("lock", ["server/server.lock", "operator/operator.lock"])
-def test_images_have_what_is_tested(lock: str) -> None:
+def test_images_have_the_tested_versions(lock: str) -> None:
     image = pins(lock)
     assert image
     assert image.items() <= pins("requirements.lock").items()

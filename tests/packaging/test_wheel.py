@@ -1,4 +1,4 @@
-"""Wheel and source distribution: built, looked into, installed into a fresh environment, run."""
+"""Wheel and source distribution: build, content, installation into a fresh environment, run."""
 
 import subprocess
 import sys
@@ -44,7 +44,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def needed(name: str, extra: str = "") -> set[str]:
-    """What the installed packages say that this one needs, directly and not."""
+    """The direct and indirect dependencies of a package, from the metadata of the installed packages."""
     found: set[str] = set()
     waiting = [(name, extra)]
     while waiting:
@@ -57,7 +57,7 @@ def needed(name: str, extra: str = "") -> set[str]:
 
 
 def repack(name: str, into: Path) -> None:
-    """An installed package as the wheel that it came from, so that no test fetches anything."""
+    """Rebuild the wheel of an installed package, so that tests need no network."""
     package = metadata.distribution(name)
     tags = [
         line.removeprefix("Tag: ").split("-") for line in package.read_text("WHEEL").splitlines() if "Tag: " in line
@@ -72,15 +72,15 @@ def repack(name: str, into: Path) -> None:
 
 @pytest.fixture(scope="module")
 def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    house = tmp_path_factory.mktemp("wheels")
+    folder = tmp_path_factory.mktemp("wheels")
     for name in needed("halimede", "onnx"):
-        repack(name, house)
-    return house
+        repack(name, folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def fresh(wheel: Path, wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with nothing in it but `pip install 'halimede[onnx]'`."""
+    """The programs of an environment with only `pip install 'halimede[onnx]'`."""
     environment = tmp_path_factory.mktemp("fresh")
     run(sys.executable, "-m", "venv", "--without-pip", environment)
     install = (*PIP, "--python", environment / "bin" / "python", "install", "--quiet", "--no-index")
@@ -105,7 +105,7 @@ def test_the_wheel_has_the_packages_with_their_data_and_nothing_else(wheel: Path
     assert not any("__pycache__" in name or "/tests/" in name for name in names)
 
 
-def test_the_metadata_says_what_it_is(wheel: Path) -> None:
+def test_the_metadata_of_the_wheel(wheel: Path) -> None:
     information = f"halimede-{__version__}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         fields = HeaderParser().parsestr(archive.read(f"{information}/METADATA").decode())
@@ -135,7 +135,7 @@ def test_a_fresh_environment_has_the_commands(fresh: Path) -> None:
     assert "--model-repository" in run(fresh / "tritonserver", "--help")
 
 
-def test_a_fresh_environment_lacks_nothing(fresh: Path) -> None:
+def test_a_fresh_environment_has_all_dependencies(fresh: Path) -> None:
     run(*PIP, "--python", fresh / "python", "check")
 
 

@@ -1,4 +1,4 @@
-"""Calls that wait for an answer, on threads of their own."""
+"""Run blocking calls on background threads."""
 
 import threading
 from collections.abc import Callable
@@ -9,13 +9,13 @@ T = TypeVar("T")
 
 
 def in_background(work: Callable[[], T]) -> "Future[T]":
-    """Begin `work` on a thread that does not keep the test from ending; its result or error comes as a future."""
+    """Run `work` on a daemon thread. The future has its result or error."""
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # whoever asks for the result gets it
+        except BaseException as error:  # the reader of the future gets it
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()

@@ -9,7 +9,7 @@ from support.custom_resources import ABSENT, Json, changed, ensemble, model
 
 @dataclass(frozen=True)
 class Bad:
-    """An object that the API server refuses, and the operator too; `message` is a part of what the API server says."""
+    """An object that the API server refuses, and the operator too; `message` is a part of the API server's message."""
 
     name: str
     object: Json

@@ -1,4 +1,4 @@
-"""A Service without Kubernetes: one address, each new connection goes to the next server in turn."""
+"""A Service without Kubernetes: one address; new connections go to the servers in turn."""
 
 import itertools
 import socket
@@ -11,7 +11,7 @@ BLOCK_BYTES = 1 << 16
 
 
 class Balancer:
-    """Serves `url` until the end of its `with`. Connections that are made stay where they are, whatever `lead_to` says."""
+    """Serves `url` until the end of its `with`. `lead_to` does not move existing connections."""
 
     def __init__(self, ports: Sequence[int]) -> None:
         self.lead_to(ports)
@@ -28,7 +28,7 @@ class Balancer:
         self._listener.close()
 
     def lead_to(self, ports: Sequence[int]) -> None:
-        """Where connections go from now on."""
+        """Send new connections to these ports."""
         self._next = itertools.cycle(ports)
 
     def _accept(self) -> None:
@@ -54,7 +54,7 @@ def _connect(client: socket.socket, server: socket.socket) -> None:
 
 
 def _pump(source: socket.socket, target: socket.socket) -> None:
-    """Everything that comes, and then the end of both."""
+    """Copy bytes until the source ends, then close both."""
     with suppress(OSError):
         while block := source.recv(BLOCK_BYTES):
             target.sendall(block)

@@ -26,7 +26,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 class Caller:
-    """A model whose code the test gives, and its host."""
+    """A model with code from the test, and its host."""
 
     def __init__(self, each: Stage, worker: HonestWorker) -> None:
         self.stage = each
@@ -34,7 +34,7 @@ class Caller:
         self.heard = each.heard
 
     async def executed(self, *sizes: int, key: int = 1, slot: int = 0) -> list[Reply]:
-        """Have it execute one request, to the end; its replies."""
+        """Execute one request completely and return its replies."""
         before = len(self.heard.done)
         self.stage.connection.batches.execute([item(key, *(sizes or (10,)))], slot)
         await self.stage.until(lambda: len(self.heard.done) > before, "the batch")
@@ -46,13 +46,13 @@ class Caller:
             raise self.worker.failure
 
     async def nothing_is_held(self) -> None:
-        """All memory is free again, on both sides, once the worker has said so."""
+        """Wait until all memory is free again on both sides, as the worker has reported."""
         self.heard.asked.clear()
         self.heard.done.clear()
         gc.collect()
 
         async def is_so() -> bool:
-            # The server looks for what is free when it needs a block.
+            # The server reads the freed blocks only when it needs a block.
             await self.executed(20 * KIB)
             self.heard.done.clear()
             return " 0 blocks" in repr(self.stage.connection) and not self.worker.memory.outbound.blocks.blocks
@@ -76,15 +76,15 @@ async def calling(
     decoupled: bool = False,
     arena: int = ARENA_BYTES,
 ) -> AsyncIterator[Caller]:
-    """With a worker that runs these lines for each batch, and ends well."""
+    """Start a worker that runs this code for each batch, and check that it ends normally."""
     async with stage(arena) as each:
         each.heard.on_ask = on_ask
         worker = HonestWorker(
-            os.dup(each.theirs.fileno()),
+            os.dup(each.worker_end.fileno()),
             lambda host: Script(lambda requests: execute(host, requests), is_async),
             decoupled,
         )
-        each.theirs.close()
+        each.worker_end.close()
         caller = Caller(each, worker)
         try:
             yield caller
@@ -101,7 +101,7 @@ async def calling(
 
 
 def doubled(asked: Asked) -> None:
-    """Answer at once with each input twice over."""
+    """Answer at once; each output is its input repeated twice."""
     asked.answer(
         *(Tensor(f"2{x.name}", x.datatype, (2 * len(x.data),), bytes(x.data) * 2) for x in asked.request.inputs)
     )
@@ -121,7 +121,7 @@ def received(call: Call) -> InferenceResponse:
 
 
 def on_threads(count: int, work: Callable[[int], None]) -> None:
-    """Until all are done; the first failure is raised."""
+    """Run `work` on this many threads, wait for all, and raise the first failure."""
     failures: list[BaseException] = []
 
     def run(number: int) -> None:
@@ -135,6 +135,6 @@ def on_threads(count: int, work: Callable[[int], None]) -> None:
         thread.start()
     for thread in threads:
         thread.join(LIMIT_S)
-        assert not thread.is_alive(), "a call waits for ever"
+        assert not thread.is_alive(), "a call did not return"
     if failures:
         raise failures[0]

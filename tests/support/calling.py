@@ -1,4 +1,4 @@
-"""Models that call other models, and models that are good to be called."""
+"""Models that call other models, and models for them to call."""
 
 import ast
 
@@ -22,13 +22,13 @@ def row(*numbers):
     return tensor(np.array([numbers], np.float32))
 
 
-def said(response):
+def outcome(response):
     error = response.error()
     if error is not None:
         return f"{error.code().name}: {error.message()}"
     return [tensor.as_numpy().tolist() for tensor in response.output_tensors()]
 """
-"""For models that call: `ask` makes a request, `said` is what came of it."""
+"""For models that call: `ask` makes a request, `outcome` returns the output values or the error as text."""
 
 SCRIPT = """
 answers = []
@@ -41,7 +41,7 @@ for request in requests:
     answers.append(pb_utils.InferenceResponse([tensor]))
 return answers
 """
-"""A model that does what its caller tells it, and answers with the `repr` of what that returned."""
+"""A model that executes the Python code in its input and answers with the `repr` of the result."""
 
 AS_PLAIN_CODE = """
 def RUN(work):
@@ -53,13 +53,13 @@ def RUN(work):
 
 
 def add_script(stage: Stage, name: str = "script", **how: object) -> None:
-    """Code runs in a plain `execute`, without an event loop."""
-    stage.put_up(name, SCRIPT, head=CALLS + AS_PLAIN_CODE, datatype="BYTES", **how)
+    """A model that runs the code in a plain `execute`, without an event loop."""
+    stage.deploy(name, SCRIPT, head=CALLS + AS_PLAIN_CODE, datatype="BYTES", **how)
 
 
 def add_async_script(stage: Stage, name: str = "script", **how: object) -> None:
-    """Code runs in an `async def execute`, and may await."""
-    stage.put_up(
+    """A model that runs the code in an `async def execute`; the code may await."""
+    stage.deploy(
         name,
         SCRIPT.replace('RUN(names["work"]())', 'await names["work"]()'),
         head=CALLS,
@@ -79,7 +79,7 @@ def run(server: RunningServer, code: str, model: str = "script") -> object:
 
 
 def each(expression: str) -> str:
-    """An `execute` that answers each request by this of its numbers `x`."""
+    """An `execute` that answers each request with this expression of its numbers `x`."""
     return f"""
 given = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
 return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", {expression})]) for x in given]
@@ -107,8 +107,8 @@ def count(self, sender, count, pause):
 
 
 def add_count(stage: Stage, name: str = "count") -> None:
-    """Decoupled: IN is how many answers to send and how long to wait after each, in seconds."""
-    stage.put_up(name, COUNT, methods=COUNT_METHODS, decoupled=True, max_batch_size=0)
+    """Decoupled: IN has the number of answers and the pause after each, in seconds."""
+    stage.deploy(name, COUNT, methods=COUNT_METHODS, decoupled=True, max_batch_size=0)
 
 
 PATIENT = """
@@ -119,10 +119,10 @@ while time.monotonic() < until and not all(request.is_cancelled() for request in
 note("cancelled" if time.monotonic() < until else "not cancelled")
 return [answer(request) for request in requests]
 """
-"""Works until nobody wants its answer any more."""
+"""Runs until all requests of the batch are cancelled."""
 
 
 def load_on(stage: Stage, name: str) -> None:
-    """Load what a function of `support.models` has written; it is unloaded with the rest."""
+    """Load a model that a function of `support.models` has written; the stage unloads it."""
     stage.names.append(name)
     assert load(stage.server, name) == (200, "")

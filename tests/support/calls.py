@@ -1,4 +1,4 @@
-"""What most tests ask of a running server, and what they look up in its metrics."""
+"""Common requests to a running server, and values of its metrics."""
 
 import json
 
@@ -11,7 +11,7 @@ def ones(columns: int) -> dict[str, object]:
 
 
 ONES = ones(16)
-"""For `add_identity`'s models as they are by default."""
+"""For models of `add_identity` with default arguments."""
 ONES_JSON = json.dumps(ONES)
 DECOUPLED_OVER_HTTP = (
     "HTTP end point doesn't support models with decoupled transaction policy; use generate_stream, or send the header "
@@ -20,7 +20,7 @@ DECOUPLED_OVER_HTTP = (
 
 
 def scaled(server: RunningServer, model: str = "scaled", version: str = "") -> float:
-    """By what a model of `add_scaled` multiplies."""
+    """The factor of a model of `add_scaled`."""
     path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "") + "/infer"
     answer = server.post(path, ones(4))
     assert answer.status == 200, answer.body
@@ -28,7 +28,7 @@ def scaled(server: RunningServer, model: str = "scaled", version: str = "") -> f
 
 
 def load(server: RunningServer, model: str) -> tuple[int, str]:
-    """The status and, where it is not 200, the error."""
+    """The status and the error; "" for status 200."""
     answer = server.post(f"/v2/repository/models/{model}/load")
     return answer.status, "" if answer.status == 200 else answer.error
 
@@ -38,14 +38,14 @@ def unload(server: RunningServer, model: str) -> int:
 
 
 def index(server: RunningServer) -> dict[tuple[str, str], tuple[str, str]]:
-    """State and reason by name and version; "" for what an entry does not have."""
+    """State and reason by name and version; "" where an entry lacks one."""
     answer = server.post("/v2/repository/index")
     assert answer.status == 200, answer.body
     return {(e["name"], e.get("version", "")): (e.get("state", ""), e.get("reason", "")) for e in answer.json}
 
 
 def metric(server: RunningServer, name: str, model: str, labels: str = "") -> float:
-    """One series of a model's version 1, which must be there; `labels` are others as they are written, with a comma."""
+    """The value of one series of a model's version 1, which must exist. `labels` are further labels, with a trailing comma."""
     head = f'{name}{{model="{model}",{labels}version="1"}} '
     found = [line for line in server.metrics().splitlines() if line.startswith(head)]
     assert len(found) == 1, (head, found)

@@ -1,4 +1,4 @@
-"""A connection to a worker that the test plays, and workers that are honest."""
+"""Connections to workers: fakes that the test drives frame by frame, and workers that run the real code."""
 
 import asyncio
 import gc
@@ -44,7 +44,7 @@ SPEC = WorkerSpec(
 
 
 def tensor(name: str, size: int, first: int = 0) -> Tensor:
-    """Bytes that tell where they are from."""
+    """A tensor whose bytes depend on `first`, so that a test sees which tensor it got."""
     filling = np.arange(first, first + -(-size // 4), dtype=np.uint32).tobytes()[:size]
     return Tensor(name, DataType.UINT8, (size,), filling)
 
@@ -63,8 +63,8 @@ def mappings() -> int:
 
 
 @dataclass
-class Heard:
-    """An `Owner` that keeps what it hears. `kept` batches are done, with a copy of their outputs."""
+class RecordingOwner:
+    """An `Owner` that records all events. `kept` has the finished batches, with a copy of their outputs."""
 
     done: list[tuple[Batch, Done]] = field(default_factory=list)
     responses: list[Response] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Heard:
         self.metrics += updates
 
     async def on_call(self, call: ServiceCall[ServiceResult]) -> ServiceResult:
-        """The value of a metric is its number."""
+        """Answer: the value of a metric is its number."""
         self.calls.append(call)
         if self.hold_calls is not None:
             await self.hold_calls.wait()
@@ -113,7 +113,7 @@ class Heard:
         return ticket
 
     def on_answered(self) -> None:
-        """Nobody looks for the next call here."""
+        """This owner does not wait for the next call."""
 
     def on_cancel_call(self, ticket: int) -> None:
         self.uncalled.append(ticket)
@@ -124,7 +124,7 @@ class Heard:
 
 @dataclass
 class Asked:
-    """An inference that the worker asked for."""
+    """An inference that the worker requested."""
 
     ticket: int
     batch: int
@@ -141,13 +141,13 @@ class Stage:
     """A connection, its owner and the other end of its socket."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, arena_bytes: int) -> None:
-        ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.theirs.setblocking(False)
+        server_end, self.worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.worker_end.setblocking(False)
         self.loop = loop
-        self.heard = Heard()
+        self.heard = RecordingOwner()
         self.lost: list[str] = []
         self.connection = Connection(
-            ours,
+            server_end,
             SPEC,
             INPUTS,
             OUTPUTS,
@@ -164,19 +164,19 @@ class Stage:
         self._ticker = loop.call_soon(self._tick)
 
     def _tick(self) -> None:
-        # Processor time, which is the loop's own work however busy the machine is.
+        # Processor time: the loop's own work, independent of the load of the machine.
         now = time.thread_time()
         self.longest_turn_s = max(self.longest_turn_s, now - self._ticked)
         self._ticked = now
         self._ticker = self.loop.call_later(0.001, self._tick)
 
-    async def say(self, data: Buffer) -> None:
-        """What the worker sends, as far as anybody reads it."""
+    async def send(self, data: Buffer) -> None:
+        """Send this as the worker; stops when the server closes the channel."""
         with suppress(BrokenPipeError, ConnectionResetError):
-            await asyncio.wait_for(self.loop.sock_sendall(self.theirs, data), LIMIT_S)
+            await asyncio.wait_for(self.loop.sock_sendall(self.worker_end, data), LIMIT_S)
 
-    async def hear(self) -> tuple[Kind, memoryview]:
-        """The next frame of the server's; segments are mapped on their way, shared ones are noted."""
+    async def receive(self) -> tuple[Kind, memoryview]:
+        """The server's next frame. Maps the segments that are sent before it, and records those that are shared."""
         while True:
             while len(self._received) < HEADER.size:
                 await self._receive()
@@ -199,19 +199,19 @@ class Stage:
 
     async def _receive(self) -> None:
         readable = self.loop.create_future()
-        self.loop.add_reader(self.theirs, lambda: readable.done() or readable.set_result(None))
+        self.loop.add_reader(self.worker_end, lambda: readable.done() or readable.set_result(None))
         try:
             await asyncio.wait_for(readable, LIMIT_S)
         finally:
-            self.loop.remove_reader(self.theirs)
+            self.loop.remove_reader(self.worker_end)
         self._descriptors = getattr(self, "_descriptors", [])
-        data, descriptors, _, _ = socket.recv_fds(self.theirs, 1 << 20, 8)
+        data, descriptors, _, _ = socket.recv_fds(self.worker_end, 1 << 20, 8)
         assert data, "the server has closed the channel"
         self._received += data
         self._descriptors += descriptors
 
-    async def hear_batch(self) -> Execute:
-        kind, body = await self.hear()
+    async def receive_batch(self) -> Execute:
+        kind, body = await self.receive()
         assert kind is Kind.EXECUTE
 
         def locate(segment: int, offset: int, size: int) -> Buffer:
@@ -226,23 +226,23 @@ class Stage:
             await asyncio.sleep(0.001)
 
     async def until_lost(self) -> str:
-        await self.until(lambda: self.lost, "the worker to be given up")
+        await self.until(lambda: self.lost, "the loss of the worker")
         assert len(self.lost) == 1
         return self.lost[0]
 
     def close(self) -> None:
         self._ticker.cancel()
         self.connection.close()
-        self.theirs.close()
+        self.worker_end.close()
 
 
 @asynccontextmanager
 async def leaving_nothing() -> AsyncIterator[None]:
-    """Afterwards no descriptor and no mapping is left that was not there before."""
+    """Check that the block leaves no descriptor and no mapping behind."""
     gc.collect()
     before = open_descriptors(), mappings()
     yield
-    # Threads may still be making a segment that nobody waits for.
+    # Threads may still be creating a segment that no caller waits for.
     deadline = time.monotonic() + LIMIT_S
     while (open_descriptors(), mappings()) != before:
         assert time.monotonic() < deadline, f"descriptors, mappings: {open_descriptors(), mappings()}, before {before}"
@@ -252,21 +252,21 @@ async def leaving_nothing() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def stage(arena_bytes: int = ARENA_BYTES) -> AsyncIterator[Stage]:
-    """Afterwards nothing is left, nor was there a second word of a loss."""
+    """Check at the end that nothing is left, and that a loss was reported only once."""
     async with leaving_nothing(), one_of_several(arena_bytes) as each:
         yield each
 
 
 @asynccontextmanager
 async def one_of_several(arena_bytes: int = ARENA_BYTES) -> AsyncIterator[Stage]:
-    """A stage beside others, which leaves nothing of its own."""
+    """One of several stages in a test; checks that it leaves nothing of its own."""
     each = Stage(asyncio.get_running_loop(), arena_bytes)
     try:
         yield each
         assert len(each.lost) <= 1
     finally:
         each.close()
-        each.heard = Heard()
+        each.heard = RecordingOwner()
         del each.connection, each.segments
 
 
@@ -291,10 +291,10 @@ def response_frame(
 
 @dataclass
 class Script:
-    """A `Runner` made of one function."""
+    """A `Runner` with one function as the model."""
 
     run: Callable[[Sequence[HostedRequest]], Any]
-    """Its replies, or what gives them when it is awaited."""
+    """Returns the replies, or an awaitable of them."""
     is_async: bool = False
     answers_is_ready: bool = False
 
@@ -308,11 +308,11 @@ class Script:
         return True
 
     def close(self) -> None:
-        """There is nothing to finalize."""
+        """Nothing to finalize."""
 
 
 def echo(requests: Sequence[HostedRequest]) -> list[Reply]:
-    """Each request's first input as an output, from the memory that it came in."""
+    """Return each request's first input as its output, without a copy."""
     return [
         Answer([Tensor("out", each.datatype, each.shape, each.data) for each in one.request.inputs[:1]])
         for one in requests
@@ -320,7 +320,7 @@ def echo(requests: Sequence[HostedRequest]) -> list[Reply]:
 
 
 def doubled(requests: Sequence[HostedRequest]) -> list[Reply]:
-    """Each request's first input twice over, in memory of the model's own."""
+    """Return each request's first input repeated twice, in new memory of the model."""
     return [
         Answer([Tensor("out", each.datatype, (len(each.data) * 2,), bytes(each.data) * 2)])
         for one in requests
@@ -329,7 +329,7 @@ def doubled(requests: Sequence[HostedRequest]) -> list[Reply]:
 
 
 class HonestWorker(threading.Thread):
-    """The worker process's own code over a socket, on a thread of this one."""
+    """The worker process's code over a socket, on a thread of the test process."""
 
     def __init__(self, descriptor: int, runner: Callable[[Host], Runner], decoupled: bool = False) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""The worker's end of a channel with all that handles its frames, and a server at the other end that the test plays."""
+"""The worker's end of a channel with its frame handlers; the test acts as the server at the other end."""
 
 import socket
 import threading
@@ -24,35 +24,35 @@ LIMIT_S = 30.0
 
 
 class Server:
-    """The other end, in blocking calls."""
+    """The server's end, with blocking calls."""
 
     def __init__(self) -> None:
-        self.socket, theirs = socket.socketpair()
+        self.socket, worker_end = socket.socketpair()
         self.socket.settimeout(LIMIT_S)
         self._saying = threading.Lock()
-        self.channel = Channel(theirs.detach())
+        self.channel = Channel(worker_end.detach())
         self.memory = Memory(self.channel)
         self.requests = OpenRequests(self.channel)
         self.services = ServiceCalls(self.channel)
         self._file = self.socket.makefile("rb")
 
-    def say(self, kind: Kind, body: bytes = b"") -> None:
+    def send(self, kind: Kind, body: bytes = b"") -> None:
         with self._saying:
             self.socket.sendall(encode_frame(kind, body))
 
     def cancel(self, key: int) -> None:
-        self.say(Kind.CANCEL, KEY.pack(key))
+        self.send(Kind.CANCEL, KEY.pack(key))
 
     def credit(self, key: int, count: int) -> None:
-        self.say(Kind.CREDIT, CREDIT.pack(key, count))
+        self.send(Kind.CREDIT, CREDIT.pack(key, count))
 
-    def hear(self) -> tuple[Kind, bytes]:
+    def receive(self) -> tuple[Kind, bytes]:
         length, number = HEADER.unpack(self._file.read(HEADER.size))
         return Kind(number), self._file.read(length)
 
     def answer_call(self, error: InferenceError | None = None) -> None:
-        """Answer the next call, whose result is the number of its metric."""
-        kind, body = self.hear()
+        """Answer the next call with the number of its metric."""
+        kind, body = self.receive()
         assert kind is Kind.SERVICE_CALL
         self.answer(body, error)
 
@@ -68,7 +68,7 @@ class Server:
 
 
 class Follower(threading.Thread):
-    """A thread of the model's, and what its work came to."""
+    """A thread of the model, with the result of its work."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
@@ -85,7 +85,7 @@ class Follower(threading.Thread):
 
     def ended(self) -> Any:
         self.join(LIMIT_S)
-        assert not self.is_alive(), "it waits for ever"
+        assert not self.is_alive(), "the thread did not end"
         if self.error is not None:
             raise self.error
         return self.result

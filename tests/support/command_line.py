@@ -1,4 +1,4 @@
-"""`halimede serve`'s arguments, read by the real command up to the point where it would serve."""
+"""Parse arguments of `halimede serve` with the real command, without starting a server."""
 
 import click
 import pytest

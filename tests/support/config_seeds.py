@@ -1,4 +1,4 @@
-"""Forty configurations as people write them, in the styles that they write them in; every field is in one of them."""
+"""Forty configurations as people write them, in different styles; every field occurs in one of them."""
 
 SEEDS: dict[str, bytes] = {
     "minimal": b'name: "resnet"\nplatform: "onnxruntime_onnx"\n',

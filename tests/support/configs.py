@@ -1,4 +1,4 @@
-"""Model configurations for tests: any of them, edits that break their text, and the protocol's own readers as judges."""
+"""Model configurations for tests: strategies, edits that break their text, and the protocol's own parsers to compare with."""
 
 import dataclasses
 import struct
@@ -21,7 +21,7 @@ from halimede.core.types import DataType
 
 @st.composite
 def configurations(draw, message=ModelConfig):
-    """Any ModelConfig that keeps the rules of its type hints and oneofs."""
+    """Any ModelConfig that satisfies its type hints and oneofs."""
     hints = get_type_hints(message, include_extras=True)
     names = draw(st.sets(st.sampled_from(sorted(names_of(message))), max_size=6)) if names_of(message) else ()
     for group in getattr(message, "ONEOFS", ()):
@@ -40,7 +40,7 @@ def values(hint):
     if origin is Annotated:
         return st.integers(*arms[1:])
     if hint is float:
-        # What a 32-bit float holds and six digits tell exactly, so that the protocol's float fields keep it.
+        # Values that a 32-bit float and six digits represent exactly, so that the protocol's float fields keep them.
         return st.integers(-1000, 1000).map(lambda n: n / 8) | st.sampled_from([float("inf"), -float("inf")])
     if hint in (bool, str):
         return st.booleans() if hint is bool else st.text(max_size=6)
@@ -71,7 +71,7 @@ EDITS = st.lists(
 
 
 def protocol_file():
-    """Triton's own file of the configuration, from its client, with the field that is ours alone."""
+    """Triton's own file of the configuration, from its client, with the field that only Halimede has."""
     file = descriptor_pb2.FileDescriptorProto()
     model_config_pb2.DESCRIPTOR.CopyToProto(file)
     ensembling = next(message for message in file.message_type if message.name == "ModelEnsembling")
@@ -97,7 +97,7 @@ def names_of(message):
 
 
 def to_proto(value, into):
-    """Our message as the protocol's, field by field."""
+    """Convert Halimede's message to the protocol's, field by field."""
     for name in names_of(type(value)):
         inner, target = getattr(value, name), name.removesuffix("_")
         if inner is None:
@@ -129,12 +129,12 @@ def plain(value):
 
 
 def serialized(message):
-    """Bytes, because messages with a NaN equal nothing."""
+    """Bytes, because messages with a NaN never compare equal."""
     return message.SerializeToString(deterministic=True)
 
 
 def edited(text, edits):
-    """The text with bytes replaced; a place is a fraction of the length, and so is the start of a copied piece."""
+    """The text with some bytes replaced. Positions, and starts of copied pieces, are fractions of the length."""
     for where, cut, piece in edits:
         at = int(where * len(text))
         added = text[int(piece * len(text)) :][:20] if isinstance(piece, float) else piece
@@ -144,7 +144,7 @@ def edited(text, edits):
 
 def parsed_by_text_format(text):
     with warnings.catch_warnings():
-        # Python warns of escapes that it does not know, and text_format reads strings as Python does.
+        # text_format reads strings as Python does, and Python warns about unknown escapes.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             return text_format.Parse(text, new())
@@ -179,7 +179,7 @@ class Protoc:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def encoded(self, text: bytes) -> bytes | None:
-        """The message in wire format; None where the text is refused."""
+        """The message in wire format; None if the text is refused."""
         self.process.stdin.write(struct.pack("<I", len(text)) + text)
         self.process.stdin.flush()
         (size,) = struct.unpack("<i", self.process.stdout.read(4))

@@ -14,7 +14,7 @@ CRDS = {
     for kind in ("InferenceModel", "ModelEnsemble")
 }
 ABSENT = object()
-"""As the value of a change: the field is taken away."""
+"""As the value of a change: remove the field."""
 
 
 def schema_of(kind: str) -> Json:
@@ -60,7 +60,7 @@ def _object(kind: str, name: str, spec: Json) -> Json:
 
 
 def changed(example: Json, changes: Mapping[str, Any]) -> Json:
-    """A copy with other values at some paths, `spec.env[0].name` or `spec.resources.limits[cpu]`."""
+    """A copy with changed values at some paths, such as `spec.env[0].name` or `spec.resources.limits[cpu]`."""
     result = copy.deepcopy(example)
     for path, value in changes.items():
         *way, last = parts_of(path)
@@ -193,7 +193,7 @@ MORE: dict[str, Json] = {
         },
     ),
 }
-"""What excludes something in the full ones."""
+"""Variants for what the full objects exclude."""
 _MODELS: dict[str, Mapping[str, Any]] = {
     "the-simplest": {},
     "a-file-over-https": {"spec.model.uri": "https://example.com/models/bert.onnx?version=2"},

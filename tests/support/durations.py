@@ -1,4 +1,4 @@
-"""Models whose times are known, and the durations that a client and the server measure of them."""
+"""Models with known durations, and the durations that a client and the server measure of them."""
 
 import time
 from typing import Any
@@ -13,19 +13,19 @@ from support.served import Stage, body
 from support.server import RunningServer, wait_until
 
 QUEUE = 0.2
-"""Seconds that each request waits for others, which do not come."""
+"""Seconds that each request waits in the queue for a fuller batch."""
 
 
 COMPUTE = 0.3
-"""Seconds that a model computes that answers once."""
+"""Compute seconds of a model that answers once."""
 
 
 INITIALIZE = 1.0
-"""Seconds that a model takes to initialize: more than all else of its load."""
+"""Seconds that a model takes to initialize: more than the rest of its load."""
 
 
 FIRST, SECOND, LAST = 0.2, 0.3, 0.1
-"""Seconds before each of the two answers that a model sends, and before its final flag."""
+"""Seconds before each of a model's two answers, and before its final flag."""
 DELAY = f"dynamic_batching {{ max_queue_delay_microseconds: {round(QUEUE * 1e6)} }}"
 
 
@@ -61,15 +61,15 @@ def send_one(request):
     sender.send(answer(request), FINAL)
 
 
-def until_go():
+def wait_for_go():
     time.sleep({COMPUTE})
     while not os.path.exists(NOTES.replace(".notes", ".go")):
         time.sleep(0.005)
 
 
-def send_when_told(request):
+def send_after_go(request):
     sender = request.get_response_sender()
-    until_go()
+    wait_for_go()
     sender.send(answer(request), FINAL)
 
 
@@ -127,18 +127,18 @@ ENSEMBLE = """
 """
 
 
-def put_up(house: Stage, name: str, execute: str, *, extra: str = DELAY, **how: object) -> None:
-    house.put_up(name, execute, head=HEAD, extra=extra, **how)
+def deploy(stage: Stage, name: str, execute: str, *, extra: str = DELAY, **how: object) -> None:
+    stage.deploy(name, execute, head=HEAD, extra=extra, **how)
 
 
-def put_up_ensemble(house: Stage, name: str, first: str, second: str) -> None:
-    (house.repository / name / "1").mkdir(parents=True)
-    write_config(house.repository / name, ENSEMBLE.format(name=name, first=first, second=second))
-    assert load(house.server, name) == (200, "")
+def deploy_ensemble(stage: Stage, name: str, first: str, second: str) -> None:
+    (stage.repository / name / "1").mkdir(parents=True)
+    write_config(stage.repository / name, ENSEMBLE.format(name=name, first=first, second=second))
+    assert load(stage.server, name) == (200, "")
 
 
 def ask(server: RunningServer, model: str, status: int = 200) -> float:
-    """The seconds that one request over HTTP took."""
+    """The duration of one request over HTTP, in seconds."""
     begun = time.monotonic()
     answer = server.post(f"/v2/models/{model}/infer", body(1.0))
     took = time.monotonic() - begun
@@ -147,7 +147,7 @@ def ask(server: RunningServer, model: str, status: int = 200) -> float:
 
 
 class Stream:
-    """One request on a gRPC stream: what its answers were, and when each came."""
+    """One request on a gRPC stream, with its answers and the time of each."""
 
     def __init__(self, server: RunningServer, model: str) -> None:
         self.answers: list[tuple[str, float]] = []
@@ -171,7 +171,7 @@ class Stream:
         self.is_over = response.parameters["triton_final_response"].bool_param
 
     def wait(self, answers: int = 0) -> None:
-        """For so many answers, or for the last one."""
+        """Wait for this number of answers, or for the last one."""
         wait_until(lambda: len(self.answers) >= answers if answers else self.is_over, "the answers", self._server)
 
     def cancel(self) -> None:
@@ -182,7 +182,7 @@ class Stream:
 
 
 def ask_stream(server: RunningServer, model: str) -> tuple[float, list[str]]:
-    """The seconds that one request over a gRPC stream took until its last answer, and what its answers were."""
+    """The seconds until the last answer of one request over a gRPC stream, and the answers."""
     stream = Stream(server, model)
     stream.wait()
     stream.close()
@@ -208,10 +208,10 @@ IN_SECONDS = {
 
 
 class Figures:
-    """All that the server says of one model's durations, which must agree with one another. In seconds."""
+    """All durations that the server reports for one model, in seconds. They must agree with one another."""
 
     def __init__(self, server: RunningServer, model: str) -> None:
-        # A model that answers by its sender is answered before its batch is counted: read all between two equal reads.
+        # A decoupled model's answers arrive before its batch is counted: read until two reads in sequence are equal.
         after = statistics(server, model)
         while True:
             self.stats = after
@@ -234,7 +234,7 @@ class Figures:
         check_grpc(over_grpc, self.stats)
 
     def check(self, took: float, **least: float) -> None:
-        """One request: each part took what it must at least, and no more than the other parts leave of the whole."""
+        """One request: each part took its minimum at least, and at most the rest of the whole."""
         whole = sum(least.values())
         assert {self.counts[part] for part in ("success", *PARTS)} == {1}
         for part in PARTS:
@@ -244,7 +244,7 @@ class Figures:
         assert sum(self.secs[part] for part in PARTS) <= self.secs["success"] <= took
 
     def check_batch(self) -> None:
-        """One execution, which took what its request did."""
+        """One execution, with the same durations as its request."""
         [batch] = self.stats["batch_stats"]
         assert {part: batch[part] for part in COMPUTES} == {
             part: self.stats["inference_stats"][part] for part in COMPUTES
@@ -263,15 +263,15 @@ def statistics(server: RunningServer, model: str) -> Any:
 
 def grpc_statistics(server: RunningServer, model: str) -> Any:
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
-        [said] = client.get_inference_statistics(model).model_stats
-    return said
+        [stats] = client.get_inference_statistics(model).model_stats
+    return stats
 
 
-def check_grpc(said: Any, stats: Any) -> None:
-    """gRPC says what HTTP says."""
-    pairs = [(stats["inference_stats"], said.inference_stats)]
-    pairs += [(each, said.response_stats[key]) for key, each in stats.get("response_stats", {}).items()]
-    pairs += list(zip(stats["batch_stats"], said.batch_stats, strict=True))
+def check_grpc(grpc: Any, stats: Any) -> None:
+    """Check that gRPC reports the same as HTTP."""
+    pairs = [(stats["inference_stats"], grpc.inference_stats)]
+    pairs += [(each, grpc.response_stats[key]) for key, each in stats.get("response_stats", {}).items()]
+    pairs += list(zip(stats["batch_stats"], grpc.batch_stats, strict=True))
     for over_http, over_grpc in pairs:
         for name, duration in over_http.items():
             if name != "batch_size":

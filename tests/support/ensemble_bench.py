@@ -1,4 +1,4 @@
-"""An ensemble between clients that note their answers and a server that the test plays."""
+"""An ensemble with clients that record their answers, and a fake server that the test drives."""
 
 import asyncio
 import functools
@@ -41,13 +41,13 @@ class Call:
         self.on_response(InferenceResponse(name, "1", self.request.id, outputs, error=error, final=final))
 
     def end(self) -> None:
-        """The end of a decoupled model's answers."""
+        """End a decoupled model's answers."""
         self.on_response(InferenceResponse(self.request.model_name, "1", self.request.id))
 
 
 @dataclass
 class PlayedServer:
-    """Keeps calls by ticket until the test answers them, or answers at once with what `at_once` says."""
+    """Keeps calls by ticket until the test answers them, or answers them immediately as `at_once` specifies."""
 
     calls: dict[int, Call] = field(default_factory=dict)
     cancelled: list[int] = field(default_factory=list)
@@ -74,7 +74,7 @@ class PlayedServer:
         self.acknowledged += [ticket] * responses
 
     def take(self, model: str = "") -> Call:
-        """The oldest call that is not answered, of a model or of any."""
+        """The oldest unanswered call of this model, or of any model."""
         ticket = next(ticket for ticket, call in self.calls.items() if model in ("", call.request.model_name))
         return self.calls.pop(ticket)
 
@@ -95,7 +95,7 @@ def member(name: str, *, decoupled: bool = False) -> ModelConfig:
 
 
 class Bench:
-    """An ensemble IN -> OUT of one model after the other, or of two side by side (`OUT`, `MORE`)."""
+    """An ensemble IN -> OUT of models in sequence, or of two parallel models (`OUT`, `MORE`)."""
 
     def __init__(
         self, *models: str, side_by_side: bool = False, limit: int = 0, decoupled: tuple[str, ...] = ()
@@ -141,14 +141,14 @@ class Bench:
 
     @property
     def answers(self) -> list[tuple[int, InferenceError | str, bool]]:
-        """What clients were told: an error, `ok` or `end`, and whether it was the last."""
+        """The answers to clients: an error, `ok` or `end`, and whether it was the last."""
         return [(key, each.error or ("end" if each.is_empty else "ok"), each.final) for key, each in self.responses]
 
     def failures(self) -> dict[FailureReason, int]:
         return {reason: count for reason, count in self.stats.failures.items() if count}
 
     def assert_at_rest(self) -> None:
-        """Nothing is left of any request."""
+        """No state of any request is left."""
         assert (self.executing, self.table.by_ticket, self.table.size_bytes) == (0, {}, 0)
         asyncio.get_running_loop().create_task(self.requests.drained()).cancel()
 

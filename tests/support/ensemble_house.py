@@ -25,7 +25,7 @@ from halimede.settings import MetricsConfig, ModelControlMode
 
 @dataclass
 class House:
-    """A server without front ends, over a repository of the test's own."""
+    """A server without front ends, with a repository for one test."""
 
     repository: Path
     load_threads: int = 4
@@ -58,14 +58,14 @@ class House:
         await self.core.unload_model(name, dependents)
 
     async def refused(self, name: str) -> str:
-        """What a load says that fails."""
+        """The error of a load that fails."""
         with pytest.raises(InferenceError) as error:
             await self.load(name)
         assert error.value.code is ErrorCode.INVALID_ARG
         return error.value.message.removeprefix(f"load failed for model '{name}': ")
 
     async def states(self) -> dict[str, tuple[str, str]]:
-        """By the name of each model that was ever loaded."""
+        """State and reason by model name, for every model that was loaded."""
         index = await self.core.repository_index(False)
         return {entry.name: (entry.state.value, entry.reason) for entry in index if entry.state is not None}
 
@@ -98,7 +98,7 @@ def in_a_loop(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Look again every few milliseconds, with a bound."""
+    """Poll every few milliseconds; fails at a time limit."""
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Repositories with ensembles in them, and models to be their steps."""
+"""Repositories with ensembles, and models for their steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class Step:
 
 
 def chain(*models: str) -> list[Step]:
-    """One model after the other, each IN -> OUT; the ensemble's tensors are IN, between1, between2, … and OUT."""
+    """Models in sequence, each IN -> OUT; the ensemble's tensors are IN, between1, between2, … and OUT."""
     names = ["IN", *(f"between{number}" for number in range(1, len(models))), "OUT"]
     return [
         Step(model, {"IN": source}, {"OUT": target})
@@ -40,7 +40,7 @@ def chain(*models: str) -> list[Step]:
 
 @dataclass(frozen=True)
 class Tensors:
-    """The tensors of one side of an ensemble, all of one type and shape."""
+    """The inputs or the outputs of an ensemble, all of one type and shape."""
 
     names: Sequence[str] = ("IN",)
     datatype: str = "FP32"
@@ -66,7 +66,7 @@ def add_ensemble(
     max_inflight_requests: int = 0,
     extra: str = "",
 ) -> None:
-    """An ensemble, IN FP32[4] -> OUT FP32[4] if nothing else is said."""
+    """An ensemble, IN FP32[4] -> OUT FP32[4] by default."""
     (repository / name / "1").mkdir(parents=True, exist_ok=True)
     limit = f"max_inflight_requests: {max_inflight_requests}" if max_inflight_requests else ""
     write_config(
@@ -82,8 +82,9 @@ def add_ensemble(
 
 
 def add_plus(repository: Path, name: str, added: float = 1.0, *, first: str = "", **how: Any) -> None:
-    """A python model IN -> OUT, FP32[4], that adds a number; negative input is an error of its own. `first` is what it
-    does before."""
+    """A python model IN -> OUT, FP32[4], that adds a number; it answers negative input with an error.
+
+    `first` is code that runs before."""
     execute = f"""
 def one(request):
     array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()

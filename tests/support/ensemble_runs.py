@@ -1,4 +1,4 @@
-"""Runs of ensembles that a test plays by hand."""
+"""Runs of ensembles that a test drives step by step."""
 
 from dataclasses import dataclass, field
 
@@ -48,7 +48,7 @@ STREAM = graph([(MANY, {"IN": "x"}, {"OUT": "m"}), (A, {"IN": "m"}, {"OUT": "y"}
 
 @dataclass
 class Player:
-    """A run and all that it did, in order; what was done by one step of it is in `last`."""
+    """A run and all its actions, in order; `last` has the actions of the last event."""
 
     graph: Graph
     request: InferenceRequest = field(default_factory=lambda: InferenceRequest("e", inputs=[tensor("x")]))

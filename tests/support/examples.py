@@ -1,4 +1,4 @@
-"""How many examples a property is tried with: those that it names, or few of them in the profile `quick`."""
+"""The number of examples of a property test: its own number, or fewer in the profile `quick`."""
 
 from hypothesis import settings
 
@@ -7,5 +7,5 @@ QUICK_EXAMPLES = 10
 
 
 def examples(count: int) -> int:
-    """For `settings(max_examples=...)`, which a profile would not change."""
+    """For `settings(max_examples=...)`, which a profile does not override."""
     return min(count, QUICK_EXAMPLES) if settings.get_current_profile_name() == QUICK else count

@@ -8,7 +8,7 @@ def sleeper(*way):
     return process.pid
 
 def daemon():
-    # Twice forked, so that it is nobody's child and leads no session: nothing in it tells whose it was.
+    # Forked twice, so that it is reparented and leads no session: nothing identifies the worker that started it.
     read, write = os.pipe()
     if os.fork() == 0:
         os.setsid()

@@ -1,4 +1,4 @@
-"""Requests and answers of all kinds for tests of the worker channel's codec, and a fake of its shared memory."""
+"""Requests and answers of all kinds for tests of the worker channel's codec, and a fake shared memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +32,7 @@ TYPES = [each for each in DataType if each is not DataType.INVALID]
 
 
 class Shelf:
-    """Shared memory, played: blocks by segment and offset."""
+    """Fake shared memory: blocks by segment and offset."""
 
     def __init__(self, placed: bool) -> None:
         self._placed = placed

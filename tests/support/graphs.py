@@ -1,4 +1,4 @@
-"""Ensembles and the models of their steps, as configurations in one line each."""
+"""Ensembles and the models of their steps, with one line for each configuration."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ def model(
     dims: tuple[int, ...] = (1,),
     decoupled: bool = False,
 ) -> ModelConfig:
-    """A model whose tensors are all alike; an input's name ends in `?` where it is optional."""
+    """A model with tensors of one type and shape; the name of an optional input ends in `?`."""
     return ModelConfig(
         name=name,
         backend="python",
@@ -39,7 +39,7 @@ def model(
 
 
 Steps = Sequence[tuple[ModelConfig, Mapping[str, str], Mapping[str, str]] | tuple[object, ...]]
-"""Model, input map, output map, and the condition where there is one."""
+"""Model, input map, output map, and the condition if the step has one."""
 
 
 def ensemble(
@@ -52,14 +52,14 @@ def ensemble(
     dims: tuple[int, ...] = (1,),
     name: str = "e",
 ) -> ModelConfig:
-    said = [EnsembleStep(m.name, -1, into, out, "", when[0] if when else None) for m, into, out, *when in steps]
+    parsed = [EnsembleStep(m.name, -1, into, out, "", when[0] if when else None) for m, into, out, *when in steps]
     return ModelConfig(
         name=name,
         platform="ensemble",
         max_batch_size=batch,
         input=tuple(ModelInput(n.rstrip("?"), datatype, dims=dims, optional=n.endswith("?")) for n in inputs),
         output=tuple(ModelOutput(n, datatype, dims) for n in outputs),
-        ensemble_scheduling=ModelEnsembling(tuple(said)),
+        ensemble_scheduling=ModelEnsembling(tuple(parsed)),
     )
 
 

@@ -1,4 +1,4 @@
-"""A gRPC client of one connection that works in frames: it sees those that come, and sends what no proper client does."""
+"""A gRPC client that works in HTTP/2 frames: it records all received frames, and can send invalid ones."""
 
 import socket
 import ssl
@@ -34,7 +34,7 @@ class Frame:
 
 
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
-    """The bytes of a frame, right or not."""
+    """The bytes of a frame, valid or not."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 
@@ -47,9 +47,9 @@ EMPTY_MESSAGE = grpc_message(b"")
 
 
 class H2Client:
-    """A blocking connection. `frames` has all that came; `fields` has headers and trailers by stream.
+    """A blocking connection. `frames` has all received frames; `fields` has headers and trailers by stream.
 
-    It answers settings and pings, and gives back the windows of what it reads, unless told not to.
+    It answers settings and pings, and returns flow-control credit for the data that it reads, unless disabled.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class H2Client:
         self.socket.close()
 
     def send(self, raw: bytes) -> None:
-        """Send bytes as they are; that the server has gone shows in `is_closed`."""
+        """Send raw bytes. If the server has closed the connection, `is_closed` becomes true."""
         try:
             self.socket.settimeout(20)
             self.socket.sendall(raw)
@@ -98,7 +98,7 @@ class H2Client:
             self.is_closed = True
 
     def ping_until_refused(self, limit: int) -> int:
-        """How many pings it took, each 5 ms after the last one's answer; the limit if none was one too many."""
+        """Send pings, each 5 ms after the last one's answer, until the server closes. The number sent, at most `limit`."""
         for count in range(1, limit + 1):
             self.send(frame(PING, 0, 0, b"lifesign"))
             self.receive_until(lambda count=count: len(self.of(PING, ACK)) >= count or self.goaway())  # type: ignore[misc]
@@ -108,7 +108,7 @@ class H2Client:
         return limit
 
     def head(self, path: str, extra: Sequence[Header] = (), flags: int = END_HEADERS) -> tuple[int, bytes]:
-        """The number of a new stream and the frame that begins it."""
+        """The number of a new stream, and its HEADERS frame."""
         stream = self.new_stream()
         fields = [
             *((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "localhost")),
@@ -117,17 +117,17 @@ class H2Client:
         return stream, frame(HEADERS, flags, stream, self.encode(fields))
 
     def new_stream(self) -> int:
-        """The number of the next stream, which is not begun yet."""
+        """Reserve the number of the next stream without starting it."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         self._windows[stream] = self._initial_window
         return stream
 
     def encode(self, fields: Sequence[Header]) -> bytes:
-        """A header block, which must be sent: the table of the connection goes on from it."""
+        """A header block. It must be sent, because encoding updates the HPACK table of the connection."""
         return bytes(self._encoder.encode(fields))
 
     def call(self, path: str, messages: bytes | None = EMPTY_MESSAGE, extra: Sequence[Header] = ()) -> int:
-        """Begin a call with these bytes of messages and end it, or leave it open for None; the stream's number."""
+        """Begin a call, send these message bytes and half-close; None leaves it open. Returns the stream's number."""
         stream, head = self.head(path, extra)
         self.send(head)
         if messages is not None:
@@ -135,7 +135,7 @@ class H2Client:
         return stream
 
     def send_data(self, stream: int, data: bytes, *, is_end: bool = True) -> None:
-        """Send as fast as the server lets; stops early when the stream or the connection ends."""
+        """Send as fast as flow control allows; stops early when the stream or the connection ends."""
         at = 0
         while not self.is_closed and not self.is_over(stream):
             size = min(len(data) - at, PIECE_BYTES, self._windows[0], self._windows[stream])
@@ -152,7 +152,7 @@ class H2Client:
             self.receive(0)
 
     def receive(self, limit_s: float) -> bool:
-        """Take in what comes within the limit; False if nothing did."""
+        """Read what arrives within the limit; False if nothing did."""
         if self.is_closed:
             return False
         self.socket.settimeout(limit_s)
@@ -199,7 +199,7 @@ class H2Client:
                 self.send(frame(WINDOW_UPDATE, 0, 0, size) + frame(WINDOW_UPDATE, 0, got.stream, size))
 
     def receive_until(self, is_there: Callable[[], object], limit_s: float = 20.0) -> bool:
-        """Take in until it is so or the connection ends; whether it is so."""
+        """Read until the condition holds or the connection ends; returns whether it holds."""
         deadline = time.monotonic() + limit_s
         while not is_there() and not self.is_closed and (left := deadline - time.monotonic()) > 0:
             self.receive(left)
@@ -223,7 +223,7 @@ class H2Client:
         return self.fields.get(stream, {})
 
     def data(self, stream: int) -> bytes:
-        """What came as the stream's body."""
+        """The received body of the stream."""
         return b"".join(got.payload for got in self.of(DATA) if got.stream == stream)
 
     def of(self, kind: int, flags: int = 0) -> list[Frame]:
@@ -231,7 +231,7 @@ class H2Client:
         return [got for got in self.frames if got.kind == kind and got.flags & flags == flags]
 
     def pings(self) -> int:
-        """How many the server has sent, without answers to ours."""
+        """The number of pings from the server, without its answers to the client's pings."""
         return len([got for got in self.of(PING) if not got.flags & ACK])
 
     def goaway(self) -> tuple[int, bytes] | None:

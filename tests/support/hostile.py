@@ -21,7 +21,7 @@ from support.channel import Stage, item, tensor
 
 KIB, MIB = 1 << 10, 1 << 20
 LONGEST_TURN_S = 0.25
-"""Of the loop's processor time, where the goal is 50 ms: other tests share this machine's caches and clock."""
+"""Limit of the loop's processor time. The goal is 50 ms; the margin is for other tests on the machine."""
 
 
 def raw(kind: int, body: bytes = b"", length: int | None = None) -> bytes:
@@ -29,14 +29,14 @@ def raw(kind: int, body: bytes = b"", length: int | None = None) -> bytes:
 
 
 def service(call: ServiceCall[ServiceResult], change: Callable[[bytes], bytes] = bytes) -> bytes:
-    """A service call whose body is changed."""
+    """A service call with a modified body."""
     return raw(Kind.SERVICE_CALL, change(CALL.pack(1) + encode_service_call(call)))
 
 
 def infer(
     number: int, *sizes: int, place: Callable[[Buffer], tuple[int, int] | None] = lambda _: None, wanted: int = 0
 ) -> bytes:
-    """An inference of another model that the worker asks for."""
+    """A worker's request for an inference of another model."""
     request = InferenceRequest("other", inputs=[tensor(f"x{at}", size) for at, size in enumerate(sizes)])
     return bytes(encode_infer(number, 0, request, place, lambda: wanted))
 
@@ -61,19 +61,19 @@ def check_reason(reason: str, pattern: str) -> None:
 
 
 def send(each: Stage, stream: bytes) -> None:
-    """As fast as the server takes it, on a thread, so that only the server's work is the loop's."""
-    theirs = os.dup(each.theirs.fileno())
+    """Send as fast as the server reads, on a thread, so that the loop does only the server's work."""
+    worker_end = os.dup(each.worker_end.fileno())
     at = 0
     try:
-        os.set_blocking(theirs, True)
+        os.set_blocking(worker_end, True)
         while at < len(stream):
-            at += os.write(theirs, stream[at : at + MIB])
+            at += os.write(worker_end, stream[at : at + MIB])
     except OSError:
-        pass  # nobody reads it any more
+        pass  # the server has closed its end
     finally:
-        os.close(theirs)
+        os.close(worker_end)
 
 
 async def executed(each: Stage, *sizes: int) -> int:
     each.connection.batches.execute([item(1, *sizes)], 0)
-    return (await each.hear_batch()).batch
+    return (await each.receive_batch()).batch

@@ -1,4 +1,4 @@
-"""HTTP connections over a transport in memory, for tests that cut their input anywhere, and requests without one."""
+"""HTTP connections over a transport in memory, for tests that split the input anywhere; requests without a connection."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ MAX_BODY = 200_000
 
 
 class MemoryTransport(asyncio.Transport):
-    """Keeps what is written. What is written counts as sent when `take` is called, or at once if `is_fast`."""
+    """Keeps what is written. It counts as sent when `take` is called, or immediately if `is_fast`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class MemoryTransport(asyncio.Transport):
             self.write(data)
 
     def take(self, size: int) -> None:
-        """The client reads so many bytes."""
+        """The client reads this number of bytes."""
         was_over = self.unsent > self.high
         self.unsent -= size
         if was_over and self.unsent <= self.high // 4:
@@ -86,7 +86,7 @@ class Client:
     log: list[str]
 
     def send(self, data: bytes) -> None:
-        """Hand bytes over as a transport does."""
+        """Deliver bytes as a transport does."""
         while data and not self.transport.closed:
             buffer = self.connection.get_buffer(-1)
             size = min(len(buffer), len(data))
@@ -102,7 +102,7 @@ class Client:
 def connect(
     *, answer: bool = True, limits: Limits = LIMITS, handle: Callable[[Exchange], None] | None = None
 ) -> Client:
-    """A connection whose requests are noted, and answered at once with their number if `answer`."""
+    """A connection whose requests are recorded, and answered immediately with their number if `answer`."""
     seen: list[tuple[bytes, bytes, bytes]] = []
     exchanges: list[Exchange] = []
     log: list[str] = []
@@ -133,7 +133,7 @@ def two_parts(data: bytes) -> Iterator[list[bytes]]:
 
 
 class SentExchange(Exchange):
-    """A whole request without a connection, which keeps its answer: `status` is 0 until it comes."""
+    """A whole request without a connection, which keeps its answer; `status` is 0 before the answer."""
 
     def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], content: bytes) -> None:
         super().__init__(cast("Connection", self), Head(method, target, headers, b"", len(content)), content)

@@ -1,7 +1,7 @@
-"""The server's image, built by `make image` with buildah, and containers of it, run by runc as a cluster would run them.
+"""The server's image, built by `make image` with buildah, and containers of it, run by runc as in a cluster.
 
-A fresh machine gets the programs from Debian's packages, and where no registry can be reached a base image from them too.
-Images stay in buildah's own storage, so that only what changed is built again.
+Missing programs are installed from Debian's packages. Without access to a registry, the base image is made from them too.
+Images stay in buildah's storage, so that only changed layers are built again.
 """
 
 import json
@@ -26,15 +26,15 @@ SUITE = "bookworm"
 LOCK = Path(gettempdir()) / "halimede-test-image.lock"
 PACKAGES_LOCK = LOCK.with_name("halimede-test-packages.lock")
 CONTAINERS = "halimede-test-"
-"""How the containers of a test run are named; the kind and its process id follow."""
+"""Prefix of container names in a test run; the accelerator and the process id follow."""
 LEFT_OVER_LIMIT = 8
-"""How many images of earlier builds may lie about, at half a gigabyte each. Removing them costs the next build its cache."""
+"""The number of images of earlier builds to keep, at half a gigabyte each. They are the cache of the next build."""
 
 IMAGE_PACKAGES = {"buildah": "buildah", "debootstrap": "debootstrap", "runc": "runc"}
-"""By program."""
+"""Debian packages by program."""
 
 ENVIRONMENT = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-# A slim image has none of them.
+# A slim image lacks them.
 UNNEEDED = (
     *("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "usr/share/lintian"),
     *("var/cache/apt", "var/lib/apt/lists", "var/log"),
@@ -42,14 +42,14 @@ UNNEEDED = (
 
 
 class Unavailable(Exception):
-    """This machine can build or run no image, and why."""
+    """This machine cannot build or run images; the message has the reason."""
 
 
 def run(*command: str | Path, timeout_s: float = 600) -> str:
-    """The command's output; an AssertionError with all that it said when it fails."""
+    """The command's output; an AssertionError with its output and errors if it fails."""
     done = attempt(*command, timeout_s=timeout_s)
-    said = f"{' '.join(map(str, command))}\n{done.stdout[-8000:]}{done.stderr[-8000:]}"
-    assert done.returncode == 0, said
+    report = f"{' '.join(map(str, command))}\n{done.stdout[-8000:]}{done.stderr[-8000:]}"
+    assert done.returncode == 0, report
     return done.stdout
 
 
@@ -67,7 +67,7 @@ def attempt(*command: str | Path, timeout_s: float = 600) -> subprocess.Complete
 
 
 def install_programs(packages: Mapping[str, str] = IMAGE_PACKAGES) -> None:
-    """From Debian's packages, by program, those that are missing."""
+    """Install the missing programs from Debian's packages."""
     with only_one(PACKAGES_LOCK, "Debian's packages"):
         _install_missing(packages)
 
@@ -77,7 +77,7 @@ def _install_missing(packages: Mapping[str, str]) -> None:
     if not missing:
         return
     if shutil.which("apt-get") is None:
-        raise Unavailable(f"{', '.join(missing)} must be installed, and there is no apt-get to do it")
+        raise Unavailable(f"{', '.join(missing)} must be installed, and apt-get does not exist")
     apt = ("apt-get", "--quiet", "--option", "DPkg::Lock::Timeout=120")
     with phase(f"Installing Debian's packages {', '.join(missing)}"):
         for command in (("update",), ("install", "-y", "--no-install-recommends", *missing)):
@@ -86,7 +86,7 @@ def _install_missing(packages: Mapping[str, str]) -> None:
 
 
 def provide_base() -> None:
-    """The image that Dockerfile.server starts from: what is there, or a registry's, or one of Debian's packages."""
+    """Provide the base image of Dockerfile.server: the local one, a registry's, or one made of Debian's packages."""
     if attempt("buildah", "inspect", "--type=image", BASE).returncode == 0:
         return
     with phase(f"Pulling the image {BASE}, or making it from Debian's packages"):
@@ -114,12 +114,12 @@ def _make_base() -> None:
 class Image:
     name: str
     root: Path
-    """Its files, to look at and to run."""
+    """The root folder of its files."""
     config: Mapping[str, Any]
-    """What Docker knows of it: User, Entrypoint, Env, Healthcheck ..."""
+    """Its configuration in Docker: User, Entrypoint, Env, Healthcheck ..."""
 
     def compressed_bytes(self) -> int:
-        """What a registry would hold and a node would pull."""
+        """The size that a registry stores and a node pulls."""
         with TemporaryDirectory() as scratch:
             run("buildah", "push", "--quiet", self.name, f"oci:{scratch}")
             return sum(path.stat().st_size for path in Path(scratch).rglob("*") if path.is_file())
@@ -127,7 +127,7 @@ class Image:
 
 @contextmanager
 def built_image(accelerator: str = "cpu") -> Iterator[Image]:
-    """`make image`, and the result's files for as long as the context lasts."""
+    """Run `make image`, and mount the result's files within the context."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise Unavailable("images are built and run by buildah and runc, as root on Linux")
     with ExitStack() as stack:
@@ -144,7 +144,7 @@ def built_image(accelerator: str = "cpu") -> Iterator[Image]:
 
 @contextmanager
 def extended_image(dockerfile: str, tag: str) -> Iterator[Image]:
-    """An image that this text makes, whose base was built before. pip finds packages as this machine does."""
+    """Build an image from this Dockerfile, whose base exists. pip uses the package index of this machine."""
     with ExitStack() as stack, TemporaryDirectory() as folder:
         (Path(folder) / "Dockerfile").write_text(dockerfile)
         settings = {"cert": "PIP_CERT", "index-url": "PIP_INDEX_URL", "timeout": "PIP_DEFAULT_TIMEOUT"}
@@ -164,7 +164,7 @@ def extended_image(dockerfile: str, tag: str) -> Iterator[Image]:
 
 
 def one_build_at_a_time() -> AbstractContextManager[None]:
-    """A second test run finds everything in the cache."""
+    """A second test run waits, and then finds everything in the cache."""
     return only_one(LOCK, "container images")
 
 
@@ -185,30 +185,30 @@ def _mounted(tag: str) -> Iterator[Image]:
 
 
 def remove_left_overs() -> None:
-    """What test runs that were killed have left, and what fills the disk."""
+    """Remove the leftovers of killed test runs, and old images that fill the disk."""
     for name in run("buildah", "containers", "--format", "{{.ContainerName}}").split():
         if name.startswith(CONTAINERS) and not Path("/proc", name.rpartition("-")[2]).exists():
             run("buildah", "rm", name)
     if len(run("buildah", "images", "--quiet", "--filter=dangling=true").split()) > LEFT_OVER_LIMIT:
-        # Fails for those that somebody uses, and removes the others.
+        # Fails for images in use, and removes the others.
         attempt("buildah", "rmi", "--prune")
 
 
 @dataclass(frozen=True)
 class Container:
-    """One container: the image's environment, no capability, a root that cannot be written, and no place that can be.
+    """One container: the image's environment, no capabilities, a read-only root and no writable folder.
 
-    `models` is mounted on /models, read-only too.
+    `models` is mounted read-only on /models.
     """
 
     image: Image
     directory: Path
-    """Where runc's state, the bundle and the log lie."""
+    """Folder of runc's state, the bundle and the log."""
     models: Path
     user: str = ""
-    """As `docker run --user` takes it; the image's own if empty."""
+    """As for `docker run --user`; the image's user if empty."""
     tmp: str = ""
-    """The options of memory to write to on /tmp, as by `--tmpfs /tmp:<options>`; none if empty."""
+    """Mount options of a tmpfs on /tmp, as for `--tmpfs /tmp:<options>`; no tmpfs if empty."""
 
     @property
     def id(self) -> str:
@@ -218,16 +218,16 @@ class Container:
         return ("runc", "--root", str(self.directory / "state"), *map(str, arguments))
 
     def start(self, *arguments: str, private_network: bool = False) -> RunningServer:
-        """A server, given what stands behind the image's name in `docker run IMAGE ...`."""
+        """Start a server with the arguments after the image's name in `docker run IMAGE ...`."""
         command = self._prepare(arguments, private_network)
         return start_command(self.directory, command, ready=not private_network)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A command that ends."""
+        """Run a command and wait for its end."""
         return attempt(*self._prepare(arguments, private_network=True), timeout_s=60)
 
     def execute(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Another command in a container that runs."""
+        """Run another command in the running container."""
         return attempt(*self.runc("exec", self.id, *command), timeout_s=60)
 
     def health(self) -> int:

@@ -28,7 +28,7 @@ VIEW = view()
 
 
 def tensor(**changes: Any) -> dict[str, Any]:
-    """An input in JSON; a member that is given as ... is left out."""
+    """An input in JSON; a member with the value ... is omitted."""
     members = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2.5], **changes}
     return {key: value for key, value in members.items() if value is not ...}
 

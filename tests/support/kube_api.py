@@ -1,8 +1,8 @@
-"""A small API server, for what needs its faults at a given time or its streams broken: list, watch, apply, status, delete.
+"""A small API server for tests that inject faults or break streams: list, watch, apply, status, delete.
 
-It keeps what matters to a client: uids, resource versions that count up, generations, paged lists, watches from a version with
-bookmarks, server-side apply as far as one manager goes, preconditions. It has no schemas, no defaults and no other controllers:
-what depends on those is tested against the real one.
+It implements what matters to a client: uids, increasing resource versions, generations, paged lists, watches from a version with
+bookmarks, server-side apply by one manager, preconditions. It has no schemas, no defaults and no other controllers: what depends
+on those is tested against the real API server.
 """
 
 import asyncio
@@ -49,33 +49,33 @@ STATUS_HAS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "F
 
 @dataclass
 class Fault:
-    """What happens to requests whose `METHOD path?query` matches."""
+    """A fault of the requests whose `METHOD path?query` matches."""
 
     what: str
     status: int | None = None
-    """Answered at once with this status."""
+    """Answer immediately with this status."""
     headers: dict[str, str] = field(default_factory=dict)
     reason: str = ""
     message: str = "a fault of the test"
     causes: tuple[Object, ...] = ()
     body: Object | None = None
-    """Answered with status 200."""
+    """Answer with status 200 and this body."""
     lines: tuple[bytes, ...] | None = None
-    """A watch that says this, and ends."""
+    """Send this on a watch, and end it."""
     silent: bool = False
-    """A watch that never says anything."""
+    """Keep a watch open without events."""
     mute: bool = False
-    """There is no answer, and the connection stays."""
+    """Do not answer, and keep the connection open."""
     drop: bool = False
-    """The connection ends without an answer."""
+    """Close the connection without an answer."""
     lose: bool = False
-    """It is done, and then the connection ends without an answer."""
+    """Perform the request, then close the connection without an answer."""
     after: int = 0
-    """So many are let through before."""
+    """Number of requests to serve normally before the fault."""
     then: Callable[[], None] | None = None
-    """Called when it is met."""
+    """Called when the fault occurs."""
     times: int | None = None
-    """So often; None: until it is taken away."""
+    """Number of occurrences; None: until the fault is removed."""
 
 
 class KubeApi:
@@ -85,13 +85,13 @@ class KubeApi:
         """By plural, namespace and name."""
         self.version = 100
         self.history: list[tuple[int, str, str, Object]] = []
-        """Version, plural, type of event, object."""
+        """Events: version, plural, type, object."""
         self.oldest = 0
-        """Watches from before are told 410."""
+        """Watches from an older version are answered with 410."""
         self.requests: list[str] = []
         self.faults: list[Fault] = []
         self.tokens: set[str] | None = None
-        """That are good; None: all."""
+        """Valid tokens; None: all."""
         self.bookmark_s = 0.2
         self._changed = asyncio.Event()
         self._open: set[web.StreamResponse] = set()
@@ -99,10 +99,10 @@ class KubeApi:
         self._port = 0
         self.has_custom_kinds = True
 
-    # What tests say and ask.
+    # For tests.
 
     def put(self, plural: str, namespace: str, name: str, **rest: Any) -> Object:
-        """An object as another client makes or changes it."""
+        """Create or change an object, as another client."""
         known = self.objects.get((plural, namespace, name))
         value = copy.deepcopy(known) if known else self._new(plural, namespace, name)
         generation = value["metadata"]["generation"]
@@ -118,11 +118,11 @@ class KubeApi:
         self._tell(plural, value, "DELETED")
 
     def forget_history(self) -> None:
-        """As after a compaction: only lists tell what there is."""
+        """Forget past events, as after a compaction: watches must start from a new list."""
         self.oldest = self.version
 
     def cut(self) -> None:
-        """All connections end."""
+        """Close all connections."""
         for response in self._open:
             if response._req is not None and response._req.transport is not None:  # aiohttp has no other way
                 response._req.transport.abort()
@@ -131,7 +131,7 @@ class KubeApi:
         return {name for kind, _, name in self.objects if kind == plural}
 
     def objects_at(self, version: int) -> dict[tuple[str, str, str], Object]:
-        """What there was then."""
+        """The objects that existed at a version."""
         found: dict[tuple[str, str, str], Object] = {}
         for number, plural, event, value in self.history:
             if number > version:
@@ -147,7 +147,7 @@ class KubeApi:
         return sum(1 for request in self.requests if re.search(pattern, request))
 
     def writes(self) -> Counter[str]:
-        """Of everything but leases, by method and plural."""
+        """The number of writes by method and plural, without leases."""
         found = [
             re.match(r"(POST|PUT|PATCH|DELETE) .*/namespaces/[^/]+/([a-z]+)", request) for request in self.requests
         ]
@@ -173,7 +173,7 @@ class KubeApi:
         return path
 
     async def start(self) -> None:
-        """Again at the same address after `stop`."""
+        """Start, after `stop` at the same address."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
@@ -188,7 +188,7 @@ class KubeApi:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    # How it works.
+    # The server.
 
     def _new(self, plural: str, namespace: str, name: str) -> Object:
         group, version, kind = next((g, v, kinds[plural]) for g, v, kinds in GROUPS if plural in kinds)
@@ -412,7 +412,7 @@ def _field(value: Any, path: str) -> Any:
 
 
 def deep(levels: int) -> str:
-    """Stands for so many objects within one another, which json cannot write; clients are told those."""
+    """A placeholder for this many nested objects, which json cannot write; clients receive the nested objects."""
     return f"@deep {levels}@"
 
 

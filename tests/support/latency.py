@@ -1,18 +1,18 @@
-"""How late something is, on a machine that others use: tests in CI are content with one quick attempt, tests marked
-`load` want the goal itself, of most attempts. What is measured is told a number that no other attempt has."""
+"""Latency on a shared machine. Ordinary tests need one attempt within a loose limit; tests marked `load` check the goal
+against the median of all attempts. `measure` gets a number that is unique in the process."""
 
 from collections.abc import Callable
 from itertools import count
 from statistics import median
 
 LOOSE_MS = 500.0
-"""What one attempt of a few keeps on any machine, and nothing that comes a second late."""
+"""One attempt of a few is within this limit on any machine; a fault that adds a second is not."""
 
 _numbers = count()
 
 
 def quickest_ms(measure: Callable[[int], float], enough_ms: float = LOOSE_MS, attempts: int = 5) -> float:
-    """The quickest of some attempts; the first that is quick enough is the last."""
+    """The shortest of some attempts; stops at the first that is short enough."""
     best = float("inf")
     while attempts and best > enough_ms:
         best = min(best, measure(next(_numbers)))

@@ -1,4 +1,4 @@
-"""Logs that a test reads."""
+"""Loggers whose output a test reads."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ FLUSH_S = 30.0
 
 
 class Log:
-    """A logger of its own, in JSON, with verbose lines: those are not limited in number."""
+    """A separate logger in JSON with verbose lines, which are not rate limited."""
 
     def __init__(self, path: Path | None) -> None:
         self.writer = LogWriter(LogOutput(path), render_json)
@@ -67,7 +67,7 @@ def stalled(directory: Path) -> Iterator[tuple[Log, Callable[[], list[dict[str, 
 
 
 def run(program: str, shell: Sequence[str] = (), **options: object) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: the root logger is one per process, and pytest has handlers on it."""
+    """Run in a new process: the root logger is one per process, and pytest has handlers on it."""
     before = (
         "import logging, sys\nfrom pathlib import Path\nfrom halimede.log import *\nfrom halimede.settings import *\n"
     )

@@ -1,4 +1,4 @@
-"""Model repositories for tests: small ONNX models built on the spot, and configurations."""
+"""Model repositories for tests: small generated ONNX models, and configurations."""
 
 from pathlib import Path
 
@@ -96,7 +96,7 @@ def add_simple_string(repository: Path, name: str = "simple_string") -> None:
 
 
 def add_onnx_identity(repository: Path, name: str, datatype: str, dims: list[int | str]) -> None:
-    """An ONNX Identity of one datatype, without a configuration: auto-complete has to find out."""
+    """An ONNX Identity of one datatype, without a configuration: auto-complete derives it."""
     save_onnx(
         repository / name / "1" / "model.onnx",
         [helper.make_node("Identity", ["IN"], ["OUT"])],
@@ -136,7 +136,7 @@ def add_identity(  # the identity backend: no file, only a configuration
 
 
 def add_scaled(repository: Path, name: str, factor: float, *, version: int = 1) -> None:
-    """FP32[4] times a constant: tells versions and reloads apart."""
+    """FP32[4] times a constant, which distinguishes versions and reloads."""
     save_onnx(
         repository / name / str(version) / "model.onnx",
         [helper.make_node("Mul", ["IN", "factor"], ["OUT"])],
@@ -147,9 +147,9 @@ def add_scaled(repository: Path, name: str, factor: float, *, version: int = 1) 
 
 
 ONE = "instance_group { kind: KIND_CPU count: 1 }"
-"""The configuration of a model with one instance."""
+"""Configuration text for one instance."""
 
 
 def delay(milliseconds: int) -> str:
-    """The configuration of an identity model that computes for this long."""
+    """Configuration text of an identity model that computes for this time."""
     return f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{milliseconds}" }} }}'

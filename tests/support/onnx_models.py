@@ -1,4 +1,4 @@
-"""Small ONNX models, and batches that the backend runs on them."""
+"""Small ONNX models, and runs of batches on them in the backend."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""Streams of HTTP requests that come when they come, whatever the server does: a client for tests of overload.
+"""An open-loop HTTP client for tests of overload: requests are sent at their times, independent of the server's answers.
 
 Run as a process of its own, so that it does not share the interpreter of the test. Reads one JSON document on stdin, a
 list of phases `{"seconds": …, "streams": [{"name", "port", "path", "body", "rate" | "callers"}]}`, runs one after the
-other, and prints a list of `{name: Outcome}`. A stream with a `rate` is open-loop, with random gaps (Poisson), on as
-many kept connections as are busy at once; one with `callers` is closed-loop, each caller with one connection.
+other, and prints a list of `{name: Outcome}`. A stream with a `rate` is open-loop with random gaps (Poisson); it opens a
+connection when all others are busy. One with `callers` is closed-loop: each caller uses one connection.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ import uvloop
 
 @dataclass(slots=True)
 class Outcome:
-    """Milliseconds from sending to the whole answer, sorted, by status; 0 for connections that broke.
+    """Milliseconds from sending to the complete answer, sorted, by status; status 0 for broken connections.
 
-    `lag_ms` is by how much the client itself sent late, at worst: what a server cannot help.
+    `lag_ms` is the largest delay of the client itself in sending, which is not the server's.
     """
 
     seconds: float
@@ -59,7 +59,7 @@ class Phase:
 
 
 def run_phases(phases: Sequence[Phase]) -> list[dict[str, Outcome]]:
-    """Run the phases in a process of its own and return what came of each stream."""
+    """Run the phases in a new process and return the outcome of each stream."""
     limit_s = sum(phase.seconds for phase in phases) + 60
     done = subprocess.run(
         [sys.executable, __file__],
@@ -156,7 +156,7 @@ class Runner:
         outcome = self.outcome
         outcome.sent += 1
         connection = self._free.pop() if self._free else await self._connect()
-        begun = time.perf_counter()  # the loop's own clock stands still for a turn, and counts milliseconds
+        begun = time.perf_counter()  # the loop's clock does not advance within a turn, and counts milliseconds
         status, body = await connection.send(self._request)
         key = str(status)
         outcome.latencies_ms.setdefault(key, []).append((time.perf_counter() - begun) * 1000)

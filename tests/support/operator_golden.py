@@ -1,6 +1,6 @@
-"""What the operator makes of many objects, as text: the simplest of each kind whole, of all others what is different.
+"""The operator's children of many objects, as text: the simplest of each kind in full, of all others the differences.
 
-`PYTHONPATH=tests python -m support.operator_golden` writes it to where the test reads it.
+`PYTHONPATH=tests python -m support.operator_golden` writes the file that the test reads.
 """
 
 import json
@@ -30,15 +30,15 @@ _OTHER_PLATFORMS = {
     "platform with server.nodeLostTolerationSeconds": replace(PLATFORM, node_lost_toleration_seconds=30),
     "platform with stores.s3.secretName": replace(PLATFORM, s3_secret="models-s3"),
 }
-"""For which the simplest model is told too."""
+"""Platforms for which the simplest model is written too."""
 _PLAIN = {"InferenceModel": "the-simplest", "ModelEnsemble": "three-steps"}
 _LONGEST_NAME = 40
 _HASHES = {APPLIED_HASH, TEMPLATE_HASH, REVISION_LABEL}
-"""Of what is told anyway."""
+"""Parts that are written anyway."""
 
 
 def golden() -> str:
-    """A part for each object: its name, the hash of its pods' template, and a line for each value."""
+    """A part for each object: its name, the hash of its pod template, and a line for each value."""
     plain = {kind: _values(children_of(GOOD[name])) for kind, name in _PLAIN.items()}
     parts: list[str] = []
     for name, value in objects().items():
@@ -56,7 +56,7 @@ def _part(name: str, children: tuple[Json, ...], before: Mapping[str, str]) -> s
 
 
 def templates(text: str) -> dict[str, str]:
-    """Of each object in a golden text, the hash of its pods' template."""
+    """The hash of the pod template of each object in a golden text."""
     heads = (line.split(": pod template ", 1) for line in text.splitlines() if line and line[0] != " ")
     return dict(heads)
 
@@ -67,9 +67,9 @@ def objects() -> dict[str, Json]:
 
 
 def children_of(value: Json, platform: Platform = PLATFORM) -> tuple[Json, ...]:
-    """AssertionError where the platform refuses the object."""
+    """The children of an object; AssertionError if the platform refuses it."""
     kind, name = Kind(value["kind"]), value["metadata"]["name"]
-    # One name for all, so that it makes no difference, but where it is what the object is about.
+    # One name for all, so that names do not differ, except for objects that test the name.
     key = Key(kind, "prod", name if len(name) > _LONGEST_NAME else "bert")
     members = {
         member: _spec(Key(Kind.INFERENCE_MODEL, "prod", member), model(member), platform)
@@ -86,11 +86,11 @@ def _spec(key: Key, value: Json, platform: Platform) -> Spec:
 
 
 def _values(children: tuple[Json, ...]) -> dict[str, str]:
-    """By path: whose items of lists have a name are by that."""
+    """Values by path. A list item with a name has the name in its path."""
     found: dict[str, str] = {}
     for child in children:
         suffix = child["metadata"]["name"].removeprefix("bert")
-        # A plan's name has its content's hash, which the Deployment tells.
+        # A plan's name contains the hash of its content, which is in the Deployment too.
         kind = child["kind"] if child["kind"] == "ConfigMap" else f"{child['kind']}{suffix}"
         found.update(_flat(kind, child, ""))
     return found
@@ -109,7 +109,7 @@ def _flat(path: str, value: Any, field: str) -> Iterator[tuple[str, str]]:
         for each in value:
             key = map_key(field, each) or ()
             yield from _flat(f"{path}[{' '.join(map(str, key))}]", each, "")
-        # Their order rolls pods too.
+        # A change of their order replaces pods too.
         names = ", ".join(str((map_key(field, each) or ("",))[0]) for each in value)
         yield f"{path}[]", names
         return

@@ -1,4 +1,4 @@
-"""A reconciler without its process: told what watches would tell, and asked one key at a time."""
+"""A reconciler without its process: the test delivers the events of watches and reconciles one key at a time."""
 
 import asyncio
 import datetime
@@ -42,7 +42,7 @@ class Harness:
     woken: list[Key] = field(default_factory=list)
 
     def hear(self, versions: Mapping[str, int] | None = None) -> None:
-        """Lists tell what there is, or what there was of each plural at a version."""
+        """Deliver the current objects, or those of each plural at a version."""
         for resource in WATCHED:
             version = (versions or {}).get(resource.plural, self.api.version)
             found = self.api.objects if version == self.api.version else self.api.objects_at(version)
@@ -63,7 +63,7 @@ class Harness:
         return next(condition for condition in self.digits()["status"]["conditions"] if condition["type"] == name)
 
     def children(self) -> dict[tuple[str, str, str], Any]:
-        """What was made, without what differs from one run to the next."""
+        """The created objects, without fields that differ between runs."""
         return {
             where: {name: part for name, part in value.items() if name != "metadata"}
             for where, value in self.api.objects.items()
@@ -109,7 +109,7 @@ def run(scenario: Callable[[Harness], Awaitable[None]], folder: Path) -> None:
 
 @asynccontextmanager
 async def beside(harness: Harness, lease: str = "halimede/this") -> AsyncIterator[Harness]:
-    """Another operator, with an empty memory, as after a restart; with another Lease one of another release."""
+    """A second operator with empty caches, as after a restart; with another Lease, one of another release."""
     connection = Connection(str(harness.api.kubeconfig(harness.folder)))
     await connection.refresh()
     client, cache = KubeClient(connection, lambda: True), Cache()

@@ -1,4 +1,4 @@
-"""Pods, ReplicaSets and Deployments as the kubelets and controllers of Kubernetes 1.36 write them."""
+"""Pods, ReplicaSets and Deployments as Kubernetes 1.36 writes them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ FETCHED = json.dumps({"models": [{**FETCHED_MODEL, "cached": False}]})
 
 
 DEADLINE = 601
-"""At this second a Deployment that was made at 1 says that it takes too long."""
+"""The second in which a Deployment that was created in second 1 reports ProgressDeadlineExceeded."""
 
 
 def second(number: int) -> str:
@@ -67,8 +67,8 @@ def container(
 
 
 def _condition(type_: str, is_true: bool, since: int, reason: str = "", message: str = "") -> Object:
-    said = {key: text for key, text in (("reason", reason), ("message", message)) if text}
-    return {"type": type_, "status": str(is_true), "lastTransitionTime": second(since), **said}
+    texts = {key: text for key, text in (("reason", reason), ("message", message)) if text}
+    return {"type": type_, "status": str(is_true), "lastTransitionTime": second(since), **texts}
 
 
 def pod(
@@ -146,7 +146,7 @@ def serving(name: str = "bert-7f9c66d5b8-aaaaa", last: Object | None = None, sin
 
 
 def stopped(state: Object, name: str = "bert-7f9c66d5b8-aaaaa", last: Object | None = None, **where: Any) -> Object:
-    """A pod whose server container does not run."""
+    """A pod whose server container is not running."""
     return pod(name, fetch=fetched(), server=container("server", state, last), **where)
 
 
@@ -164,13 +164,13 @@ def unscheduled(message: str, name: str = "bert-7f9c66d5b8-aaaaa", **where: Any)
 
 
 def rejected(reason: str, message: str, name: str = "bert-7f9c66d5b8-aaaaa", **where: Any) -> Object:
-    """What a kubelet does not let in, and what it evicts, is over."""
+    """A pod that the kubelet rejected or evicted, which has ended."""
     made = pod(name, **where)
     return {**made, "status": {"phase": "Failed", "reason": reason, "message": message, "startTime": second(3)}}
 
 
 def node_lost(name: str = "bert-7f9c66d5b8-aaaaa", **where: Any) -> Object:
-    """The node's controller says that the pod is not ready; the containers are as the kubelet last saw them."""
+    """The node controller marks the pod as not ready; the containers have the kubelet's last statuses."""
     made = serving(name, **where)
     made["status"]["conditions"][2] |= {"status": "False", "lastTransitionTime": second(90)}
     return made
@@ -251,7 +251,7 @@ def snapshot(
     indexes: Mapping[str, PodIndex] | None = None,
     **fields: Any,
 ) -> Snapshot:
-    """Every pod that is ready has an index with version 1 of `bert`, unless `indexes` has another one, by pod name."""
+    """Every ready pod has an index with version 1 of `bert`, unless `indexes` has another one under the pod's name."""
     asked = {
         p["metadata"]["name"]: READY
         for p in pods
@@ -271,6 +271,6 @@ def snapshot(
         children=() if child is None else (child,),
         replica_sets=tuple(replica_sets) or (replica_set(),),
         pods=pods,
-        indexes={f"uid-{name}": said for name, said in asked.items()},
+        indexes={f"uid-{name}": index_of_pod for name, index_of_pod in asked.items()},
         **fields,
     )

@@ -1,4 +1,4 @@
-"""Specs as `parse` makes them: plain ones to change a field of, and every valid one, for property tests."""
+"""Parsed specs: simple ones to change a field of, and strategies for all valid ones."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -74,7 +74,7 @@ def step(name: str, inputs: Mapping[str, str], outputs: Mapping[str, str], **fie
 
 
 def search_spec(**fields: Any) -> EnsembleSpec:
-    """`tok` makes numbers of a text, `pool` one vector of them."""
+    """`tok` converts a text to numbers, `pool` reduces them to one vector."""
     plain = EnsembleSpec(
         name="search",
         max_batch_size=8,
@@ -93,7 +93,7 @@ def members_of(*names: str) -> dict[str, ModelSpec]:
     return {name: model_spec(name) for name in names}
 
 
-# Every valid spec.
+# Strategies for every valid spec.
 
 _LABEL = st.from_regex(r"[a-z]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
 OBJECT_NAMES = st.one_of(_LABEL, st.from_regex(r"[a-z][a-z0-9-]{35,48}[a-z0-9]", fullmatch=True))
@@ -374,7 +374,7 @@ def ensembles(draw: st.DrawFn) -> tuple[EnsembleSpec, dict[str, ModelSpec]]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Key, Spec, dict[str, ModelSpec]]:
-    """What `desired` takes: any valid spec, under any name."""
+    """Arguments of `desired`: any valid spec with any name."""
     name = draw(OBJECT_NAMES)
     if draw(st.booleans()):
         return model_key(name), draw(model_specs()), {}

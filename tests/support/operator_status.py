@@ -1,4 +1,4 @@
-"""Statuses in tests: made from snapshots, and their parts."""
+"""Statuses for snapshots, and parts of them."""
 
 from halimede_operator.core.api.spec import Problem, Spec, Workload
 from halimede_operator.core.snapshot import Object, Snapshot

@@ -1,4 +1,4 @@
-"""Children as an API server gives them back: with an identity, with defaults, and with quantities in its own spelling."""
+"""Children as an API server returns them: with an identity, with defaults, and with quantities in canonical form."""
 
 from copy import deepcopy
 from typing import Any
@@ -80,7 +80,7 @@ def _pod(spec: Object) -> None:
 
 
 def _spelled(value: Any, field: str = "", within: str = "") -> Any:
-    """With every quantity in another spelling than people use."""
+    """The value with every quantity in another notation."""
     if isinstance(value, dict):
         return {key: _spelled(each, key, field) for key, each in value.items()}
     if isinstance(value, list):

@@ -1,6 +1,6 @@
-"""What takes long says so on standard error: what is being made, whom it waits for, how long it took.
+"""Progress messages of slow set-up steps on standard error: the step, the process that it waits for, and its duration.
 
-Whatever is over within `SILENT_S` says nothing, so a run on a machine that has everything is silent.
+Steps that end within `SILENT_S` print nothing, so a run with full caches is silent.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def phase(what: str) -> Iterator[None]:
-    """Say what is being done, and at its end how long it took."""
+    """Print the step, and at its end its duration."""
     begun = time.monotonic()
     announced = threading.Timer(SILENT_S, say, (f"{what} ...",))
     announced.daemon = True
@@ -40,7 +40,7 @@ def phase(what: str) -> Iterator[None]:
 
 @contextmanager
 def only_one(lock: Path, what: str) -> Iterator[None]:
-    """Make `what` while nobody else does, in this process or another. Whoever waits is told for which process."""
+    """Run the block in one process at a time. A process that waits prints the id of the running one."""
     with lock.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,7 +55,7 @@ def only_one(lock: Path, what: str) -> Iterator[None]:
 
 
 def shown(config: pytest.Config) -> AbstractContextManager[None]:
-    """What is said meanwhile is seen at once, although pytest captures the rest."""
+    """Show messages immediately, although pytest captures all other output."""
     manager = config.pluginmanager.getplugin("capturemanager")
     assert manager is not None
     disabled: AbstractContextManager[None] = manager.global_and_fixture_disabled()

@@ -1,7 +1,7 @@
-"""Third-party backends for tests: a distribution laid out as pip lays it out, on the PYTHONPATH of a server process.
+"""Third-party backends for tests: a distribution with pip's layout, on the PYTHONPATH of a server process.
 
-`install_backend` installs any source. `FaultyBackend` installs one whose models do harm where their configuration says
-so, and write down what was called: see `FAULTY`.
+`install_backend` installs any source. `FaultyBackend` installs one whose models fail as their configuration specifies, and
+record their calls: see `FAULTY`.
 """
 
 import os
@@ -13,7 +13,7 @@ from support.models import write_config
 
 PLAIN_BACKEND = '''
 class PlainBackend:
-    """Takes every configuration as it is, and one instance where none are asked for; a backend adds `load`."""
+    """Accepts every configuration unchanged; one instance by default. A backend adds `load`."""
 
     default_model_filename = ""
     isolation = "thread"
@@ -28,21 +28,20 @@ class PlainBackend:
         return config
 
 '''
-"""Source to put before that of a backend that derives from it."""
+"""Source of a base class; put it before the source of a backend that derives from it."""
 
 FAULTY = (
     '''
 """A backend whose models misbehave. Its models take these parameters; a step is load, create, run, close or close_model.
 
-fault:<step>   what the step does: "hang" until the file `release` exists, "allocate <MiB>" for good, "exit <code>" of
+fault:<step>   what the step does: "hang" until the file `release` exists, "allocate <MiB>" and keep it, "exit <code>" of
                the whole process, "return <expression of inputs>" instead of the outputs (run only), else the name of an
                exception to raise
-instance       the instance that is at fault (create, run, close); all of them without it
+instance       the faulty instance (create, run, close); without it, all instances
 release        path of the file that ends every hang
-events         path of a file that gets a line for each step that was begun ("create m_0_1") and one that was ended
-               ("created m_0_1")
+events         path of a file that gets a line when a step begins ("create m_0_1") and one when it ends ("created m_0_1")
 
-Without a fault an output OUT<x> is the input IN<x>, of whatever type and shape.
+Without a fault an output OUT<x> is the input IN<x>, of any type and shape.
 """
 import os
 import time
@@ -122,7 +121,7 @@ class Instance:
 
 
 def install_backend(site: Path, name: str, source: str, class_name: str) -> dict[str, str]:
-    """Install the source of one module as backend `name`; the environment of a server process that has it."""
+    """Install the source of one module as backend `name`; returns the environment of a server process that uses it."""
     module = f"{name}_backend"
     info = site / f"{module}-1.0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
@@ -154,7 +153,7 @@ class FaultyBackend:
         instances: int = 1,
         extra: str = "",
     ) -> None:
-        """A model IN FP32[4] -> OUT FP32[4], batches up to 8; `faults` says what to do by step."""
+        """A model IN FP32[4] -> OUT FP32[4], batches up to 8; `faults` by step."""
         parameters = {f"fault:{step}": what for step, what in (faults or {}).items()}
         parameters |= {"release": str(self._release(name)), "events": str(self._events(name))}
         if instance:
@@ -182,7 +181,7 @@ class FaultyBackend:
         self._release(name).touch()
 
     def events(self, name: str) -> list[str]:
-        """What was called of the model, in order: "load m", "loaded m", "create m_0_0", …"""
+        """The calls of the model, in order: "load m", "loaded m", "create m_0_0", …"""
         path = self._events(name)
         return path.read_text().splitlines() if path.exists() else []
 

@@ -1,4 +1,4 @@
-"""Ports for servers that must be told theirs."""
+"""Ports for servers that need a fixed port."""
 
 import secrets
 import socket
@@ -7,7 +7,7 @@ LOWEST, COUNT = 10_000, 20_000
 
 
 def free_port() -> int:
-    """Nobody listens there, and no connection that another test opens meanwhile gets it: those are numbered from 32768 on."""
+    """A port without a listener. It is below 32768, so that no client connection of another test gets it."""
     while True:
         port = LOWEST + secrets.randbelow(COUNT)
         try:

@@ -1,4 +1,4 @@
-"""What a server process uses, as the kernel has it."""
+"""The resources that a server process uses, from the kernel."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def resident_bytes(server: RunningServer) -> int:
 
 
 def peak_bytes(server: RunningServer) -> int:
-    """The most that was resident since the start, or since `forget_peak`."""
+    """The peak resident memory since the start, or since `forget_peak`."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 

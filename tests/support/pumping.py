@@ -1,4 +1,4 @@
-"""A pump between callers that note their answers and worker processes that the test plays."""
+"""A pump with callers that record their answers, and fake worker processes that the test drives."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -42,7 +42,7 @@ def times(start_ms: int = 0, input_end_ms: int = 0, output_start_ms: int = 0, en
 
 @dataclass(slots=True)
 class PlayedProcess:
-    """A worker that does what the test says, and keeps what it must not forget: batches by slot, and open requests."""
+    """A fake worker process that the test drives. It keeps the batches by slot, and the open requests."""
 
     ordinal: int
     pump: Pump
@@ -91,7 +91,7 @@ class PlayedProcess:
         when: BatchTimes | None = None,
         parameters: Parameters | None = None,
     ) -> None:
-        """One answer beside the batch's end."""
+        """Send one answer before the end of the batch."""
         if final and key in self.open:
             self.open.remove(key)
         self.pump.on_event(ResponseSent(self, key, reply, final, when or times(), parameters or {}))
@@ -104,7 +104,7 @@ class PlayedProcess:
         parameters: dict[int, Parameters] | None = None,
         when: BatchTimes | None = None,
     ) -> None:
-        """The end of a slot's batch, with one reply for all; None leaves its requests open."""
+        """End a slot's batch with one reply for all its requests; None leaves them open."""
         items = self.batches.pop(slot)
         if reply is None:
             self.open += [item.key for item in items]
@@ -113,9 +113,9 @@ class PlayedProcess:
         self.pump.on_event(BatchDone(self, items, replies, when or times(), failed, slot, parameters or {}))
 
     def die(self, reason: str = "signal 9", *, parked: bool = False, has_read: bool = True) -> list[WorkerEvent]:
-        """Go down; what it held is failed by the events returned, which are the test's to hand over.
+        """Go down. The returned events fail what it held; the test must deliver them.
 
-        Its batches are not failed where it has not read them.
+        They do not fail batches that it had not read.
         """
         failures: list[WorkerEvent] = []
         unread: set[int] = set()
@@ -137,7 +137,7 @@ class PlayedProcess:
 
 
 class Bench:
-    """A pump, its played processes, and what callers were told: (key, what, final)."""
+    """A pump, its fake processes, and the answers to callers: (key, answer, final)."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Bench:
         return self.requests.count - self.pump.queued
 
     async def turn(self) -> None:
-        """Let the loop's turn end, whereupon what came in it goes out."""
+        """Let the loop's turn end; at its end the pump sends what arrived in it."""
         await asyncio.sleep(0)
 
     def _note(self, key: int) -> Callable[[InferenceResponse], None]:
@@ -194,7 +194,7 @@ class Bench:
 
     @property
     def answers(self) -> list[tuple[int, ErrorCode | str, bool]]:
-        """What every caller was told, in order: an error's code, `ok`, or `end` for a final answer that says no more."""
+        """The answers to all callers, in order: an error's code, `ok`, or `end` for an empty final answer."""
         return [
             (key, "end" if each.is_empty else each.error.code if each.error is not None else "ok", each.final)
             for key, each in self.responses
@@ -202,7 +202,7 @@ class Bench:
 
 
 def run_on_loop(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test's run_on_loop on a loop of its own; what fails between its steps, where the loop alone sees it, fails it."""
+    """Run a test's scenario on a new loop. An exception that only the loop sees fails the test too."""
     failures: list[Exception] = []
 
     def on_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

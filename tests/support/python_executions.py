@@ -1,4 +1,4 @@
-"""What a batch of a python model leaves: the error of a request, and the model's own module."""
+"""The error of a failed request of a python model, and the model's module."""
 
 import sys
 from types import ModuleType

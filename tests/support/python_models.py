@@ -1,4 +1,4 @@
-"""A worker process played in one process: a host that keeps what it is told, and models made of a few lines."""
+"""A worker process within the test process: a host that records its calls, and models of a few lines."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ class Hosted:
 
 
 class FakeCall:
-    """An inference that gives its answers one after the other, those of a generator as they are asked for."""
+    """An inference that returns its answers in sequence; a generator is read lazily."""
 
     def __init__(self, request: InferenceRequest, answers: Iterable[InferenceResponse]) -> None:
         self.request = request
@@ -52,9 +52,9 @@ class FakeCall:
 
 @dataclass
 class FakeHost:
-    """Keeps logs, answers by key, calls, updates and inferences; `results` are what calls give, errors are raised.
+    """Records logs, answers by key, calls, updates and inferences. Calls return `results`; errors in it are raised.
 
-    `infers` answers inferences. Those who ask keep the call alone: `inferred` has the requests.
+    `infers` answers inferences. The model keeps only the call: `inferred` has the requests.
     """
 
     cancelled: set[int] = field(default_factory=set)
@@ -85,7 +85,7 @@ class FakeHost:
         self.logs.append((level, message))
 
     def call(self, call: ServiceCall[Any]) -> Any:
-        # As the server gets it.
+        # As the server receives it.
         self.calls.append(decode_service_call(bytes(4) + encode_service_call(call))[1])
         if call.NAME in self.results:
             result = self.results[call.NAME]
@@ -99,7 +99,7 @@ class FakeHost:
 
     def infer(self, request: InferenceRequest) -> FakeCall:
         self.inferred.append(request)
-        assert self.infers is not None, "nothing answers inferences in this test"
+        assert self.infers is not None, "this test does not answer inferences"
         return FakeCall(request, self.infers(request))
 
     def end(self, why: str) -> None:
@@ -110,7 +110,7 @@ class FakeHost:
 
 
 def write(folder: Path, code: str, name: str = "m", file: str = "model.py", **config: Any) -> WorkerSpec:
-    """A repository with one model of one version and what a worker process is told of it. `code` is dedented."""
+    """A repository with one model of one version, and the `WorkerSpec` of it. `code` is dedented."""
     version = folder / name / "1"
     version.mkdir(parents=True, exist_ok=True)
     (version / file).write_text(HEAD + textwrap.dedent(code))
@@ -149,13 +149,13 @@ def runner_of(folder: Path, code: str, host: FakeHost | None = None, **config: A
 
 
 def body(code: str, how: str = "def") -> str:
-    """A model whose `execute` is these lines."""
+    """The source of a model with this code as its `execute`."""
     lines = textwrap.indent(textwrap.dedent(code).strip(), " " * 8)
     return f"class TritonPythonModel:\n    {how} execute(self, requests):\n{lines}\n"
 
 
 def asked(key: int = 0, *inputs: Tensor, **fields: Any) -> Hosted:
-    """A request for model m; its input IN is FP32 [1, key] if none is given."""
+    """A request for model m; by default with an input IN, FP32 [1, key]."""
     return Hosted(key, InferenceRequest("m", inputs=list(inputs) or [fp32("IN", [[1.0, float(key)]])], **fields))
 
 

@@ -1,4 +1,4 @@
-"""Requests, and what the check of a request says to them."""
+"""Requests, and the errors of their checks."""
 
 from math import prod
 

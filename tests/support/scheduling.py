@@ -26,7 +26,7 @@ def expired(key: int) -> Fail:
 
 
 def busy_scheduler(policy: BatchPolicy) -> DynamicBatchScheduler:
-    """One instance, which runs request 0 alone."""
+    """A scheduler whose one instance runs request 0."""
     scheduler = DynamicBatchScheduler(policy, instances=1)
     scheduler.enqueue(pending(0, rows=policy.max_batch_size), 0)
     assert scheduler.poll(0) == [Execute(Slot(0), (0,))]
@@ -34,7 +34,7 @@ def busy_scheduler(policy: BatchPolicy) -> DynamicBatchScheduler:
 
 
 def finish_all(scheduler: DynamicBatchScheduler, now_ns: int) -> list[Action]:
-    """Complete instance 0 again and again at one moment, and collect what it is given."""
+    """Complete instance 0 until it gets no further batch, at one time, and collect the actions."""
     actions: list[Action] = []
     scheduler.completed(Slot(0), TOOK)
     while given := scheduler.poll(now_ns):

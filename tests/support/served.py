@@ -1,4 +1,4 @@
-"""Python models that a real server runs, and the processes in which it does."""
+"""Python models in a real server, and its worker processes."""
 
 import textwrap
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def answer(request, **parameters):
 
 
 def note(what):
-    """A line that the test reads; it is there even if this process dies at once."""
+    """Write a line for the test; it is kept even if the process dies immediately."""
     file = os.open(NOTES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.write(file, f"{what}\n".encode())
     os.close(file)
@@ -60,9 +60,9 @@ def add_python(
     extra: str = "",
     how: str = "def",
 ) -> None:
-    """A model IN -> OUT with these lines as its `execute`; `methods` are others of its class, all may use `HEAD`.
+    """A model IN -> OUT with this code as its `execute`; `methods` is code of further methods. All may use `HEAD`.
 
-    What it notes is in `notes_file`.
+    Its notes are in `notes_file`.
     """
     notes_file(repository, name).unlink(missing_ok=True)
     body = textwrap.indent(textwrap.dedent(execute).strip(), " " * 8)
@@ -88,7 +88,7 @@ def add_python(
 
 
 def write_model(repository: Path, name: str, code: str, version: int = 1) -> None:
-    """A model.py; it may be written over an older one, of the same second too."""
+    """Write model.py, or replace one, even if it was written in the same second."""
     folder = repository / name / str(version)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.py").write_text(code)
@@ -100,29 +100,29 @@ def notes_file(repository: Path, name: str) -> Path:
 
 @dataclass
 class Stage:
-    """A server with explicit model control on which tests put models up, each under names of its own."""
+    """A server with explicit model control. Each test loads models with names of its own."""
 
     server: RunningServer
     repository: Path
     names: list[str] = field(default_factory=list)
 
-    def put_up(self, name: str, execute: str = ECHO, **how: object) -> None:
+    def deploy(self, name: str, execute: str = ECHO, **how: object) -> None:
         """`add_python`, and load it."""
         self.add(name, execute, **how)
         assert load(self.server, name) == (200, "")
 
     def add(self, name: str, execute: str = ECHO, **how: object) -> None:
-        """`add_python`; it is unloaded with the rest."""
+        """`add_python`; `clear` unloads it."""
         add_python(self.repository, name, execute, **how)  # type: ignore[arg-type]
         self.names.append(name)
 
     def notes(self, name: str) -> list[str]:
         path = notes_file(self.repository, name)
-        # A line is one write, but for the reader it may be cut at any byte by the model's death.
+        # A line is one write, but the reader may see a part of it if the model dies.
         return path.read_text().splitlines() if path.exists() else []
 
     def clear(self) -> None:
-        """Unload everything that was put up, and see all of it gone."""
+        """Unload all models of the test, and wait until they and their processes are gone."""
         for name in self.names:
             unload(self.server, name)
         for name in self.names:
@@ -136,7 +136,7 @@ def is_loaded(server: RunningServer, model: str) -> bool:
 
 
 def body(*values: float, batch: bool = True) -> dict[str, object]:
-    """An inference of one row over HTTP."""
+    """The body of an inference of one row over HTTP."""
     shape = [1, len(values)] if batch else [len(values)]
     return {"inputs": [{"name": "IN", "shape": shape, "datatype": "FP32", "data": list(values)}]}
 
@@ -148,14 +148,14 @@ def infer(server: RunningServer, model: str, *values: float) -> tuple[int, objec
 
 
 def zygote(server: RunningServer) -> psutil.Process:
-    """The one process that all workers are children of."""
+    """The parent process of all workers."""
     found = [each for each in children(server.process.pid) if "workers.zygote:main" in " ".join(each.cmdline())]
     assert len(found) == 1, found
     return found[0]
 
 
 def workers(server: RunningServer, model: str = "") -> list[psutil.Process]:
-    """The workers, of a model or all, in the order of their instances. Names of models have 11 characters at most."""
+    """The workers of a model, or all, in the order of their instances. A model's name has at most 11 characters."""
     try:
         found = {each: each.name() for each in children(zygote(server).pid)}
     except psutil.NoSuchProcess:
@@ -165,7 +165,7 @@ def workers(server: RunningServer, model: str = "") -> list[psutil.Process]:
 
 
 def children(pid: int) -> list[psutil.Process]:
-    """Without those that have ended and only wait to be reaped."""
+    """The children, without zombies."""
     found = []
     for each in psutil.Process(pid).children():
         try:

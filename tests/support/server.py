@@ -39,7 +39,7 @@ class Answer:
 
 @dataclass
 class RunningServer:
-    """`halimede serve` as a process of its own. Ports are read from its `… listens at …` lines."""
+    """A process of `halimede serve`. Ports are read from its `… listens at …` lines."""
 
     process: subprocess.Popen[bytes]
     log_path: Path
@@ -78,7 +78,7 @@ class RunningServer:
         *,
         port: int = 0,
     ) -> Answer:
-        """One HTTP request on a connection of its own; a body that is not bytes or text is sent as JSON."""
+        """Send one HTTP request on a new connection; a body that is neither bytes nor text is sent as JSON."""
         raw = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else json.dumps(body).encode()
         connection = http.client.HTTPConnection("127.0.0.1", port or self.http_port, timeout=30)
         try:
@@ -103,7 +103,7 @@ class RunningServer:
         wait_until(lambda: self.get("/v2/health/ready").status == 200, "the server to be ready", self)
 
     def stop(self, limit_s: float = 30.0) -> int:
-        """SIGTERM, and the exit code."""
+        """Send SIGTERM and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(limit_s)
@@ -115,11 +115,11 @@ class RunningServer:
 
 
 Start = Callable[..., RunningServer]
-"""Starts a server that ends with the test."""
+"""Starts a server that is stopped at the end of the test."""
 
 
 def wait_until(condition, what: str, server: RunningServer | None = None, limit_s: float = START_LIMIT_S) -> None:  # type: ignore[no-untyped-def]
-    """Look again every few milliseconds, with a bound."""
+    """Poll every few milliseconds; fails at a time limit."""
     deadline = time.monotonic() + limit_s
     while not condition():
         log = server.log if server is not None else ""

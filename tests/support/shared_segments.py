@@ -1,4 +1,4 @@
-"""Connections with the real code of workers that share segments."""
+"""Connections to the real code of workers that share segments."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ SIZE = 2 * MIB
 
 
 def is_shared(data: Buffer) -> bool:
-    """Whether these bytes, seen in a worker, are memory of another worker."""
+    """Whether these bytes, in a worker, are memory of another worker."""
     return isinstance(data, memoryview) and isinstance(data.obj, Lease) and data.obj.block[0] >= FIRST_SHARED
 
 
@@ -39,7 +39,7 @@ def number_of(request: HostedRequest) -> int:
 
 
 def make(size: int = SIZE) -> Callable[[Sequence[HostedRequest]], list[Reply]]:
-    """A model that answers a number with new bytes that contain it, and 0 with nothing."""
+    """A model that answers a number with new bytes that contain it, and 0 with no bytes."""
 
     def run(requests: Sequence[HostedRequest]) -> list[Reply]:
         numbers = [number_of(one) for one in requests]
@@ -50,7 +50,7 @@ def make(size: int = SIZE) -> Callable[[Sequence[HostedRequest]], list[Reply]]:
 
 @dataclass
 class Reader:
-    """A model that reads its inputs, and notes whether they were right and whether they were shared."""
+    """A model that reads its inputs, and records whether they were correct and whether they were shared."""
 
     keeps: bool = False
     writes: bool = False
@@ -71,7 +71,7 @@ class Reader:
             if self.keeps:
                 self.kept.append(seen)
         if self.writes:
-            # One after the other, so that a write that the other input sees is noticed.
+            # In sequence, so that a write that is visible in the other input is noticed.
             for each in one.request.inputs:
                 np.frombuffer(each.data, np.uint8)[:] += 1
         if not self.passes_on:
@@ -80,16 +80,16 @@ class Reader:
 
 
 class Worker:
-    """A connection with the worker's own code at its end."""
+    """A connection to the worker's real code."""
 
     def __init__(self, stage: Stage, run: Callable[[Sequence[HostedRequest]], list[Reply]]) -> None:
         self.stage = stage
         self.connection = stage.connection
-        self.process = HonestWorker(os.dup(stage.theirs.fileno()), lambda _: Script(run))
-        stage.theirs.close()
+        self.process = HonestWorker(os.dup(stage.worker_end.fileno()), lambda _: Script(run))
+        stage.worker_end.close()
 
     async def ask(self, key: int, *inputs: Tensor) -> Sequence[Tensor]:
-        """Its answer to a batch of one."""
+        """The answer to a batch of one request."""
         before = len(self.stage.heard.done)
         self.connection.batches.execute([BatchItem(key, InferenceRequest("m", inputs=list(inputs)), 1, False)], 0)
         await self.stage.until(lambda: len(self.stage.heard.done) > before, "the batch")
@@ -99,16 +99,16 @@ class Worker:
         return reply.outputs
 
     async def answer(self, key: int, name: str = "in") -> Tensor:
-        """What it makes of a number, to be an input."""
+        """The worker's output for a number, as an input of another worker."""
         [output] = await self.ask(key, tensor("in", 8, key))
         return Tensor(name, output.datatype, output.shape, output.data)
 
     def blocks(self) -> int:
-        """In its own arena."""
+        """The number of used blocks in its arena."""
         return self.process.memory.outbound.blocks.blocks
 
     async def check_blocks(self, count: int) -> None:
-        """So many are in use, at the latest when all has been said. It is told what is not with what it is sent next."""
+        """Wait until this number of blocks is in use. The worker learns of freed blocks with the next frame that it receives."""
         for _ in range(1000):
             await self.ask(0, tensor("in", 8))
             if self.blocks() == count:
@@ -138,7 +138,7 @@ async def worker(
 
 
 async def warm_up(owner: Worker, reader: Reader, reader_worker: Worker, at_once: int = 4) -> None:
-    """Send inputs until `at_once` of them are shared: the first ones are copies, and each segment must be mapped."""
+    """Send inputs until `at_once` of them are shared: the first are copied, and each segment must be mapped first."""
     for _ in range(50):
         answers = [await owner.answer(key) for key in range(1, 1 + at_once)]
         for key, answer in enumerate(answers, 1):

@@ -1,4 +1,4 @@
-"""Runs a command where the name server never answers: `unshare --net --mount python silent_names.py COMMAND...`."""
+"""Run a command in a network whose name server never answers: `unshare --net --mount python silent_names.py COMMAND...`."""
 
 import fcntl
 import socket

@@ -1,4 +1,4 @@
-"""Clients that keep their connections and call 50 times a second each, and what became of their calls."""
+"""Clients that keep their connections open and call 50 times a second each, with the results of their calls."""
 
 import http.client
 import json
@@ -15,11 +15,11 @@ from support.calls import ones
 PAUSE_S = 0.02
 CALL_LIMIT_S = 20
 CLIENTS = 2
-"""Of each protocol."""
+"""Number of clients of each protocol."""
 
 
 class SteadyClients:
-    """They call a model that takes FP32 `IN` until the end of their `with`; nothing is tried again."""
+    """Calls a model that takes FP32 `IN` until the end of the `with`, without retries."""
 
     def __init__(self, grpc_url: str, http_url: str, model: str, columns: int) -> None:
         self._grpc_url, self._http_url, self._model, self._columns = grpc_url, http_url, model, columns
@@ -53,7 +53,7 @@ class SteadyClients:
     def _over_grpc(self) -> None:
         tensor = grpcclient.InferInput("IN", [1, self._columns], "FP32")
         tensor.set_data_from_numpy(np.ones((1, self._columns), np.float32))
-        # Otherwise all channels of a process share one connection.
+        # By default all channels of a process share one connection.
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpcclient.InferenceServerClient(self._grpc_url, channel_args=options) as client:
             self._call("gRPC", lambda: client.infer(self._model, [tensor], client_timeout=CALL_LIMIT_S))
@@ -65,7 +65,7 @@ class SteadyClients:
             def call() -> None:
                 connection.request("POST", f"/v2/models/{self._model}/infer", body)
                 response = connection.getresponse()
-                said = response.read()
-                assert response.status == 200, said
+                content = response.read()
+                assert response.status == 200, content
 
             self._call("HTTP", call)

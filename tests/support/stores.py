@@ -1,4 +1,4 @@
-"""Stores for tests: moto's S3 behind a proxy that breaks what it is told to, and servers of files that are generated."""
+"""Stores for tests: moto's S3 behind a proxy that injects faults, and web servers of generated files."""
 
 import http.client
 import http.server
@@ -25,7 +25,7 @@ PIECE = 1 << 16
 
 @dataclass(frozen=True)
 class Asked:
-    """One request: `start` and `stop` of its range, `stop` not included; of all requests `number` counts from 0."""
+    """One request: `start` and `stop` of its range, `stop` excluded; `number` counts all requests from 0."""
 
     number: int
     method: str
@@ -38,9 +38,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Fault:
-    """What becomes of an answer: another status and body; cut after so many bytes; slow; other headers.
+    """A fault of an answer: another status and body; truncated after a number of bytes; slow; other headers.
 
-    `silent_after` so many bytes of the body, nothing more comes; -1 for no answer at all."""
+    After `silent_after` bytes of the body the server sends nothing; -1 for no answer at all."""
 
     status: int | None = None
     body: bytes = b""
@@ -55,7 +55,7 @@ def s3_error(status: int, code: str) -> Fault:
 
 
 class Proxy:
-    """Passes on to `upstream`, but for what `rule` says of a request. `sent` counts the bytes of objects."""
+    """Forwards requests to `upstream`, unless `rule` returns a fault. `sent` counts the bytes of objects."""
 
     def __init__(self, upstream: str, rule: Callable[[Asked], Fault | None] = lambda _: None) -> None:
         self.rule = rule
@@ -128,7 +128,7 @@ class Proxy:
 
 @dataclass(frozen=True)
 class Served:
-    """One file of a web server. `hidden_size` gives no length; `ranges` says whether it knows of ranges."""
+    """One file of a web server. `hidden_size` gives no length; `ranges`: whether the server supports ranges."""
 
     content: bytes = b""
     size: int | None = None
@@ -141,7 +141,7 @@ class Served:
 
 
 class WebServer:
-    """Serves files by path; a `size` without content is that many zeros. Lists them as S3 does."""
+    """Serves files by path; a `size` without content stands for this number of zeros. Lists files as S3 does."""
 
     def __init__(self, files: dict[str, Served], tls: ssl.SSLContext | None = None) -> None:
         self.files = files
@@ -225,7 +225,7 @@ class WebServer:
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
-    # A client that is killed in mid-download is what the tests are about.
+    # Tests kill clients during a download.
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, (OSError, http.client.HTTPException)):
@@ -275,7 +275,7 @@ def answer(handler: http.server.BaseHTTPRequestHandler, status: int, headers: di
 
 
 class Moto:
-    """moto's S3, in this process; buckets are made as they are needed."""
+    """moto's S3 in the test process; buckets are created on demand."""
 
     def __init__(self) -> None:
         from moto.server import ThreadedMotoServer
@@ -309,7 +309,7 @@ class Moto:
 
 
 def write_credentials(folder: Path, **values: str) -> str:
-    """A folder as a mounted Secret has it; without values, those of S3."""
+    """A folder like a mounted Secret; by default with credentials of S3."""
     folder.mkdir(parents=True, exist_ok=True)
     for key, value in (values or {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}).items():
         (folder / key).write_text(value + "\n")
@@ -318,19 +318,19 @@ def write_credentials(folder: Path, **values: str) -> str:
 
 @dataclass(frozen=True)
 class Fetched:
-    """How `halimede fetch` ended: `said` is the termination message, `log` all of standard output and error."""
+    """How `halimede fetch` ended: `report` is the termination message, `log` all of standard output and error."""
 
     code: int
-    said: str
+    report: str
     log: str
 
     @property
     def models(self) -> list[dict[str, Any]]:
-        return json.loads(self.said)["models"]
+        return json.loads(self.report)["models"]
 
 
 class Fetch:
-    """`halimede fetch` in a process of its own, with a plan that is written to `folder`."""
+    """Runs `halimede fetch` in a new process, with a plan that is written to `folder`."""
 
     def __init__(
         self,
@@ -344,13 +344,13 @@ class Fetch:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.into = folder / into
-        self._said = folder / f"{name}.said"
+        self._report = folder / f"{name}.report"
         self._log = folder / f"{name}.log"
-        self._said.unlink(missing_ok=True)
+        self._report.unlink(missing_ok=True)
         file = folder / f"{name}.json"
         file.write_text(plan if isinstance(plan, str) else json.dumps(plan))
         self.arguments = ["--plan", str(file), "--into", str(self.into), "--timeout", str(timeout)]
-        self.arguments += [*options, "--termination-log", str(self._said)]
+        self.arguments += [*options, "--termination-log", str(self._report)]
 
     def start(
         self, environment: dict[str, str] | None = None, program: list[str] | None = None
@@ -364,25 +364,25 @@ class Fetch:
                 env={"PATH": "/usr/bin:/bin", **(environment or {})},
             )
 
-    def wait_for(self, said: str, process: subprocess.Popen[bytes], count: int = 1) -> None:
+    def wait_for(self, text: str, process: subprocess.Popen[bytes], count: int = 1) -> None:
         """Until the log has this text so many times."""
         deadline = time.monotonic() + 60
-        while self._log.read_text().count(said) < count:
+        while self._log.read_text().count(text) < count:
             assert process.poll() is None, self._log.read_text()
             assert time.monotonic() < deadline, self._log.read_text()
             time.sleep(0.05)
 
     def end(self, process: subprocess.Popen[bytes]) -> Fetched:
         code = process.wait(timeout=100)
-        said = self._said.read_text() if self._said.exists() else ""
-        return Fetched(code, said, self._log.read_text())
+        report = self._report.read_text() if self._report.exists() else ""
+        return Fetched(code, report, self._log.read_text())
 
     def run(self, environment: dict[str, str] | None = None) -> Fetched:
         return self.end(self.start(environment))
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:
-    """Every file below with its content, links followed, and every empty folder with None; without hidden ones at the top."""
+    """Every file below `folder` with its content, links followed; empty folders with None. Without hidden top-level entries."""
     found: dict[str, bytes | None] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

@@ -1,6 +1,6 @@
-"""What worker processes of tests run instead of the server's own loop: they do what they are told over their channel.
+"""Entry points of test worker processes, instead of the server's loop. They execute code that the test sends.
 
-Standard library only, for any CPython from 3.10 on: the folder of this file is on their path, and nothing else of ours.
+Standard library only, for any CPython from 3.10 on: only the folder of this file is on their path.
 """
 
 import json
@@ -9,11 +9,11 @@ from typing import Any
 
 
 class EndError(BaseException):
-    """The entry shall return this code."""
+    """Ends the entry with this exit code."""
 
 
 def obey(descriptor: int) -> int:
-    """Evaluate each line, a JSON string of Python, and answer with JSON; statements leave their answer in `answer`."""
+    """Evaluate each line, a JSON string of Python, and answer with JSON; statements put their answer in `answer`."""
     channel = socket.socket(fileno=descriptor)
     names: dict[str, Any] = {"end": _end, "channel": channel}
     try:
@@ -25,12 +25,12 @@ def obey(descriptor: int) -> int:
 
 
 def fail(descriptor: int) -> int:
-    """An entry with a bug."""
+    """An entry that raises."""
     raise RuntimeError("there is a bug")
 
 
 def greet(descriptor: int) -> int:
-    """Send one byte and end when the other side does."""
+    """Send one byte, and end when the test closes the channel."""
     channel = socket.socket(fileno=descriptor)
     channel.sendall(b"!")
     channel.recv(1)

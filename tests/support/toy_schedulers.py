@@ -1,4 +1,4 @@
-"""The schedulers that are to come, as small as their rules allow: each holds the contract and is the sketch of a kind."""
+"""Minimal schedulers of planned kinds. Each satisfies the contract of `Scheduler`."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,13 +22,13 @@ FULL = InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
 
 
 class Fifo:
-    """One queue in the order of arrival, and a batch at a time per slot. The others change what they need."""
+    """One queue in order of arrival, and one batch at a time per slot. The other schedulers override parts of it."""
 
     max_batch_size = 4
     may_expire = False
     follows_outcomes = False
     depth = 1
-    """Batches that a slot has at a time."""
+    """Number of batches that a slot has at a time."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, Pending] = {}
@@ -94,7 +94,7 @@ class Fifo:
 
 
 class Priorities(Fifo):
-    """The lowest number first, and in the order of arrival within it. Each level has a bound, and may have a timeout.
+    """The lowest priority number first; order of arrival within a priority. Each has a bound, and may have a timeout.
 
     A request that returns from a dead worker has no deadline any more.
     """
@@ -142,13 +142,13 @@ class Priorities(Fifo):
 
 
 class DepthTwo(Fifo):
-    """A slot has one batch that runs, and one that lies ready for it."""
+    """A slot has one running batch, and one that waits in the worker."""
 
     depth = 2
 
 
 class Limiter:
-    """Units that the executions of several models share."""
+    """Resource units that several models share."""
 
     def __init__(self, units: int) -> None:
         self.free = units
@@ -169,7 +169,7 @@ class Limiter:
 
 
 class RateLimited(Fifo):
-    """An execution takes a unit of a limiter; who is refused is woken when one is given back."""
+    """An execution takes a unit of a limiter; refused schedulers are woken when a unit is released."""
 
     def __init__(self, limiter: Limiter) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class RateLimited(Fifo):
 
 
 class Iterative(Fifo):
-    """A request is executed until its model has done with it, always in the slot that has its state."""
+    """A request is executed until its model finishes it, always in the slot that has its state."""
 
     follows_outcomes = True
 
@@ -202,7 +202,7 @@ class Iterative(Fifo):
         super().__init__()
         self.running: dict[int, Pending] = {}
         self.home: dict[int, Slot] = {}
-        """Of requests that were executed before."""
+        """Slots of requests that were executed before."""
         self.lost: list[int] = []
 
     def poll(self, now_ns: int) -> list[Action]:
@@ -248,7 +248,7 @@ class Iterative(Fifo):
 
 @dataclass(slots=True)
 class Sequenced:
-    """A sequence: where its state is, its requests in order, the one that runs, and whether a worker has seen one."""
+    """A sequence: the slot of its state, its requests in order, the running one, and whether a worker has received one."""
 
     place: tuple[Slot, int] | None = None
     waiting: list[Pending] = field(default_factory=list)
@@ -258,7 +258,7 @@ class Sequenced:
 
 
 class DirectSequences(Fifo):
-    """A sequence has one position of one slot, from its first request to its last.
+    """A sequence occupies one position of one slot, from its first request to its last.
 
     It ends, too, when it was idle for `idle_ns`: no request waits or runs. `completed` does not get the time, so the
     idle time begins with the poll that follows.
@@ -284,7 +284,7 @@ class DirectSequences(Fifo):
             self.sequences.setdefault(pending.correlation, Sequenced())
         sequence = self.sequences.get(pending.correlation)
         if sequence is None or sequence.is_lost:
-            raise InferenceError(ErrorCode.INVALID_ARG, "the request is of no sequence that has begun")
+            raise InferenceError(ErrorCode.INVALID_ARG, "the request belongs to no sequence that has begun")
         sequence.waiting.append(pending)
         self.newly_idle.discard(pending.correlation)
         self.idle.discard(pending.correlation)
@@ -320,7 +320,7 @@ class DirectSequences(Fifo):
                 sequence.place = free.pop(0)
 
     def ready_in(self, slot: Slot) -> dict[int, Sequenced]:
-        """The sequences that have a request for the slot, by position."""
+        """The sequences with a request for the slot, by position."""
         return {
             each.place[1]: each
             for each in self.sequences.values()
@@ -328,7 +328,7 @@ class DirectSequences(Fifo):
         }
 
     def batch_of(self, slot: Slot, ready: dict[int, Sequenced]) -> Execute:
-        """Rows up to the last position that has a request, with null rows before it."""
+        """Rows up to the last position with a request; empty positions before it get null rows."""
         rows = []
         for position in range(max(ready) + 1):
             sequence = ready.get(position)
@@ -401,7 +401,7 @@ class DirectSequences(Fifo):
 
 
 class OldestSequences(DirectSequences):
-    """A slot has some sequences as candidates; a batch has one request of each at most, the oldest first."""
+    """A slot has several candidate sequences; a batch has at most one request of each, the oldest first."""
 
     positions = 6
 

@@ -1,4 +1,4 @@
-"""A valid configuration, and the problems that changes to it have."""
+"""A valid configuration, and the problems of changes to it."""
 
 from dataclasses import replace
 
@@ -20,5 +20,5 @@ GOOD = ModelConfig(name="m", backend="python", max_batch_size=8, input=(X,), out
 
 
 def problems(**changes: object) -> list[tuple[str, str]]:
-    """(path, message) of every problem that a good configuration gets by these changes."""
+    """(path, message) of every problem of the valid configuration with these changes."""
     return [(problem.path, problem.message) for problem in validate(replace(GOOD, **changes), "m")]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Environments of models' own."""
+"""Execution environments of models."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def make_environment(path: Path) -> None:
-    """A virtual environment of the python that runs, with its numpy and a module of its own."""
+    """A virtual environment of the running Python, with its numpy and an additional module."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--copies", path], check=True)
     [site] = path.glob("lib/python*/site-packages")
     for package in Path(np.__file__).parent.parent.glob("numpy*"):

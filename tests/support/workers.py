@@ -1,4 +1,4 @@
-"""Worker processes of tests, and what the kernel says of processes."""
+"""Worker processes of tests, and process state from the kernel."""
 
 import json
 import os
@@ -19,14 +19,14 @@ LIMIT_S = 30.0
 
 
 class Talk:
-    """A worker that does what it is told (`support/talkative.py`)."""
+    """A worker that executes code that the test sends (`support/talkative.py`)."""
 
     def __init__(self, process: WorkerProcess) -> None:
         self.process = process
         self._answers = process.channel.makefile("r")
 
     def say(self, code: str) -> None:
-        """Have it done, and expect no answer."""
+        """Execute code in the worker, without an answer."""
         self.process.channel.sendall(json.dumps(code).encode() + b"\n")
 
     def ask(self, code: str) -> Any:
@@ -37,7 +37,7 @@ class Talk:
         return json.loads(line)
 
     def end(self) -> Exit:
-        """Its exit after its channel was closed."""
+        """Close the channel and return the worker's exit."""
         self._answers.close()
         self.process.channel.close()
         return ended(self.process)
@@ -48,7 +48,7 @@ class Talk:
 
 
 class Crew:
-    """A launcher with all workers that it started; `with` ends and frees them."""
+    """A launcher with all workers that it started; the end of `with` stops and frees them."""
 
     def __init__(self) -> None:
         self.launcher = Launcher()
@@ -89,7 +89,7 @@ def ended(process: WorkerProcess) -> Exit:
 
 
 def printed(process: WorkerProcess, until: str = "") -> str:
-    """What it printed: until that text was there, or until the end."""
+    """The output of a worker: until it contains this text, or until its end."""
     text, deadline = b"", time.monotonic() + LIMIT_S
     poll = select.poll()
     poll.register(process.output, select.POLLIN)
@@ -104,7 +104,7 @@ def printed(process: WorkerProcess, until: str = "") -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie is not: it has ended, and waits for its parent."""
+    """Whether the process runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""A connection with the real code of a worker at its other end."""
+"""A connection to the real code of a worker."""
 
 import asyncio
 import os
@@ -21,10 +21,10 @@ from support.channel import (
 async def working(
     run: Callable[[Sequence[HostedRequest]], list[Reply]] = echo, arena_bytes: int = ARENA_BYTES
 ) -> AsyncIterator[tuple[Stage, HonestWorker]]:
-    """With a worker that ends well."""
+    """Start a worker, and check that it ends normally."""
     async with stage(arena_bytes) as each:
-        worker = HonestWorker(os.dup(each.theirs.fileno()), lambda _: Script(run))
-        each.theirs.close()
+        worker = HonestWorker(os.dup(each.worker_end.fileno()), lambda _: Script(run))
+        each.worker_end.close()
         try:
             yield each, worker
             assert each.lost == []

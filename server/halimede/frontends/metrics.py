@@ -1,4 +1,4 @@
-"""The metrics listener: GET /metrics on a port of its own."""
+"""The metrics listener: GET /metrics on its own port."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,7 +17,7 @@ _MAX_BODY_BYTES = 64 << 10
 _MAX_CONNECTIONS = 64
 """The page of a thousand models is 5 MB, and a scraper may take a minute to read it."""
 _SPARE_DESCRIPTORS = 8
-"""Fewer than the HTTP front end leaves, so that the metrics answer while it turns connections away."""
+"""Fewer than the HTTP front end leaves, so that metrics are served while it refuses connections."""
 
 
 class MetricsServer(Listener):

@@ -3,14 +3,12 @@
 A session knows no transport and no loop. The transport opens a slot per request, puts the answers of the model, takes
 them while the client has room, and notes which were sent:
 
-- Answers of an ordered slot wait for those of all earlier ordered slots; other answers are sent as they come.
+- Answers of an ordered slot wait for those of all earlier ordered slots; other answers are sent immediately.
 - A sent answer is acknowledged to its model when the client has room for more, so that a client that does not read
-stalls
-  only the models of its own stream.
+  stalls only the models of its stream.
 - A slot is unanswered until its final answer is queued. With too many unanswered requests or unsent bytes the session
-is
-  full: no more requests are read. Answers beyond a second limit end the stream.
-- When the session ends, requests that still run are cancelled.
+  is full: no further requests are read. Answers beyond a second limit end the stream.
+- When the session ends, requests in flight are cancelled.
 """
 
 from collections import deque
@@ -110,14 +108,14 @@ class StreamSession(Generic[T]):
         return slot
 
     def started(self, slot: Slot[T], ticket: int) -> None:
-        """The server has accepted the request. Answers may have come before."""
+        """The server has accepted the request. Answers may have arrived before."""
         slot.ticket = ticket
         if not slot.has_ended:
             self._running.add(slot)
 
     @property
     def is_full(self) -> bool:
-        """Whether to read no more requests now."""
+        """Whether to stop reading requests for now."""
         limits = self._limits
         return (
             self._unanswered + len(self.unsent) >= limits.max_unanswered or self.unsent_bytes > limits.max_unsent_bytes
@@ -151,7 +149,7 @@ class StreamSession(Generic[T]):
             self._unanswered -= 1
 
     def put_end(self, slot: Slot[T]) -> None:
-        """The request has all its answers; no message is sent for that."""
+        """The request has all its answers; no message is sent for its end."""
         self.finished(slot)
         if slot.is_ordered:
             self._advance()
@@ -159,7 +157,7 @@ class StreamSession(Generic[T]):
             self._unanswered -= 1
 
     def finished(self, slot: Slot[T]) -> None:
-        """The final answer has come: there is nothing to cancel."""
+        """The final answer has arrived: nothing is left to cancel."""
         slot.has_ended = True
         self._running.discard(slot)
 

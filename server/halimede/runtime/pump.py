@@ -2,11 +2,11 @@
 
 Everything here runs on the event loop's thread, in synchronous steps: start, cancel, a worker's event, a timer. After
 every step that can free capacity or form a batch the scheduler is polled, its actions are performed in order, and one
-timer is armed at `wake_at`. The scheduler says whether it is polled at once or at the end of the loop's turn, so that
-requests of one turn run together; a request that is alone in the model does not wait for that. A request costs one
+timer is armed at `wake_at`. The scheduler decides whether it is polled at once or at the end of the loop's turn, so
+that requests of one turn run together; a request that is alone in the model does not wait for that. A request costs one
 record and one callback: no task, no future.
 
-A request that a worker has got ends in one of these ways:
+A request that a worker has received ends in one of these ways:
 
 - The end of its batch answers it. Most requests end so.
 - It is open (`runtime.batch_answers`) until its final response.
@@ -120,7 +120,7 @@ class Pump:
             self._alarm.set(scheduler.wake_at())
 
     def cancel(self, key: int) -> None:
-        """Drop a queued request; tell the worker of one that executes or is open."""
+        """Drop a queued request; notify the worker if the request executes or is open."""
         flight = self._requests.find(key)
         if flight is None or flight.cancelled:
             return
@@ -150,7 +150,7 @@ class Pump:
         return self._places.place_of(key)
 
     def acknowledge(self, key: int, responses: int) -> None:
-        """Tell the worker of an open request."""
+        """Notify the worker of an open request."""
         flight = self._requests.find(key)
         if flight is not None and flight.opened is not None and self._instances.is_up(flight.opened.worker):
             flight.opened.worker.acknowledge(key, responses)
@@ -159,7 +159,7 @@ class Pump:
         """Perform what an event of a worker causes. Called on the loop's thread."""
         if isinstance(event, BatchDone):
             slot = self._instances.slots[event.worker.ordinal][event.slot]
-            # After its worker's death a batch frees nothing: its slot is removed, or runs another batch.
+            # After the end of its worker a batch frees no slot: the slot is removed, or runs another batch.
             if self._batches.try_end(slot, event.items[0].key):
                 outcomes = _outcomes(event, self._requests) if self._scheduler.follows_outcomes else ()
                 turns = self._scheduler.completed(slot, event.times.end - event.times.start, outcomes)
@@ -174,7 +174,7 @@ class Pump:
             self._on_up(event.worker)
 
     def abort(self) -> None:
-        """Finish all requests with an error. Workers are told to cancel what they execute."""
+        """Finish all requests with an error. Workers are notified to cancel what they execute."""
         for key in self._scheduler.drain():
             self._fail(key, STOPPING, FailureReason.OTHER)
         # Not by `worker_of`, which searches all batches for each request.
@@ -274,7 +274,7 @@ class Pump:
 
     def _refuse_if_parked(self) -> None:
         """Refuse all requests when no worker runs or will be restarted."""
-        reason = self._instances.end_of_hope()
+        reason = self._instances.permanent_failure()
         if reason is None:
             self._refusal = None
             return
@@ -301,7 +301,7 @@ class Pump:
 
 
 def _pending(flight: InFlight, compatible: Hashable) -> Pending:
-    """What the scheduler gets to know of a request."""
+    """The scheduler's view of a request."""
     request = flight.request
     return Pending(
         flight.key,
@@ -326,7 +326,7 @@ def _refusal_of_rows(worker: Worker, batch: Sequence[InFlight], slot: Slot) -> B
 
 
 def _outcomes(done: BatchDone, requests: VersionRequests) -> list[Outcome]:
-    """What became of each request of a batch, for a scheduler that follows that."""
+    """The outcome of each request of a batch, for schedulers that need it."""
     outcomes = []
     for at, (item, reply) in enumerate(zip(done.items, done.replies, strict=True)):
         flight = requests.find(item.key)

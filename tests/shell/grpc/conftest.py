@@ -1,4 +1,4 @@
-"""A real GrpcServer on a loop of its own thread, over a small server that answers as its models' names say."""
+"""A real GrpcServer on a loop in a thread, with a fake server whose models behave as their names describe."""
 
 import asyncio
 import gc
@@ -48,7 +48,7 @@ WINDOW = 3
 
 @dataclass(slots=True)
 class Waiting:
-    """A request of `waiting`: answers that were sent, and how many of them were acknowledged."""
+    """A request of `waiting`: the number of sent answers and of acknowledged ones."""
 
     request: InferenceRequest
     on_response: OnResponse
@@ -59,13 +59,13 @@ class Waiting:
 class FakeServer:
     """A Server of a few models, version 1 each.
 
-    `ident` and `flat` (no batching) give their inputs back as outputs, IN as OUT. `held` keeps requests until
-    `release`. `broken` fails in execution. `repeat` is decoupled: it answers as often as the request's parameter
-    `count` says, and then once more without outputs; with `fails` its last but one answer is an error. `odd` answers
-    with what no message can carry, `told` with parameters.
+    `ident` and `flat` (no batching) return their inputs as outputs, IN as OUT. `held` keeps requests until
+    `release`. `broken` fails in execution. `repeat` is decoupled: it sends as many answers as the request's parameter
+    `count`, and then a final one without outputs; with `fails` the answer before the final one is an error. `odd` answers
+    with a text that no message can contain, `parameters` with parameters.
 
     `waiting` is decoupled, too, and sends at most WINDOW of its `count` answers ahead of those that were acknowledged.
-    `endless` answers once and is never done. `turned` was not decoupled when its configuration was asked for.
+    `endless` answers once and never ends. `turned` was not decoupled when its configuration was read.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class FakeServer:
         self.is_up = True
         self.views = {
             name: ModelView(name, "1", ("1",), config(name), {"OUT": ("cat", "dog", "cow")})
-            for name in ("ident", "held", "broken", "odd", "told", "turned")
+            for name in ("ident", "held", "broken", "odd", "parameters", "turned")
         }
         self.views["flat"] = ModelView("flat", "1", ("1",), config("flat", max_batch_size=0), {})
         for name in ("repeat", "waiting", "endless"):
@@ -90,7 +90,7 @@ class FakeServer:
         self._tickets = itertools.count(1)
 
     def wait_for(self, predicate: Callable[["FakeServer"], bool]) -> None:
-        """Wait in a test's thread for something to be so."""
+        """Wait in the test's thread until the predicate holds."""
         with self.changed:
             assert self.changed.wait_for(lambda: predicate(self), WAIT_SECS)
 
@@ -146,7 +146,7 @@ class FakeServer:
         return InferenceResponse(request.model_name, "1", request.id, outputs)
 
     def go_on(self, ticket: int) -> None:
-        """Send what the client's window has room for."""
+        """Send as many answers as the client's window allows."""
         waiting = self.waiting[ticket]
         response = replace(self.answer_to(waiting.request), final=False)
         while waiting.sent < min(waiting.acknowledged + WINDOW, int(waiting.request.parameters["count"])):
@@ -177,7 +177,7 @@ class FakeServer:
                     error = InferenceError(ErrorCode.INTERNAL, "no more")
                     on_response(InferenceResponse("repeat", "1", request.id, error=error, final=False))
                 on_response(replace(response, outputs=[]))
-            case "told":
+            case "parameters":
                 on_response(replace(response, parameters={"flag": True, "count": -2, "share": 0.5, "text": "a"}))
             case "turned":
                 on_response(replace(response, final=False))
@@ -188,7 +188,7 @@ class FakeServer:
                 on_response(response)
 
     def release(self, count: int | None = None, newest_first: bool = False) -> None:
-        """Answer held requests. Only on the loop's thread."""
+        """Answer held requests. Call it only on the loop's thread."""
         tickets = sorted(self.held, reverse=newest_first)[:count]
         for ticket in tickets:
             request, on_response = self.held.pop(ticket)
@@ -249,7 +249,7 @@ class LoopThread:
 
 @dataclass
 class Served:
-    """A running front end: where it is, what is behind it, and the loop that both live on."""
+    """A running front end: its address, its fake server, and the loop of both."""
 
     core: FakeServer
     front: GrpcServer
@@ -287,7 +287,7 @@ def loop_thread() -> Iterator[LoopThread]:
 
 @pytest.fixture
 def serve(loop_thread: LoopThread) -> Iterator[Callable[..., Served]]:
-    """Starts a front end with the given options; it is stopped after the test."""
+    """Starts a front end with these options; it is stopped after the test."""
     fronts = []
 
     def start(*options: Any, address: str = "127.0.0.1", **named: Any) -> Served:
@@ -300,8 +300,8 @@ def serve(loop_thread: LoopThread) -> Iterator[Callable[..., Served]]:
     async def end() -> None:
         while fronts:
             await fronts.pop().stop(0)
-        # What grpc made for a server must die on the thread of its loop: the collector of another test's thread would
-        # otherwise free it there, and grpc has crashed the process over that. A real process has one server and one loop.
+        # grpc's objects must be freed on the thread of their loop: a garbage collection on another test's thread would
+        # free them there, which has crashed the process. A real process has one server and one loop.
         gc.collect()
 
     loop_thread.run(end())

@@ -38,7 +38,7 @@ def test_check_follows_readiness(served, channel, service: str) -> None:
     assert check(channel, service) == HealthResponse.NOT_SERVING
 
 
-def test_check_of_a_service_that_is_not_here(channel) -> None:
+def test_check_of_an_unknown_service(channel) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         check(channel, "nope")
     assert (caught.value.code(), caught.value.details()) == (
@@ -47,7 +47,7 @@ def test_check_of_a_service_that_is_not_here(channel) -> None:
     )
 
 
-def test_watch_says_the_status_and_its_changes(served, channel) -> None:
+def test_watch_sends_the_status_and_its_changes(served, channel) -> None:
     watching = watch(channel, "")
     assert next(watching).status == HealthResponse.SERVING
     served.core.is_up = False
@@ -57,12 +57,12 @@ def test_watch_says_the_status_and_its_changes(served, channel) -> None:
     watching.cancel()
 
 
-def test_many_watches_look_no_oftener_than_one(served, channel) -> None:
+def test_many_watches_poll_as_often_as_one(served, channel) -> None:
     watching = [watch(channel, "") for _ in range(60)]
     assert {next(each).status for each in watching} == {HealthResponse.SERVING}
     before = served.core.looks
     wait_until(lambda: served.core.looks >= before + 4, "four more looks")
-    # Each of them looks four times a second on its own, so that four looks would be those of a few milliseconds.
+    # If each watch polled four times a second, four polls would happen within a few milliseconds.
     started = time.monotonic()
     wait_until(lambda: served.core.looks >= before + 8, "four more looks")
     assert time.monotonic() - started > 0.5
@@ -72,14 +72,14 @@ def test_many_watches_look_no_oftener_than_one(served, channel) -> None:
         each.cancel()
 
 
-def test_watch_of_a_service_that_is_not_here_stays_open(channel) -> None:
+def test_watch_of_an_unknown_service_stays_open(channel) -> None:
     watching = watch(channel, "nope")
     assert next(watching).status == HealthResponse.SERVICE_UNKNOWN
     assert watching.is_active()
     watching.cancel()
 
 
-def test_watch_refuses_bytes_that_are_no_message(channel) -> None:
+def test_watch_refuses_an_invalid_message(channel) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         next(channel.unary_stream("/grpc.health.v1.Health/Watch")(b"\xff"))
     assert caught.value.code() is grpc.StatusCode.INTERNAL
@@ -95,7 +95,7 @@ def test_watch_refuses_bytes_that_are_no_message(channel) -> None:
         "/inference.GRPCInferenceService/RepositoryModelLoad",
     ],
 )
-def test_a_large_request_that_is_no_inference_is_refused_unread(channel, path: str) -> None:
+def test_a_large_request_other_than_inference_is_refused_unread(channel, path: str) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         next(channel.unary_stream(path)(b"\x78\x01" * 40_000, timeout=20))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -160,7 +160,7 @@ def test_reflection_reports_unknown_names_and_continues(channel) -> None:
     assert nothing.error_response.error_code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
 
 
-def test_reflection_refuses_bytes_that_are_no_message(channel) -> None:
+def test_reflection_refuses_an_invalid_message(channel) -> None:
     rpc = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
     with pytest.raises(grpc.RpcError) as caught:
         list(rpc(iter([b"\xff"])))

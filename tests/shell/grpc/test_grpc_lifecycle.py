@@ -38,14 +38,14 @@ def bind_failure(loop_thread, core, address: str, port: int) -> str:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
-def test_a_port_that_grpc_has_taken(served, address: str) -> None:
+def test_a_port_in_use_by_grpc_is_refused(served, address: str) -> None:
     assert bind_failure(served.thread, served.core, address, served.port) == (
         f"failed to start GRPC service: Socket '{address}:{served.port}' already in use"
     )
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_a_port_that_another_process_has_taken(loop_thread, reuse: bool) -> None:
+def test_a_port_in_use_by_another_socket_is_refused(loop_thread, reuse: bool) -> None:
     with socket.socket() as taken:
         if reuse:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -66,10 +66,8 @@ def test_an_address_of_another_machine_or_an_invalid_one_is_refused(loop_thread)
     )
 
 
-def test_addresses_of_a_name_that_this_machine_has_not_do_not_matter(
-    loop_thread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As `localhost` in a container without IPv6, whose /etc/hosts has it all the same."""
+def test_unusable_addresses_of_a_name_are_ignored(loop_thread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like `localhost` in a container without IPv6 whose /etc/hosts has the IPv6 address."""
 
     def getaddrinfo(*_args: object, **_options: object) -> list:
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 0)) for host in ("127.0.0.1", "192.0.2.1")]
@@ -84,7 +82,7 @@ def test_addresses_of_a_name_that_this_machine_has_not_do_not_matter(
     assert loop_thread.run(bind_and_stop()) > 0
 
 
-def test_a_port_that_was_bound_and_never_served_is_given_back(loop_thread) -> None:
+def test_a_port_that_was_bound_and_never_served_is_released(loop_thread) -> None:
     async def bind_and_stop(port: int) -> int:
         front = GrpcServer(None)
         bound = front.bind("127.0.0.1", port)
@@ -110,7 +108,7 @@ def refused(call) -> tuple[grpc.StatusCode, str]:
     return call.code(), call.details()
 
 
-def test_draining_answers_what_is_in_flight_and_takes_nothing_new(served, channel) -> None:
+def test_draining_answers_requests_in_flight_and_accepts_no_new_ones(served, channel) -> None:
     asked = channel.unary_unary(INFER).future(ASKING_HELD, timeout=20)
     watching = channel.unary_stream("/grpc.health.v1.Health/Watch", response_deserializer=HealthResponse.FromString)(
         b"", timeout=20
@@ -133,13 +131,13 @@ def test_draining_answers_what_is_in_flight_and_takes_nothing_new(served, channe
 
 
 def test_calls_during_the_stop_get_the_reason_and_delay_it_only_briefly(served, channel) -> None:
-    """Grpc itself would end what reaches it then as a bare CANCELLED."""
+    """grpc alone would end such calls with CANCELLED and no text."""
     check = channel.unary_unary("/grpc.health.v1.Health/Check", response_deserializer=HealthResponse.FromString)
     assert check(b"", timeout=20).status == HealthResponse.SERVING
     is_over = threading.Event()
     heard: list[object] = []
 
-    def ask_again_and_again() -> None:
+    def ask_repeatedly() -> None:
         with grpc.insecure_channel(served.url) as other:
             live = other.unary_unary(LIVE)
             while not is_over.is_set():
@@ -148,13 +146,13 @@ def test_calls_during_the_stop_get_the_reason_and_delay_it_only_briefly(served, 
                 except grpc.RpcError as error:
                     heard.append((error.code(), error.details()))
 
-    asking = threading.Thread(target=ask_again_and_again)
+    asking = threading.Thread(target=ask_repeatedly)
     asking.start()
     try:
         draining = drained(served)
         wait_until(lambda: heard, "the first refusal")
         assert heard[0] == GOING
-        # From here on there is most of a second.
+        # Most of a second is left from here on.
         assert refused(channel.unary_stream(INFER)(ASKING_HELD, timeout=20)) == GOING
         assert refused(channel.stream_stream(STREAM)(iter([ASKING_HELD]), timeout=20)) == GOING
         assert check(b"", timeout=20).status == HealthResponse.NOT_SERVING
@@ -188,7 +186,7 @@ def test_draining_ends_open_streams_when_their_requests_are_answered(served, cha
     questions.put(None)
 
 
-def test_draining_does_not_spoil_a_stream_that_its_client_has_closed(served, channel) -> None:
+def test_draining_completes_a_stream_that_its_client_has_closed(served, channel) -> None:
     stream = channel.unary_stream(STREAM)(ASKING_HELD, timeout=20)
     served.core.wait_for(lambda core: len(core.held) == 1)
     channel.unary_unary(LIVE)(b"")
@@ -199,7 +197,7 @@ def test_draining_does_not_spoil_a_stream_that_its_client_has_closed(served, cha
     draining.result(20)
 
 
-def test_draining_waits_a_while_for_requests_on_their_way_and_not_for_ever(served) -> None:
+def test_draining_waits_a_limited_time_for_incomplete_requests(served) -> None:
     with H2Client(("127.0.0.1", served.port)) as client:
         late, never = client.call(INFER, None), client.call(INFER, None)
         watch = client.call("/grpc.health.v1.Health/Watch", None)
@@ -226,7 +224,7 @@ def test_a_call_that_ends_without_a_whole_request_is_answered(served) -> None:
                 )
 
 
-def test_stopping_cuts_off_what_outlives_the_grace(served, channel) -> None:
+def test_stopping_cancels_calls_that_outlive_the_grace(served, channel) -> None:
     asked = channel.unary_unary(INFER).future(ASKING_HELD, timeout=20)
     served.core.wait_for(lambda core: len(core.held) == 1)
     draining = drained(served)
@@ -236,7 +234,7 @@ def test_stopping_cuts_off_what_outlives_the_grace(served, channel) -> None:
     assert served.core.cancelled == [1]
 
 
-def test_a_stopped_server_gives_its_port_back(loop_thread, served) -> None:
+def test_a_stopped_server_releases_its_port(loop_thread, served) -> None:
     served.thread.run(served.front.stop(0))
 
     async def again() -> int:

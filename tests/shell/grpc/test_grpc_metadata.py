@@ -1,4 +1,4 @@
-"""Metadata that become parameters, and metadata that open restricted protocols."""
+"""Metadata that become parameters, and metadata that give access to restricted protocols."""
 
 import queue
 
@@ -65,7 +65,7 @@ def test_reserved_names_are_refused(serve) -> None:
     assert served.core.requests == []
 
 
-def test_a_streams_metadata_go_with_each_of_its_requests(serve) -> None:
+def test_a_streams_metadata_apply_to_each_of_its_requests(serve) -> None:
     served = serve(forward=compile_pattern("x-tenant"))
     answers: queue.Queue = queue.Queue()
     tensor = triton.InferInput("IN", [1, 1], "FP32")

@@ -1,4 +1,4 @@
-"""ModelStreamInfer: order, errors, decoupled models, back-pressure and early ends."""
+"""ModelStreamInfer: order, errors, decoupled models, backpressure and early ends."""
 
 import asyncio
 import queue
@@ -26,7 +26,7 @@ def asking(model: str, request_id: str = "", elements: int = 1, **parameters: in
 
 
 class Stream:
-    """A stream that a test feeds request by request."""
+    """A stream on which the test sends request by request."""
 
     def __init__(self, channel: grpc.Channel, **options) -> None:
         self._requests: queue.Queue = queue.Queue()
@@ -85,7 +85,7 @@ def test_answers_come_in_the_order_of_the_requests(served, channel) -> None:
     assert stream.call.code() is grpc.StatusCode.OK
 
 
-def test_requests_are_answered_after_the_client_closed_its_side(served, channel) -> None:
+def test_requests_are_answered_after_the_client_has_half_closed(served, channel) -> None:
     stream = Stream(channel)
     stream.send(asking("held", "a"))
     stream.close()
@@ -130,14 +130,14 @@ def test_errors_end_the_stream_for_a_client_that_asks_for_it(served, channel) ->
     assert served.core.held == {}
 
 
-def test_an_answer_that_no_message_can_carry_is_an_error(channel, caplog) -> None:
+def test_an_answer_that_cannot_be_encoded_is_an_error(channel, caplog) -> None:
     stream = Stream(channel)
     stream.send(asking("odd", "a"), asking("ident", "b"))
     assert stream.rest() == [refusal("a", INTERNAL_ERROR, "odd"), answer("b")]
     assert "UnicodeEncodeError" in caplog.text
 
 
-def test_a_decoupled_model_answers_as_often_as_it_likes(channel) -> None:
+def test_a_decoupled_model_answers_any_number_of_times(channel) -> None:
     stream = Stream(channel)
     stream.send(asking("repeat", "a", count=3), asking("repeat", "none", count=0), asking("ident", "b"))
     assert stream.rest() == [*[answer("a", "repeat", final=False)] * 3, answer("b")]
@@ -151,7 +151,7 @@ def test_only_clients_that_request_it_get_an_empty_final_answer(channel) -> None
     assert stream.rest() == [answer("a", "repeat", final=False), last]
 
 
-def test_a_decoupled_model_does_not_wait_for_the_requests_before_it(served, channel) -> None:
+def test_a_decoupled_model_does_not_wait_for_earlier_requests(served, channel) -> None:
     stream = Stream(channel)
     stream.send(asking("held", "slow"), asking("repeat", "fast", count=2))
     assert ids([stream.next(), stream.next()]) == ["fast", "fast"]
@@ -175,7 +175,7 @@ def test_the_stream_is_not_read_beyond_its_bound_of_unanswered_requests(served, 
     assert ids(stream.rest()) == [str(n) for n in range(40, MAX_UNANSWERED + 44)]
 
 
-def test_more_answers_than_may_wait_are_all_sent_if_they_were_asked_for(served, channel) -> None:
+def test_requested_answers_beyond_the_limit_of_unsent_ones_are_all_sent(served, channel) -> None:
     stream = Stream(channel)
     stream.send(*(asking("held", str(n), elements=256 << 10) for n in range(140)))
     served.core.wait_for(lambda core: len(core.held) == 140)
@@ -185,7 +185,7 @@ def test_more_answers_than_may_wait_are_all_sent_if_they_were_asked_for(served, 
     assert ids(stream.rest()) == ["after"]
 
 
-def test_answers_that_no_window_holds_back_are_bounded(channel) -> None:
+def test_answers_of_a_model_without_window_are_bounded(channel) -> None:
     stream = Stream(channel)
     stream.send(asking("repeat", "a", elements=256 << 10, count=270))
     assert stream.failure() == (
@@ -206,7 +206,7 @@ def test_a_decoupled_model_continues_when_its_client_reads_answers(served, chann
     stream = Stream(channel)
     stream.send(asking("waiting", "a", count=50))
     assert ids(stream.rest()) == ["a"] * 50
-    # Once per answer, and the empty final one is none.
+    # Once per answer; the empty final answer does not count.
     assert served.core.acknowledged == [1] * 50
 
 
@@ -214,7 +214,7 @@ def test_a_decoupled_model_waits_for_a_client_that_does_not_read(served, channel
     stream = Stream(channel)
     stream.send(asking("waiting", "a", elements=256 << 10, count=100))
     served.core.wait_for(lambda core: core.acknowledged)
-    # Answers of 1 MiB: what the connection takes in is far less than the half of them.
+    # Answers of 1 MiB: the connection buffers far less than half of them.
     probe = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
     for _ in range(20):
         probe(b"")
@@ -222,7 +222,7 @@ def test_a_decoupled_model_waits_for_a_client_that_does_not_read(served, channel
     assert ids(stream.rest()) == ["a"] * 100
 
 
-def test_answers_that_wait_for_their_turn_are_not_taken_yet(served, channel) -> None:
+def test_answers_that_wait_for_earlier_ones_are_not_acknowledged(served, channel) -> None:
     stream = Stream(channel)
     stream.send(asking("held", "first"), asking("turned", "second"))
     served.core.wait_for(lambda core: len(core.requests) == 2)
@@ -232,7 +232,7 @@ def test_answers_that_wait_for_their_turn_are_not_taken_yet(served, channel) -> 
     served.core.wait_for(lambda core: core.acknowledged == [2])
 
 
-def test_a_stream_with_a_model_that_is_never_done_is_the_clients_to_end(served, channel) -> None:
+def test_a_stream_of_a_model_that_never_ends_stays_open_for_the_client(served, channel) -> None:
     stream = Stream(channel)
     stream.send(asking("endless", "a"))
     assert stream.next() == answer("a", "endless", final=False)
@@ -243,9 +243,9 @@ def test_a_stream_with_a_model_that_is_never_done_is_the_clients_to_end(served, 
 
 def test_parameters_of_an_answer_are_sent(channel) -> None:
     stream = Stream(channel)
-    stream.send(asking("told", "a"))
-    (told,) = stream.rest()
-    parameters = told.infer_response.parameters
+    stream.send(asking("parameters", "a"))
+    (answer,) = stream.rest()
+    parameters = answer.infer_response.parameters
     assert {key: parameters[key].WhichOneof("parameter_choice") for key in parameters} == {
         "flag": "bool_param",
         "count": "int64_param",
@@ -255,7 +255,7 @@ def test_parameters_of_an_answer_are_sent(channel) -> None:
     }
 
 
-def test_bytes_that_are_no_message_end_the_stream_and_cancel_the_rest(served, channel) -> None:
+def test_an_invalid_message_ends_the_stream_and_cancels_the_rest(served, channel) -> None:
     stream = Stream(channel)
     stream.send(asking("held", "a"))
     served.core.wait_for(lambda core: len(core.held) == 1)

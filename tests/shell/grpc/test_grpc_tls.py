@@ -28,7 +28,7 @@ MUTUAL = replace(PLAIN, root_cert=pem("root.pem"))
 
 
 def client(served, name: str = "", root: str = "root.pem") -> triton.InferenceServerClient:
-    """tritonclient with the certificate of that name, or none."""
+    """tritonclient with the certificate of this name, or without one."""
     return triton.InferenceServerClient(
         f"localhost:{served.port}",
         ssl=True,
@@ -52,7 +52,7 @@ def test_tritonclient_with_ssl(serve) -> None:
 
 
 def test_connections_with_tls_get_no_goaway(serve) -> None:
-    """Nothing can be written into them beside grpc."""
+    """Only grpc can write into an encrypted connection."""
     served = serve(Transport(tls=PLAIN))
     with client(served) as asked:
         assert asked.is_server_live()
@@ -76,7 +76,7 @@ def test_a_client_without_tls_is_closed_without_affecting_others(serve) -> None:
         assert asked.is_server_live()
 
 
-def test_a_client_that_says_nothing_is_closed_after_ten_seconds(serve) -> None:
+def test_a_client_that_sends_nothing_is_closed_after_ten_seconds(serve) -> None:
     served = serve(Transport(tls=PLAIN))
     with client(served) as asked, socket.create_connection(("127.0.0.1", served.port), timeout=30) as silent:
         assert silent.recv(1) == b""
@@ -115,6 +115,6 @@ NONE = "the file holds no valid PEM"
         (replace(PLAIN, root_cert=b"nothing"), f"--grpc-root-cert: {NONE} certificate"),
     ],
 )
-def test_certificates_that_cannot_be_used_say_which_flag_is_wrong(serve: Callable, tls: Tls, text: str) -> None:
+def test_the_error_of_an_unusable_certificate_names_the_flag(serve: Callable, tls: Tls, text: str) -> None:
     with pytest.raises(OSError, match=re.escape(f"failed to start GRPC service: {text}")):
         serve(Transport(tls=tls))

@@ -1,4 +1,4 @@
-"""What the transport's options do, seen by a client that works in frames; and unix sockets."""
+"""The transport's options, tested with a client that works in HTTP/2 frames; and unix sockets."""
 
 import socket
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_flags_set_the_number_of_permitted_pings(serve) -> None:
 def test_pings_may_arrive_as_often_as_the_flag_permits(
     serve, without_calls: bool, with_call: bool, refused: bool
 ) -> None:
-    """Without a call only where that is permitted."""
+    """Connections without calls may ping only where that is permitted."""
     transport = Transport(http2_min_recv_ping_interval_without_data=1, keepalive_permit_without_calls=without_calls)
     with H2Client(place(serve(transport))) as client:
         if with_call:
@@ -81,7 +81,7 @@ def test_a_client_that_answers_no_ping_is_closed_after_the_timeout(serve) -> Non
 
 
 @pytest.mark.parametrize("timeout", [Transport().keepalive_timeout, 500])
-def test_grpc_gets_the_ping_timeout_also_if_it_is_the_default(timeout: int) -> None:
+def test_grpc_always_gets_an_explicit_ping_timeout(timeout: int) -> None:
     assert dict(channel_arguments(Transport(keepalive_timeout=timeout)))["grpc.http2.ping_timeout_ms"] == timeout
 
 
@@ -94,7 +94,7 @@ def test_the_default_timeout_of_a_ping_is_twenty_seconds(serve) -> None:
         assert client.wait_closed(20)
 
 
-def test_a_connection_of_age_is_sent_away_and_closed_after_the_grace(serve) -> None:
+def test_an_old_connection_gets_goaway_and_is_closed_after_the_grace(serve) -> None:
     with H2Client(place(serve(Transport(max_connection_age=200, max_connection_age_grace=200)))) as client:
         stream = client.call(STREAM_INFER, None)
         assert client.receive_until(client.goaway)
@@ -114,7 +114,7 @@ def test_a_connection_of_age_is_sent_away_and_closed_after_the_grace(serve) -> N
         ("high", "", None),
     ],
 )
-def test_answers_are_compressed_for_clients_that_take_it(
+def test_answers_are_compressed_for_clients_that_accept_it(
     serve, level: str, accepted: str, encoding: str | None
 ) -> None:
     with H2Client(place(serve(Transport(compression_level=level)))) as client:
@@ -132,14 +132,14 @@ def test_tritonclient_reads_compressed_answers(serve) -> None:
         assert len(client.get_inference_statistics().model_stats) == len(served.core.views)
 
 
-def test_calls_beyond_those_that_a_connection_may_have_are_refused(served) -> None:
+def test_calls_beyond_the_limit_of_a_connection_are_refused(served) -> None:
     with H2Client(place(served)) as client:
         streams = [client.call(STREAM_INFER, None) for _ in range(MAX_CONCURRENT_STREAMS + 3)]
         assert client.receive_until(lambda: len(client.of(RST_STREAM)) == 3)
         assert [got.stream for got in client.of(RST_STREAM)] == streams[-3:]
 
 
-def test_metadata_up_to_the_limit_are_taken_and_more_never(served, channel) -> None:
+def test_metadata_up_to_the_limit_are_accepted_and_larger_ones_refused(served, channel) -> None:
     live = channel.unary_unary(LIVE)
     for _ in range(5):
         live(b"", metadata=[("x", "v" * (MAX_METADATA_BYTES - 1000))], timeout=20)
@@ -148,7 +148,7 @@ def test_metadata_up_to_the_limit_are_taken_and_more_never(served, channel) -> N
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_servers_that_all_say_so_share_a_port(serve, loop_thread) -> None:
+def test_servers_share_a_port_if_all_request_it(serve, loop_thread) -> None:
     first = serve(Transport(reuse_port=True))
 
     async def bind_again(transport: Transport) -> int:
@@ -203,7 +203,7 @@ def test_an_unusable_socket_path_is_refused_and_left_unchanged(serve, tmp_path: 
     file = tmp_path / "file"
     file.write_text("kept")
     for target, cause in (
-        (f"unix:{file}", "there is something of that name that is no socket"),
+        (f"unix:{file}", "a file of that name exists and is not a socket"),
         (f"unix:{tmp_path}/none/grpc.sock", "No such file or directory"),
         (f"unix:{tmp_path}/{'long' * 40}", "AF_UNIX path too long"),
         ("unix:", "a path must follow"),

@@ -1,4 +1,4 @@
-"""The unary RPCs of the inference service, asked by tritonclient and by raw messages."""
+"""The unary RPCs of the inference service, called by tritonclient and with raw messages."""
 
 import asyncio
 import queue
@@ -28,7 +28,7 @@ def tensor(array: np.ndarray = X, name: str = "IN") -> triton.InferInput:
 
 
 def ignore(*_: object) -> None:
-    """What an asynchronous call's answer is given to when nobody wants it."""
+    """Callback that ignores the answer of an asynchronous call."""
 
 
 def refused(call: Callable[[], object]) -> tuple[str, str]:
@@ -119,7 +119,7 @@ def test_invalid_requests_are_refused_with_their_status(client) -> None:
         "StatusCode.UNIMPLEMENTED",
         "ModelInfer RPC doesn't support models with decoupled transaction policy",
     )
-    # Not decoupled when it was looked at, and since.
+    # Not decoupled when its configuration was read; decoupled since.
     assert refused(lambda: client.infer("turned", [tensor()])) == (
         "StatusCode.INTERNAL",
         "expected a single response, got more",
@@ -137,7 +137,7 @@ def test_a_long_error_of_a_model_is_cut_but_arrives(client) -> None:
     )
 
 
-def test_an_answer_that_no_message_can_carry_is_an_error_without_its_cause(client, caplog) -> None:
+def test_the_error_of_an_answer_that_cannot_be_encoded_has_no_cause(client, caplog) -> None:
     assert refused(lambda: client.infer("odd", [tensor()])) == (
         "StatusCode.INTERNAL",
         "ModelInfer failed by an internal error; the server's log has the cause",
@@ -145,7 +145,7 @@ def test_an_answer_that_no_message_can_carry_is_an_error_without_its_cause(clien
     assert "UnicodeEncodeError" in caplog.text
 
 
-def test_bytes_that_are_no_message_and_rpcs_that_are_none(channel) -> None:
+def test_invalid_messages_and_unknown_rpcs(channel) -> None:
     infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
     for raw in (b"\xff" * 40, b"\x0b" * 50_000, b"\x2a\xff\xff\xff\xff\x0f"):
         assert status(lambda raw=raw: infer(raw)) == (
@@ -252,7 +252,7 @@ def test_the_repository(served, client) -> None:
     )
 
 
-def test_a_long_load_does_not_hold_up_the_others(served, client, channel) -> None:
+def test_a_long_load_does_not_delay_other_calls(served, client, channel) -> None:
     served.do(served.core.load_may_end.clear)
     load = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
     loading = load.future(pb.RepositoryModelLoadRequest(model_name="new").SerializeToString())
@@ -265,13 +265,13 @@ def test_a_long_load_does_not_hold_up_the_others(served, client, channel) -> Non
 
 
 def test_unavailable_calls_are_refused_by_name(channel) -> None:
-    said = {}
+    statuses = {}
     for method in POOL.FindServiceByName("inference.GRPCInferenceService").methods:
         if method.name.endswith(("MemoryRegister", "Setting", "Settings")):
             path = f"/inference.GRPCInferenceService/{method.name}"
-            said[method.name] = status(lambda path=path: channel.unary_unary(path)(b""))
+            statuses[method.name] = status(lambda path=path: channel.unary_unary(path)(b""))
     unimplemented = grpc.StatusCode.UNIMPLEMENTED
-    assert said == {
+    assert statuses == {
         f"{kind}SharedMemoryRegister": (
             unimplemented,
             f"{kind}SharedMemoryRegister: {what} shared memory is not available yet in this server",
@@ -283,7 +283,7 @@ def test_unavailable_calls_are_refused_by_name(channel) -> None:
     }
 
 
-def test_no_shared_memory_is_listed_and_none_is_left_to_unregister(client) -> None:
+def test_shared_memory_lists_are_empty_and_unregister_succeeds(client) -> None:
     for kind in ("system", "cuda"):
         listed = getattr(client, f"get_{kind}_shared_memory_status")
         unregister = getattr(client, f"unregister_{kind}_shared_memory")

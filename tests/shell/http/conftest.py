@@ -1,4 +1,4 @@
-"""A real listener on a loop in a thread, before a small real server whose models echo, wait or fail by their names."""
+"""A real listener on a loop in a thread, with a fake server whose models behave as their names describe."""
 
 import asyncio
 import socket
@@ -47,8 +47,8 @@ def view(name: str, datatype: DataType = DataType.FP32, *, decoupled: bool = Fal
 
 
 class FakeServer:
-    """Answers by model name: `echo` at once, `held` when `release` is called, `live` what `give` is told to, the others
-    with an error or worse."""
+    """Answers by model name: `echo` immediately, `held` when `release` is called, `live` when `give` is called, the others
+    with an error or an invalid answer."""
 
     def __init__(self) -> None:
         self.models = {
@@ -132,12 +132,12 @@ class FakeServer:
         self.acknowledged += [ticket] * responses
 
     def release(self) -> None:
-        """Answer the held request that came first."""
+        """Answer the oldest held request."""
         request, on_response = self.held.pop(min(self.held))
         on_response(echo(request))
 
     def give(self, *values: float, final: bool = False, error: InferenceError | None = None) -> None:
-        """One answer to the `live` request that came first; no values and no error are the end of its answers."""
+        """Send one answer to the oldest `live` request; without values and error it is the end of its answers."""
         ticket = min(self.held)
         request, on_response = self.held.pop(ticket) if final else self.held[ticket]
         data = np.array(values, np.float32)
@@ -179,7 +179,7 @@ def failure(request: InferenceRequest, code: ErrorCode, message: str) -> Inferen
 
 
 class Running:
-    """A listener that serves, seen from a test's thread."""
+    """A running listener, with methods for the test's thread."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class Running:
         return self.run(on_loop())
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that happens on the loop, at most some seconds."""
+        """Wait some seconds at most until the condition holds on the loop."""
         deadline = time.monotonic() + 10
         while not self.call(condition):
             assert time.monotonic() < deadline, f"it did not happen; log: {self.log}"
@@ -230,7 +230,7 @@ class Running:
             return read_all(connection)
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> "Answer":
-        """One request on a connection of its own."""
+        """Send one request on a new connection."""
         client = HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             client.request(method, path, body, headers or {})
@@ -259,7 +259,7 @@ Serve = Callable[..., Running]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Starts listeners: `serve()` an HttpServer before a FakeServer, `serve(make=...)` any other listener."""
+    """Starts listeners: `serve()` an HttpServer with a FakeServer, `serve(make=...)` any other listener."""
     started: list[tuple[Running, threading.Thread]] = []
 
     def start(

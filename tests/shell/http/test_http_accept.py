@@ -1,4 +1,4 @@
-"""Accepting when there is nothing left to accept with, on both event loops."""
+"""Accepting connections without free descriptors, on both event loops."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ def each_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEv
 
 @contextmanager
 def few_files(limit: int) -> Iterator[None]:
-    """Lower what this process may open, server and client as it is."""
+    """Lower the limit of open files of this process, which is both server and client."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert len(os.listdir("/proc/self/fd")) < limit - 100
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
@@ -41,7 +41,7 @@ def few_files(limit: int) -> Iterator[None]:
 
 @contextmanager
 def no_files_left() -> Iterator[list[int]]:
-    """Take every descriptor that is left; closing the ones in the list gives them back."""
+    """Use up all descriptors; closing those in the list frees them."""
     taken: list[int] = []
     try:
         try:
@@ -55,7 +55,7 @@ def no_files_left() -> Iterator[list[int]]:
 
 
 def answer(connection: socket.socket) -> bytes:
-    """What comes until the end; a server that cannot serve may end with a reset."""
+    """Read until the end; a server without descriptors may end with a reset."""
     parts = []
     try:
         while part := connection.recv(1 << 16):
@@ -76,8 +76,8 @@ def is_readable(connection: socket.socket) -> bool:
     return bool(select.select([connection], [], [], 0)[0])
 
 
-def is_turned_away(running: Any, connected: ExitStack) -> bool:
-    """Connect once more, and see whether that is refused with the answer for it."""
+def is_refused(running: Any, connected: ExitStack) -> bool:
+    """Open a further connection, and return whether it is refused with 503."""
     taken = running.listener.connection_count
     connection = connected.enter_context(running.connect())
     running.wait_until(lambda: running.listener.connection_count > taken or is_readable(connection))
@@ -94,25 +94,25 @@ def clients(count: int) -> list[socket.socket]:
 def test_without_descriptors_clients_get_503_until_some_are_free(serve: Any, each_loop: Any) -> None:
     with few_files(OPEN_FILES):
         running = serve(loop_factory=each_loop, limits=Limits(spare_descriptors=0))
-        turned_away, later, idle = clients(20), clients(5), running.connect()
+        refused, later, idle = clients(20), clients(5), running.connect()
         running.wait_until(lambda: running.listener.connection_count == 1)
         with no_files_left() as taken:
-            for client in turned_away:
+            for client in refused:
                 client.connect(("127.0.0.1", running.port))
-                told = answer(client)
-                assert told.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
-                assert b"\r\nRetry-After: 1\r\n" in told
-                assert b"\r\nConnection: close\r\n" in told
+                received = answer(client)
+                assert received.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+                assert b"\r\nRetry-After: 1\r\n" in received
+                assert b"\r\nConnection: close\r\n" in received
             idle.sendall(LIVE)
             assert answer(idle).startswith(b"HTTP/1.1 200 OK\r\n")
             while taken:
                 os.close(taken.pop())
         assert all(is_served(running, client) for client in later)
         assert running.log == [
-            "HTTP service: new connections are turned away: cannot accept connections: Too many open files; "
+            "HTTP service: new connections are refused: cannot accept connections: Too many open files; "
             "a larger `ulimit -n` is right"
         ]
-        for client in (*turned_away, idle):
+        for client in (*refused, idle):
             client.close()
 
 
@@ -123,14 +123,14 @@ def test_without_even_the_reserve_the_listener_waits_without_spinning(serve: Any
         sock = bind("127.0.0.1", 0, "HTTP")
         where = sock.getsockname()
         with no_files_left() as taken:
-            running.run(late.serve(sock))  # It cannot open its reserve either.
+            running.run(late.serve(sock))  # The listener cannot open its reserve descriptor either.
             waiting.connect(where)
             waiting.sendall(LIVE)
             started_s = time.process_time()
             deadline = time.monotonic() + 1
             while time.monotonic() < deadline:
                 time.sleep(0.05)
-            assert time.process_time() - started_s < 0.5  # The goal is nothing; a spin takes all of the second.
+            assert time.process_time() - started_s < 0.5  # The goal is 0; a busy loop would use the whole second.
             while taken:
                 os.close(taken.pop())
             assert answer(waiting).startswith(b"HTTP/1.1 200 OK\r\n")
@@ -141,10 +141,10 @@ def test_without_even_the_reserve_the_listener_waits_without_spinning(serve: Any
 def test_some_descriptors_are_left_to_the_rest_of_the_process(serve: Any, each_loop: Any) -> None:
     with few_files(OPEN_FILES), ExitStack() as connected:
         running = serve(loop_factory=each_loop, limits=Limits(spare_descriptors=50))
-        told = 0
-        while told < 5:
-            # One after the other, because what else this process has open may go at any moment.
-            told += is_turned_away(running, connected)
+        refused = 0
+        while refused < 5:
+            # In sequence, because other descriptors of this process may be closed at any time.
+            refused += is_refused(running, connected)
         assert OPEN_FILES - 80 < len(os.listdir("/proc/self/fd")) < OPEN_FILES - 30
         connected.close()
         running.wait_until(lambda: not running.listener.connection_count)
@@ -153,7 +153,7 @@ def test_some_descriptors_are_left_to_the_rest_of_the_process(serve: Any, each_l
         assert "only the spare file descriptors are left" in running.log[0]
 
 
-def test_a_drain_takes_in_what_waits_to_be_accepted(serve: Any, each_loop: Any) -> None:
+def test_a_drain_accepts_connections_of_the_backlog(serve: Any, each_loop: Any) -> None:
     running = serve(loop_factory=each_loop)
     connected: list[socket.socket] = []
 

@@ -1,4 +1,4 @@
-"""Which exchanges the access log has lines of, which of them share a limit, and what it tells of them."""
+"""The exchanges with lines in the access log, their shared limits, and the content of the lines."""
 
 import pytest
 
@@ -12,14 +12,14 @@ def head(method: str, target: str) -> Head:
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/v2/models/m/ready"])
-def test_answers_of_probes_have_no_line_and_refusals_of_probes_have(path: str) -> None:
+def test_only_refused_probes_have_a_line(path: str) -> None:
     probe = head("GET", path)
     assert [kind_of(Protocol.HTTP, probe, status) for status in (200, 400, 503)] == [None, None, None]
     assert all(kind_of(Protocol.HTTP, probe, status) is not None for status in (403, 405, 500))
     assert kind_of(Protocol.METRICS, probe, 400) is not None
 
 
-def test_model_that_was_found_has_a_share_of_its_own() -> None:
+def test_each_known_model_has_its_own_limit() -> None:
     request = head("POST", "/v2/models/m/infer")
     assert [
         kind.model for kind in (kind_of(Protocol.HTTP, request, 400, "m"), kind_of(Protocol.HTTP, request, 400)) if kind

@@ -1,4 +1,4 @@
-"""One connection over a transport in memory: every cut of the input, pipelining, back-pressure, and the time limits."""
+"""One connection over a transport in memory: every cut of the input, pipelining, backpressure, and the time limits."""
 
 import asyncio
 from typing import cast
@@ -27,7 +27,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("first", REQUESTS)
 @pytest.mark.parametrize("second", REQUESTS)
-def test_two_requests_are_read_alike_however_they_are_cut(first: str, second: str) -> None:
+def test_two_requests_are_read_alike_at_every_cut(first: str, second: str) -> None:
     async def scenario() -> None:
         data = REQUESTS[first][0] + REQUESTS[second][0]
         for parts in two_parts(data):
@@ -68,7 +68,7 @@ FRAGMENTS = [
 @settings(max_examples=500, deadline=None)
 @example(fragments=[b"\n", b"GET / HTTP/1.1\r\nHost: x\r\n", b"\r\n"])
 @given(fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=14))
-def test_any_input_gets_the_same_verdict_whole_and_byte_by_byte(fragments: list[bytes]) -> None:
+def test_any_input_gets_the_same_result_whole_and_byte_by_byte(fragments: list[bytes]) -> None:
     async def scenario() -> None:
         data = b"".join(fragments)
         outcomes = []
@@ -363,6 +363,6 @@ async def test_an_internal_fault_aborts_an_answer_that_is_sent_in_parts() -> Non
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     client.exchanges[0].stream(200).send((b"part",))
     sent = client.answers
-    client.connection.buffer_updated(cast("int", "no number"))  # It fails as a fault of ours would.
+    client.connection.buffer_updated(cast("int", "no number"))  # It fails like an internal fault.
     assert (client.answers, client.transport.closed) == (sent, "abort")
     assert len(client.log) == 1

@@ -83,7 +83,7 @@ HOST_REFUSALS = {
 
 
 @pytest.mark.parametrize("headers", HOST_REFUSALS)
-def test_a_host_must_be_there_once_and_be_one(headers: bytes) -> None:
+def test_one_valid_host_header_is_required(headers: bytes) -> None:
     with pytest.raises(Refusal) as caught:
         read(b"GET / HTTP/1.1\r\n" + headers + b"\r\n")
     assert (caught.value.status, caught.value.message) == (400, f"malformed HTTP request: {HOST_REFUSALS[headers]}")
@@ -92,11 +92,11 @@ def test_a_host_must_be_there_once_and_be_one(headers: bytes) -> None:
 @pytest.mark.parametrize(
     "host", [b"a", b"", b"localhost:8000", b"my_model.ns.svc:80", b"10.0.0.1:8000", b"[::1]:8000", b"[fe80::1%25eth0]"]
 )
-def test_hosts_that_clients_send_are_taken(host: bytes) -> None:
+def test_common_hosts_are_accepted(host: bytes) -> None:
     assert read(b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n").headers[b"host"] == host
 
 
-def test_http_1_0_needs_no_host_and_has_one_at_most() -> None:
+def test_http_1_0_has_at_most_one_host() -> None:
     assert read(b"GET / HTTP/1.0\r\n\r\n").headers == {}
     with pytest.raises(Refusal, match="more than one Host"):
         read(b"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n")
@@ -111,11 +111,11 @@ def test_a_second_transfer_encoding_is_refused(second: bytes) -> None:
         assert caught.value.status == 400
 
 
-def test_other_headers_may_come_twice() -> None:
+def test_other_headers_may_be_repeated() -> None:
     assert read(b"GET / HTTP/1.1\r\nHost: a\r\nX: 1\r\nx: 2\r\nX: 3\r\n\r\n").content_length == 0
 
 
-def test_one_reader_keeps_nothing_between_heads() -> None:
+def test_a_reader_keeps_no_state_between_heads() -> None:
     reader = HeadReader()
     reader.read(memoryview(b"POST /a HTTP/1.1\r\nHost: x\r\nA: 1\r\nContent-Length: 7\r\n\r\n"))
     with pytest.raises(Refusal):
@@ -152,7 +152,7 @@ def test_one_reader_keeps_nothing_between_heads() -> None:
         b"A b\r\n",
     ],
 )
-def test_a_head_that_two_parsers_could_read_in_two_ways_is_refused(headers: bytes) -> None:
+def test_an_ambiguous_head_is_refused(headers: bytes) -> None:
     status, message = refusal(b"POST / HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n")
     assert (status, message[:24]) == (400, "malformed HTTP request: ")
 
@@ -231,7 +231,7 @@ def test_bare_line_feeds_are_refused_at_once() -> None:
 
 
 def decode(data: bytes, cuts: list[int], limit: int = 1 << 20, limits: Limits = LIMITS) -> tuple[bytes, bytes]:
-    """Feed `data` cut at `cuts`; the body, and what follows it."""
+    """Feed `data` cut at `cuts`; returns the body, and the bytes after it."""
     chunked = ChunkedBody(Head(b"POST", b"/", {}, b"", None), limit, limits)
     places = [0, *sorted(cuts), len(data)]
     for start, stop in pairwise(places):
@@ -254,7 +254,7 @@ def encode(chunks: list[bytes], extension: bytes = b"", trailers: bytes = b"") -
     rest=st.binary(max_size=10),
     data=st.data(),
 )
-def test_a_chunked_body_is_the_same_however_it_is_cut(
+def test_a_chunked_body_is_the_same_at_every_cut(
     chunks: list[bytes], extension: bytes, trailers: bytes, rest: bytes, data: st.DataObject
 ) -> None:
     raw = encode(chunks, extension, trailers) + rest
@@ -295,7 +295,7 @@ def test_bad_chunk_framing_is_refused_wherever_it_is_cut(raw: bytes) -> None:
         assert (raised.value.status, raised.value.message[:22]) == (400, "malformed chunked body")
 
 
-def test_a_chunked_body_is_refused_by_what_it_announces() -> None:
+def test_a_chunked_body_is_refused_by_its_announced_size() -> None:
     with pytest.raises(Refusal) as raised:
         decode(b"5\r\nhello\r\n4\r\n", [], limit=8)
     assert (raised.value.status, raised.value.message) == (
@@ -323,13 +323,13 @@ def test_trailers_are_bounded() -> None:
     assert raised.value.status == 431
 
 
-def test_a_refused_head_leaves_nothing() -> None:
+def test_a_refused_head_leaves_no_state() -> None:
     reader = HeadReader()
     tracemalloc.start()
     try:
         for number in range(500):
             with pytest.raises(Refusal):
-                # llhttp waits for more of HTTP/2's preface and calls it no error.
+                # llhttp waits for the rest of HTTP/2's preface without an error.
                 reader.read(memoryview(b"PRI /%d%b HTTP/2.0\r\n\r\n" % (number, b"a" * 20_000)))
         kept_bytes, _ = tracemalloc.get_traced_memory()
     finally:

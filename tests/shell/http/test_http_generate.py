@@ -1,4 +1,4 @@
-"""generate, generate_stream and infer as events, before a server whose answers the test gives one by one."""
+"""generate, generate_stream and infer with server-sent events; the test sends the answers one by one."""
 
 import asyncio
 import http.client as http_client
@@ -30,7 +30,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 class Client:
-    """A client of http.client's that reads events as they come."""
+    """An http.client client that reads events as they arrive."""
 
     def __init__(self, running: Any) -> None:
         self.running = running
@@ -70,7 +70,7 @@ def give(running: Any, *values: float, **how: Any) -> None:
 
 
 def give_while_wanted(running: Any, *values: float) -> None:
-    """As `give`, to a request that may have been cancelled."""
+    """Like `give`, for a request that may have been cancelled."""
     running.call(lambda: running.core.held and running.core.give(*values))
 
 
@@ -86,7 +86,7 @@ def test_each_answer_is_an_event_at_once_and_acknowledged(http: Any, client: Cli
     assert (response.headers["Cache-Control"], response.headers["Transfer-Encoding"]) == ("no-cache", "chunked")
     assert "Content-Length" not in response.headers
     assert client.event() == values(1.0)
-    # The next one is not made before this one has been read.
+    # The next answer is sent only after this one has been read.
     give(http, 2.0)
     assert client.event() == values(2.0)
     assert http.core.acknowledged == [1, 1]
@@ -127,7 +127,7 @@ def test_a_first_error_has_its_own_status_and_ends_the_stream(http: Any, client:
         assert (response.status, response.headers["Content-Type"]) == (status, "text/event-stream; charset=utf-8")
         assert response.headers.get("Retry-After") == ("1" if status == 503 else None)
         assert response.read() == f'data: {{"error":"{error.message}"}}\n\n'.encode()
-    # What is not over is cancelled.
+    # The rest of the request is cancelled.
     http.wait_until(lambda: http.core.cancelled == [1])
 
 
@@ -142,7 +142,7 @@ def test_a_later_error_is_the_last_event(http: Any, client: Client) -> None:
     http.wait_until(lambda: http.core.cancelled == [1])
 
 
-def test_an_answer_that_json_cannot_say_is_an_error(http: Any, client: Client) -> None:
+def test_an_answer_that_json_cannot_represent_is_an_error(http: Any, client: Client) -> None:
     client.ask()
     strings = Tensor("OUT", DataType.BYTES, (1,), b"\1\0\0\0\xff")
     http.call(lambda: http.core.held[1][1](InferenceResponse("live", "1", outputs=[strings], final=False)))
@@ -153,7 +153,7 @@ def test_an_answer_that_json_cannot_say_is_an_error(http: Any, client: Client) -
     http.wait_until(lambda: http.core.cancelled == [1])
 
 
-def test_an_error_before_the_request_is_accepted_is_no_event(http: Any) -> None:
+def test_an_error_before_the_request_is_accepted_is_not_an_event(http: Any) -> None:
     for path, body, status in (
         ("full/generate_stream", IN, 503),
         ("broken/generate_stream", IN, 500),
@@ -191,7 +191,7 @@ def test_pipelined_requests_wait_for_the_end_of_a_stream(http: Any) -> None:
 
 
 @pytest.mark.parametrize("connection_field", [b"", b"Connection: keep-alive\r\n"])
-def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_of_the_connection(http: Any, connection_field: bytes) -> None:
+def test_a_client_of_http_1_0_gets_no_chunks_and_a_closed_connection(http: Any, connection_field: bytes) -> None:
     with http.connect() as connection:
         head = b"POST %b HTTP/1.0\r\n%bContent-Length: %d\r\n\r\n" % (STREAM.encode(), connection_field, len(IN))
         connection.sendall(head + IN)
@@ -204,7 +204,7 @@ def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_of_the_connection(http:
     assert [json.loads(each[6:])["OUT"] for each in body.split(b"\n\n")[:-1]] == [1.0, 2.0]
 
 
-def test_a_client_that_leaves_cancels_its_inference(http: Any) -> None:
+def test_a_client_that_disconnects_cancels_its_inference(http: Any) -> None:
     for ticket, answers in enumerate((0, 1, 3), 1):
         client = Client(http).ask()
         for number in range(answers):
@@ -219,7 +219,7 @@ def test_a_client_that_leaves_cancels_its_inference(http: Any) -> None:
 
 
 def unread(running: Any) -> socket.socket:
-    """A stream whose client takes next to nothing."""
+    """A stream whose client reads almost nothing."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.settimeout(20)
@@ -230,7 +230,7 @@ def unread(running: Any) -> socket.socket:
 
 
 def fill(running: Any, answers: int = 200) -> int:
-    """Answers of 100 KB until one is not acknowledged; how many there were."""
+    """Send answers of 100 KB until one is not acknowledged; returns their number."""
     for given in range(1, answers + 1):
         give(running, *[0.5] * 15_000)
         if len(running.core.acknowledged) < given:
@@ -245,11 +245,11 @@ def test_answers_that_a_client_does_not_read_are_not_acknowledged(serve: Any) ->
         for _ in range(10):
             give(running, *[0.5] * 15_000)
         assert len(running.core.acknowledged) == given - 1
-        # What waits counts as unsent: 60,000 bytes each.
+        # Waiting parts count as unsent: 60,000 bytes each.
         waiting = running.call(lambda: running.listener.shared.unsent_bytes)
         assert 600_000 <= waiting < 600_000 + (1 << 20)
         give(running, final=True)
-        # Read now, all of it comes in order, and all but the last one had been acknowledged on the way.
+        # After reading, all answers have arrived in order, and all but the last have been acknowledged.
         received = b""
         while not received.endswith(b"\r\n0\r\n\r\n"):
             received += connection.recv(1 << 20)
@@ -259,7 +259,7 @@ def test_answers_that_a_client_does_not_read_are_not_acknowledged(serve: Any) ->
         running.wait_until(lambda: running.listener.shared.unsent_bytes == 0)
 
 
-def test_a_client_that_takes_nothing_is_given_up(serve: Any) -> None:
+def test_a_client_that_reads_nothing_is_disconnected(serve: Any) -> None:
     running = serve(limits=Limits(write_buffer_bytes=64 << 10, write_timeout_s=0.3, sweep_s=0.05))
     with unread(running):
         fill(running)
@@ -295,7 +295,7 @@ def test_a_drain_waits_for_a_stream_and_closes_after_it(http: Any, client: Clien
 
 
 def test_an_internal_fault_aborts_the_stream(http: Any, client: Client) -> None:
-    """An answer without bytes for its shape: whatever it is, the client does not take the stream for whole."""
+    """An answer with too few bytes for its shape: the client must see that the stream is incomplete."""
     client.ask()
     give(http, 1.0)
     client.begin()
@@ -350,7 +350,7 @@ def test_an_error_takes_precedence_over_the_number_of_answers(http: Any, client:
     assert (response.status, json.loads(response.read())) == (500, {"error": "the model broke"})
 
 
-def test_a_client_that_leaves_cancels_generate_too(http: Any) -> None:
+def test_a_client_that_disconnects_cancels_generate_too(http: Any) -> None:
     client = Client(http).ask("/v2/models/live/generate")
     give(http, 1.0)
     client.http.close()
@@ -387,7 +387,7 @@ def test_generate_takes_identity_and_compresses_nothing(http: Any) -> None:
     assert (answer.status, answer.headers.get("content-encoding")) == (200, None)
 
 
-def test_large_bodies_and_answers_go_in_steps(http: Any) -> None:
+def test_large_bodies_and_answers_are_processed_in_steps(http: Any) -> None:
     numbers = [number / 2 for number in range(60_000)]
     body = json.dumps({"IN": numbers}).encode()
     for verb in ("generate", "generate_stream"):
@@ -398,18 +398,18 @@ def test_large_bodies_and_answers_go_in_steps(http: Any) -> None:
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
 def test_a_load_balancer_gets_the_load_if_it_requests_it(http: Any, verb: str) -> None:
-    def told(model: str, form: str) -> str | None:
+    def header(model: str, form: str) -> str | None:
         headers = {"endpoint-load-metrics-format": form}
         answer = http.ask("POST", f"/v2/models/{model}/{verb}", b'{"IN":["a"]}' if model == "text" else IN, headers)
         assert answer.status == 200
         return answer.headers.get("endpoint-load-metrics")
 
-    assert told("echo", "text") == (
+    assert header("echo", "text") == (
         "TEXT named_metrics.kv_cache_utilization=0.250000, named_metrics.max_token_capacity=256"
     )
-    assert told("echo", "json") == 'JSON {"named_metrics":{"kv_cache_utilization":0.25,"max_token_capacity":256}}'
-    assert told("echo", "xml") is None
-    assert told("text", "json") is None
+    assert header("echo", "json") == 'JSON {"named_metrics":{"kv_cache_utilization":0.25,"max_token_capacity":256}}'
+    assert header("echo", "xml") is None
+    assert header("text", "json") is None
 
 
 # ---- infer as events
@@ -452,7 +452,7 @@ def test_the_empty_last_answer_is_an_event_if_asked_for(http: Any, client: Clien
     assert b"reserved for Triton usage" in refused.body
 
 
-def test_any_model_answers_as_events_and_always_in_json(http: Any) -> None:
+def test_any_model_can_answer_with_events_always_in_json(http: Any) -> None:
     head = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","parameters":{"binary_data_size":4}}],%b}'
     head = head % b'"outputs":[{"name":"OUT","parameters":{"binary_data":true}}]'
     headers = {**EVENTS, "Inference-Header-Content-Length": str(len(head))}
@@ -476,12 +476,12 @@ def test_clients_that_do_not_accept_events_get_none(http: Any, accept: str) -> N
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "Text/Event-Stream", "application/json, text/event-stream"])
-def test_events_are_asked_for_by_name(http: Any, accept: str) -> None:
+def test_clients_that_accept_events_by_name_get_them(http: Any, accept: str) -> None:
     answer = http.ask("POST", "/v2/models/echo/infer", TENSOR, {"Accept": accept})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
 
 
-def test_an_event_stream_of_infer_is_held_back_and_cancelled_as_any(serve: Any) -> None:
+def test_event_streams_of_infer_have_backpressure_and_cancellation(serve: Any) -> None:
     running = serve(limits=Limits(write_buffer_bytes=64 << 10))
     client = Client(running).ask(INFER, TENSOR, EVENTS)
     running.core.acknowledged.clear()

@@ -1,7 +1,7 @@
-"""Requests made from a grammar and damaged byte by byte, against a strict parser written for this test alone.
+"""Requests from a grammar, and damaged ones, compared with a strict parser that is written for this test.
 
-Both must see the same requests and stop at the same place: what one takes for the end of a request and the other does
-not is how requests are smuggled.
+Server and parser must read the same requests and stop at the same place. A different end of a request in two parsers
+allows request smuggling.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ class Incomplete(Exception):
 
 
 @dataclass
-class Verdict:
-    """The whole requests, and how it ends: "waits" for more, is "refused" or "closed" as the client asked."""
+class ParseResult:
+    """The complete requests, and the end: "waits" for more input, "refused", or "closed" on the client's request."""
 
     requests: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
     end: str = "waits"
@@ -47,7 +47,7 @@ class Reader:
         self.at = 0
 
     def line(self) -> bytes:
-        """Up to CR LF, which is the only end of a line, and the only place of either."""
+        """Read to CR LF, the only valid end of a line; CR and LF must not occur elsewhere."""
         stop = self.data.find(b"\n", self.at)
         text = self.data[self.at :] if stop < 0 else self.data[self.at : stop]
         if stop < 0:
@@ -64,28 +64,28 @@ class Reader:
         return self.data[self.at - size : self.at]
 
 
-def reference(data: bytes) -> Verdict:
-    verdict = Verdict()
+def reference(data: bytes) -> ParseResult:
+    result = ParseResult()
     reader = Reader(data)
     try:
         while True:
             request, is_last = read_request(reader)
-            verdict.requests.append(request)
+            result.requests.append(request)
             if is_last:
-                verdict.end = "closed"
-                return verdict
+                result.end = "closed"
+                return result
     except Malformed:
-        verdict.end = "refused"
+        result.end = "refused"
     except Incomplete:
         pass
-    return verdict
+    return result
 
 
 def read_request(reader: Reader) -> tuple[tuple[bytes, bytes, bytes], bool]:
     while reader.data.startswith(b"\r\n", reader.at):
         reader.at += 2
     if b"\r\n\r\n" not in reader.data[reader.at :]:
-        # It may never be whole, so that what is waited for must be possible.
+        # The head may stay incomplete, so that its beginning must already be valid.
         rest = reader.data[reader.at :]
         raise Malformed if rest.count(b"\n") != rest.count(b"\r\n") else Incomplete
     lines = []
@@ -141,27 +141,27 @@ def read_chunks(reader: Reader) -> bytes:
         reader.take(2)
 
 
-def ours(parts: list[bytes]) -> Verdict:
-    async def scenario() -> Verdict:
+def server_result(parts: list[bytes]) -> ParseResult:
+    async def scenario() -> ParseResult:
         client = connect()
         for part in parts:
             client.send(part)
             await turns(2)
         await turns(30)
         statuses = [text.split(b" ", 2)[1] for text in client.transport.written]
-        # One answer for each request, and one more for what is refused, which is the last.
+        # One answer for each request, and a last one for a refusal.
         assert len(statuses) == len(client.seen) + client.transport.eof
         assert all(status == b"200" for status in statuses[: len(client.seen)])
         assert client.log == []
         if client.transport.eof:
             assert client.transport.written[-1].count(b"\r\nConnection: close\r\n") == 1
         end = "refused" if client.transport.eof else "closed" if client.transport.closed else "waits"
-        return Verdict(client.seen, end)
+        return ParseResult(client.seen, end)
 
     return asyncio.run(scenario())
 
 
-# Sound ones, and what two parsers may read in two ways.
+# Valid ones, and ambiguous ones.
 HEADERS = st.sampled_from(
     [
         b"Host: a",
@@ -300,7 +300,7 @@ def requests(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def sound_requests(draw: st.DrawFn) -> bytes:
-    """So that others come after them."""
+    """Valid requests, so that others can follow."""
     framed = draw(
         st.sampled_from(
             [
@@ -315,7 +315,7 @@ def sound_requests(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """One byte or two of some requests changed, dropped or doubled."""
+    """Requests with one or two bytes changed, removed or doubled."""
     data = bytearray(b"".join(draw(st.lists(sound_requests(), min_size=1, max_size=3))))
     for _ in range(draw(st.integers(1, 2))):
         at = draw(st.integers(0, len(data) - 1))
@@ -337,16 +337,16 @@ DAMAGE = st.sampled_from(b"\r\n\t\0 :;,0159afxzAZ-/\x0b\x7f\x80\xff")
 def check(data: bytes) -> None:
     expected = reference(data)
     for parts in ([data], [data[at : at + 1] for at in range(len(data))]):
-        assert ours(parts) == expected, (data, parts[:1])
+        assert server_result(parts) == expected, (data, parts[:1])
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.one_of(sound_requests(), requests()), min_size=1, max_size=3))
-def test_requests_of_the_grammar_get_the_verdict_of_a_strict_parser(parts: list[bytes]) -> None:
+def test_requests_of_the_grammar_are_read_as_by_a_strict_parser(parts: list[bytes]) -> None:
     check(b"".join(parts))
 
 
 @settings(max_examples=400, deadline=None)
 @given(damaged())
-def test_damaged_requests_get_the_verdict_of_a_strict_parser(data: bytes) -> None:
+def test_damaged_requests_are_read_as_by_a_strict_parser(data: bytes) -> None:
     check(data)

@@ -1,4 +1,4 @@
-"""What is made of a body counts with it until its request is answered or its client leaves."""
+"""Inflated and decoded bytes count with their body until the request is answered or the client disconnects."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ def test_inflated_and_decoded_bytes_count_until_the_answer(http: Any) -> None:
         http.wait_until(lambda: http.listener.shared.held_bytes == 0)
 
 
-def test_nothing_is_counted_of_a_client_that_has_left(http: Any) -> None:
+def test_no_bytes_of_a_disconnected_client_are_counted(http: Any) -> None:
     with http.connect() as client:
         client.sendall(post("held"))
         http.wait_until(lambda: http.core.held)
@@ -45,7 +45,7 @@ def test_nothing_is_counted_of_a_client_that_has_left(http: Any) -> None:
     assert http.call(lambda: http.listener.shared.held_bytes) == 0
 
 
-def test_nothing_is_counted_after_an_error(http: Any) -> None:
+def test_no_bytes_are_counted_after_an_error(http: Any) -> None:
     with http.connect() as client:
         for body in (gzip.compress(b" " * 600_000), gzip.compress(TEXT)[:-100], gzip.compress(bytes(2 << 20))):
             client.sendall(post("echo", body))

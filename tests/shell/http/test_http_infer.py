@@ -1,4 +1,4 @@
-"""Inference over sockets: the order of the errors, codings, large requests, clients that leave."""
+"""Inference over sockets: the order of the errors, codings, large requests, disconnected clients."""
 
 import gzip
 import json
@@ -86,7 +86,7 @@ def test_the_clients_of_triton_see_errors(http: Any) -> None:
     client.close()
 
 
-def test_the_model_is_looked_up_before_the_body_is_looked_at(http: Any) -> None:
+def test_the_model_is_checked_before_the_body(http: Any) -> None:
     garbage = {"Content-Encoding": "br", "Inference-Header-Content-Length": "x"}
     assert error(http, "nope", b"{", garbage) == (404, "Request for unknown model: 'nope' is not found")
     assert error(http, "echo/versions/9", b"{", garbage) == (
@@ -108,13 +108,13 @@ def test_the_model_is_looked_up_before_the_body_is_looked_at(http: Any) -> None:
     )
 
 
-def test_only_503_says_when_to_try_again(http: Any) -> None:
+def test_only_503_has_retry_after(http: Any) -> None:
     for model, status, after in [("full", 503, "1"), ("asleep", 503, "1"), ("broken", 500, None), ("nope", 404, None)]:
         answer = infer(http, model, body(1))
         assert (answer.status, answer.headers.get("retry-after")) == (status, after)
 
 
-def test_an_unexpected_exception_is_a_500_and_a_line_of_log(http: Any) -> None:
+def test_an_unexpected_exception_is_a_500_and_a_line_of_the_log(http: Any) -> None:
     status, text = error(http, "bug", body(1))
     assert (status, "secret" in text) == (500, False)
     assert len(http.log) == 1
@@ -124,7 +124,7 @@ def test_an_unexpected_exception_is_a_500_and_a_line_of_log(http: Any) -> None:
 
 def test_more_than_one_response_is_an_error(http: Any) -> None:
     assert error(http, "chatty", body(1)) == (500, "expected a single response, got 2")
-    # Taken all the same: a model that waited for that would never come to its final answer.
+    # Acknowledged anyway: otherwise the model would wait and never send its final answer.
     assert len(http.core.acknowledged) == 1
 
 
@@ -140,14 +140,14 @@ def test_large_json_is_read_and_written_in_steps(http: Any) -> None:
     assert (answer.status, json.loads(answer.body)["outputs"][0]["data"]) == (200, values)
 
 
-def test_large_json_that_is_wrong(http: Any) -> None:
+def test_large_invalid_json_is_refused(http: Any) -> None:
     content, _ = large_json(50_000)
     assert error(http, "echo", content[:-3] + b"]]]")[0] == 400
     assert error(http, "echo", content.replace(b"40000.0", b'"4"'))[0] == 400
     assert infer(http, "echo", body(1)).status == 200
 
 
-def test_many_large_requests_at_once_all_get_their_own_answer(http: Any) -> None:
+def test_concurrent_large_requests_each_get_their_own_answer(http: Any) -> None:
     connections = [http.connect() for _ in range(4)]
     contents = [large_json(20_000 + n)[0] for n in range(4)]
     for connection, content in zip(connections, contents, strict=True):
@@ -225,7 +225,7 @@ def test_a_broken_compressed_body(http: Any, content: bytes, coding: str, reason
     ), text
 
 
-def test_an_unknown_coding_says_which_are_known(http: Any) -> None:
+def test_the_error_for_an_unknown_coding_has_the_known_ones(http: Any) -> None:
     answer = infer(http, "echo", b"x", {"Content-Encoding": "gzip, br"})
     assert (answer.status, json.loads(answer.body)) == (501, {"error": "Unsupported compression type"})
     assert answer.headers["accept-encoding"] == "gzip, deflate"
@@ -269,7 +269,7 @@ def test_the_coding_of_the_answer(accepted: str, coding: str) -> None:
     assert choose_coding(accepted.encode()) == coding
 
 
-def test_an_answer_is_compressed_on_request_and_where_it_helps(http: Any) -> None:
+def test_an_answer_is_compressed_on_request_if_it_gets_smaller(http: Any) -> None:
     zeros = body(*([0.0] * 1000))
     plain = infer(http, "echo", zeros)
     assert "content-encoding" not in plain.headers
@@ -310,7 +310,7 @@ def test_answers_of_one_connection_arrive_in_order(http: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "shutdown", "reset"])
-def test_a_client_that_leaves_cancels_its_request(http: Any, how: str) -> None:
+def test_a_client_that_disconnects_cancels_its_request(http: Any, how: str) -> None:
     connection = http.connect()
     connection.sendall(HELD)
     http.wait_until(lambda: len(http.core.held) == 1)
@@ -326,7 +326,7 @@ def test_a_client_that_leaves_cancels_its_request(http: Any, how: str) -> None:
     assert http.log == []
 
 
-def test_a_client_that_leaves_during_a_large_request_stops_its_steps(http: Any) -> None:
+def test_a_client_that_disconnects_stops_the_steps_of_its_request(http: Any) -> None:
     content, _ = large_json(60_000)
     for _ in range(3):
         with http.connect() as connection:

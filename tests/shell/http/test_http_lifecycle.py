@@ -61,7 +61,7 @@ def test_a_bound_socket_keeps_early_clients_until_it_is_served(serve: Any) -> No
         assert early.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-def test_bytes_that_drip_make_a_request(serve: Any, each_loop: Any) -> None:
+def test_a_request_may_arrive_byte_by_byte(serve: Any, each_loop: Any) -> None:
     running = serve(loop_factory=each_loop)
     with running.connect() as connection, connection.makefile("rb") as reader:
         request = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
@@ -189,14 +189,14 @@ def test_one_connection_too_many_gets_503(serve: Any) -> None:
     assert running.ask("GET", "/v2/health/live").status == 200
 
 
-def test_where_connections_are_scarce_the_idle_make_room(serve: Any) -> None:
+def test_idle_connections_are_closed_near_the_limit_of_connections(serve: Any) -> None:
     running = serve(limits=Limits(max_connections=4, crowded_idle_s=0.2, sweep_s=0.01))
     idle, silent, busy = running.connect(), running.connect(), running.connect()
     idle.sendall(LIVE)
     assert idle.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
     busy.sendall(HELD)
     running.wait_until(lambda: len(running.core.held) == 1 and running.listener.connection_count == 3)
-    last = running.connect()  # with it nine of ten are taken
+    last = running.connect()  # with this one, nine of ten are in use
     last.sendall(HELD)
     assert (idle.recv(1), silent.recv(1)) == (b"", b"")
     running.wait_until(lambda: len(running.core.held) == 2)
@@ -208,7 +208,7 @@ def test_where_connections_are_scarce_the_idle_make_room(serve: Any) -> None:
     silent.close()
 
 
-def test_where_connections_are_plenty_the_idle_may_stay(serve: Any) -> None:
+def test_idle_connections_stay_open_far_from_the_limit(serve: Any) -> None:
     running = serve(limits=Limits(max_connections=4, crowded_idle_s=0.0, sweep_s=0.01))
     with running.connect() as idle:
         for _ in range(3):
@@ -218,7 +218,7 @@ def test_where_connections_are_plenty_the_idle_may_stay(serve: Any) -> None:
                 running.call(lambda: None)
 
 
-def test_a_body_that_dribbles_does_not_hold_a_drain(serve: Any) -> None:
+def test_a_slow_body_does_not_hold_a_drain(serve: Any) -> None:
     running = serve()
     with running.connect() as connection, connection.makefile("rb") as reader:
         connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 60000\r\n\r\n")
@@ -227,7 +227,7 @@ def test_a_body_that_dribbles_does_not_hold_a_drain(serve: Any) -> None:
         answered = threading.Event()
 
         def dribble() -> None:
-            # Three times as much as is enough outside of a drain.
+            # Three times the rate that is required outside a drain.
             while not answered.wait(0.1):
                 try:
                     connection.sendall(bytes(400))
@@ -250,7 +250,7 @@ def start_drain(running: Any) -> "concurrent.futures.Future[None]":
     return drain
 
 
-def test_a_drain_answers_what_is_in_flight_and_closes_what_is_idle(serve: Any, each_loop: Any) -> None:
+def test_a_drain_answers_requests_in_flight_and_closes_idle_connections(serve: Any, each_loop: Any) -> None:
     running = serve(loop_factory=each_loop)
     idle, busy, half = running.connect(), running.connect(), running.connect()
     idle.sendall(LIVE)
@@ -277,13 +277,13 @@ def test_a_drain_answers_what_is_in_flight_and_closes_what_is_idle(serve: Any, e
         connection.close()
 
 
-def test_a_drain_without_connections_is_over_at_once(serve: Any, each_loop: Any) -> None:
+def test_a_drain_without_connections_ends_immediately(serve: Any, each_loop: Any) -> None:
     running = serve(loop_factory=each_loop)
     assert running.ask("GET", "/v2/health/live").status == 200
     running.run(running.listener.drain())
 
 
-def test_close_ends_what_a_drain_still_waits_for(serve: Any, each_loop: Any) -> None:
+def test_close_ends_connections_that_a_drain_waits_for(serve: Any, each_loop: Any) -> None:
     running = serve(loop_factory=each_loop)
     running.core.load_gate = running.call(asyncio.Event)
     with running.connect() as busy, running.connect() as loading:

@@ -1,4 +1,4 @@
-"""The sending half alone: answers and the bytes to write, and when the connection ends."""
+"""The sending half alone: answers, the bytes to write, and the end of the connection."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def make(limits: Limits | None = None) -> tuple[Outbox, Shared]:
         (KEEP_ALIVE, True, CLOSE, State.ENDED),
     ],
 )
-def test_answer_closes_where_client_or_listener_wants_it(
+def test_answer_closes_if_client_or_listener_requests_it(
     asked: bytes, is_leaving: bool, line: bytes, state: State
 ) -> None:
     outbox, shared = make()
@@ -54,7 +54,7 @@ def test_answer_to_head_has_no_body_and_its_length() -> None:
         (b"", False, False, False, State.ENDED),
     ],
 )
-def test_answer_in_parts_ends_the_connection_where_it_must(
+def test_answer_in_parts_closes_the_connection_if_needed(
     asked: bytes, takes_chunks: bool, leaves: bool, drains: bool, state: State
 ) -> None:
     outbox, shared = make()
@@ -109,7 +109,7 @@ def test_nothing_follows_the_last_answer() -> None:
         outbox.answer(head(), 200, b"", ())
 
 
-def test_table_leads_everywhere_and_out_of_the_end_nowhere() -> None:
+def test_every_state_of_the_table_is_reachable_and_the_end_is_final() -> None:
     assert {target for row in NEXT.values() for target in row.values()} == set(State)
     assert set(NEXT) == set(Event)
     assert {event for event, row in NEXT.items() if State.ENDED in row} == {Event.LOST}
@@ -119,7 +119,7 @@ def test_only_a_client_that_reads_nothing_is_disconnected() -> None:
     _, shared = make(Limits(write_timeout_s=60.0))
     stalled, slow = SendDeadline(shared), SendDeadline(shared)
     for now in range(60):
-        # A stream adds three bytes each second; one client takes a byte of them.
+        # A stream adds three bytes each second; one client reads one byte of them.
         assert not stalled.is_over(1000 + 3 * now, 3 * now, float(now))
         assert not slow.is_over(1000 + 2 * now, 3 * now, float(now))
     assert stalled.is_over(1180, 180, 60.0)

@@ -25,7 +25,7 @@ def make(limits: Limits | None = None, max_body: int = 1 << 20) -> Receiver:
 
 
 def feed(receiver: Receiver, data: bytes, now: float = 0.0) -> Iterator[Event | None]:
-    """Receive as a transport does; an event for each time that there was room."""
+    """Receive as a transport does; yields an event for each buffer."""
     while data:
         room = receiver.room()
         size = min(len(room), len(data))
@@ -51,7 +51,7 @@ def receive_all(pieces: Iterable[bytes]) -> Received:
                     assert receiver.head is not None
                     received.requests.append((receiver.head.target, bytes(receiver.take_body())))
                     receiver.answered()
-                    event = receiver.go_on(0.0)  # noqa: PLW2901 -- the next request is in what was kept
+                    event = receiver.go_on(0.0)  # noqa: PLW2901 -- the next request is in the kept bytes
     except Refusal as refusal:
         receiver.refuse()
         received.refusal = refusal.status
@@ -69,7 +69,7 @@ def receive_all(pieces: Iterable[bytes]) -> Received:
         (CHUNKS[:-1], [Event.CHUNKS_BEGIN]),
     ],
 )
-def test_event_says_what_the_bytes_brought(data: bytes, events: list[Event | None]) -> None:
+def test_events_of_received_bytes(data: bytes, events: list[Event | None]) -> None:
     assert list(feed(make(), data)) == events
 
 
@@ -78,14 +78,14 @@ def test_event_says_what_the_bytes_brought(data: bytes, events: list[Event | Non
     messages=st.lists(st.sampled_from([GET, POST, CHUNKS, b"\r\n", REFUSED, b"junk\n"]), max_size=5),
     cuts=st.lists(st.integers(0, 400), max_size=12),
 )
-def test_requests_and_verdict_do_not_depend_on_the_cuts(messages: list[bytes], cuts: list[int]) -> None:
+def test_requests_and_refusals_do_not_depend_on_the_cuts(messages: list[bytes], cuts: list[int]) -> None:
     data = b"".join(messages)
     marks = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     pieces = [data[start:stop] for start, stop in pairwise(marks)]
     assert receive_all(pieces) == receive_all([data])
 
 
-def test_every_cut_of_three_requests_gives_the_same_three() -> None:
+def test_three_requests_are_read_alike_at_every_cut() -> None:
     data = POST + CHUNKS + GET
     wanted = Received([(b"/b", b"hello"), (b"/c", b"hello"), (b"/a", b"")])
     assert receive_all(data[at : at + 1] for at in range(len(data))) == wanted
@@ -104,7 +104,7 @@ def test_next_request_is_not_read_before_the_answer() -> None:
     assert receiver.kept_bytes == 0
 
 
-def test_no_request_is_begun_while_it_is_held_back() -> None:
+def test_no_request_begins_while_the_receiver_is_paused() -> None:
     receiver = make()
     receiver.is_held_back = True
     assert list(feed(receiver, GET)) == [None]
@@ -114,7 +114,7 @@ def test_no_request_is_begun_while_it_is_held_back() -> None:
     assert receiver.go_on(0.0) is Event.REQUEST
 
 
-def test_body_of_known_length_is_received_where_it_stays() -> None:
+def test_body_of_known_length_is_received_into_its_final_buffer() -> None:
     receiver = make()
     list(feed(receiver, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"))
     room = receiver.room()
@@ -133,7 +133,7 @@ def test_body_of_known_length_is_received_where_it_stays() -> None:
         (b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n5", False),
     ],
 )
-def test_client_awaits_continue_until_some_of_its_body_is_there(rest: bytes, awaits: bool) -> None:
+def test_client_awaits_continue_until_its_body_begins(rest: bytes, awaits: bool) -> None:
     receiver = make()
     list(feed(receiver, b"POST / HTTP/1.1\r\nHost: x\r\n" + rest))
     assert receiver.awaits_continue == awaits
@@ -150,7 +150,7 @@ def test_after_a_refusal_input_is_discarded_up_to_the_limit() -> None:
     assert list(feed(receiver, GET)) == [None]
 
 
-def test_held_bytes_are_let_go_by_the_answer_a_refusal_and_the_end() -> None:
+def test_held_bytes_are_released_by_answer_refusal_and_end() -> None:
     shared = Shared(Limits(), 1 << 20)
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
     for end in (Receiver.refuse, Receiver.end):
@@ -167,7 +167,7 @@ def test_held_bytes_are_let_go_by_the_answer_a_refusal_and_the_end() -> None:
     assert shared.held_bytes == 0
 
 
-def test_table_leads_everywhere_and_out_of_the_end_nowhere() -> None:
+def test_every_state_of_the_table_is_reachable_and_the_end_is_final() -> None:
     reached = {target for row in NEXT.values() for target in row.values()}
     assert reached == set(State)
     assert set(NEXT) == set(Event)
@@ -175,12 +175,12 @@ def test_table_leads_everywhere_and_out_of_the_end_nowhere() -> None:
     assert set(NEXT[Event.ENDED]) == set(State)
 
 
-def test_event_that_the_table_does_not_have_is_a_fault() -> None:
+def test_event_outside_the_table_is_a_fault() -> None:
     with pytest.raises(KeyError):
         make().answered()
 
 
-def test_deadlines_are_those_of_what_is_received() -> None:
+def test_deadlines_depend_on_what_is_received() -> None:
     shared = Shared(Limits(head_timeout_s=10, body_progress_s=5, body_progress_bytes=100), 1 << 20)
     receiver, deadlines = Receiver(shared), ReceiveDeadlines(shared)
     for now in (0.0, 1000.0):

@@ -1,4 +1,4 @@
-"""Restricted APIs: every path that the router knows, in every form, behind the secret of its category and of no other."""
+"""Restricted APIs: every path of the router, in every form, requires the secret of its category and no other."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ from support.http_memory import SentExchange
 SECRET = Secret("x-key", "open sesame")
 METHODS = (b"GET", b"POST", b"HEAD", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE")
 
-# What a segment of a path may be, by the kind of place that it stands in.
+# Possible segments of a path, by placeholder.
 WORDS = [
     *("v2", "health", "live", "ready", "models", "versions", "config", "stats", "infer", "generate", "generate_stream"),
     *("repository", "index", "load", "unload", "systemsharedmemory", "cudasharedmemory", "region", "status"),
@@ -71,7 +71,7 @@ def spellings(form: str) -> Iterator[bytes]:
 
 
 def status(server: HttpServer, method: bytes, target: bytes, headers: dict[bytes, bytes]) -> tuple[int, bytes]:
-    """The answer, 0 where it comes later: the request has got past the front end."""
+    """The status and the body; status 0 if the answer comes later, because the front end accepted the request."""
     exchange = SentExchange(method, target, headers, b"")
     server.handle(exchange)
     return exchange.status, exchange.answer_body
@@ -85,8 +85,8 @@ def restricted(running: Any, *categories: str) -> HttpServer:
     return made
 
 
-def test_the_table_above_knows_every_path_of_the_router() -> None:
-    """Whatever the router takes, of all paths of known words, is an instance of one of the table's forms."""
+def test_the_table_has_every_path_of_the_router() -> None:
+    """Of all paths of known words, each that the router accepts is an instance of a form of the table."""
     paths = [rest for length in range(5) for rest in itertools.product(WORDS, repeat=length)]
     inner = ("models", "versions", "1", "m", "repository", "region", "health")
     paths += [(*rest, last) for length in (4, 5) for rest in itertools.product(inner, repeat=length) for last in WORDS]
@@ -105,7 +105,7 @@ def test_the_table_above_knows_every_path_of_the_router() -> None:
 
 
 @pytest.mark.parametrize("category", [each.value for each in ApiCategory])
-def test_all_forms_of_a_restricted_call_are_closed_and_others_are_open(http: Any, category: str) -> None:
+def test_all_forms_of_a_restricted_call_need_the_secret_others_do_not(http: Any, category: str) -> None:
     closed = restricted(http, category)
     expected = (403, b'{"error":"This API is restricted, expecting header \'x-key\'"}')
 

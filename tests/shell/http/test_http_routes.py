@@ -164,13 +164,13 @@ def test_errors_of_the_server_keep_their_numbers(http: Any) -> None:
         assert answer(http, "GET", path) == (status, JSON, {"error": text})
 
 
-def test_a_model_that_is_not_ready_yet_may_be_asked_again(http: Any) -> None:
+def test_a_model_that_is_loading_gets_503_with_retry_after(http: Any) -> None:
     for path in ("/v2/models/asleep", "/v2/models/asleep/config"):
         answered = http.ask("GET", path)
         assert (answered.status, answered.headers.get("retry-after")) == (503, "1")
 
 
-def test_extensions_that_are_not_there_say_so_by_name(http: Any) -> None:
+def test_errors_of_unsupported_extensions_have_their_names(http: Any) -> None:
     for method, path, extension in [
         ("GET", "/v2/trace/setting", "trace"),
         ("POST", "/v2/logging", "logging"),
@@ -181,7 +181,7 @@ def test_extensions_that_are_not_there_say_so_by_name(http: Any) -> None:
         assert answer(http, method, path, b"{}") == (501, JSON, {"error": text})
 
 
-def test_no_shared_memory_is_listed_and_none_is_left_to_unregister(http: Any) -> None:
+def test_shared_memory_lists_are_empty_and_unregister_succeeds(http: Any) -> None:
     for kind in ("system", "cuda"):
         path = f"/v2/{kind}sharedmemory"
         assert answer(http, "GET", f"{path}/status") == (200, JSON, [])

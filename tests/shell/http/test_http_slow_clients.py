@@ -23,7 +23,7 @@ async def test_a_head_must_arrive_within_ten_seconds() -> None:
 
 
 @on_loop
-async def test_the_ten_seconds_start_anew_with_each_head() -> None:
+async def test_each_head_has_its_own_ten_seconds() -> None:
     client = connect()
     head = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     client.send(head[:5])

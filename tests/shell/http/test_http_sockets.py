@@ -1,4 +1,4 @@
-"""Listening sockets: unix paths, shared ports, and what accepted sockets inherit."""
+"""Listening sockets: unix paths, shared ports, and options that accepted sockets inherit."""
 
 import os
 import socket
@@ -57,7 +57,7 @@ def test_metrics_have_unix_sockets_too(http: Any, tmp_path: Path) -> None:
 
 def test_the_socket_of_a_dead_server_is_replaced_and_of_a_live_one_is_not(http: Any, tmp_path: Path) -> None:
     path = tmp_path / "http.sock"
-    bind(f"unix:{path}", 0, "HTTP").close()  # as a server that was killed
+    bind(f"unix:{path}", 0, "HTTP").close()  # like a server that was killed
     assert stat.S_ISSOCK(path.stat().st_mode)
     server = http_server(http)
     http.run(server.start(f"unix:{path}", 0))
@@ -66,7 +66,7 @@ def test_the_socket_of_a_dead_server_is_replaced_and_of_a_live_one_is_not(http: 
     http.run(server.close())
 
 
-def test_a_live_server_is_known_also_while_it_accepts_nothing(tmp_path: Path) -> None:
+def test_a_live_server_is_detected_even_if_it_accepts_nothing(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as waiting:
         busy.bind(str(tmp_path / "s"))
         busy.listen(0)
@@ -81,7 +81,7 @@ def test_only_a_socket_is_ever_removed(http: Any, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "dead")
     for name in ("file", "directory", "link"):
         where = f"unix:{tmp_path}/{name}"
-        assert error(where) == f"'{where}' cannot be opened: there is something else of this name that is no socket"
+        assert error(where) == f"'{where}' cannot be opened: another file of this name exists and is not a socket"
     assert (tmp_path / "file").read_text() == "precious"
 
     server = http_server(http)
@@ -92,7 +92,7 @@ def test_only_a_socket_is_ever_removed(http: Any, tmp_path: Path) -> None:
     assert (tmp_path / "s").read_text() == "another's"
 
 
-def test_paths_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_paths_are_refused(tmp_path: Path) -> None:
     assert error("unix:") == "'unix:' cannot be opened: unix: has no path after it"
     assert error(f"unix:{tmp_path}/no/such") == f"'unix:{tmp_path}/no/such' cannot be opened: No such file or directory"
     long = f"unix:{tmp_path}/{'x' * 200}"
@@ -108,7 +108,7 @@ def test_the_umask_sets_the_permissions_of_a_unix_socket(tmp_path: Path) -> None
     assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o700
 
 
-def test_servers_share_a_port_if_all_of_them_want_to() -> None:
+def test_servers_share_a_port_only_if_all_request_it() -> None:
     with bind("127.0.0.1", 0, "HTTP", reuse_port=True) as first:
         port = first.getsockname()[1]
         assert error("127.0.0.1", port) == f"'127.0.0.1:{port}' already in use"
@@ -128,17 +128,17 @@ def test_two_servers_on_one_port_both_serve(serve: Any) -> None:
         assert client.getresponse().read() == b""
     counts = [running.listener.connection_count for running in (first, second)]
     assert sum(counts) == 100
-    assert min(counts) > 0  # 2^-99 that it fails by chance
+    assert min(counts) > 0  # the chance of a false failure is 2^-99
     for client in clients:
         client.close()
 
 
-def test_a_peer_that_vanishes_is_given_up_within_two_minutes(http: Any) -> None:
+def test_keepalive_detects_a_vanished_peer_within_two_minutes(http: Any) -> None:
     accepted: list[socket.socket] = []
     with http.connect() as client:
         client.sendall(LIVE[:10])
         http.wait_until(lambda: http.listener.connection_count == 1)
-        # The test's process has both ends: the other one has this one's name as its peer.
+        # The test's process has both ends: the peer name of the other end is this socket's name.
         for number in os.listdir("/proc/self/fd"):
             try:
                 found = socket.socket(fileno=os.dup(int(number)))

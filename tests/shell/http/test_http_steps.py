@@ -1,4 +1,4 @@
-"""Long computations take turns."""
+"""Long computations are split into steps, in turn."""
 
 import asyncio
 from collections.abc import Generator
@@ -11,7 +11,7 @@ from halimede.frontends.http.steps import PLACES, SMALL_BYTES, StepQueue
 
 
 class OneExchange:
-    """A connection with one exchange in work."""
+    """A connection with one exchange in progress."""
 
     MOST_BYTES = 1 << 30
 
@@ -55,7 +55,7 @@ class Recorder:
         )
 
     async def turns(self, count: int) -> list[str]:
-        """What happens in so many turns of the loop."""
+        """The events of this number of turns of the loop."""
         for _ in range(count):
             await asyncio.sleep(0)
         seen, self.events = self.events, []
@@ -97,7 +97,7 @@ def test_errors_end_one_request_and_not_the_others() -> None:
     asyncio.run(scenario())
 
 
-def test_the_steps_of_a_client_that_left_end_early() -> None:
+def test_the_steps_of_a_disconnected_client_end_early() -> None:
     async def scenario() -> None:
         recorder = Recorder()
         client = OneExchange()
@@ -120,7 +120,7 @@ def test_a_result_may_start_more_steps() -> None:
 
 
 class Body:
-    """A body that becomes `sizes` bytes larger with each step."""
+    """A body that grows by `sizes` bytes, one per step."""
 
     def __init__(self, queue: StepQueue, *sizes: int) -> None:
         self.exchange = open_exchange()
@@ -154,13 +154,13 @@ async def turns_of(bodies: list[Body], count: int) -> list[str]:
     return [body.outcome for body in bodies]
 
 
-def test_at_most_as_many_bodies_become_large_as_there_are_places() -> None:
+def test_the_number_of_large_bodies_is_limited_to_the_slots() -> None:
     async def scenario() -> None:
         queue = StepQueue(lambda *_: None)
         large = [Body(queue, SMALL_BYTES, *[1] * 5) for _ in range(PLACES + 2)]
         small = Body(queue, SMALL_BYTES)
         assert await turns_of(large, 7 * len(large)) == ["whole"] * PLACES + [""] * 2
-        # Those that wait have gone one step over what is small.
+        # Waiting bodies are one step above the limit of small ones.
         assert [body.held for body in large[PLACES:]] != [0, 0]
         assert small.outcome == "whole"
         assert await turns_of(large, 20) == ["whole"] * (PLACES + 2)
@@ -168,7 +168,7 @@ def test_at_most_as_many_bodies_become_large_as_there_are_places() -> None:
     asyncio.run(scenario())
 
 
-def test_a_client_that_leaves_while_waiting_for_a_place_frees_its_bytes() -> None:
+def test_a_client_that_disconnects_while_waiting_frees_its_bytes() -> None:
     async def scenario() -> None:
         queue = StepQueue(lambda *_: None)
         large = [Body(queue, SMALL_BYTES + 1, *[1] * 50) for _ in range(PLACES + 2)]

@@ -48,7 +48,7 @@ async def test_a_stream_without_parts_is_an_empty_answer() -> None:
 
 
 @on_loop
-async def test_an_empty_part_is_no_last_chunk() -> None:
+async def test_an_empty_part_does_not_end_the_chunks() -> None:
     client = connect(answer=False)
     stream = begin(client)
     stream.send(())
@@ -58,7 +58,7 @@ async def test_an_empty_part_is_no_last_chunk() -> None:
 
 
 @on_loop
-async def test_once_it_has_ended_nothing_is_sent() -> None:
+async def test_parts_after_the_end_are_not_sent() -> None:
     client = connect(answer=False)
     stream = begin(client)
     client.exchanges[0].respond(200, b"", (b"the exchange gave its place away",))
@@ -71,7 +71,7 @@ async def test_once_it_has_ended_nothing_is_sent() -> None:
 
 
 @pytest.mark.parametrize("field", [b"Connection: close\r\n", b""])
-def test_the_connection_closes_after_it_where_it_must(field: bytes) -> None:
+def test_the_connection_closes_after_a_stream_if_needed(field: bytes) -> None:
     async def scenario() -> None:
         client = connect(answer=False)
         client.listener.shared.is_leaving = not field
@@ -84,7 +84,7 @@ def test_the_connection_closes_after_it_where_it_must(field: bytes) -> None:
 
 @on_loop
 async def test_after_a_drain_begins_a_stream_ends_and_the_next_answer_closes() -> None:
-    """The client was told that it stays open, and may already have sent a request."""
+    """The answer announced an open connection, so that the client may already have sent a request."""
     client = connect(answer=False)
     stream = begin(client)
     stream.send((b"x",))
@@ -114,16 +114,16 @@ async def test_room_for_parts_depends_on_what_the_client_reads() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
     stream = begin(client)
-    told: list[bool] = []
-    stream.on_room = lambda: told.append(stream.has_room)
+    reported: list[bool] = []
+    stream.on_room = lambda: reported.append(stream.has_room)
     stream.send((b"x" * 500,))
     assert stream.has_room
     stream.send((b"x" * 500,))
-    assert (stream.has_room, told) == (False, [])
+    assert (stream.has_room, reported) == (False, [])
     stream.hold(700)
     assert client.listener.shared.unsent_bytes == client.transport.unsent + 700
     client.transport.take(client.transport.unsent)
-    assert (stream.has_room, told, client.listener.shared.unsent_bytes) == (True, [True], 700)
+    assert (stream.has_room, reported, client.listener.shared.unsent_bytes) == (True, [True], 700)
     stream.send((), is_last=True)
     client.connection.sweep(1.0)
     client.transport.take(client.transport.unsent)
@@ -144,7 +144,7 @@ async def test_an_internal_fault_in_the_room_callback_aborts_the_answer() -> Non
 
 
 @on_loop
-async def test_a_client_that_takes_nothing_is_given_up_however_much_is_added() -> None:
+async def test_a_client_that_reads_nothing_is_disconnected_despite_new_parts() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
     stream = begin(client)
@@ -159,7 +159,7 @@ async def test_a_client_that_takes_nothing_is_given_up_however_much_is_added() -
 
 
 @on_loop
-async def test_a_client_that_reads_slowly_stays_connected_whatever_is_added() -> None:
+async def test_a_client_that_reads_slowly_stays_connected() -> None:
     client = connect(answer=False)
     client.transport.is_fast = False
     stream = begin(client)

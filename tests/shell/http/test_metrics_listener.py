@@ -27,7 +27,7 @@ def seen(running: Any, method: str, path: str) -> tuple[int, str, bytes]:
     return answer.status, answer.headers["content-type"], answer.body
 
 
-def test_metrics_are_text(metrics: Any) -> None:
+def test_metrics_are_in_text_format(metrics: Any) -> None:
     assert seen(metrics, "GET", "/metrics") == (200, "text/plain; charset=utf-8", PAGE)
     assert seen(metrics, "GET", "/metrics?name=x") == (200, "text/plain; charset=utf-8", PAGE)
 
@@ -38,7 +38,7 @@ def test_other_methods_are_not_allowed(metrics: Any) -> None:
         assert (answer.status, answer.headers["allow"], answer.body) == (405, "GET", b'{"error":"Method Not Allowed"}')
 
 
-def test_other_paths_are_empty(metrics: Any) -> None:
+def test_other_paths_have_an_empty_answer(metrics: Any) -> None:
     for path in ("/", "/metrics/", "/v2"):
         assert seen(metrics, "GET", path) == (200, "text/plain; charset=utf-8", b"")
 
@@ -63,8 +63,8 @@ def test_a_scraper_keeps_its_connection(metrics: Any) -> None:
         assert reader.read().count(PAGE) == 2
 
 
-def test_other_probes_are_answered_while_a_page_is_made(serve: Any) -> None:
-    """A page of many models takes a while: nobody waits for it but its scraper."""
+def test_other_requests_are_answered_while_a_page_is_rendered(serve: Any) -> None:
+    """A page of many models takes long to render; only its scraper waits."""
     is_asked = threading.Event()
 
     def until_asked() -> Iterator[None]:
@@ -80,7 +80,7 @@ def test_other_probes_are_answered_while_a_page_is_made(serve: Any) -> None:
         assert reader.read().endswith(PAGE)
 
 
-def test_there_are_not_more_scrapers_than_the_server_can_hold_pages_for(serve: Any) -> None:
+def test_the_number_of_concurrent_scrapers_is_limited(serve: Any) -> None:
     running = serve(make=lambda _core, log: MetricsServer(render, log=log.append))
     connections = [running.connect() for _ in range(65)]
     try:

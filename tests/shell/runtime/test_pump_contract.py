@@ -1,4 +1,4 @@
-"""The pump performs all of the scheduler's contract, with schedulers that use what the dynamic one does not."""
+"""The pump performs the whole contract of schedulers, with schedulers that use more of it than the dynamic one."""
 
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +24,7 @@ from support.toy_schedulers import (
 
 @dataclass(slots=True)
 class QueueingWorker:
-    """Takes several batches for its slot and ends them in order."""
+    """Accepts several batches for its slot and ends them in order."""
 
     pump: Pump
     ordinal: int = 0

@@ -51,13 +51,13 @@ def on_loop(server: Server, work: Callable[[asyncio.AbstractEventLoop], Any], un
 def test_a_loop_gets_its_work(server: Server):
     def work(_: Any) -> None:
         for at in range(300):
-            server.say(Kind.EXECUTE, b"%d" % at)
-        server.say(Kind.STOP)
+            server.send(Kind.EXECUTE, b"%d" % at)
+        server.send(Kind.STOP)
 
     assert on_loop(server, work) == [b"%d" % at for at in range(300)]
 
 
-def test_threads_beside_a_loop_wait_call_and_read_too(server: Server):
+def test_threads_wait_call_and_read_while_a_loop_runs(server: Server):
     open_request(server)
     for _ in range(WINDOW_RESPONSES):
         server.requests.count(1, 10)
@@ -67,11 +67,11 @@ def test_threads_beside_a_loop_wait_call_and_read_too(server: Server):
         calling = [Follower(lambda at=at: server.services.call(MetricValue(at))) for at in range(5)]
         for at in range(5):
             server.answer_call()
-            server.say(Kind.EXECUTE, b"%d" % at)
+            server.send(Kind.EXECUTE, b"%d" % at)
         server.credit(1, 3)
         assert waiting.ended() is True
         assert [each.ended() for each in calling] == list(range(5))
-        server.say(Kind.STOP)
+        server.send(Kind.STOP)
 
     assert on_loop(server, work) == [b"%d" % at for at in range(5)]
 
@@ -87,15 +87,15 @@ def test_a_thread_is_served_while_the_loop_is_blocked(server: Server):
         server.answer_call()
         assert calling.ended() == 1
         let_go.set()
-        server.say(Kind.STOP)
+        server.send(Kind.STOP)
 
     on_loop(server, work)
 
 
-def test_a_loop_is_told_to_stop_when_the_server_is_gone(server: Server):
+def test_a_loop_gets_stop_when_the_server_closes_the_channel(server: Server):
     def work(_: Any) -> None:
         waiting = Follower(lambda: server.services.call(MetricValue(1)))
-        server.hear()
+        server.receive()
         server.socket.shutdown(socket.SHUT_RDWR)
         with pytest.raises(ServerGoneError):
             waiting.ended()
@@ -106,9 +106,9 @@ def test_a_loop_is_told_to_stop_when_the_server_is_gone(server: Server):
 
 
 def test_threads_may_call_when_the_loop_has_ended(server: Server):
-    on_loop(server, lambda _: server.say(Kind.STOP))
+    on_loop(server, lambda _: server.send(Kind.STOP))
     calling = Follower(lambda: server.services.call(MetricValue(1)))
-    server.say(Kind.EXECUTE, b"late")
+    server.send(Kind.EXECUTE, b"late")
     server.answer_call()
     assert calling.ended() == 1
 
@@ -122,7 +122,7 @@ def quick_switches() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quick_switches")
-def test_what_is_counted_and_what_is_credited_at_the_same_time_adds_up(server: Server):
+def test_concurrent_counts_and_credits_add_up(server: Server):
     request = open_request(server)
     paid = encode_frame(Kind.CREDIT, CREDIT.pack(1, 20)) * 50
 
@@ -133,7 +133,7 @@ def test_what_is_counted_and_what_is_credited_at_the_same_time_adds_up(server: S
     counting = Follower(count)
     while counting.is_alive():
         server.socket.sendall(paid)
-        server.channel.look()
+        server.channel.poll()
     counting.ended()
 
     assert request.unacknowledged_bytes == len(request.unacknowledged or ())
@@ -179,13 +179,13 @@ def test_eight_threads_and_random_frames_lose_nothing(server: Server, seed: int)
 
     receiving = Follower(receive)
     bodies = [chance.randbytes(chance.choice([0, 10, 1_000, 100_000, 400_000])) for _ in range(batches)]
-    feeding = Follower(lambda: [server.say(Kind.EXECUTE, body) for body in bodies])
+    feeding = Follower(lambda: [server.send(Kind.EXECUTE, body) for body in bodies])
 
     sent = dict.fromkeys(keys, 0)
     unpaid = dict.fromkeys(keys, 0)
     answered = 0
     while answered < 3 * calls or sum(sent.values()) < responses * len(keys):
-        kind, body = server.hear()
+        kind, body = server.receive()
         if kind is Kind.RESPONSE:
             key, _ = struct.unpack("<QI", body)
             sent[key] += 1
@@ -200,7 +200,7 @@ def test_eight_threads_and_random_frames_lose_nothing(server: Server, seed: int)
     for key in keys:
         server.credit(key, unpaid[key])
     feeding.ended()
-    server.say(Kind.STOP)
+    server.send(Kind.STOP)
 
     assert receiving.ended() == bodies
     results = [thread.ended() for thread in threads]

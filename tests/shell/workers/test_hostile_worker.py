@@ -29,7 +29,7 @@ from support.channel import Stage, done_frame, mappings, response_frame, stage, 
 from support.hostile import KIB, MIB, check_reason, executed, infer, raw, send, service, taken, uncalled
 
 
-def test_a_hostile_worker_is_read_no_further_than_to_its_first_wrong_word():
+def test_reading_stops_at_the_first_invalid_header():
     """An announced gigabyte costs nothing before there is a reason to take it."""
     streams = {
         "garbage": b"\xff" * (256 * MIB),
@@ -54,14 +54,14 @@ def test_a_hostile_worker_is_read_no_further_than_to_its_first_wrong_word():
         asyncio.run(main(stream))
 
 
-def test_a_worker_that_calls_and_never_reads_is_given_up_before_much_waits_for_it():
+def test_a_worker_that_calls_and_never_reads_is_ended_early():
     async def main() -> None:
         async with stage() as each:
             call = service(IsModelReady("x" * 100, ""))
             tracemalloc.start()
             try:
                 for _ in range(MAX_UNSENT_FRAMES // 128 * 2):
-                    await each.say(call * 128)
+                    await each.send(call * 128)
                     each.heard.calls.clear()
                     for _ in range(3):
                         await asyncio.sleep(0)
@@ -76,27 +76,27 @@ def test_a_worker_that_calls_and_never_reads_is_given_up_before_much_waits_for_i
     asyncio.run(main())
 
 
-def test_what_crosses_the_last_answer_of_an_inference_is_no_fault():
+def test_frames_that_cross_a_final_answer_are_ignored():
     async def main() -> None:
         async with stage() as each:
-            await each.say(infer(7, 10))
+            await each.send(infer(7, 10))
             await each.until(lambda: each.heard.asked, "the inference")
             each.heard.asked[0].answer(final=False)
             each.heard.asked[0].answer()
-            await each.say(taken(7, 1) + uncalled(7) + taken(9, 1) + infer(7, 10))
+            await each.send(taken(7, 1) + uncalled(7) + taken(9, 1) + infer(7, 10))
             await each.until(lambda: len(each.heard.asked) == 2, "the next of that number")
             assert (each.heard.taken, each.heard.uncalled, each.lost) == ([], [], [])
 
     asyncio.run(main())
 
 
-def test_inferences_of_a_worker_that_is_given_up_are_cancelled_and_their_answers_go_nowhere():
+def test_inferences_of_an_ended_worker_are_cancelled():
     async def main() -> None:
         async with stage() as each:
-            await each.say(infer(1, 10) + infer(2, 10) + infer(3, 10))
+            await each.send(infer(1, 10) + infer(2, 10) + infer(3, 10))
             await each.until(lambda: len(each.heard.asked) == 3, "all of them")
             each.heard.asked[1].answer()
-            await each.say(raw(77))
+            await each.send(raw(77))
             await each.until_lost()
             assert each.heard.uncalled == [1001, 1003]
             for asked in (each.heard.asked[0], each.heard.asked[2]):
@@ -106,7 +106,7 @@ def test_inferences_of_a_worker_that_is_given_up_are_cancelled_and_their_answers
     asyncio.run(main())
 
 
-def test_answers_to_a_worker_that_does_not_read_become_errors_before_they_fill_the_memory(
+def test_answers_to_a_worker_that_does_not_read_become_errors(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Of the gigabyte that may wait, a small part here."""
@@ -114,7 +114,7 @@ def test_answers_to_a_worker_that_does_not_read_become_errors_before_they_fill_t
 
     async def main() -> None:
         async with stage(arena_bytes=0) as each:
-            await each.say(b"".join(infer(at, 10) for at in range(1, 101)))
+            await each.send(b"".join(infer(at, 10) for at in range(1, 101)))
             await each.until(lambda: len(each.heard.asked) == 100, "all of them")
             tracemalloc.start()
             try:
@@ -126,7 +126,7 @@ def test_answers_to_a_worker_that_does_not_read_become_errors_before_they_fill_t
             assert peak < 12 * MIB
             errors = []
             for _ in range(100):
-                kind, body = await each.hear()
+                kind, body = await each.receive()
                 assert kind is Kind.CALL_ANSWER
                 _, response = decode_call_answer(body, each.segments.lease)  # type: ignore[arg-type]
                 errors.append(response.error)
@@ -134,10 +134,10 @@ def test_answers_to_a_worker_that_does_not_read_become_errors_before_they_fill_t
             assert errors[-1] == InferenceError(
                 ErrorCode.UNAVAILABLE, f"more than {4 * MIB} bytes wait for the model's process to read them"
             )
-            await each.say(infer(101, 10))
+            await each.send(infer(101, 10))
             await each.until(lambda: len(each.heard.asked) == 101, "another")
             each.heard.asked[-1].answer(tensor("y", MIB))
-            _, body = await each.hear()
+            _, body = await each.receive()
             _, response = decode_call_answer(body, each.segments.lease)  # type: ignore[arg-type]
             assert response.error is None
 
@@ -147,13 +147,13 @@ def test_answers_to_a_worker_that_does_not_read_become_errors_before_they_fill_t
 async def with_memory_for_answers(each: Stage) -> None:
     """The worker has a segment of its own: number 1."""
     batch = await executed(each, 10)
-    await each.say(done_frame(batch, [Answer([])], wanted=100))
+    await each.send(done_frame(batch, [Answer([])], wanted=100))
     await each.until(lambda: each.heard.done, "the end of the batch")
     each.heard.done.clear()
     await each.until(mappings, "the segment")
 
 
-def test_a_worker_that_names_its_memory_without_end_is_given_up():
+def test_a_worker_with_too_many_unreleased_blocks_is_ended():
     """Each answer's memory is given back when the answer is gone; the list of what is given back is bounded."""
 
     async def main() -> None:
@@ -161,7 +161,7 @@ def test_a_worker_that_names_its_memory_without_end_is_given_up():
             await with_memory_for_answers(each)
             response = bytes(response_frame(5, Answer([tensor("out", 100 * KIB)]), place=lambda _: (1, 64)))
             for _ in range(MAX_BLOCKS // 100 * 2):
-                await each.say(response * 100)
+                await each.send(response * 100)
                 each.heard.responses.clear()
                 await asyncio.sleep(0)
                 if each.lost:
@@ -171,7 +171,7 @@ def test_a_worker_that_names_its_memory_without_end_is_given_up():
     asyncio.run(main())
 
 
-def test_answers_that_overlap_are_answers():
+def test_overlapping_answers_are_accepted():
     """They can hurt nobody but the model whose they are."""
 
     async def main() -> None:
@@ -180,7 +180,7 @@ def test_answers_that_overlap_are_answers():
             batch = await executed(each, 10)
             places = iter([(1, 0), (1, 64)])
             outputs = [tensor("out", 100 * KIB), tensor("text", 100 * KIB)]
-            await each.say(done_frame(batch, [Answer(outputs)], place=lambda _: next(places)))
+            await each.send(done_frame(batch, [Answer(outputs)], place=lambda _: next(places)))
             await each.until(lambda: each.heard.done, "the end of the batch")
             assert each.lost == []
             each.heard.done.clear()
@@ -188,12 +188,12 @@ def test_answers_that_overlap_are_answers():
     asyncio.run(main())
 
 
-def test_elements_of_text_are_copied_out_of_reach_before_they_are_read():
+def test_text_elements_are_copied_before_they_are_read():
     async def main() -> None:
         async with stage() as each:
             batch = await executed(each, 100 * KIB)
             text = Tensor("text", DataType.BYTES, (1,), bytes(100 * KIB))
-            await each.say(done_frame(batch, [Answer([text])], place=lambda _: (1, 0)))
+            await each.send(done_frame(batch, [Answer([text])], place=lambda _: (1, 0)))
             await each.until(lambda: each.heard.done, "the end of the batch")
             each.segments.write((1, 0), b"\xff" * KIB)
 
@@ -205,15 +205,15 @@ def test_elements_of_text_are_copied_out_of_reach_before_they_are_read():
     asyncio.run(main())
 
 
-def test_a_model_that_answers_with_its_input_again_and_again_keeps_the_block_as_long_as_an_answer_lives():
+def test_answers_in_an_inputs_block_keep_the_block():
     async def main() -> None:
         async with stage() as each:
             batch = await executed(each, 100 * KIB)
             answer: list[Reply] = [Answer([tensor("out", 100 * KIB), tensor("text", 50 * KIB)])]
             places = iter([(1, 0), (1, 512)])
-            await each.say(done_frame(batch, answer, place=lambda _: next(places), retained=[(1, 0)]))
-            await each.say(response_frame(1, Answer([tensor("out", 90 * KIB)]), place=lambda _: (1, 64)))
-            await each.say(raw(Kind.UNUSED, BLOCK.pack(1, 0)))
+            await each.send(done_frame(batch, answer, place=lambda _: next(places), retained=[(1, 0)]))
+            await each.send(response_frame(1, Answer([tensor("out", 90 * KIB)]), place=lambda _: (1, 64)))
+            await each.send(raw(Kind.UNUSED, BLOCK.pack(1, 0)))
             await each.until(lambda: each.heard.responses, "both")
             each.heard.done.clear()
             await executed(each, 20 * KIB)
@@ -227,10 +227,10 @@ def test_a_model_that_answers_with_its_input_again_and_again_keeps_the_block_as_
     asyncio.run(main())
 
 
-def test_a_start_that_fails_says_why_and_no_more_than_that():
+def test_the_error_of_a_failed_start_is_bounded():
     async def main() -> None:
         async with stage() as each:
-            await each.say(raw(Kind.FAILED, json.dumps({"code": "NOT_FOUND", "message": "x" * 9_000_000}).encode()))
+            await each.send(raw(Kind.FAILED, json.dumps({"code": "NOT_FOUND", "message": "x" * 9_000_000}).encode()))
             with pytest.raises(InferenceError) as caught:
                 await each.connection.start({})
             assert caught.value == InferenceError(ErrorCode.NOT_FOUND, "x" * MAX_TEXT_BYTES)
@@ -238,12 +238,12 @@ def test_a_start_that_fails_says_why_and_no_more_than_that():
     asyncio.run(main())
 
 
-def test_an_owner_that_lets_go_in_the_midst_hears_no_more():
+def test_an_owner_that_closes_in_a_callback_gets_no_more_events():
     async def main() -> None:
         async with stage() as each:
             batch = await executed(each, 10)
             each.heard.on_end = lambda *_: each.connection.close()
-            await each.say(bytes(done_frame(batch, [Answer([])])) + raw(Kind.READY, b"\1") + b"garbage!")
+            await each.send(bytes(done_frame(batch, [Answer([])])) + raw(Kind.READY, b"\1") + b"garbage!")
             await each.until(lambda: each.heard.done, "the end of the batch")
             for _ in range(5):
                 await asyncio.sleep(0)

@@ -36,18 +36,18 @@ def without_threads(scenario: Callable[[Threads], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_a_large_batch_travels_in_its_frame_when_no_thread_can_make_memory_for_it() -> None:
+def test_large_batch_is_sent_in_its_frame_without_a_free_thread() -> None:
     async def scenario(_: Threads) -> None:
         async with stage() as each:
             each.connection.batches.execute([item(1, 16 * MIB)], 0)
-            execute = await each.hear_batch()
+            execute = await each.receive_batch()
             assert [each_item.key for each_item in execute.items] == [1]
             assert (each.lost, each.heard.done) == ([], [])
 
     without_threads(scenario)
 
 
-def test_a_large_batch_that_no_thread_can_copy_is_answered_and_its_memory_is_free_again(
+def test_large_batch_fails_and_frees_its_memory_without_a_free_thread(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # The record of it that pytest keeps would hold the traceback, and by that the memory.
@@ -57,8 +57,8 @@ def test_a_large_batch_that_no_thread_can_copy_is_answered_and_its_memory_is_fre
         async with stage() as each:
             threads.there_are_some = True
             each.connection.batches.execute([item(1, 16 * MIB)], 0)
-            await each.hear_batch()
-            await each.say(done_frame(1, [Answer([])]))
+            await each.receive_batch()
+            await each.send(done_frame(1, [Answer([])]))
             await each.until(lambda: each.heard.done, "the end of the first batch")
             threads.there_are_some = False
             each.connection.batches.execute([item(2, 8 * MIB), item(3, 8 * MIB)], 0)
@@ -68,7 +68,7 @@ def test_a_large_batch_that_no_thread_can_copy_is_answered_and_its_memory_is_fre
             assert (batch.number, done.failed, each.lost, each.connection.batches.running) == (2, True, [], ())
             threads.there_are_some = True
             each.connection.batches.execute([item(4, 16 * MIB)], 0)
-            execute = await each.hear_batch()
+            execute = await each.receive_batch()
             assert bytes(execute.items[0].request.inputs[0].data) == bytes(item(4, 16 * MIB).request.inputs[0].data)
             del execute
 

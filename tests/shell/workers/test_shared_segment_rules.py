@@ -60,7 +60,7 @@ class Played:
             [BatchItem(key, InferenceRequest("m", inputs=list(inputs)), 1, False)], 0
         )
 
-    async def hear(self) -> list[tuple[int, int, int]]:
+    async def receive(self) -> list[tuple[int, int, int]]:
         """Where the inputs of the next batch lie; segments are noted on their way, with nothing said of them."""
         places: list[tuple[int, int, int]] = []
 
@@ -68,24 +68,24 @@ class Played:
             places.append((segment, offset, size))
             return b""
 
-        kind, body = await self.stage.hear()
+        kind, body = await self.stage.receive()
         assert kind is Kind.EXECUTE, kind
         decode_execute(body, ("in", "b"), (), "m", locate)
         self.numbers = self.stage.shared
         return places
 
     async def say_mapped(self, number: int, *, is_mapped: bool = True) -> None:
-        await self.stage.say(encode_frame(Kind.MAPPED, MAPPED.pack(number, is_mapped)))
+        await self.stage.send(encode_frame(Kind.MAPPED, MAPPED.pack(number, is_mapped)))
         # The server has heard it once it has heard what follows.
         count = len(self.stage.heard.ready)
-        await self.stage.say(encode_frame(Kind.READY, b"\1"))
+        await self.stage.send(encode_frame(Kind.READY, b"\1"))
         await self.stage.until(lambda: len(self.stage.heard.ready) > count, "the word to be heard")
 
     async def end_batch(
         self, batch: int, *outputs: Tensor, retained: Sequence[tuple[int, int]] = (), **more: Any
     ) -> None:
         count = len(self.stage.heard.done)
-        await self.stage.say(done_frame(batch, [Answer(list(outputs))], retained=retained, **more))
+        await self.stage.send(done_frame(batch, [Answer(list(outputs))], retained=retained, **more))
         await self.stage.until(lambda: len(self.stage.heard.done) > count or self.stage.lost, "the end")
 
 
@@ -98,7 +98,7 @@ async def played() -> AsyncIterator[Played]:
 async def map_first_segment(each: Played, home: Home) -> int:
     """Have the reader map the first segment of the home; returns its number."""
     batch = each.send(home.tensor())
-    await each.hear()
+    await each.receive()
     await each.say_mapped(each.numbers[-1])
     await each.end_batch(batch)
     return each.numbers[-1]
@@ -109,13 +109,13 @@ def test_nothing_is_shared_before_the_reader_has_mapped_the_segment():
         home = Home()
         async with played() as each:
             batches = [each.send(home.tensor()) for _ in range(2)]
-            assert [(await each.hear())[0][0] < FIRST_SHARED for _ in batches] == [True, True]
+            assert [(await each.receive())[0][0] < FIRST_SHARED for _ in batches] == [True, True]
             [number] = each.numbers
             await each.say_mapped(number)
             for batch in batches:
                 await each.end_batch(batch)
             batch = each.send(home.tensor())
-            assert await each.hear() == [(number, 0, SIZE)]
+            assert await each.receive() == [(number, 0, SIZE)]
             assert not home.map.released
             await each.end_batch(batch)
             each.stage.heard.done.clear()
@@ -129,7 +129,7 @@ def test_copied_tensors_are_not_kept_beyond_their_batch():
         home = Home()
         async with played() as each:
             batch = each.send(home.tensor(size=MIN_SHARED_BYTES - 1))
-            await each.hear()
+            await each.receive()
             await each.end_batch(batch)
             each.stage.heard.done.clear()
             assert list(home.map.released) == [(1, 0)]
@@ -137,18 +137,18 @@ def test_copied_tensors_are_not_kept_beyond_their_batch():
     play(scenario)
 
 
-def test_no_room_is_made_for_shared_tensors():
+def test_the_arena_does_not_grow_for_shared_tensors():
     size = 4 * COPIED_ON_LOOP_BYTES
 
     async def scenario() -> None:
         home = Home(size=size)
         async with played() as each:
             batch = each.send(home.tensor(size=MIN_SHARED_BYTES))
-            await each.hear()
+            await each.receive()
             await each.say_mapped(each.numbers[-1])
             await each.end_batch(batch)
             each.send(home.tensor(size=size))
-            assert await each.hear() == [(each.numbers[-1], 0, size)]
+            assert await each.receive() == [(each.numbers[-1], 0, size)]
             assert sum(each.stage.segments.sizes().values()) < size
 
     play(scenario)
@@ -160,14 +160,14 @@ def test_a_reader_that_cannot_map_a_segment_gets_only_copies():
         async with played() as each:
             await map_first_segment(each, home)
             batch = each.send(home.tensor(2))
-            await each.hear()
+            await each.receive()
             first, second = each.numbers
             await each.say_mapped(second, is_mapped=False)
-            told = {(await each.stage.hear())[1][:2].tobytes() for _ in range(2)}
+            told = {(await each.stage.receive())[1][:2].tobytes() for _ in range(2)}
             assert told == {UNMAP.pack(first), UNMAP.pack(second)}
             await each.end_batch(batch)
             each.send(home.tensor(1))
-            assert (await each.hear())[0][0] < FIRST_SHARED
+            assert (await each.receive())[0][0] < FIRST_SHARED
 
     play(scenario)
 
@@ -183,9 +183,9 @@ def test_a_part_of_a_block_is_shared_only_from_its_beginning(offset: int, size: 
             data = home.tensor().data
             assert isinstance(data, memoryview)
             each.send(Tensor("in", DataType.UINT8, (size,), data[offset:]))
-            assert (await each.hear())[0][0] != number
+            assert (await each.receive())[0][0] != number
             each.send(Tensor("in", DataType.UINT8, (size,), data[:size]))
-            assert await each.hear() == [(number, 0, size)]
+            assert await each.receive() == [(number, 0, size)]
             del data
 
     play(scenario)
@@ -198,7 +198,7 @@ def test_an_answer_with_bytes_that_are_not_shared_is_refused(place: tuple[int, i
         async with played() as each:
             number = await map_first_segment(each, home)
             batch = each.send(home.tensor())
-            await each.hear()
+            await each.receive()
             offset, size = place
             output = Tensor("out", DataType.UINT8, (size,), bytes(size))
             await each.end_batch(batch, output, place=lambda _: (number, offset))
@@ -213,10 +213,10 @@ def test_an_answer_with_bytes_that_were_given_back_is_refused():
         async with played() as each:
             number = await map_first_segment(each, home)
             batch = each.send(home.tensor())
-            await each.hear()
+            await each.receive()
             await each.end_batch(batch)
             batch = each.send(tensor("in", 8))
-            await each.hear()
+            await each.receive()
             output = Tensor("out", DataType.UINT8, (SIZE,), bytes(SIZE))
             await each.end_batch(batch, output, place=lambda _: (number, 0))
             assert "which it was not given" in await each.stage.until_lost()
@@ -233,7 +233,7 @@ def test_a_batch_that_cannot_be_sent_gives_its_blocks_back():
             await each.stage.until(lambda: len(each.stage.heard.done) == 2, "its end")
             assert home.map.sharing.shared_bytes == 0
             each.send(home.tensor())
-            assert (await each.hear())[0][0] >= FIRST_SHARED
+            assert (await each.receive())[0][0] >= FIRST_SHARED
 
     # Lines of log that pytest keeps hold on to what failed.
     logging.disable(logging.ERROR)
@@ -249,16 +249,16 @@ def test_the_number_of_segments_of_one_reader_is_bounded():
         async with played() as each:
             for number in range(1, MAX_SEGMENTS + 6):
                 batch = each.send(home.tensor(number))
-                await each.hear()
+                await each.receive()
                 await each.end_batch(batch)
             assert len(each.numbers) == MAX_SEGMENTS
             del home
             each.stage.heard.done.clear()
             gc.collect()
-            unmapped = {(await each.stage.hear())[0] for _ in range(MAX_SEGMENTS)}
+            unmapped = {(await each.stage.receive())[0] for _ in range(MAX_SEGMENTS)}
             assert unmapped == {Kind.UNMAP}
             each.send(Home().tensor())
-            await each.hear()
+            await each.receive()
             assert len(each.numbers) == MAX_SEGMENTS + 1
 
     play(scenario)

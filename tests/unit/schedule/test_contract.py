@@ -67,7 +67,7 @@ scripts = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1 << 16), s
 
 
 class Driver:
-    """What a pump does, and what it holds a scheduler to."""
+    """Acts as the pump, and checks that the scheduler keeps the contract."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -75,7 +75,7 @@ class Driver:
         self.queued: set[int] = set()
         self.running: dict[Slot, list[Execute]] = {}
         self.ends: dict[int, str] = {}
-        """How each request left for good."""
+        """How each request left the scheduler."""
         self.sequences: dict[int, int] = {}
         """The correlation of each client's sequence that has not ended: no two sequences have the same."""
         self.now = 0
@@ -233,8 +233,8 @@ class Driver:
                 assert not row.controls.get(READY)
                 continue
             request = self.requests[row.request]
-            told = row.controls[START], row.controls[END], row.controls[READY], row.controls[CORRELATION]
-            assert told == (request.sequence_start, request.sequence_end, 1, request.correlation)
+            controls = row.controls[START], row.controls[END], row.controls[READY], row.controls[CORRELATION]
+            assert controls == (request.sequence_start, request.sequence_end, 1, request.correlation)
 
     def check_sequences(self, keys: tuple[int, ...]) -> None:
         if not isinstance(self.scheduler, DirectSequences):
@@ -254,7 +254,7 @@ class Driver:
         self.ends[key] = how
 
     def wind_up(self) -> None:
-        """All slots are there and all batches end; what is left then waits for a request that never comes."""
+        """Add all slots and end all batches; requests that remain wait for a request that never comes."""
         for slot in SLOTS:
             if slot not in self.running:
                 self.handle("add", SLOTS.index(slot))

@@ -1,5 +1,5 @@
 """Check an address before grpc binds it. grpc reports neither why binding failed nor that it bound only some addresses
-of a name, and it takes a unix socket away from a server that listens on it.
+of a name, and it replaces a unix socket on which another server listens.
 
 Errors are OSError `failed to start GRPC service: …`.
 """
@@ -50,7 +50,7 @@ def check_unix(target: str) -> None:
         raise cannot_listen(target, "a path must follow")
     if os.path.lexists(path):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise cannot_listen(target, "there is something of that name that is no socket")
+            raise cannot_listen(target, "a file of that name exists and is not a socket")
         try:
             remove_abandoned(path)
         except OSError as error:

@@ -41,7 +41,7 @@ class Drain:
         self.started = False
         self._scopes: set[asyncio.Timeout] = set()
         self._receiving: set[asyncio.Task[Any] | None] = set()
-        self._has_given_up = False
+        self._has_stopped_receiving = False
 
     def start(self) -> None:
         """Make every open scope raise TimeoutError, and every later one at its first wait. May be called again."""
@@ -50,10 +50,10 @@ class Drain:
         self.started = True
         for scope in self._scopes:
             scope.reschedule(0)
-        asyncio.get_running_loop().call_later(RECEIVE_SECS, self._give_up)
+        asyncio.get_running_loop().call_later(RECEIVE_SECS, self._stop_receiving)
 
-    def _give_up(self) -> None:
-        self._has_given_up = True
+    def _stop_receiving(self) -> None:
+        self._has_stopped_receiving = True
         for task in self._receiving:
             if task is not None:
                 task.cancel()
@@ -62,15 +62,15 @@ class Drain:
         """The message of a call that has one. INVALID_ARG if the call ends without one, UNAVAILABLE if draining cannot
         wait for it.
 
-        grpc's own handlers of unary calls leave a call without a message unanswered, so the client waits for ever.
-        Therefore the calls have handlers of streams, which are the same on the wire, and this method reads the message.
+        grpc's own handlers of unary calls leave a call without a message unanswered, so that the client waits forever.
+        Therefore these calls have handlers of streams, which are equal on the wire; this method reads the message.
         """
         task = asyncio.current_task()
         self._receiving.add(task)
         try:
             raw = await context.read()
         except asyncio.CancelledError:
-            if not self._has_given_up:
+            if not self._has_stopped_receiving:
                 raise
             raise shutting_down() from None
         finally:
@@ -197,7 +197,7 @@ def _noted(
             call.note(context, context.code().value[0], context.details())
             raise
         except grpc.aio.InternalError:
-            # grpc ended the call before our status; the status that it sent is not known here.
+            # grpc ended the call before the handler did; the status that it sent is unknown here.
             call.note(context, grpc.StatusCode.CANCELLED.value[0], _ENDED_BY_GRPC)
             raise
         except asyncio.CancelledError:
@@ -221,7 +221,7 @@ def _end_of_cancelled(context: Context) -> tuple[int, str]:
 
 def _client(context: Context) -> str:
     """`ipv6:%5B::1%5D:5000` as `[::1]:5000`; "" for a unix socket, whose peer has no address, and for a call that grpc
-    itself ended."""
+    ended."""
     kind, _, address = context.peer().partition(":")
     return unquote(address) if kind in {"ipv4", "ipv6"} else str(kind) or "unknown"
 
@@ -239,7 +239,7 @@ def unary(
     async def handle(call: LoggedCall, context: Context) -> bytes:
         try:
             question = parse_small(name, request, await drain.receive(context))
-            _tell_model(call, question)
+            _note_model(call, question)
             message = await answer(question)
             return bytes(message.SerializeToString())
         except InferenceError as error:
@@ -252,8 +252,8 @@ def unary(
     return answered_once(method, handle, access_log)
 
 
-def _tell_model(call: LoggedCall, question: ProtoMessage) -> None:
-    """Note the model of a control call, which names it in one of two fields if it concerns one."""
+def _note_model(call: LoggedCall, question: ProtoMessage) -> None:
+    """Record the model of a control call; requests name it in one of two fields."""
     fields = question.DESCRIPTOR.fields_by_name
     if "model_name" in fields:
         call.model = question.model_name

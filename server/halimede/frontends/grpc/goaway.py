@@ -3,14 +3,14 @@
 grpc has no API for that. Stopping its server sends GOAWAY, but also ends each call that arrives before the client has
 read the frame. An age limit for connections loses no call, but it is fixed when grpc's server is made. So this module
 writes the frame into grpc's own sockets. Its last stream is the highest possible: the client begins no further call on
-the connection, its running calls continue, and calls that it has already sent are served. grpc need not know of it.
+the connection, its running calls continue, and calls that it has already sent are served. grpc is not involved.
 
 The frame must not be written between two parts of one of grpc's frames. grpc writes whole frames, except to a socket
 whose send buffer is full. So the frame is written only to a quiet connection: the bytes recently written to it, plus
 those in its send buffer, are too few to have filled the buffer. It must be quiet several times in a row, because grpc's
 thread may have to wait for a processor before it continues a frame.
 
-A TLS connection cannot be written into, so its client gets no GOAWAY.
+The frame cannot be written to a TLS connection, so that its client gets no GOAWAY.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-LOOK_SECS = 0.25
+SEARCH_SECS = 0.25
 """Interval of the search for connections. A connection must be found twice: the client of a new one may still be
 connecting, and would take GOAWAY for a failure and wait before it connects again."""
 
@@ -61,24 +61,24 @@ def is_quiet(before: Written, now: Written) -> bool:
 
 async def send_away(port: int) -> None:
     """Send GOAWAY to the port's connections, including new ones, until cancelled."""
-    told: set[int] = set()
+    notified: set[int] = set()
     known: set[int] = set()
     while True:
-        before = {number: written for number, _, written in _connections(port, besides=told)}
+        before = {number: written for number, _, written in _connections(port, besides=notified)}
         found = set(before)
         quiet = found & known
         for remaining in reversed(range(QUIET_TIMES)):
             await asyncio.sleep(QUIET_SECS)
             now = {}
-            for number, connection, written in _connections(port, besides=told):
+            for number, connection, written in _connections(port, besides=notified):
                 if number not in quiet or not is_quiet(before[number], written):
                     continue
                 now[number] = written
-                if not remaining and _try_tell(connection):
-                    told.add(number)
+                if not remaining and _try_send(connection):
+                    notified.add(number)
             before, quiet = now, set(now)
         known = found
-        await asyncio.sleep(LOOK_SECS)
+        await asyncio.sleep(SEARCH_SECS)
 
 
 def _connections(port: int, besides: set[int]) -> Iterator[tuple[int, socket.socket, Written]]:
@@ -112,7 +112,7 @@ def _written(connection: socket.socket) -> Written:
     return Written(acked_bytes, queued_bytes, connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
 
 
-def _try_tell(connection: socket.socket) -> bool:
+def _try_send(connection: socket.socket) -> bool:
     try:
         # The send buffer has room: the frame goes as a whole.
         return connection.send(GOAWAY, socket.MSG_DONTWAIT) > 0

@@ -11,7 +11,7 @@ from halimede.runtime.server import Server
 SERVICES = ("", "inference.GRPCInferenceService")
 
 # The server does not report changes of readiness, so all watches share one poll.
-_LOOK_AGAIN_SECS = 0.25
+_POLL_SECS = 0.25
 
 _Request = message_class("grpc.health.v1.HealthCheckRequest")
 _Response = message_class("grpc.health.v1.HealthCheckResponse")
@@ -27,14 +27,14 @@ class Health:
         self._seen: int | None = None
         # Set, and replaced, when a poll finds another status.
         self._changed = asyncio.Event()
-        self._next_look: asyncio.TimerHandle | None = None
+        self._next_poll: asyncio.TimerHandle | None = None
 
     def _status(self) -> int:
         is_serving = self._server.is_ready() and not self._drain.started
         return int(_Response.SERVING if is_serving else _Response.NOT_SERVING)
 
     async def check(self, request: ProtoMessage) -> ProtoMessage:
-        """The status of one service; NOT_FOUND if there is no such service."""
+        """The status of one service; NOT_FOUND if it does not exist."""
         if request.service not in SERVICES:
             raise InferenceError(
                 ErrorCode.NOT_FOUND, f"unknown service '{clip(request.service)}', expected one of {list(SERVICES)}"
@@ -51,21 +51,21 @@ class Health:
             failure = shutting_down()
             self._watches += 1
             try:
-                if self._next_look is None:
-                    self._look()
+                if self._next_poll is None:
+                    self._poll()
                 await self._watch(service, context)
             finally:
                 self._watches -= 1
         await abort(context, failure)
 
-    def _look(self) -> None:
-        """Poll, and repeat as long as there are watches: a client may have a hundred of them on each connection."""
+    def _poll(self) -> None:
+        """Poll, and repeat while watches exist: a client may have a hundred of them on each connection."""
         status = self._status()
         if status != self._seen:
             self._seen = status
             self._changed.set()
             self._changed = asyncio.Event()
-        self._next_look = asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECS, self._look) if self._watches else None
+        self._next_poll = asyncio.get_running_loop().call_later(_POLL_SECS, self._poll) if self._watches else None
 
     async def _watch(self, service: str, context: Context) -> None:
         sent = None

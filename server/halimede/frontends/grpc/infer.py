@@ -204,20 +204,20 @@ class _InferStream:
         writing = asyncio.create_task(self._ending_on_error(self._write()))
         try:
             await asyncio.wait((self._outcome,))
-            self._let_go()
+            self._stop()
             reading.cancel()
             # A write that has begun must end before the status can be sent, even if the client reads slowly.
             await asyncio.wait((reading, writing))
             if (error := self._outcome.result()) is not None:
                 raise error
         finally:
-            self._let_go()
+            self._stop()
             reading.cancel()
             writing.cancel()
             await asyncio.wait((reading, writing))
             self._release(self._held_bytes)
 
-    def _let_go(self) -> None:
+    def _stop(self) -> None:
         """Stop reading, executing and sending. May be called again."""
         self._outcome.cancel()
         self._session.end()
@@ -292,7 +292,7 @@ class _InferStream:
                 call = await _decode(message, opened.size_bytes)
         except InferenceError as error:
             if noted is None:
-                # It could not be read at all, and ends the stream.
+                # The message could not be parsed, and ends the stream.
                 raise
             request = self._open(noted, is_decoupled)
             self._put(request, self._failure(request, error), is_final=True)
@@ -350,7 +350,7 @@ class _InferStream:
         return _raw(encode_stream_error(request.request_id, error, executed_by, final=final))
 
     def _put(self, request: _Request, content: bytes | InferenceError | None, is_final: bool) -> None:
-        """Queue an answer (None: there is nothing to say). CANCELLED where the client has left too much unread."""
+        """Queue an answer (None: no message). CANCELLED where the client has left too much unread."""
         slot = request.slot
         if is_final:
             self._note(request)

@@ -56,8 +56,8 @@ def channel_arguments(transport: Transport) -> list[tuple[str, int]]:
     arguments = {
         # grpc's own default would let two servers on one port share its connections at random.
         "grpc.so_reuseport": int(transport.reuse_port),
-        # grpc's own refusal cannot name our flag. So we receive up to twice the limit and refuse it before parsing;
-        # above that, grpc refuses a message by its announced length.
+        # grpc's refusal cannot name Halimede's flag. Therefore messages up to twice the limit are received, and refused
+        # before parsing; above that, grpc refuses a message by its announced length.
         "grpc.max_receive_message_length": min(2 * transport.max_message_bytes, MAX_SENT_BYTES),
         "grpc.max_send_message_length": MAX_SENT_BYTES,
         # `messages` and `call` inflate with a common limit: grpc would allow each call the full limit at once.

@@ -110,7 +110,7 @@ class GrpcServer:
         await self._grpc.start()
 
     async def send_away(self) -> None:
-        """Continue to serve, and tell clients to connect elsewhere, until cancelled. No effect with TLS or a unix
+        """Continue to serve, and make clients connect elsewhere, until cancelled. No effect with TLS or a unix
         socket."""
         if self._port and self._transport.tls is None:
             await send_away(self._port)
@@ -143,7 +143,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no
         self._refused = 0
 
     async def refuse_until_quiet(self) -> None:
-        """Refuse all calls except health checks from now on; return when hardly any call arrives any more."""
+        """Refuse all calls except health checks from now on; return when few calls arrive."""
 
         async def refuse(_call: LoggedCall, context: Context) -> None:
             self._refused += 1
@@ -168,7 +168,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no
         handler = self._handlers.get(method)
         if handler is not None:
             return handler
-        # With grpc's own text; grpc itself would answer the same without a line in the access log.
+        # grpc would send the same text, but without a line in the access log.
         return refused(method, grpc.StatusCode.UNIMPLEMENTED, "Method not found!", self._access_log)
 
 
@@ -208,7 +208,7 @@ class _RestrictedMethods(_Methods):
 def _method_handlers(
     server: Server, infer: InferService, drain: Drain, access_log: AccessLog | None
 ) -> dict[str, MethodHandler]:
-    """The handler of every method, by path. Handlers take and return bytes, so that invalid ones get our own errors."""
+    """The handler of every method, by path. They take bytes, so that the server reports invalid ones itself."""
     health = Health(server, drain)
     reflection = Reflection((INFERENCE, HEALTH, *REFLECTIONS), drain)
     once = {f"/{INFERENCE}/ModelInfer": infer.model_infer}

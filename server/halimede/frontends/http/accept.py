@@ -40,8 +40,8 @@ _PASSING = {
 _READ_AT_ONCE = 64 << 10
 
 
-def turn_away(connection: socket.socket, answer: bytes) -> None:
-    """Send an answer to a connection that will not be served, and close it."""
+def refuse_connection(connection: socket.socket, answer: bytes) -> None:
+    """Send an answer to a connection that is not served, and close it."""
     with connection, suppress(OSError):
         connection.setblocking(False)
         connection.send(answer)
@@ -101,14 +101,14 @@ class ConnectionAcceptor:
             if error.errno in _PASSING:
                 return True
             if error.errno in _OUT_OF_DESCRIPTORS:
-                return self._turn_one_away(f"{os.strerror(error.errno)}; {MORE_FILES}")
+                return self._refuse_one(f"{os.strerror(error.errno)}; {MORE_FILES}")
             self._pause(str(error))
             return False
         connection.setblocking(False)
         self._take(connection)
         return True
 
-    def _turn_one_away(self, reason: str) -> bool:
+    def _refuse_one(self, reason: str) -> bool:
         if self._reserve is None:
             self._pause(reason)
             return False
@@ -122,7 +122,7 @@ class ConnectionAcceptor:
             self._pause(reason)
             return False
         else:
-            turn_away(connection, self._on_shortage(reason))
+            refuse_connection(connection, self._on_shortage(reason))
             return True
         finally:
             self._reserve = _open_reserve()

@@ -66,7 +66,7 @@ class RequestLog:
 def kind_of(
     protocol: Protocol, head: Head | None, status: int, model: str = "", *, fails_late: bool = False
 ) -> LineKind | None:
-    """The kind of a request's line; None for probes, which repeat for ever, whatever their answer.
+    """The kind of a request's line; None for probes, which repeat, with any answer.
 
     `model` is the model that served the request, "" for none.
     """

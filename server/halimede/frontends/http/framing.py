@@ -24,7 +24,7 @@ class Limits:
 
     Over all connections, bodies that are received or processed hold at most `max_held_bytes`, and unread answers at
     most `max_unsent_bytes`. When half of `max_held_bytes` is held, a body must bring `scarce_progress_bytes` instead:
-    otherwise a few slow clients would keep out the bodies of all others. When nine of ten connections are taken,
+    otherwise a few slow clients would block the bodies of all others. When nine of ten connections are taken,
     connections that were idle for `crowded_idle_s` are closed. `spare_descriptors` are left to the rest of the process.
     """
 
@@ -358,7 +358,7 @@ class ChunkedBody:
         stop = min(end, at + 2 - len(self._line))
         self._line += data[at:stop]
         if not b"\r\n".startswith(self._line):
-            raise Refusal(400, "malformed chunked body: a chunk is longer than its size says")
+            raise Refusal(400, "malformed chunked body: a chunk is longer than its announced size")
         if len(self._line) == 2:
             self._line = bytearray()
             self._part = _Part.SIZE

@@ -121,7 +121,7 @@ class _SoleCall:
         self.handler.server.cancel(self.ticket)
 
     def take_response(self, response: InferenceResponse) -> None:
-        """Keep the answer until it is known that there is no other."""
+        """Keep the answer until the request has ended without another one."""
         if self.is_over:
             return
         self.exchange.version = response.model_version

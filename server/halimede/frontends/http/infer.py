@@ -121,7 +121,7 @@ class InferHandler:
         return (yield from decode_infer_steps(view, body, _header_length(length, body), version))
 
     def _new_decoder(self, view: ModelView, version: str) -> InferDecoder:
-        """The decoder of the model that this path names now: a reload brings another view. One per path."""
+        """The decoder of the model that this path names now: a reload creates another view. One per path."""
         decoder = self._decoders[view.name, version] = InferDecoder(view, version)
         return decoder
 
@@ -151,7 +151,7 @@ class InferHandler:
             self.server,
             self.steps,
             exchange,
-            lambda response: encode_event_steps(response, destinations, view, tells_final=sends_empty_final),
+            lambda response: encode_event_steps(response, destinations, view, marks_final=sends_empty_final),
             is_decoupled=is_decoupled(view),
             sends_empty_final=sends_empty_final,
             on_crash=self.on_crash,

@@ -10,7 +10,7 @@ from typing import Any
 
 from halimede.core.observe.access_lines import AccessLog, Protocol
 from halimede.core.wire.http_control import error_json
-from halimede.frontends.http.accept import MORE_FILES, ConnectionAcceptor, turn_away
+from halimede.frontends.http.accept import MORE_FILES, ConnectionAcceptor, refuse_connection
 from halimede.frontends.http.access import RequestLog
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import CLOSE, Limits
@@ -25,7 +25,7 @@ _METHOD_NUMBERS = {b"GET": 0, b"HEAD": 1, b"POST": 2, b"PUT": 3, b"DELETE": 4}
 DRAIN_STALL_S = 1.0
 DRAIN_PROGRESS_BYTES = 16 << 10
 DRAIN_WRITE_STALL_S = 5.0
-COMPLAINT_S = 10.0
+FAULT_LOG_S = 10.0
 """Minimum interval of log lines about a fault that every connection would repeat."""
 
 
@@ -73,7 +73,7 @@ class Listener:
         self._acceptor: ConnectionAcceptor | None = None
         self._file: SocketFile | None = None
         self._max_descriptor = 0
-        self._complained_at: float | None = None
+        self._fault_logged_at: float | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -159,7 +159,7 @@ class Listener:
         await self._empty.wait()
 
     def _stop_accepting(self) -> None:
-        # Remove the file first: no client finds this server any more, and another server may create its own.
+        # Remove the file first: no new client finds this server, and another server may create its own file.
         if self._file is not None:
             self._file.remove()
             self._file = None
@@ -200,10 +200,10 @@ class Listener:
     def _take(self, sock: socket.socket) -> None:
         most = self.shared.limits.max_connections
         if len(self._connections) + len(self._expected) >= most:
-            turn_away(sock, self._refusal(f"{most} connections are open, as many as are served"))
+            refuse_connection(sock, self._refusal(f"{most} connections are open, as many as are served"))
         elif sock.fileno() >= self._max_descriptor:
             # The kernel assigns the lowest free number, so this one shows how many are taken.
-            turn_away(sock, self._on_shortage(f"only the spare file descriptors are left; {MORE_FILES}"))
+            refuse_connection(sock, self._on_shortage(f"only the spare file descriptors are left; {MORE_FILES}"))
         else:
             loop = asyncio.get_running_loop()
             connection = Connection(self, loop)
@@ -227,16 +227,16 @@ class Listener:
         return self._refusal(f"cannot accept connections: {reason}")
 
     def _refusal(self, reason: str) -> bytes:
-        """The answer for a client that is turned away."""
-        self.complain(f"new connections are turned away: {reason}")
+        """The answer for a client that is refused."""
+        self.log_fault(f"new connections are refused: {reason}")
         body = error_json("the server has as many connections as it can serve")
         return answer_head(503, JSON + RETRY_LATER, len(body), CLOSE) + body
 
-    def complain(self, text: str) -> None:
-        """Log a fault that many connections repeat, once in COMPLAINT_S."""
+    def log_fault(self, text: str) -> None:
+        """Log a fault that many connections repeat, once in FAULT_LOG_S."""
         now = asyncio.get_running_loop().time()
-        if self._complained_at is None or now - self._complained_at >= COMPLAINT_S:
-            self._complained_at = now
+        if self._fault_logged_at is None or now - self._fault_logged_at >= FAULT_LOG_S:
+            self._fault_logged_at = now
             self._log(f"{self._service} service: {text}")
 
     # The connections' calls.
@@ -253,20 +253,20 @@ class Listener:
             self._empty.set()
 
     def shed(self) -> None:
-        """Close connections until at most `max_unsent_bytes` are unsent, beginning with those that stall longest."""
+        """Close connections until at most `max_unsent_bytes` are unsent, the longest stalled first."""
         shared = self.shared
         most = shared.limits.max_unsent_bytes
         if shared.unsent_bytes <= most:
             return
-        given_up = 0
+        closed = 0
         for connection in sorted((each for each in self._connections if each.outbox.unsent_bytes), key=_stall_order):
             if shared.unsent_bytes <= most:
                 break
             connection.abort()
-            given_up += 1
-        if given_up:
-            self.complain(
-                f"{given_up} connections closed: more than {most} bytes of answers waited for clients that do not read"
+            closed += 1
+        if closed:
+            self.log_fault(
+                f"{closed} connections closed: more than {most} bytes of answers waited for clients that do not read"
             )
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:

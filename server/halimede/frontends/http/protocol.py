@@ -8,20 +8,37 @@ after a piece of a body with many chunks.
 import asyncio
 from collections.abc import Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError
-from halimede.frontends.http.access import CLIENT_LEFT
+from halimede.frontends.http.access import CLIENT_LEFT, RequestLog
 from halimede.frontends.http.deadlines import ReceiveDeadlines, SendDeadline
 from halimede.frontends.http.exchange import Exchange, Stream
 from halimede.frontends.http.framing import Head, Refusal
 from halimede.frontends.http.outbox import CONTINUE, OPEN, Outbox
 from halimede.frontends.http.receiver import ENDED, NO_ROOM, REQUEST, Event, Receiver
+from halimede.frontends.http.shared import Shared
 
-if TYPE_CHECKING:
-    from halimede.frontends.http.listener import Listener
+INTERNAL_ERROR = "internal error of the server; its log has the cause"
 
-INTERNAL_ERROR = "internal error of the server; its log says more"
+
+class ConnectionOwner(Protocol):
+    """What a connection uses of its listener."""
+
+    shared: Shared
+    requests: RequestLog
+
+    def admit(self, connection: "Connection") -> None: ...
+
+    def forget(self, connection: "Connection") -> None: ...
+
+    def shed(self) -> None: ...
+
+    def begin(self, exchange: Exchange) -> None: ...
+
+    def fail(self, exchange: Exchange, error: BaseException) -> None: ...
+
+    def crashed(self, where: str, error: BaseException) -> None: ...
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -41,7 +58,7 @@ class Connection(asyncio.BufferedProtocol):
         "send_deadline",
     )
 
-    def __init__(self, listener: "Listener", loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, listener: ConnectionOwner, loop: asyncio.AbstractEventLoop) -> None:
         self._listener = listener
         self._loop = loop
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # Set before anything else is called.
@@ -60,7 +77,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._listener.shared.limits.write_buffer_bytes)
-        # Read now, because a lost connection does not know it any more.
+        # Read now, because a lost connection has no peer name.
         self._peer = transport.get_extra_info("peername")
         self._listener.admit(self)
 
@@ -70,12 +87,12 @@ class Connection(asyncio.BufferedProtocol):
         self._listener.forget(self)
         self._receiver.end()
         self.outbox.lose()
-        self._give_up()
+        self._on_disconnect()
 
     def eof_received(self) -> bool:
         """The client sends nothing more. As in Triton, it counts as disconnected, and its request is cancelled."""
         self._receiver.end()
-        self._give_up()
+        self._on_disconnect()
         return False  # The transport sends what was written, then closes.
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- we know better
@@ -228,7 +245,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _write(self, parts: Sequence[Buffer]) -> None:
         if self._transport.is_closing():
-            return  # A write failed, and the transport is about to say so.
+            return  # A write failed, and the transport is about to report it.
         if len(parts) == 1:
             self._transport.write(parts[0])
         else:
@@ -247,7 +264,7 @@ class Connection(asyncio.BufferedProtocol):
         self._receiver.end()
         self._transport.close()
 
-    def _give_up(self) -> None:
+    def _on_disconnect(self) -> None:
         """The client has disconnected: notify the handler of its request."""
         exchange, self.exchange = self.exchange, None
         if exchange is None:

@@ -75,7 +75,7 @@ _NO_BODY = memoryview(b"")
 class Receiver:
     """One client's requests. A wrong request raises a `Refusal`, which the caller answers; then it calls `refuse`.
 
-    `head` is the head of the current request, None while there is none. It was complete at `began_at`. `requests` is
+    `head` is the head of the current request, None without one. It was complete at `began_at`. `requests` is
     the number of heads so far. `awaits_continue` is whether the client of the body that has just
     begun waits for `100 Continue`. `backlog` has the received bytes that are not used yet: a partial head, or
     pipelined requests; None if there are none. While `is_held_back`, which the caller sets, no further request begins.
@@ -175,7 +175,7 @@ class Receiver:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no current request."""
+        """Whether no request is current."""
         return self.state is HEAD and self.backlog is None
 
     @property
@@ -217,7 +217,7 @@ class Receiver:
         self.state = _ON_ANSWERED[self.state]
         self.head = None
         if self._held:
-            self._let_go()
+            self._release_held()
         return self.backlog is not None and not self.is_held_back
 
     def refuse(self) -> None:
@@ -234,9 +234,9 @@ class Receiver:
     def _drop(self) -> None:
         self.head = self.backlog = self._chunked = None
         self._body = _NO_BODY
-        self._let_go()
+        self._release_held()
 
-    def _let_go(self) -> None:
+    def _release_held(self) -> None:
         self._shared.held_bytes -= self._held
         self._held = 0
 

@@ -115,5 +115,5 @@ def _make_room(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise OSError(errno.EEXIST, "there is something else of this name that is no socket")
+        raise OSError(errno.EEXIST, "another file of this name exists and is not a socket")
     remove_abandoned(path)

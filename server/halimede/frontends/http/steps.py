@@ -25,7 +25,7 @@ PLACES = 4
 """Number of requests that may become large at the same time. More do not add throughput: there is one loop."""
 
 SMALL_BYTES = 256 << 10
-"""Bytes that a request may hold beside its body without a place."""
+"""Bytes that a request may hold in addition to its body without a place."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class _Work:
 
 
 class StepQueue:
-    """Runs generators of steps side by side, round robin.
+    """Runs generators of steps in turn, round robin.
 
     However many large requests there are, the loop is blocked for one step at a time. `on_crash` gets exceptions other
     than InferenceError.
@@ -68,17 +68,17 @@ class StepQueue:
         is_over = True
         try:
             is_over = self._step(work)
-        except Exception as error:  # noqa: BLE001 -- the other requests' steps go on, and this client gets an answer
+        except Exception as error:  # noqa: BLE001 -- other requests' steps continue, and this client gets an answer
             self._on_crash(work.exchange, error)
         self._running.popleft()
         if is_over:
-            self._give_place_back(work)
-        elif self._may_go_on(work):
+            self._release_place(work)
+        elif self._may_continue(work):
             self._running.append(work)
         if self._running:
             asyncio.get_running_loop().call_soon(self._turn)
 
-    def _may_go_on(self, work: _Work) -> bool:
+    def _may_continue(self, work: _Work) -> bool:
         """Whether the work is small or has a place; otherwise it waits for one."""
         if work.has_place or work.held_bytes <= SMALL_BYTES:
             return True
@@ -95,7 +95,7 @@ class StepQueue:
         self._for_place.remove(work)
         work.steps.close()
 
-    def _give_place_back(self, work: _Work) -> None:
+    def _release_place(self, work: _Work) -> None:
         if not work.has_place:
             return
         if not self._for_place:

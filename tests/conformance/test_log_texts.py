@@ -1,4 +1,4 @@
-"""What the log says in Triton's words: of requests at verbose level 1, of failed loads, of a stop."""
+"""Log texts that are Triton's: requests at verbose level 1, failed loads, stops."""
 
 import signal
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_requests_are_logged_at_verbose_level_one(start: Start, repository: Path
         "I HTTP request: 0 /metrics",
         "I Process for ServerLive, rpc_ok=1, 0 step START",
     }
-    wait_until(lambda: wanted <= set(lines(server)), "the requests to be said", server)
+    wait_until(lambda: wanted <= set(lines(server)), "the requests to be logged", server)
 
 
 def test_requests_are_not_logged_by_default(start: Start, repository: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_failed_load_call_leaves_its_reason_in_the_log(start: Start, repositor
     )
 
 
-def test_a_stop_says_each_second_what_it_waits_for(start: Start, repository: Path) -> None:
+def test_a_stop_logs_each_second_what_it_waits_for(start: Start, repository: Path) -> None:
     add_identity(repository, "slow", extra='parameters { key: "execute_delay_ms" value { string_value: "1500" } }')
     server = start("--model-repository", repository)
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
@@ -72,12 +72,12 @@ def test_a_stop_says_each_second_what_it_waits_for(start: Start, repository: Pat
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0
         wait_until(lambda: answers == [None], "the answer")
-    said = lines(server)
-    assert said[said.index("I Signal (15) received.") :][:3] == [
+    logged = lines(server)
+    assert logged[logged.index("I Signal (15) received.") :][:3] == [
         "I Signal (15) received.",
         "I Waiting for in-flight requests to complete.",
         "I Timeout 25: Found 1 model versions that have in-flight inferences",
     ]
-    assert "I Timeout 24: Found 1 model versions that have in-flight inferences" in said
-    assert "I All models are stopped, unloading models" in said
-    assert said[-1] == "I successfully unloaded 'slow' version 1"
+    assert "I Timeout 24: Found 1 model versions that have in-flight inferences" in logged
+    assert "I All models are stopped, unloading models" in logged
+    assert logged[-1] == "I successfully unloaded 'slow' version 1"
