@@ -56,6 +56,7 @@ EVENTS = (
     "cancel",
     "lose",
     "lose unread",
+    "drain",
     "wait",
     "wait",
 )
@@ -103,6 +104,8 @@ class Driver:
             case "add" if slot not in self.running:
                 self.running[slot] = []
                 self.scheduler.add_slot(slot)
+            case "drain":
+                self.drain()
             case "wait":
                 self.wait()
 
@@ -135,6 +138,10 @@ class Driver:
                 return TIMEOUT_NS
             case _:
                 return 0
+
+    def drain(self) -> None:
+        for key in self.scheduler.drain():
+            self.leave(key, "drained")
 
     def wait(self) -> None:
         """Nothing happens until `wake_at`."""
@@ -178,6 +185,7 @@ class Driver:
                     assert keys, "an empty batch"
                     assert len(keys) <= self.scheduler.max_batch_size
                     self.check_rows(keys, rows)
+                    self.check_sequences(keys)
                     for key in keys:
                         assert key in self.queued, "executed without being queued"
                         assert self.deadlines.pop(key, self.now + 1) > self.now, "executed after its deadline"
@@ -228,6 +236,14 @@ class Driver:
             controls = row.controls[START], row.controls[END], row.controls[READY], row.controls[CORRELATION]
             assert controls == (request.sequence_start, request.sequence_end, 1, request.correlation)
 
+    def check_sequences(self, keys: tuple[int, ...]) -> None:
+        if not isinstance(self.scheduler, DirectSequences):
+            return
+        for key in keys:
+            correlation = self.requests[key].correlation
+            before = [each for each in range(1, key) if self.requests[each].correlation == correlation]
+            assert all(self.ends.get(each) == "done" for each in before), "executed without its state"
+
     def leave(self, key: int, how: str) -> None:
         self.queued.remove(key)
         self.deadlines.pop(key, None)
@@ -248,8 +264,7 @@ class Driver:
                 if self.running[slot]:
                     self.complete(slot, Outcome.DONE)
             self.poll()
-        for key in self.scheduler.drain():
-            self.leave(key, "drained")
+        self.drain()
         self.poll()
         assert (self.queued, self.scheduler.queued) == (set(), 0)
         assert self.ends.keys() == self.requests.keys()
@@ -320,6 +335,16 @@ def test_an_idle_sequence_gives_its_place_to_one_that_waits() -> None:
     assert (first.requests, second.requests, scheduler.wake_at()) == ((1,), (2,), None)
     with pytest.raises(InferenceError, match="no sequence that has begun"):
         scheduler.enqueue(in_sequence(3, 7), 14)
+
+
+def test_a_request_before_the_next_poll_keeps_its_sequence() -> None:
+    scheduler = started(DirectSequences(idle_ns=10), ONE)
+    scheduler.enqueue(in_sequence(1, 7, start=True), 0)
+    scheduler.poll(0)
+    scheduler.completed(ONE, 1, [Outcome.DONE])
+    scheduler.enqueue(in_sequence(2, 7), 1)
+    assert len(scheduler.poll(1)) == 1
+    assert scheduler.wake_at() is None
 
 
 def test_a_slot_of_depth_two_has_a_batch_ready_before_the_last_one_ends() -> None:

@@ -38,6 +38,7 @@ class Execute:
 
     A slot may get its next batch before `completed` of the last one. The worker runs the batches of a slot in order.
     `rows` are the positions of the batch, including null rows; () means one request after the other without controls.
+    No worker takes rows yet, so the pump fails a batch that has some.
     """
 
     slot: Slot

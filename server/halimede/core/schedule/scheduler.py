@@ -9,7 +9,7 @@ in order.
 one turn can share a batch: 0 is at once, 1 is the end of this turn, 2 is the end of the next turn. None means that a
 poll would have nothing to do.
 
-A scheduler asks for a resource that it shares with others inside `poll`. The scheduler that frees the resource calls
+A scheduler asks for a resource that it shares with others inside `poll`. When the resource is given back, it calls
 `Pump.wake` of those that were refused.
 
 server/DESIGN.md ("Schedulers") describes how each kind of scheduler uses the contract.
@@ -65,7 +65,7 @@ class Scheduler(Protocol):
     """Maximum number of rows of an execution. A single request may have more."""
 
     may_expire: bool
-    """Whether queued requests have deadlines. If not, `enqueue` changes `wake_at` only while a slot is free."""
+    """Whether queued requests have deadlines: then the pump reads `wake_at` also after an `enqueue` without a poll."""
 
     follows_outcomes: bool
     """Whether `completed` gets outcomes. To make them, the pump must look at each reply."""
@@ -87,7 +87,10 @@ class Scheduler(Protocol):
         """All actions due at `now_ns`. A second call at the same time without an event in between returns nothing."""
 
     def wake_at(self) -> int | None:
-        """The next time in ns at which `poll` has an action without another event; None for never."""
+        """The next time in ns at which `poll` has something to do without another event; None for never.
+
+        That is an action, or it moves `wake_at` forward (an idle sequence ends, and nothing waits for its place).
+        """
 
     def try_cancel(self, key: int) -> bool:
         """Remove a queued request; False when it is not queued (already executing, or unknown)."""
@@ -96,7 +99,7 @@ class Scheduler(Protocol):
         """The oldest batch of the slot has ended after `took_ns`. Returns when to poll, in turns.
 
         `outcomes` are in the order of the batch's requests; () means that all are DONE, or that the scheduler does not
-        follow outcomes.
+        follow outcomes. A timeout that begins with the end of a batch is counted from the poll that follows.
         """
 
     def add_slot(self, slot: Slot) -> None:
@@ -110,7 +113,7 @@ class Scheduler(Protocol):
         """
 
     def drain(self) -> Sequence[int]:
-        """Empty the queue and return its keys in order: the model is unloaded."""
+        """Empty the queue and return its keys in order: the model is unloaded, or no worker will be restarted."""
 
     @property
     def queued(self) -> int:
