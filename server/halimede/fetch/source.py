@@ -165,7 +165,6 @@ class StoreSource:
         except FetchError:
             # The listing decides. A refused HEAD has no body with the reason, and a store that does not allow listing
             # answers 403 for an object that does not exist.
-            # to list answers 403 for an object that does not exist.
             return None
         return RemoteFile(self._uri.name, meta["size"], meta["e_tag"] or "")
 
